@@ -241,6 +241,15 @@ class BlockCopies(msgspec.Struct, frozen=True, array_like=True):
     keys: list[bytes] = []
 
 
+class Forks(msgspec.Struct, frozen=True, array_like=True):
+    """Units of one cache group (blocks, or states), each copied to another one before anything else
+    of the plan writes: a request goes on from what another one has written of a block."""
+
+    group: int
+    sources: list[int]
+    targets: list[int]
+
+
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
     """A content that a connector brings from further away into a slot of the host's memory."""
 
@@ -291,6 +300,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     guesses: int = 0
     transfers: Transfers | None = None
     encode: list[MediaSpan] = []  # images to encode before the step
+    forks: list[Forks] = []
 
     @property
     def runs_step(self) -> bool:

@@ -34,6 +34,9 @@ class TokensPrompt(TypedDict):
     multi_modal_data: NotRequired[dict[str, Any]]
     mm_processor_kwargs: NotRequired[dict[str, Any]]  # how they are resized and scaled
     media: NotRequired[list[MediaSpan]]  # rendered: the images, whose tokens are in the ids
+    # Whether it goes on from all tokens of an earlier prompt and its answer that said so too, or
+    # others go on from its own, as in a search over answers: each then runs one token.
+    forks: NotRequired[bool]
 
 
 class EmbedsPrompt(TypedDict):

@@ -40,6 +40,7 @@ from jengine.runner.guesser import LoadedGuesser
 from jengine.runner.joint_runner import launch_of
 from jengine.runner.runner import PlanRunner
 from jengine.runner.step.leaves import LeafOrder, Leaves
+from jengine.runner.transfers.fork_runner import ForkRunner
 from jengine.weights.stages import StagePlaces
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,10 @@ def ready_runners(
         runner.loaded.processors.number_of(engine_processors(args))
     serve_weights(args.weight_settings, runners[0].loaded)
     cache = replace(cache, measured_blocks=args.measured_blocks)
-    return with_room_outside(runners, cache, args, source, settings.placement)
+    runners, cache = with_room_outside(runners, cache, args, source, settings.placement)
+    if cache.keeps_tails:
+        runners = tuple(map(ForkRunner, runners))
+    return runners, cache
 
 
 def core_parts(

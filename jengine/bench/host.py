@@ -67,7 +67,7 @@ class PackingExecutor:
         began = time.perf_counter()
         self.rows.apply(plan)
         needed(plan, self.rows, VOCAB_SIZE)
-        bucket = bucket_for(plan, self.shapes, self.ladders)
+        bucket = bucket_for(plan, self.rows, self.ladders)
         new_blocks = block_entries(plan.new_blocks)
         packed = pack(plan, self.rows, bucket, self.shapes, new_blocks)
         self.packed_bytes = packed.buffer.nbytes

@@ -28,6 +28,7 @@ from jengine.models.registry import model_config
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
 from jengine.runner.plans.packing import bucket_for
+from jengine.runner.plans.rows import Rows
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.runner_config import RunnerConfig
 from jengine.scheduler.scheduler import Scheduler
@@ -60,9 +61,13 @@ class CountingExecutor:
     seconds: float = 0.0
     useful_seconds: float = 0.0  # without padding
 
+    def __post_init__(self) -> None:
+        self.rows = Rows(self.steps.shapes)
+
     def submit(self, plan: Plan) -> PackedOnly:
         """Count the plan."""
-        bucket = bucket_for(plan, self.steps.shapes, self.steps.ladders)
+        self.rows.apply(plan)
+        bucket = bucket_for(plan, self.rows, self.steps.ladders)
         features = self.steps.programs.common[-1]
         entry = self.ledger.entries.get((bucket, features))
         if entry is None:

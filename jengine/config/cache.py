@@ -96,6 +96,8 @@ class CacheConfig:
     lookahead: int = 0
     # Whether steps say more of each token, which is kept for those that are found in the cache.
     keeps_records: bool = False
+    # Whether requests may begin with copies of others' partly filled blocks.
+    keeps_tails: bool = False
     # Of each group, blocks that have room in the host's memory. Empty: none leave the device.
     host_slots: tuple[int, ...] = ()
     # Bytes of a block of each group on all devices; empty: not known where none leave them.

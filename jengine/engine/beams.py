@@ -1,8 +1,9 @@
 """The beam search of one prompt: which beams to continue, and what their continuations lead to.
 
 In: the outputs of requests for one token each. Out: the next step's requests, and the best
-sequences. Beams share blocks of the KV cache through its prefix hashes: a request for a beam
-computes only what is in no full block yet. Must not know how requests are run.
+sequences. Beams share blocks of the KV cache through its prefix hashes, and begin with copies of
+those that are partly filled: a request for a beam computes one token. Must not know how requests
+are run.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class BeamSearch:
         return [(self._prompt_of(beam), self._sampling_of(beam)) for beam in going]
 
     def _prompt_of(self, beam: Beam) -> TokensPrompt:
-        prompt = TokensPrompt(prompt_token_ids=beam.tokens)
+        prompt = TokensPrompt(prompt_token_ids=beam.tokens, forks=True)
         if "cache_salt" in self.prompt:
             prompt["cache_salt"] = self.prompt["cache_salt"]
         if "media" in self.prompt:

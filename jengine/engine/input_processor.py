@@ -172,6 +172,7 @@ class InputProcessor:
                 embeds=prompt.get("prompt_embeds"),
                 routed_experts_start=start,
                 media=prompt.get("media", []),
+                forks=prompt.get("forks", False),
             )
             for index in range(params.n)
         )

@@ -24,7 +24,7 @@ from jengine.text.tokenizer import Tokenizer
 
 PROMPT_KEYS = (
     "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data",
-    "mm_processor_kwargs", "media", "token_type_ids", "encoder_prompt", "decoder_prompt",
+    "mm_processor_kwargs", "media", "token_type_ids", "encoder_prompt", "decoder_prompt", "forks",
 )  # fmt: skip
 LATER_PROMPT_KEYS = {"multi_modal_uuids": "names of images"}
 LONGEST_SALT = 1024
@@ -177,6 +177,8 @@ class PromptRenderer:
         if given.get("token_type_ids") is not None:
             count = len(prompt["prompt_token_ids"])
             prompt["token_type_ids"] = self._checked_types(given["token_type_ids"], count)
+        if given.get("forks"):
+            prompt["forks"] = True
         if given.get("media"):  # rendered before
             prompt["media"] = given["media"]
         elif given.get("multi_modal_data"):

@@ -70,6 +70,8 @@ class ScriptedExecutor:
         self._last_step = plan.step
         self._update_rows(plan)
         self._check_shape(plan)
+        for forks in plan.forks:
+            self.transfers.fork(forks)
         done = self.transfers.before(plan.transfers)
         output = self._run_repeatedly(plan) if plan.repeats > 1 else self._run(plan)
         self.transfers.after(plan.transfers)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jengine.config import CacheConfig
 from jengine.executor.scripted_states import ScriptedStates
-from jengine.plan import BlockCopies, Fetch, Transfers
+from jengine.plan import BlockCopies, Fetch, Forks, Transfers
 
 # A content that is further away: what a block held.
 Content = Mapping[Any, int]
@@ -66,6 +66,13 @@ class ScriptedTransfers:
             assert slot in self._slots[copies.group], f"slot {slot} holds nothing"
             self._put(copies.group, block, self._slots[copies.group][slot])
 
+    def fork(self, forks: Forks) -> None:
+        """Copy what there is of blocks into others."""
+        assert len(set(forks.targets)) == len(forks.targets), "two blocks are copied to one"
+        found = [self._present(forks.group, block) for block in forks.sources]
+        for block, content in zip(forks.targets, found, strict=True):
+            self._put(forks.group, block, content)
+
     def fetch(self, fetches: Sequence[Fetch]) -> None:
         """Begin to bring contents into slots."""
         for fetch in fetches:
@@ -98,6 +105,12 @@ class ScriptedTransfers:
             return {0: self._states.held[group][block]}
         cached = self._blocks[group]
         return {offset: cached[block, offset] for offset in range(self._block_size)}
+
+    def _present(self, group: int, block: int) -> Content:
+        if group in self._states.held:
+            return self._get(group, block)
+        cached, offsets = self._blocks[group], range(self._block_size)
+        return {one: cached[block, one] for one in offsets if (block, one) in cached}
 
     def _put(self, group: int, block: int, content: Content) -> None:
         if group in self._states.held:

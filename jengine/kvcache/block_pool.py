@@ -48,6 +48,7 @@ class BlockPool:
         self.residency: BlockResidency | None = None  # watches some of the blocks
         self.events: EventLog | None = None  # tells others of the same
         self.outbox: Outbox | None = None  # of blocks to be copied away
+        self._untold: set[bytes] = set()  # contents of which nobody outside is told
         self._pins: dict[int, int] = {}
         # Unowned blocks form a ring through these two lists, past two marks: where free ones end
         # and cached ones begin, and where all end.
@@ -141,21 +142,25 @@ class BlockPool:
         blocks = self._blocks_of.get(key)
         return next(iter(blocks)) if blocks else None
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Make an owned block findable. Several blocks may hold the same content."""
+    def publish(self, block: int, key: bytes, *, told: bool = True) -> None:
+        """Make an owned block findable. Several blocks may hold the same content. Where it is not
+        `told`, journals, events and the outbox do not hear of it."""
         assert self._owners[block] > 0, f"block {block} is published but has no owner"
         assert self._keys[block] is None, f"block {block} is published twice"
         self._keys[block] = key
-        if key not in self._blocks_of:
+        if not told:
+            self._untold.add(key)
+        elif key not in self._blocks_of:
             for log in (self.journal, self.events):
                 if log is not None:
                     log.stored(key)
         self._blocks_of.setdefault(key, {})[block] = None
-        if self.outbox is not None:
+        if told and self.outbox is not None:
             self.outbox.published(block, key)
 
     def forget(self, key: bytes) -> None:
         """Make a content unfindable in every block that holds it."""
+        told = key not in self._untold
         for block in list(self._blocks_of.get(key, ())):
             if self._owners[block] == 0:
                 self._leave_ring(block)
@@ -163,8 +168,17 @@ class BlockPool:
                 self._enter_ring(block)
             else:
                 self._drop_key(block)
-        if self.outbox is not None:
+        if told and self.outbox is not None:
             self.outbox.forgotten(key)
+
+    def forget_untold(self, key: bytes) -> None:
+        """Make a content unfindable of which nobody was told."""
+        if key in self._untold:
+            self.forget(key)
+
+    def is_findable(self, block: int) -> bool:
+        """Whether a block can be found by a key."""
+        return self._keys[block] is not None
 
     def forget_all(self) -> None:
         """Make every content unfindable."""
@@ -185,6 +199,7 @@ class BlockPool:
                 pool._adopt(block, self._keys[block])
             block = self._after[block]
         pool.journal = self.journal
+        pool._untold = self._untold & pool._blocks_of.keys()
         for key in self._blocks_of.keys() - pool._blocks_of.keys():
             self._tell_removed(key)
         return pool
@@ -280,6 +295,9 @@ class BlockPool:
             self._tell_removed(key)
 
     def _tell_removed(self, key: bytes) -> None:
+        if key in self._untold:
+            self._untold.remove(key)
+            return
         for log in (self.journal, self.events):
             if log is not None:
                 log.removed(key)

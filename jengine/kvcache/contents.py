@@ -30,3 +30,12 @@ class Contents:
             tokens = request.token_ids[index * size : (index + 1) * size]
             hashes.append(block_hash(parent, tokens, extra_keys(request.wire, index, size)))
         return hashes
+
+    def of_tail(self, request: Request, num_tokens: int) -> bytes:
+        """The hash of the last block of a request's first tokens, which need not be full."""
+        size = self._block_size
+        index = (num_tokens - 1) // size
+        hashes = self.of(request, index)
+        parent = hashes[index - 1] if index else self._root
+        tokens = request.token_ids[index * size : num_tokens]
+        return block_hash(parent, tokens, extra_keys(request.wire, index, size))

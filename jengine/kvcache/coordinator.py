@@ -21,8 +21,9 @@ from jengine.kvcache.last_refusal import LastRefusal, any_lacks
 from jengine.kvcache.prefix_lookup import PrefixLookup
 from jengine.kvcache.prefix_stats import PrefixStats
 from jengine.kvcache.residency import BlockResidency
+from jengine.kvcache.tails import Tails
 from jengine.kvcache.token_records import TokenRecords
-from jengine.plan import NewBlocks
+from jengine.plan import Forks, NewBlocks
 from jengine.request import Request
 
 NEVER = 2**62
@@ -56,6 +57,8 @@ class CacheCoordinator:
         if config.keeps_records:
             self.records = TokenRecords(config.block_size, max(config.num_blocks))
         self._prefixes = PrefixLookup(config, self.groups, self.records, weights_version)
+        self._tails = Tails(self.groups, self._prefixes)
+        self._forks: dict[int, Forks] = {}  # by group
         self.listeners = ContentListeners(config, self.groups)
         self._holdings = Holdings()
         self._refusal = LastRefusal(self.groups, self._prefixes)
@@ -84,11 +87,13 @@ class CacheCoordinator:
         )
 
     def find_prefix(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
-        """Tokens of a request without blocks that are cached already, in whole blocks.
+        """Tokens of a request without blocks that are cached already: whole blocks, and all but the
+        last token of one that forks.
 
         `elsewhere` says what could be brought here from outside of the device.
         """
-        return self._prefixes.find(request, elsewhere)
+        hit = self._prefixes.find(request, elsewhere)
+        return self._tails.begins_at(request, hit)
 
     def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
         """Per group the keys of what a request reads that begins after so many cached tokens."""
@@ -118,9 +123,9 @@ class CacheCoordinator:
         holding = self._holdings.get(request)
         start = request.num_computed + hit
         end = start + num_new_tokens + self._lookahead
-        found = self._prefixes.contents_of_hit(request, hit) if holding is None else []
+        found, tail = ([], b"") if holding else self._tails.parts_of_hit(request, hit)
         holder = self._holdings.next_holder if holding is None else holding.holder
-        reach = Reach(holder, end, request.num_processed, found, start, self._lookahead)
+        reach = Reach(holder, end, request.num_processed, found, start, self._lookahead, tail)
         demands = [group.demand(reach) for group in self.groups]
         if any_lacks(self.groups, demands):
             if holding is None:
@@ -133,9 +138,16 @@ class CacheCoordinator:
             new = group.reserve(reach)
             if new is not None:
                 added.append(NewBlocks(request.row, index, new.first, new.units))
+                if new.copied is not None:
+                    self._note_fork(index, *new.copied)
         most = min(group.capacity(holder) for group in self.groups)
         request.capacity = most - self._lookahead
         return added
+
+    def take_forks(self) -> list[Forks]:
+        """The copies that requests need which got blocks since the last call."""
+        forks, self._forks = self._forks, {}
+        return list(forks.values())
 
     def still_lacks_room(self, request: Request) -> bool:
         """Whether a new request that `allocate` has refused would be refused again."""
@@ -181,6 +193,14 @@ class CacheCoordinator:
             self.records.publish(request, contents, full)
         request.publish_at = max(request.publish_at, (full + 1) * self.block_size)
 
+    def keep_tail(self, request: Request) -> None:
+        """Let others go on from the last tokens of a request that is about to end, unless steps in
+        flight run it on."""
+        is_settled = request.num_computed == request.num_processed
+        holding = self._holdings.of(request)
+        if self.config.keeps_tails and holding.findable and is_settled:
+            self._tails.keep(request, holding.holder)
+
     def free(self, request: Request, after_step: int | None = None) -> None:
         """Give back all blocks: at once, or when a step that still uses them has ended.
 
@@ -206,6 +226,7 @@ class CacheCoordinator:
 
         So what fell out of a window, and equal contents of other requests, are forgotten as well.
         """
+        self._tails.forget_all()
         for content in request.block_hashes:
             for group in self.groups:
                 group.forget(content)
@@ -225,6 +246,7 @@ class CacheCoordinator:
         """Forget every content; False, and nothing changed, while any block is in use."""
         if self._holdings:
             return False
+        self._tails.forget_all()
         for group in self.groups:
             group.forget_all()
         self.listeners.cleared()
@@ -251,10 +273,15 @@ class CacheCoordinator:
 
     def _begin(self, request: Request, hit: int) -> None:
         self._holdings.begin(request, findable=self.config.enable_prefix_caching)
-        request.publish_at = hit + self.block_size
+        request.publish_at = (hit // self.block_size + 1) * self.block_size
         if self.records is not None:
             self.records.begin(request, request.block_hashes[: hit // self.block_size])
         self.stats.count(request, hit)
+
+    def _note_fork(self, group: int, source: int, target: int) -> None:
+        forks = self._forks.setdefault(group, Forks(group, [], []))
+        forks.sources.append(source)
+        forks.targets.append(target)
 
     def _release(self, holder: int) -> None:
         for group in self.groups:

@@ -24,6 +24,9 @@ class Reach(NamedTuple):
     hit: Sequence[bytes] = ()  # of a new holder: contents of the cached blocks it begins with
     start: int = 0  # position of the first token that is to run
     ahead: int = 0  # tokens up to `end` that do not run: a guesser writes its guesses there
+    # Of a new holder: the content of the block behind those of the hit that it begins with a copy
+    # of, which need not be full; empty: none.
+    tail: bytes = b""
 
 
 class NewUnits(NamedTuple):
@@ -31,6 +34,8 @@ class NewUnits(NamedTuple):
 
     first: int
     units: list[int]
+    # The unit with the content of the holder's tail, and the new one that it must be copied to.
+    copied: tuple[int, int] | None = None
 
 
 # Whether a content key can be found outside of the device.
@@ -97,6 +102,16 @@ class GroupCache(Protocol):
 
     def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
         """Let other requests find what the holder has of its first `count` full blocks."""
+
+    def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
+        """Whether a request may begin behind these blocks and one that need not be full."""
+
+    def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
+        """Let others find the holder's last block, behind these, which need not be full. No step in
+        flight still writes to it."""
+
+    def forget_tail(self, tail: bytes) -> None:
+        """Make a tail unfindable, if it is still there; not the full blocks of prefixes."""
 
     def step_ended(self) -> None:
         """Steps planned from now on run after all whose contents have been published so far."""

@@ -102,7 +102,7 @@ class PagedGroup:
         length = -(-reach.end // self._block_size)
         table = self._tables.get(reach.holder)
         if table is None:
-            return NewUnits(0, list(self._start(reach, length).blocks))
+            return self._started(reach, length)
         first = len(table.blocks)
         if length <= first:
             return None
@@ -121,6 +121,18 @@ class PagedGroup:
             if block != NULL_BLOCK:
                 self.pool.publish(block, contents[index] + self._suffix)
         table.published = max(table.published, count)
+
+    def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
+        count = len(contents)
+        return self.longest_hit(contents, count) == count and self.find(tail) is not None
+
+    def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
+        block = self._tables[holder].blocks[len(contents)]
+        if not self.pool.is_findable(block):
+            self.pool.publish(block, tail + self._suffix, told=False)
+
+    def forget_tail(self, tail: bytes) -> None:
+        self.pool.forget_untold(tail + self._suffix)
 
     def step_ended(self) -> None:
         """Nothing: a step writes what it publishes before any of its rows reads."""
@@ -161,12 +173,15 @@ class PagedGroup:
             blocks.append(block)
         return blocks
 
-    def _start(self, reach: Reach, length: int) -> BlockTable:
+    def _started(self, reach: Reach, length: int) -> NewUnits:
         table = self._tables[reach.holder] = BlockTable(self._hit_blocks(reach.hit))
         self.pool.touch(block for block in table.blocks if block != NULL_BLOCK)
+        # The new block may be the very one that is copied: nothing else writes to it before.
+        source = self.find(reach.tail) if reach.tail else None
         last = table.blocks[-1] if table.blocks else NULL_BLOCK
         table.blocks += self.pool.allocate(length - len(table.blocks), last)
-        return table
+        copied = None if source is None else (source, table.blocks[len(reach.hit)])
+        return NewUnits(0, list(table.blocks), copied)
 
     def _skip(self, table: BlockTable, skippable: int) -> None:
         """Give back the blocks before `skippable`; the null block takes their place."""

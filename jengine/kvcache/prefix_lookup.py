@@ -51,7 +51,7 @@ class PrefixLookup:
         The last known token is never among them: it must run again to give logits. `elsewhere`
         says what could be brought here from outside of the device.
         """
-        if not self._may_read(request):
+        if not self.may_read(request):
             return 0
         blocks = (request.num_known - 1) // self._block_size
         contents = self.contents(request, blocks)
@@ -71,6 +71,10 @@ class PrefixLookup:
         blocks = hit // self._block_size
         return self.contents(request, blocks)[:blocks]
 
+    def tail(self, request: Request, tokens: int) -> bytes:
+        """The hash of the last block of so many tokens, which need not be full."""
+        return self._contents.of_tail(request, tokens)
+
     def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
         """Per group the keys of what a request reads that begins after so many cached tokens."""
         contents = self.contents_of_hit(request, hit)
@@ -78,7 +82,7 @@ class PrefixLookup:
 
     def is_coming(self, request: Request) -> bool:
         """Whether more of a request without blocks is found once the planned steps have run."""
-        if not self._may_read(request) or not any(group.holds_back for group in self._groups):
+        if not self.may_read(request) or not any(group.holds_back for group in self._groups):
             return False
         blocks = (request.num_known - 1) // self._block_size
         contents = self.contents(request, blocks)
@@ -91,5 +95,6 @@ class PrefixLookup:
         follows = request.block_hashes[blocks : blocks + 1]
         return any(group.longest_hit(follows, len(follows)) for group in self._groups)
 
-    def _may_read(self, request: Request) -> bool:
+    def may_read(self, request: Request) -> bool:
+        """Whether a request may begin with what others have computed."""
         return self._enabled and not request.wire.skip_reading_prefix_cache

@@ -133,8 +133,8 @@ class RecurrentGroup:
     def demand(self, reach: Reach) -> int:
         table = self._tables.get(reach.holder)
         if table is None:
-            is_taken = bool(reach.hit) and self.pool.owners(self._snapshot(reach.hit)) == 0
-            return 1 + is_taken
+            from_snapshot = bool(reach.hit) and not reach.tail
+            return 1 + (from_snapshot and self.pool.owners(self._snapshot(reach.hit)) == 0)
         if self._length(reach) <= len(table.blocks):
             return 0
         leaving = table.unread(reach.settled, self._block_size)
@@ -146,8 +146,11 @@ class RecurrentGroup:
         table = self._tables.get(reach.holder)
         if table is None:
             table = self._tables[reach.holder] = self._start(reach)
-            table.grow(length, self.pool.allocate(1)[0])
-            return NewUnits(0, list(table.blocks))
+            source = self._find(reach.tail) if reach.tail else None
+            unit = self.pool.allocate(1)[0]
+            table.grow(length, unit)
+            copied = None if source is None else (source, unit)
+            return NewUnits(0, list(table.blocks), copied)
         first = len(table.blocks)
         if length <= first:
             return None
@@ -176,6 +179,17 @@ class RecurrentGroup:
                 key = contents[blocks - 1] + self._suffix
                 self._unwritten.append(Unwritten(holder, unit, key))
         table.published = max(table.published, count)
+
+    def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
+        return self._find(tail) is not None
+
+    def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
+        unit = self._tables[holder].spans[-1].unit
+        if not self.pool.is_findable(unit):
+            self.pool.publish(unit, tail + self._suffix, told=False)
+
+    def forget_tail(self, tail: bytes) -> None:
+        self.pool.forget_untold(tail + self._suffix)
 
     def step_ended(self) -> None:
         """Snapshots are read by later steps only: a step reads all states before it writes any."""
@@ -249,6 +263,8 @@ class RecurrentGroup:
         return found
 
     def _start(self, reach: Reach) -> StateTable:
+        if reach.tail:  # the copied state takes the place of a snapshot
+            return StateTable([NULL_BLOCK] * len(reach.hit), [], reach.ahead)
         if not reach.hit:
             return StateTable([], [], reach.ahead)
         snapshot, last = self._snapshot(reach.hit), len(reach.hit) - 1

@@ -71,6 +71,15 @@ class WholeGroup:
     def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
         """Nothing: there is no content."""
 
+    def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
+        return False
+
+    def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
+        """Nothing: there is no content."""
+
+    def forget_tail(self, tail: bytes) -> None:
+        """Nothing: there is no content."""
+
     def step_ended(self) -> None:
         """Nothing: no unit waits for a step."""
 

@@ -102,7 +102,10 @@ class JointGroup:
             needed(plan, rows, first.vocab_size, first.taps, first.processors)
             for plan, rows in zip(plans, self._rows, strict=True)
         ])  # fmt: skip
-        smallest = largest([bucket_for(plan, first.shapes, first.ladders) for plan in plans])
+        smallest = largest([
+            bucket_for(plan, rows, first.ladders)
+            for plan, rows in zip(plans, self._rows, strict=True)
+        ])  # fmt: skip
         fitting = first.ladders.smallest_for(
             smallest.decode_rows, smallest.prefill_tokens, smallest.pages
         )

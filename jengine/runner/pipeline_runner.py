@@ -73,7 +73,7 @@ class PipelineRunner:
         loaded, rows = self.loaded, self._rows
         rows.apply(plan)
         features = needed(plan, rows, loaded.vocab_size, loaded.taps)
-        bucket = bucket_for(plan, loaded.shapes, loaded.ladders)
+        bucket = bucket_for(plan, rows, loaded.ladders)
         loaded.programs.expect(bucket, features)
         packed = pack(plan, rows, bucket, loaded.shapes)
         entering = PipelinedStep(plan, packed, features, self._advance)

@@ -65,7 +65,7 @@ class Runner:
         loaded, rows, programs = self.loaded, self._rows, self.loaded.programs
         rows.apply(plan)
         features = self._needed(plan)
-        smallest = bucket_for(plan, loaded.shapes, loaded.ladders)
+        smallest = bucket_for(plan, rows, loaded.ladders)
         bucket = programs.bucket_for(smallest, features)
         program, entry = programs.find(bucket, features)
         new_blocks = block_entries(plan.new_blocks)

@@ -147,11 +147,14 @@ class Sizing:
         ]
 
     def _cache(self, blocks: tuple[int, ...]) -> CacheConfig:
-        shapes = self.config.shapes
+        shapes, caches = self.config.shapes, self.config.enable_prefix_caching
+        keeps_records = shapes.experts is not None and shapes.experts.returned
+        # A copy in a pipeline would have to wait for all of its stages; guessers write ahead.
+        copies = caches and not (shapes.packed_tables or shapes.most_drafts or self.joint)
         return CacheConfig(
-            shapes.groups, shapes.block_size, blocks, self.config.enable_prefix_caching,
+            shapes.groups, shapes.block_size, blocks, caches,
             stored_as=cache_dtype_name(self.config.cache_dtype), lookahead=shapes.lookahead,
-            keeps_records=shapes.experts is not None and shapes.experts.returned,
+            keeps_records=keeps_records, keeps_tails=copies and not keeps_records,
         )  # fmt: skip
 
     def _largest(self, cache: CacheConfig) -> tuple[Compiled, LedgerEntry]:

@@ -145,6 +145,8 @@ class Committer:
             delta.stop_reason = ending
         delta.times = self._recorder.times(request)
         delta.kv_transfer = self._transfers.finished(request)
+        if request.wire.forks and request.status is RUNNING:
+            self._cache.keep_tail(request)
         self._requests.finish(request)
 
     def _pool(self, request: Request, delta: TokenDelta) -> None:

@@ -16,6 +16,7 @@ from jengine.plan import (
     TOKENS,
     Drafts,
     Entries,
+    Forks,
     KnownTokens,
     NewBlocks,
     NewRow,
@@ -49,7 +50,8 @@ class PlanBuilder:
     """Entries of one step. A decode costs 1 token of the budget, a chunk costs whole tiles."""
 
     __slots__ = (
-        "budget", "decodes", "chunks", "draft_counts", "drafts", "encode", "guesses", "known",
+        "budget", "decodes", "chunks", "draft_counts", "drafts", "encode", "forks", "guesses",
+        "known",
         "new_blocks",
         "new_rows", "order", "preempted", "prompt_tokens", "prompt_limit", "repeats", "tile",
         "transfers",
@@ -73,6 +75,7 @@ class PlanBuilder:
         self.guesses = 0  # that the step makes itself, for each row
         self.transfers: Transfers | None = None  # copies of blocks that go with the step
         self.encode: list[MediaSpan] = []  # images of rows that begin
+        self.forks: list[Forks] = []  # copies of blocks for rows that begin
 
     @property
     def prompt_budget(self) -> int:
@@ -137,6 +140,7 @@ class PlanBuilder:
             guesses=self.guesses,
             transfers=self.transfers,
             encode=self.encode,
+            forks=self.forks,
         )
         return plan, requests
 

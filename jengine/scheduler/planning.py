@@ -147,6 +147,7 @@ class Planner:
         )
         builder.encode += self._requests.encoder_cache.take_new()
         builder.new_blocks += blocks
+        builder.forks += self._cache.take_forks()
         self._add_chunk(request, hit, length, builder)
         # At once: an equal prompt later in this same step finds these blocks.
         self._publish(request, hit + length)

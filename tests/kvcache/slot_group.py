@@ -118,6 +118,15 @@ class SlotGroup:
                 self.pool.publish(snapshot, contents[blocks - 1] + self._suffix)
                 held.published.add(blocks)
 
+    def has_tail(self, contents: list[bytes], tail: bytes) -> bool:
+        return False
+
+    def publish_tail(self, holder: int, contents: list[bytes], tail: bytes) -> None:
+        pass
+
+    def forget_tail(self, tail: bytes) -> None:
+        pass
+
     def step_ended(self) -> None:
         pass
 

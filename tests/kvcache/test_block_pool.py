@@ -9,6 +9,8 @@ import pytest
 from jengine.errors import ConfigError
 from jengine.kvcache.block_pool import RUN, BlockPool
 from jengine.kvcache.content_journal import ContentJournal
+from jengine.kvcache.host_slots import HostSlots
+from jengine.kvcache.outbox import Outbox
 
 
 def key(n: int) -> bytes:
@@ -146,3 +148,22 @@ def test_another_size_keeps_what_fits_and_the_order_of_reuse() -> None:
     large.check()
     assert (large.num_cached, large.num_free) == (2, 17)
     assert large.find(bytes([2])) == 2 and large.find(bytes([4])) == 4
+
+
+def test_nobody_is_told_of_what_only_this_engine_reads() -> None:
+    pool = BlockPool(4)
+    pool.journal = ContentJournal()
+    forgotten: list[bytes] = []
+    pool.outbox = Outbox(HostSlots(2), forgotten.append, saves=True)
+    first, second = pool.allocate(2)
+    pool.publish(first, b"a", told=False)
+    pool.publish(second, b"b")
+    assert pool.find(b"a") == first
+    pool.free([first, second])
+    pool.forget_untold(b"b")
+    assert pool.find(b"b") == second
+    pool.forget_untold(b"a")
+    assert pool.find(b"a") is None
+    pool.check()
+    assert pool.journal.take() == [b"+b"]
+    assert pool.outbox.take() == [(second, b"b")] and not forgotten

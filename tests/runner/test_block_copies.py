@@ -56,6 +56,26 @@ def test_blocks_go_out_and_come_back_in_other_places(group: CacheGroup, mesh: Me
         np.testing.assert_array_equal(new, expected)
 
 
+@pytest.mark.parametrize("group", [FULL, LATENT, RECURRENT], ids=lambda group: group.spec.kind)
+def test_all_blocks_are_read_before_any_is_written(group: CacheGroup, mesh: Mesh) -> None:
+    arrays = arrays_of(group, mesh)
+    before = [np.asarray(array) for array in arrays]
+    programs = BlockPrograms(group, arrays)
+    sources, targets = [1, 2, 3, 7, 4], [2, 1, 5, 7, 8]  # a swap, and one to itself
+    arrays = programs.copy(arrays, sources, targets)
+    for old, new in zip(before, map(np.asarray, arrays), strict=True):
+        expected, axis = old.copy(), programs.axis
+        expected[(slice(None),) * axis + (targets,)] = old[(slice(None),) * axis + (sources,)]
+        np.testing.assert_array_equal(new, expected)
+
+
+def test_a_copy_copies_no_cache() -> None:
+    arrays = arrays_of(FULL, Mesh(np.array(jax.devices()[:1]), ("tp",)))
+    numbers = np.zeros(4, np.int32)
+    compiled = BlockPrograms(FULL, arrays)._copy.lower(arrays, numbers, numbers).compile()
+    assert compiled.memory_analysis().alias_size_in_bytes >= arrays[0].nbytes
+
+
 def test_a_write_copies_no_cache() -> None:
     mesh = Mesh(np.array(jax.devices()[:1]), ("tp",))
     arrays = arrays_of(FULL, mesh)

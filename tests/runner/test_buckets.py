@@ -10,6 +10,7 @@ from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
 from jengine.plan import Entries, Entry, Plan
 from jengine.runner.plans.packing import bucket_for
+from jengine.runner.plans.rows import Rows
 from jengine.runner.variants.buckets import (
     Bucket,
     FirstRungs,
@@ -130,13 +131,13 @@ def test_every_plan_within_the_limits_has_a_bucket(
     tiles = data.draw(st.integers(0 if decodes else 1, (batched - decodes) // TILE or 1))
     chunks = [min(TILE, context)] * min(tiles, rows - decodes)
     if not decodes and not chunks:
-        chunks = [1]
+        chunks = [2]
     starts = [data.draw(st.integers(0, context - 1))] * decodes + [0] * len(chunks)
     lengths = [1] * decodes + chunks
     count = len(lengths)
     entries = [Entry(*one) for one in zip(range(count), starts, lengths, strict=True)]
     plan = Plan(0, Entries.of(entries), num_decodes=decodes)
-    bucket = bucket_for(plan, shapes, ladders)
+    bucket = bucket_for(plan, Rows(shapes), ladders)
     assert bucket in set(ladders.buckets())
     assert bucket.decode_rows >= decodes
     assert bucket.prefill_tokens >= len(chunks) * min(TILE, context)

@@ -94,7 +94,7 @@ def test_each_draft_is_a_decode_row_and_a_slot() -> None:
     assert inputs.sampling.top_k[:9].tolist() == [4, 4, 4, 4, 1, 0, 0, 0, 3]
     assert inputs.sampling.positions[:5].tolist() == [-1] * 5, "the device knows them"
     ladders = Ladders((2, 4, 8), (32,), (CONTEXT // 4,))
-    assert bucket_for(plan, DRAFTED, ladders) == BUCKET
+    assert bucket_for(plan, Rows(DRAFTED), ladders) == BUCKET
 
 
 def test_results_are_put_in_the_order_of_entries() -> None:

@@ -83,7 +83,7 @@ def test_a_plan_without_rows_is_all_padding(one_segment: bool) -> None:
     shapes = replace(SHAPES, one_segment=one_segment)
     ladders = Ladders((4,), (32,), (CONTEXT // BLOCK,))
     plan = Plan(0, NO_ENTRIES, 0)
-    bucket = bucket_for(plan, shapes, ladders)
+    bucket = bucket_for(plan, Rows(shapes), ladders)
     packed = pack(plan, Rows(shapes), bucket, shapes)
     inputs = StepInput.over(packed.buffer, bucket, shapes)
     assert len(packed.slots) == 0
@@ -162,6 +162,54 @@ def test_a_row_that_starts_with_a_decode_has_its_position_in_the_plan() -> None:
     assert inputs.tiles.decode_starts.tolist() == [9, -1, -1, -1]
     assert inputs.sampling.positions[packed.slots].tolist() == [10, -1]
     assert batch_of_plan(inputs, SHAPES, {1: 6}).positions[:4].tolist() == [9, 6, -1, -1]
+
+
+def lone_plan(shapes: StepShapes = SHAPES, **sampling: Any) -> tuple[PackedStep, StepInput, Rows]:
+    """Row 4 decodes; row 0 runs its last token, row 2 3 of a prompt, row 1 a chunk of one token."""
+    rows = Rows(shapes)
+    new_rows = [
+        start(0, list(range(100, 110))),
+        start(2, [7, 8, 9], **sampling),
+        start(1, [1, 2, 3, 4]),
+    ]
+    entries = [
+        Entry(4, 30, 1), Entry(0, 9, 1), Entry(2, 0, 3), Entry(1, 1, 1, Wanted.NOTHING)
+    ]  # fmt: skip
+    rows.apply(plan := Plan(1, Entries.of(entries), 1, new_rows=new_rows))
+    packed = pack(plan, rows, BUCKET, shapes)
+    return packed, StepInput.over(packed.buffer, BUCKET, shapes), rows
+
+
+def test_a_chunk_of_one_token_is_a_decode_row() -> None:
+    packed, inputs, rows = lone_plan()
+    assert inputs.tokens.decode_rows.tolist() == [4, 0, 1, ROWS]
+    assert inputs.tokens.decode_tokens.tolist() == [-1, 109, 2, -1]
+    assert inputs.tiles.rows.tolist() == [2, ROWS, ROWS, ROWS]
+    batch = batch_of_plan(inputs, SHAPES, {4: 30})
+    assert batch.positions[: BUCKET.decode_rows].tolist() == [30, 9, 1, -1]
+    # Each is read where it ran, in the order of the plan.
+    assert packed.slots.tolist() == [0, 1, 4]
+    assert inputs.heads.logit_index[packed.slots].tolist() == [0, 1, 4 + 2]
+    assert inputs.sampling.rows[packed.slots].tolist() == [4, 0, 2]
+    assert inputs.sampling.positions[packed.slots].tolist() == [-1, 10, 3]
+    assert (packed.chunk_base + packed.chunk_tokens).tolist() == [1, 4, 5, 6, 2]
+    ladders = Ladders((1, 2, 4), (TILE, 64), (CONTEXT // BLOCK,))
+    entries = Entries.of([Entry(4, 30, 1), Entry(0, 9, 1), Entry(1, 1, 1)])
+    assert bucket_for(Plan(2, entries, 1), rows, ladders) == Bucket(4, 0, CONTEXT // BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sampling"),
+    [(STAGED, {}), (replace(SHAPES, most_drafts=2), {}), (SHAPES, {"prompt_logprobs": 0}),
+     (SHAPES, {"pools": 1})],
+    ids=["pipeline", "drafts", "prompt log-probabilities", "pooling"],
+)  # fmt: skip
+def test_it_is_not_where_a_step_reads_its_tile(
+    shapes: StepShapes, sampling: dict[str, Any]
+) -> None:
+    _, inputs, _ = lone_plan(shapes, **sampling)
+    assert inputs.tokens.decode_rows.tolist() == [4, ROWS, ROWS, ROWS]
+    assert inputs.tiles.rows.tolist() == [0, 2, 1, ROWS]
 
 
 @BOTH

@@ -137,7 +137,11 @@ class Loop:
         groups = groups or (FULL,)
         counts = blocks if isinstance(blocks, tuple) else (blocks,) * len(groups)
         lookahead = 0 if device_wrong is None else most_drafts
-        config = CacheConfig(groups, block_size, counts, prefix, lookahead=lookahead)
+        drafts = proposer is not None or device_wrong is not None
+        config = CacheConfig(
+            groups, block_size, counts, prefix, lookahead=lookahead,
+            keeps_tails=prefix and spacing == 1 and not drafts,
+        )  # fmt: skip
         settings = {
             "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64,
             "prefill_tile": 1, **schedule,
@@ -146,7 +150,7 @@ class Loop:
         self.cache = CacheCoordinator(config)
         self.transfers = None if transfers is None else transfers(self.cache)
         self.drafting: Drafting | None = None
-        if proposer is not None or device_wrong is not None:
+        if drafts:
             self.drafting = Drafting(
                 DeviceGuesses(check_drafts)
                 if proposer is None

@@ -115,12 +115,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         scored=st.sampled_from([None, None, 0, 2]),
         salt=st.sampled_from([None, None, "a"]),
+        forks=st.booleans(),
     )
-    def add(self, prompt, length, max_tokens, eos, priority, scored, salt):
+    def add(self, prompt, length, max_tokens, eos, priority, scored, salt, forks):
         self.count += 1
         wire = make_wire(
             (prompt * length)[:length],
             str(self.count),
+            forks=forks,
             max_tokens=max_tokens,
             eos_token_ids=eos,
             priority=priority,

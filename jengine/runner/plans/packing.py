@@ -22,22 +22,43 @@ class PackedStep(NamedTuple):
     buffer: np.ndarray
     bucket: Bucket
     slots: np.ndarray  # i32: sampling slot of each entry that wants tokens
-    chunk_tokens: np.ndarray  # i32: place of each chunk's tokens among the bucket's prefill tokens
+    # i32: place of each chunk's tokens among the bucket's prefill tokens; that of a lone token,
+    # which is a decode row, is negative.
+    chunk_tokens: np.ndarray
     chunk_base: int  # where prefill tokens begin among all tokens of the bucket
     # i32: number of slots, from that one on, of each entry that wants tokens; None: one each.
     widths: np.ndarray | None = None
 
 
-def bucket_for(plan: Plan, shapes: StepShapes, ladders: Ladders) -> Bucket:
+def bucket_for(plan: Plan, rows: Rows, ladders: Ladders) -> Bucket:
     """The smallest bucket that holds the plan."""
+    shapes = rows.shapes
     _, starts, lengths, _ = plan.entries.columns
     if shapes.one_segment:
         return ladders.smallest_for(int(lengths.sum()), 0, ladders.pages[-1])
-    tile = shapes.prefill_tile
-    prefill = int((-(-lengths[plan.num_decodes :] // tile)).sum()) * tile
+    tile, lone = shapes.prefill_tile, lone_tokens(plan, rows)
+    prefill = int((-(-lengths[plan.num_decodes :][~lone] // tile)).sum()) * tile
     longest = int((starts + lengths).max(initial=0)) + shapes.lookahead
     pages = min(-(-longest // shapes.block_size), shapes.max_pages)
-    return ladders.smallest_for(plan.num_decode_rows, prefill, pages, plan.repeats)
+    decodes = plan.num_decode_rows + int(lone.sum())
+    return ladders.smallest_for(decodes, prefill, pages, plan.repeats)
+
+
+def lone_tokens(plan: Plan, rows: Rows) -> np.ndarray:
+    """bool[chunks]: those of one token, which run as decode rows: a tile would be padding but for
+    it. Not where the step reads what only tiles have."""
+    shapes, chunks = rows.shapes, slice(plan.num_decodes, None)
+    lone = plan.entries.lengths[chunks] == 1
+    if not lone.any():
+        return lone
+    owners = plan.entries.rows[chunks]
+    reads_tiles = (
+        shapes.packed_tables
+        or shapes.most_drafts
+        or rows.settings["prompt_logprobs"][owners].any()
+        or rows.settings["pools"][owners].any()
+    )
+    return lone & (not reads_tiles)
 
 
 def pack(
@@ -59,12 +80,18 @@ def pack(
         slots, chunk_tokens = _pack_one_segment(plan, rows, inputs, starts, shapes)
     else:
         _pack_decodes(plan, rows, inputs, starts, shapes)
-        chunk_tokens, ends = _pack_chunks(plan, rows, inputs, bucket, shapes)
-        last_tokens = bucket.decode_rows + ends[samples[plan.num_decodes :]]
-        decoding, first_chunk = plan.num_decode_rows, bucket.decode_rows
+        lone = lone_tokens(plan, rows)
+        _pack_lone(plan, rows, inputs, lone)
+        chunk_tokens, ends = _pack_chunks(plan, rows, inputs, bucket, lone)
+        # The slot of a decode row is its number.
+        first_chunk, sampled = bucket.decode_rows, samples[plan.num_decodes :]
+        last_tokens = first_chunk + ends[sampled & ~lone]
+        chunk_slots = first_chunk + np.cumsum(sampled & ~lone) - 1
+        chunk_slots[lone] = first_chunk + ends[lone]
         slots = np.concatenate([
-            first_slots(plan, widths), first_chunk + np.arange(len(last_tokens))
+            first_slots(plan, widths), chunk_slots[sampled]
         ]).astype(np.int32)  # fmt: skip
+        decoding = plan.num_decode_rows + int(lone.sum())
         inputs.heads.logit_index[:decoding] = np.arange(decoding)
         inputs.heads.logit_index[first_chunk : first_chunk + len(last_tokens)] = last_tokens
     # In a multi-step decode: the position of the first run's token.
@@ -150,14 +177,33 @@ def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: n
     section.window[: len(owners)] = [window_of.get(row, 0) for row in owners.tolist()]
 
 
+def _pack_lone(plan: Plan, rows: Rows, inputs: StepInput, lone: np.ndarray) -> None:
+    """Decode rows, behind those of the decodes, of tokens that the host knows."""
+    owners, starts, _, _ = plan.entries.columns[:, plan.num_decodes :][:, lone]
+    first = plan.num_decode_rows
+    places = slice(first, first + len(owners))
+    inputs.tokens.decode_rows[places] = owners
+    inputs.tokens.decode_tokens[places] = rows.tokens[owners, starts]
+    inputs.tiles.decode_starts[places] = starts
+    _pack_tiles(inputs, first, rows, owners, starts, rows.shapes)
+
+
 def _pack_chunks(
-    plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, shapes: StepShapes
+    plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, lone: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pack chunks in whole tiles, and the runs of tiles that attention joins. Returns the indices
-    of the chunks' tokens among the bucket's prefill tokens, and those of their last ones."""
-    tile, offset = shapes.prefill_tile, 0
+    of the chunks' tokens among the bucket's prefill tokens, and those of their last ones; decode
+    rows of lone tokens have those before them."""
+    shapes = rows.shapes
+    tile, offset, lone_row = shapes.prefill_tile, 0, plan.num_decode_rows - bucket.decode_rows
     places, ends, runs = [np.zeros(0, np.int32)], [], list[int]()
-    for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
+    entries = plan.entries.columns.T[plan.num_decodes :].tolist()
+    for (row, start, length, _), is_lone in zip(entries, lone.tolist(), strict=True):
+        if is_lone:
+            places.append(np.array([lone_row], np.int32))
+            ends.append(lone_row)
+            lone_row += 1
+            continue
         chunk = slice(offset, offset + length)
         inputs.tokens.prefill_tokens[chunk] = rows.tokens[row, start : start + length]
         inputs.heads.targets[chunk] = rows.tokens[row, start + 1 : start + length + 1]

@@ -1,4 +1,4 @@
-"""Small programs that read blocks from a group's cache, and write blocks into it.
+"""Small programs that read blocks of a group's cache, write blocks into it, and copy them in it.
 
 In: the arrays of a group, block numbers. Out: blocks first, `[blocks, layers, ...]`; or the same
 arrays, donated, with other blocks. One program per number of blocks, of a few.
@@ -7,6 +7,7 @@ arrays, donated, with other blocks. One program per number of blocks, of a few.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import TypeVar
 
 import jax
@@ -16,6 +17,8 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jengine.config import CacheGroup
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.step.group_arrays import each_array
 
 T = TypeVar("T")
 COUNTS = (4, 16, 64, 256)
@@ -43,9 +46,9 @@ class BlockPrograms:
         self.dtypes = [np.dtype(array.dtype) for array in arrays]
         self.shardings = [blocks_first(array.sharding, array.ndim, self.axis) for array in arrays]
         self._read = jax.jit(self._taken, out_shardings=tuple(self.shardings))
-        self._write = jax.jit(
-            self._put, donate_argnums=0, out_shardings=tuple(array.sharding for array in arrays)
-        )
+        whole = tuple(array.sharding for array in arrays)
+        self._write = jax.jit(self._put, donate_argnums=0, out_shardings=whole)
+        self._copy = jax.jit(self._copied, donate_argnums=0, out_shardings=whole)
 
     @property
     def block_bytes(self) -> int:
@@ -69,6 +72,21 @@ class BlockPrograms:
         numbers[: len(blocks)] = blocks
         return self._write(arrays, numbers, values)
 
+    def copy(
+        self, arrays: tuple[Array, ...], sources: Sequence[int], targets: Sequence[int]
+    ) -> tuple[Array, ...]:
+        """The arrays with these blocks copied, all of them read before any is written. The given
+        arrays are donated."""
+        padded = next(size for size in powers(COUNTS[0]) if size >= len(sources))
+        numbers = np.full((2, padded), OUTSIDE, np.int32)
+        numbers[:, : len(sources)] = sources, targets
+        return self._copy(arrays, *numbers)
+
+    def _copied(
+        self, arrays: tuple[Array, ...], sources: Array, targets: Array
+    ) -> tuple[Array, ...]:
+        return self._put(arrays, targets, self._taken(arrays, sources))
+
     def _taken(self, arrays: tuple[Array, ...], blocks: Array) -> tuple[Array, ...]:
         return tuple(
             jnp.moveaxis(jnp.take(array, blocks, axis=self.axis, mode="clip"), self.axis, 0)
@@ -83,6 +101,32 @@ class BlockPrograms:
             array.at[where].set(jnp.moveaxis(value, 0, self.axis), mode="drop")
             for array, value in zip(arrays, values, strict=True)
         )
+
+
+def programs_of(loaded: LoadedModel) -> list[BlockPrograms]:
+    """The programs for each group of a model's cache."""
+    groups = loaded.shapes.groups
+    return [
+        BlockPrograms(group, each_array(cache))
+        for group, cache in zip(groups, loaded.state.caches, strict=True)
+    ]
+
+
+def group_arrays(loaded: LoadedModel, group: int) -> tuple[Array, ...]:
+    """The arrays of one group of a model's cache."""
+    return each_array(loaded.state.caches[group])
+
+
+def use_arrays(loaded: LoadedModel, group: int, arrays: tuple[Array, ...]) -> None:
+    """Have the steps from now on use these arrays for a group of the cache."""
+    caches = list(loaded.state.caches)
+    caches[group] = arrays if isinstance(caches[group], tuple) else arrays[0]
+    loaded.state = loaded.state._replace(caches=tuple(caches))
+
+
+def powers(first: int) -> Iterator[int]:
+    """A number, twice that, and so on."""
+    return (first << times for times in count())
 
 
 def without(shape: tuple[T, ...], axis: int) -> tuple[T, ...]:

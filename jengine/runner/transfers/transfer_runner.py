@@ -21,8 +21,14 @@ from jengine.outputs import StepOutput
 from jengine.plan import BlockCopies, Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.runner import PlanRunner, StepHandle
-from jengine.runner.step.group_arrays import each_array
-from jengine.runner.transfers.device_blocks import COUNTS, BlockPrograms, parts
+from jengine.runner.transfers.device_blocks import (
+    COUNTS,
+    BlockPrograms,
+    group_arrays,
+    parts,
+    programs_of,
+    use_arrays,
+)
 from jengine.runner.transfers.host_copies import HostCopies
 from jengine.runner.transfers.host_memory import HostMemory, on_host
 from jengine.runner.transfers.waiting_saves import SaveQueue, WaitingSaves
@@ -125,9 +131,9 @@ class TransferRunner:
         """Compile the programs, by writing what the null blocks hold to where they are."""
         for group, programs in enumerate(self._programs):
             for count in COUNTS:
-                arrays = self._arrays(group)
+                arrays = group_arrays(self.loaded, group)
                 values = programs.read(arrays, [0] * count)
-                self._use(group, programs.write(arrays, [0], values))
+                use_arrays(self.loaded, group, programs.write(arrays, [0], values))
 
     def load_seconds(self) -> tuple[float, ...]:
         """Seconds that the copy of a block of each group from the host's memory takes, one of many.
@@ -141,7 +147,7 @@ class TransferRunner:
         )
 
     def _timed_load(self, group: int) -> float:
-        arrays = self._arrays(group)
+        arrays = group_arrays(self.loaded, group)
         count = self._copies.num_slots(group, most=COUNTS[2])
         blocks, slots = [0] * count, list(range(count))
         self._copies.keep(group, slots, on_host(self._programs[group].read(arrays, blocks)))
@@ -150,7 +156,7 @@ class TransferRunner:
         values = self._copies.staged(group, slots)
         arrays = self._programs[group].write(arrays, blocks, values)
         jax.block_until_ready(arrays)
-        self._use(group, arrays)
+        use_arrays(self.loaded, group, arrays)
         return (time.perf_counter() - began) / count
 
     def _load(self, copies: BlockCopies) -> None:
@@ -158,13 +164,17 @@ class TransferRunner:
         programs = self._programs[copies.group]
         for begin, end in parts(copies.blocks):
             values = self._copies.staged(copies.group, copies.slots[begin:end])
-            arrays = self._arrays(copies.group)
-            self._use(copies.group, programs.write(arrays, copies.blocks[begin:end], values))
+            arrays = group_arrays(self.loaded, copies.group)
+            use_arrays(
+                self.loaded, copies.group, programs.write(arrays, copies.blocks[begin:end], values)
+            )
 
     def _save(self, copies: BlockCopies) -> None:
         programs = self._programs[copies.group]
         for begin, end in parts(copies.blocks):
-            arrays = programs.read(self._arrays(copies.group), copies.blocks[begin:end])
+            arrays = programs.read(
+                group_arrays(self.loaded, copies.group), copies.blocks[begin:end]
+            )
             own = BlockCopies(
                 copies.group,
                 copies.blocks[begin:end],
@@ -172,15 +182,6 @@ class TransferRunner:
                 copies.keys[begin:end],
             )
             self._copies.save(own, on_host(arrays))
-
-    def _arrays(self, group: int) -> tuple[jax.Array, ...]:
-        return each_array(self.loaded.state.caches[group])
-
-    def _use(self, group: int, arrays: tuple[jax.Array, ...]) -> None:
-        state = self.loaded.state
-        caches = list(state.caches)
-        caches[group] = arrays if isinstance(caches[group], tuple) else arrays[0]
-        self.loaded.state = state._replace(caches=tuple(caches))
 
 
 def with_transfers(
@@ -190,12 +191,3 @@ def with_transfers(
     programs = programs_of(runner.loaded)
     memories = [HostMemory(own, count) for own, count in zip(programs, slots, strict=True)]
     return TransferRunner(runner, programs, HostCopies(memories, far))
-
-
-def programs_of(loaded: LoadedModel) -> list[BlockPrograms]:
-    """The programs for each group of a model's cache."""
-    groups = loaded.shapes.groups
-    return [
-        BlockPrograms(group, each_array(cache))
-        for group, cache in zip(groups, loaded.state.caches, strict=True)
-    ]

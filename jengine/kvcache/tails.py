@@ -1,0 +1,72 @@
+"""Tails: what requests that ended have written of their last blocks, which need not be full.
+
+In: requests that fork, as they end and begin. Out: how far one can begin behind another, and the
+content it begins with a copy of. A fork knows all tokens of another request and one more, so with
+the copy it runs that one alone, where a prefix hit would end at the last full block, or at the last
+state that recurrent layers keep. Must not know blocks, or how they are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jengine.kvcache.group_cache import GroupCache
+from jengine.kvcache.prefix_lookup import PrefixLookup
+from jengine.request import Request
+
+# Share of the smallest group that tails may fill before the oldest is forgotten: they are read by
+# the next step of a search or never, and would push out prefixes that others read.
+SHARE = 1 / 2
+
+
+class Tails:
+    """The tails that can be found, oldest first. Groups keep them as they keep full blocks."""
+
+    def __init__(self, groups: Sequence[GroupCache], prefixes: PrefixLookup) -> None:
+        self._groups, self._prefixes = groups, prefixes
+        self._kept: dict[bytes, None] = {}
+
+    def begins_at(self, request: Request, hit: int) -> int:
+        """Tokens that a request need not compute: those of its prefix hit, or more by a tail."""
+        tokens = request.num_known - 1
+        if not request.wire.forks or hit >= tokens or not self._prefixes.may_read(request):
+            return hit
+        before, tail = self._parts(request, tokens)
+        has_tail = tail in self._kept and all(
+            group.has_tail(before, tail) for group in self._groups
+        )
+        return tokens if has_tail else hit
+
+    def parts_of_hit(self, request: Request, hit: int) -> tuple[list[bytes], bytes]:
+        """The contents of the blocks that a request shares which begins after so many tokens, and
+        of the one that it begins with a copy of; empty: none."""
+        if not request.wire.forks or self._prefixes.find(request) >= hit:
+            return self._prefixes.contents_of_hit(request, hit), b""
+        return self._parts(request, hit)
+
+    def keep(self, request: Request, holder: int) -> None:
+        """Let others find the tail of all that a request has computed. No step in flight runs it
+        on."""
+        before, tail = self._parts(request, request.num_computed)
+        for group in self._groups:
+            group.publish_tail(holder, before, tail)
+        self._kept.pop(tail, None)
+        self._kept[tail] = None
+        most = max(1, int(min(group.num_units for group in self._groups) * SHARE))
+        while len(self._kept) > most:
+            self._forget(next(iter(self._kept)))
+
+    def forget_all(self) -> None:
+        """Find none of them any more."""
+        for tail in list(self._kept):
+            self._forget(tail)
+
+    def _parts(self, request: Request, tokens: int) -> tuple[list[bytes], bytes]:
+        """The contents of the blocks before the last one of so many tokens, and of that."""
+        tail = self._prefixes.tail(request, tokens)
+        return self._prefixes.contents_of_hit(request, tokens - 1), tail
+
+    def _forget(self, tail: bytes) -> None:
+        del self._kept[tail]
+        for group in self._groups:
+            group.forget_tail(tail)
