@@ -75,7 +75,10 @@ class ServedWeights:
         if name not in self._arrays:
             raise CheckpointError(f"there is no parameter {name!r}.")
         if self._last is None or self._last[0] != name:
-            self._last = name, bytes_of(np.asarray(self._arrays[name]))
+            try:
+                self._last = name, bytes_of(np.asarray(self._arrays[name]))
+            except RuntimeError as error:  # the array was deleted meanwhile
+                raise CheckpointError("parameters are being replaced. Start again.") from error
         return self._last[1][begin:end]
 
 

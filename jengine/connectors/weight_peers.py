@@ -171,7 +171,13 @@ class WeightClient:
                 " s. Is an engine serving its weights there, with the same secret?"
             )
         head, *frames = socket.recv_multipart(copy=False)
-        header = msgspec.msgpack.decode(head.buffer, type=Header)
+        try:
+            header = msgspec.msgpack.decode(head.buffer, type=Header)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise CheckpointError(
+                f"load_format='peer': {self._peer} sent what is no answer ({error}). Does the same "
+                "version of jengine serve its weights there?"
+            ) from error
         if header.problem:
             raise CheckpointError(f"load_format='peer': {self._peer} says: {header.problem}")
         data = frames[0].buffer if frames else memoryview(b"")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jengine.connectors.curve import checked_secret, tcp
-from jengine.connectors.settings import known_keys
+from jengine.connectors.settings import MOST_SECONDS, is_number, is_whole, known_keys
 from jengine.errors import ConfigError
 
 NAME = "model_loader_extra_config"
@@ -53,10 +53,13 @@ def weight_settings(load_format: str, config: Mapping[str, Any] | None) -> Weigh
     if not config:
         return None
     readers, seconds = config.get("readers", 4), config.get("timeout_seconds", 60.0)
-    if not isinstance(readers, int) or not 1 <= readers <= 64:
+    if not is_whole(readers) or not 1 <= readers <= 64:
         raise ConfigError(f"{NAME}['readers']={readers!r}: expected a number from 1 to 64.")
-    if not isinstance(seconds, (int, float)) or seconds <= 0:
-        raise ConfigError(f"{NAME}['timeout_seconds']={seconds!r}: expected a number above 0.")
+    if not is_number(seconds) or not 0 < seconds <= MOST_SECONDS:
+        raise ConfigError(
+            f"{NAME}['timeout_seconds']={seconds!r}: expected a number above 0, at most "
+            f"{MOST_SECONDS:g}."
+        )
     secret = config.get("secret") or os.environ.get(SECRET_VARIABLE)
     return WeightSettings(
         secret=checked_secret(f"{NAME}['secret'], or {SECRET_VARIABLE}", secret),

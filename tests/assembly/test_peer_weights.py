@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -97,12 +100,11 @@ class Declared:
 
 def test_weights_that_were_replaced_are_refused(served: tuple[Source, WeightSettings]) -> None:
     source, settings = served
-    client = WeightClient(settings)
-    listed = client.listed()
-    source.version += 1
-    with pytest.raises(CheckpointError, match="replaced meanwhile"):
-        client.piece("w", listed.version, 0, 4)
-    client.close()
+    with contextlib.closing(WeightClient(settings)) as client:
+        listed = client.listed()
+        source.version += 1
+        with pytest.raises(CheckpointError, match="replaced meanwhile"):
+            client.piece("w", listed.version, 0, 4)
 
 
 def test_damage_is_seen(
@@ -110,10 +112,11 @@ def test_damage_is_seen(
 ) -> None:
     _, settings = served
     monkeypatch.setattr(WeightServer, "_answer", damaged(WeightServer._answer))
-    client = WeightClient(settings)
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with (
+        contextlib.closing(WeightClient(settings)) as client,
+        pytest.raises(CheckpointError, match="is damaged"),
+    ):
         client.piece("w", 7, 0, 40)
-    client.close()
 
 
 def damaged(answer: Any) -> Any:
@@ -124,6 +127,28 @@ def damaged(answer: Any) -> Any:
     return changed
 
 
+def test_what_is_no_answer_is_named(
+    served: tuple[Source, WeightSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, settings = served
+    monkeypatch.setattr(WeightServer, "_answer", lambda *_: [b"\xc1"])
+    with (
+        contextlib.closing(WeightClient(settings)) as client,
+        pytest.raises(CheckpointError, match="sent what is no answer"),
+    ):
+        client.listed()
+
+
+def test_parameters_that_are_deleted_meanwhile_are_refused() -> None:
+    array = jnp.arange(4.0)
+    loaded: Any = SimpleNamespace(leaves=(array,), parameters=lambda: {"w": array})
+    source = peer_weights.ServedWeights(loaded)
+    version = source.listed().version
+    array.delete()
+    with pytest.raises(CheckpointError, match=r"being replaced\. Start again"):
+        source.piece("w", version, 0, 4)
+
+
 def test_another_secret_is_not_let_in(served: tuple[Source, WeightSettings]) -> None:
     _, good = served
     assert good.peer is not None
@@ -132,10 +157,11 @@ def test_another_secret_is_not_let_in(served: tuple[Source, WeightSettings]) -> 
         "peer", {"peer": where, "secret": SECRET[::-1], "timeout_seconds": 0.3}
     )  # fmt: skip
     assert other is not None
-    client = WeightClient(other)
-    with pytest.raises(CheckpointError, match=r"did not answer within 0.3 s.*same secret"):
+    with (
+        contextlib.closing(WeightClient(other)) as client,
+        pytest.raises(CheckpointError, match=r"did not answer within 0.3 s.*same secret"),
+    ):
         client.listed()
-    client.close()
 
 
 def test_another_model_is_named() -> None:
@@ -151,6 +177,9 @@ def test_another_model_is_named() -> None:
         ("peer", {"peer": "a", "secret": SECRET}, r"\['peer'\]='a': expected 'host:port'"),
         ("peer", {"peer": "a:1"}, "JENGINE_WEIGHTS_SECRET"),
         ("peer", {"peer": "a:1", "secret": SECRET, "readers": 0}, "readers"),
+        ("peer", {"peer": "a:1", "secret": SECRET, "readers": True}, "readers"),
+        ("peer", {"peer": "a:1", "secret": SECRET, "timeout_seconds": math.inf}, "timeout_seconds"),
+        ("peer", {"peer": "a:1", "secret": 5}, "expected a text, found int"),
         ("auto", {"sever": "a:1"}, "no key 'sever'"),
     ],
 )
