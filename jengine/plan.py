@@ -39,6 +39,9 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     allowed_ids: list[int] | None = None
     bad_words: list[list[int]] = []
     logprobs: int | None = None  # None: not wanted; 0: the sampled token only; -1: all
+    # Ids whose log-probabilities are wanted in place of the likeliest tokens'; `logprobs` is then
+    # their number.
+    logprob_ids: list[int] = []
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None  # what the answer must follow
     thinking: ThinkingBudget | None = None  # where its reasoning must end
@@ -48,8 +51,13 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     pools: int = 0
 
     @property
+    def has_sampler_state(self) -> bool:
+        """Whether the device keeps something for the row besides its settings."""
+        return self.adjusts_logits or bool(self.logprob_ids)
+
+    @property
     def adjusts_logits(self) -> bool:
-        """Whether penalties, biases or masks are in use, which need per-row device state."""
+        """Whether penalties, biases or masks are in use."""
         return self.is_masked or self.adjusts_beyond_mask
 
     @property
@@ -84,8 +92,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     prompt_length: int
     sampling: RowSampling
     taps: int = 0  # which set of taps the row uses; 0: none
-    # Where the sampler keeps what adjusts the row's logits: 0: nothing does; otherwise 1 + its row
-    # in the pool of such state.
+    # Where the sampler keeps what adjusts the row's logits, and ids of its own to score: 0:
+    # there is nothing; otherwise 1 + its row in the pool of such state.
     sampler_row: int = 0
     # Which of the step's adapter slots the row uses, from 1 on, and the digest of the adapter that
     # must be there; 0: no adapter.

@@ -11,6 +11,7 @@ import msgspec
 from jengine.errors import RequestError
 
 MAX_N = 16384
+MAX_LOGPROB_TOKEN_IDS = 128
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -56,6 +57,24 @@ def token_ids(name: str, values: Sequence[int]) -> list[int]:
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise RequestError(f"{name}={values!r}: expected a list of token ids.")
     return [integer(f"{name}[{i}]", value, 0, 2**31 - 1) for i, value in enumerate(values)]
+
+
+def checked_logprob_ids(ids: Any, logprobs: int | None) -> list[int] | None:
+    """Ids whose log-probabilities are wanted at each position; `logprobs` must be their number."""
+    if ids is None:
+        return None
+    found, name = token_ids("logprob_token_ids", ids), "logprob_token_ids"
+    if len(found) > MAX_LOGPROB_TOKEN_IDS:
+        raise RequestError(
+            f"{name} has {len(found)} ids, which is greater than max allowed: "
+            f"{MAX_LOGPROB_TOKEN_IDS}."
+        )
+    if logprobs not in (None, len(found)):
+        raise RequestError(
+            f"{name} has {len(found)} ids and logprobs={logprobs}. When both logprobs and {name} "
+            f"are set, logprobs must equal len({name}); or leave logprobs out."
+        )
+    return found
 
 
 def checked_bias(bias: Mapping[int | str, float]) -> dict[int | str, float]:

@@ -17,7 +17,6 @@ BEAMS = "use LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_token
 
 # Names of vLLM that are no field here -> what they need, and values that ask for nothing.
 LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "logprob_token_ids": ("log-probabilities of chosen token ids", (None,)),
     "prompt_logprob_token_ids": ("prompt log-probabilities of chosen token ids", (None,)),
     "prompt_logprob_start": ("prompt log-probabilities of chosen token ids", (None,)),
     "trace_decode_token_ids": ("forced decoding", (None,)),

@@ -24,6 +24,7 @@ from jengine.sampling_checks import (
     MAX_N,
     boolean,
     checked_bias,
+    checked_logprob_ids,
     checked_processors,
     integer,
     logprob_count,
@@ -78,6 +79,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    # Ids whose log-probabilities are wanted in place of the likeliest tokens', at most 128.
+    logprob_token_ids: list[int] | None = None
     # Log-probabilities as arrays (outputs.StepLogprobs) instead of a dict per token.
     flat_logprobs: bool = False
     detokenize: bool = True
@@ -129,6 +132,13 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature < 1e-5
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many log-probabilities each position has besides its token's; None: none at all."""
+        if self.logprobs is None and self.logprob_token_ids:
+            return len(self.logprob_token_ids)
+        return self.logprobs
 
     @property
     def kv_transfer_params(self) -> dict[str, Any] | None:
@@ -185,6 +195,7 @@ class SamplingParams:
             )
         self.logprobs = logprob_count("logprobs", self.logprobs)
         self.prompt_logprobs = logprob_count("prompt_logprobs", self.prompt_logprobs)
+        self.logprob_token_ids = checked_logprob_ids(self.logprob_token_ids, self.logprobs)
         self.routed_experts_prompt_start = integer(
             "routed_experts_prompt_start", self.routed_experts_prompt_start, 0, INT32_LIMIT - 1
         )

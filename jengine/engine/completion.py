@@ -67,7 +67,7 @@ class Completion:
         cut_short = self.transcript.push(delta.token_ids, delta.finish_reason, delta.stop_reason)
         if delta.finish_reason and not self.transcript.finished:
             self.transcript.finish(delta.finish_reason, delta.stop_reason)
-        if self.params.logprobs is not None and delta.logprobs is not None:
+        if self.params.num_logprobs is not None and delta.logprobs is not None:
             new = self.transcript.token_ids[done:]
             self._tokens += new
             self._scores.append(delta.logprobs.cut(0, len(new)))
@@ -88,7 +88,7 @@ class Completion:
             text, token_ids = transcript.take_delta()
         else:
             text, token_ids = transcript.visible_text(), list(transcript.token_ids)
-        wanted = self.params.logprobs is not None
+        wanted = self.params.num_logprobs is not None
         return CompletionOutput(
             index=self.index,
             text=text,

@@ -201,7 +201,8 @@ class InputProcessor:
         return own if params.ignore_eos else [*own, *self.limits.stop_token_ids]
 
     def _sampling(self, params: SamplingParams, prompt: TokensPrompt) -> RowSampling:
-        allowed = params.allowed_token_ids
+        allowed, ids = params.allowed_token_ids, params.logprob_token_ids or []
+        scored = list(dict.fromkeys(self.limits.in_vocabulary("logprob_token_ids", ids)))
         least, most = REPETITION_LIMITS
         return RowSampling(
             temperature=params.temperature,
@@ -218,7 +219,8 @@ class InputProcessor:
             if allowed is None
             else self.limits.in_vocabulary("allowed_token_ids", allowed),
             bad_words=self._bad_words(params),
-            logprobs=self._logprob_count("logprobs", params.logprobs),
+            logprobs=len(scored) or self._logprob_count("logprobs", params.logprobs),
+            logprob_ids=scored,
             prompt_logprobs=self._logprob_count("prompt_logprobs", params.prompt_logprobs),
             grammar=self._grammar_after(prompt, params.structured_outputs),
             thinking=budget_with(params.thinking_token_budget, self._marks),

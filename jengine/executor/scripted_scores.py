@@ -23,10 +23,11 @@ def sampled_scores(
     if most is None:
         return None
     widest = max(map(len, tokens))
-    found = [
-        scores(own + [0] * (widest - len(own)), len(mirror.token_ids) - len(own), most)
-        for mirror, own in zip(mirrors, tokens, strict=True)
-    ]
+    found = []
+    for mirror, own in zip(mirrors, tokens, strict=True):
+        padded = own + [0] * (widest - len(own))
+        first, ids = len(mirror.token_ids) - len(own), mirror.sampling.logprob_ids
+        found.append(scores(padded, first, most, ids))
     return StepLogprobs(*(np.stack(arrays) for arrays in zip(*found, strict=True)))
 
 
@@ -52,11 +53,13 @@ def most_columns(wanted: Iterable[int | None], vocab_size: int) -> int | None:
     return max((vocab_size if count == -1 else count for count in counts), default=None)
 
 
-def scores(tokens: list[int], first: int, columns: int) -> StepLogprobs:
-    """Made-up numbers that depend on token and position only; tokens from position `first`."""
+def scores(tokens: list[int], first: int, columns: int, chosen: Sequence[int] = ()) -> StepLogprobs:
+    """Made-up numbers that depend on token and position only; tokens from position `first`.
+    `chosen` ids stand in place of the likeliest."""
     positions = np.arange(first, first + len(tokens))
     ids = np.tile(np.arange(-1, columns, dtype=np.int32), (len(tokens), 1))
     ids[:, 0] = tokens
+    ids[:, 1 : 1 + len(chosen)] = chosen
     values = -positions.astype(np.float32)[:, None] - ids.astype(np.float32) / 1024
     return StepLogprobs(values, ids, positions.astype(np.int32) % 7)
 

@@ -104,5 +104,6 @@ def params_of(sampling: RowSampling) -> SamplingParams:
         allowed_token_ids=sampling.allowed_ids,
         stop_token_ids=sampling.stop_ids,
         logprobs=sampling.logprobs,
+        logprob_token_ids=sampling.logprob_ids or None,
         extra_args=sampling.extra_args,
     )

@@ -181,6 +181,7 @@ def together(each: Sequence[Features]) -> Features:
             random=any(one.sampling.random for one in each),
             adjust=any(one.sampling.adjust for one in each),
             logprobs=most([one.sampling.logprobs for one in each]),
+            own_ids=any(one.sampling.own_ids for one in each),
             processors=by_number([one.sampling.processors for one in each]),
         ),
         prompt_logprobs=most([one.prompt_logprobs for one in each]),

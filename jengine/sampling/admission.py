@@ -11,6 +11,7 @@ import numpy as np
 
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
+MAX_LOGPROB_IDS = 128
 
 # A bad word is recognised by the tokens before its last one.
 LONGEST_HISTORY = MAX_BAD_WORD_TOKENS
@@ -31,6 +32,7 @@ class Admission(NamedTuple):
     bad_word_of: np.ndarray  # i32[1024]
     bad_word_distance: np.ndarray  # i32[1024]
     mask: np.ndarray  # i32[V / 32]
+    logprob_ids: np.ndarray  # i32[logprob_width]
 
 
 def history_length(max_len: int) -> int:
@@ -43,10 +45,16 @@ def mask_words(vocab: int) -> int:
     return -(-vocab // 32)
 
 
+def logprob_width(vocab: int) -> int:
+    """Most ids of its own, each of them another, that a row may have scored."""
+    return min(vocab, MAX_LOGPROB_IDS)
+
+
 def row_bytes(vocab: int, max_len: int, masked_drafts: int = 0) -> int:
     """Bytes of one row of the sampler's pool, with masks for so many drafts."""
     masks = (1 + masked_drafts) * mask_words(vocab)
-    words = 2 * vocab + masks + history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS
+    lists = history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS + logprob_width(vocab)
+    words = 2 * vocab + masks + lists
     return words * np.dtype(np.int32).itemsize
 
 
@@ -65,6 +73,7 @@ def pack_admission(
     allowed: Sequence[int] | None = None,
     stop: Iterable[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
+    logprob_ids: Sequence[int] = (),
 ) -> Admission:
     """Everything the device keeps for one row.
 
@@ -83,7 +92,16 @@ def pack_admission(
         *_flatten(bad_words, vocab),
         # All tokens, until a plan brings the mask of a grammar.
         mask=np.full(mask_words(vocab), -1, np.int32),
+        logprob_ids=_logprob_ids(logprob_ids, vocab),
     )
+
+
+def _logprob_ids(ids: Sequence[int], vocab: int) -> np.ndarray:
+    own = np.full(logprob_width(vocab), -1, np.int32)
+    if len(ids) > len(own):
+        raise ValueError(f"{len(ids)} ids to score, expected at most {len(own)}")
+    own[: len(ids)] = _checked("ids to score", ids, vocab)
+    return own
 
 
 def _history(known: np.ndarray, length: int) -> np.ndarray:

@@ -93,7 +93,10 @@ def sample(
         recorded = (tokens >= 0) & inputs.adjusted.astype(bool)
         recorded = recorded if counts is None else recorded & counts
         state = record(kept, inputs.adjusted - 1, inputs.positions, tokens, recorded)
-    logprobs = _logprobs(allowed, processed, tokens, features, rows)
+    own = None
+    if features.own_ids:
+        own = _kept_ids(kept, inputs)
+    logprobs = _logprobs(allowed, processed, tokens, features, rows, own)
     return SampleOutput(tokens, logprobs, counts), state
 
 
@@ -150,11 +153,23 @@ def _draw(
         return rows.best_tokens(logits + rows.gumbel(keys, logits.shape[1])), logits
 
 
+def _kept_ids(kept: RowState | None, inputs: SamplingInput) -> Array:
+    if kept is None:
+        raise ValueError("features.own_ids needs features.adjust: the ids are in the RowState")
+    ids = kept.logprob_ids.at[inputs.adjusted - 1].get(mode="clip")  # [S, P]
+    return jnp.where(inputs.adjusted[:, None] > 0, ids, -1)
+
+
 def _logprobs(
-    raw: Array, processed: Array, tokens: Array, features: SamplingFeatures, rows: RowOperations
+    raw: Array,
+    processed: Array,
+    tokens: Array,
+    features: SamplingFeatures,
+    rows: RowOperations,
+    own: Array | None,
 ) -> Logprobs | None:
     if features.logprobs is None:
         return None
     source = raw if features.logprobs_mode.startswith("raw") else processed
     parts = rows.softmax_parts if features.logprobs_mode.endswith("logprobs") else None
-    return gather_logprobs(source, tokens, features.logprobs, parts)
+    return gather_logprobs(source, tokens, features.logprobs, parts, own)

@@ -1,4 +1,4 @@
-"""The sampler's state between steps, for requests with penalties, bias or masks.
+"""The sampler's state between steps, for requests with penalties, bias, masks or ids to score.
 
 A pool: a request that needs it gets one of its rows, which need not be its engine row. In:
 Admission arrays and sampled tokens. Out: the next RowState, written in place when the
@@ -17,6 +17,7 @@ from jengine.sampling.admission import (
     MAX_BAD_WORD_TOKENS,
     Admission,
     history_length,
+    logprob_width,
     mask_words,
 )
 
@@ -36,6 +37,8 @@ class RowState(NamedTuple):
     # i32[A, 1 + K, W] a bit per token that may be sampled next, and after each of K drafts; W:
     # `mask_words`
     mask: Array
+    # i32[A, P] ids whose log-probabilities are wanted, filled up with -1; P: `logprob_width`
+    logprob_ids: Array
 
 
 def empty_row_state(rows: int, vocab: int, max_len: int, masked_drafts: int = 0) -> RowState:
@@ -49,6 +52,7 @@ def empty_row_state(rows: int, vocab: int, max_len: int, masked_drafts: int = 0)
         bad_word_of=jnp.full(flat, -1, jnp.int32),
         bad_word_distance=jnp.full(flat, -1, jnp.int32),
         mask=jnp.full((rows, 1 + masked_drafts, mask_words(vocab)), -1, jnp.int32),
+        logprob_ids=jnp.full((rows, logprob_width(vocab)), -1, jnp.int32),
     )
 
 

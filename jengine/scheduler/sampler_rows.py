@@ -1,4 +1,4 @@
-"""The pool of sampler state for requests with penalties, biases or masks.
+"""The pool of sampler state for requests with penalties, biases, masks or ids to score.
 
 Like rows and blocks it is a limit that requests wait for in line. A pool of fixed size rather than
 one that grows: growing would change the shape of the step's state, so that every program would be
@@ -20,11 +20,11 @@ class SamplerRows:
 
     def have_room(self, request: Request) -> bool:
         """Whether this request can run now."""
-        return bool(self._free) or not request.wire.sampling.adjusts_logits
+        return bool(self._free) or not request.wire.sampling.has_sampler_state
 
     def take(self, request: Request) -> None:
         """Give a request that starts the row that it needs, if it needs one."""
-        if request.wire.sampling.adjusts_logits:
+        if request.wire.sampling.has_sampler_state:
             request.sampler_row = heapq.heappop(self._free)
 
     def give_back(self, request: Request) -> None:

@@ -387,7 +387,7 @@ def test_later_engine_features_are_named(
     ("name", "feature"),
     [
         ("trace_decode_token_ids", "forced decoding"),
-        ("logprob_token_ids", "log-probabilities of chosen"),
+        ("prompt_logprob_token_ids", "log-probabilities of chosen"),
     ],
 )
 def test_later_parameters_are_named(name: str, feature: str) -> None:

@@ -155,7 +155,7 @@ def test_a_budget_travels_as_plain_data() -> None:
     sampling = RowSampling(thinking=ThinkingBudget(5, marks_of("(", ")", "so)")), stop_ids=[EOS])
     data = msgspec.msgpack.encode(sampling)
     assert msgspec.msgpack.decode(data, type=RowSampling) == sampling
-    assert sampling.is_masked and sampling.adjusts_logits and not sampling.adjusts_beyond_mask
+    assert sampling.is_masked and sampling.has_sampler_state and not sampling.adjusts_beyond_mask
 
 
 @pytest.mark.parametrize("value", [-2, 1.0, True, "5", [1], float("nan")])

@@ -34,7 +34,7 @@ def needs(*sampling: dict[str, Any], samples: list[bool] | None = None, decodes:
     count = len(sampling)
     settings = [RowSampling(**one) for one in sampling]
     new_rows = [
-        NewRow(i, [1, 2], 2, one, sampler_row=(i + 1) * one.adjusts_logits)
+        NewRow(i, [1, 2], 2, one, sampler_row=(i + 1) * one.has_sampler_state)
         for i, one in enumerate(settings)
     ]
     rows = Rows(SHAPES)
@@ -62,6 +62,7 @@ def features(prompt: int | None = None, **sampling: Any) -> Features:
         ({"min_tokens": 2}, features()),
         ({"logprobs": 0}, features(logprobs=0)),
         ({"logprobs": 7}, features(logprobs=7)),
+        ({"logprobs": 2, "logprob_ids": [3, 4]}, features(adjust=True, logprobs=0, own_ids=True)),
         ({"logprobs": -1}, features(logprobs=VOCAB)),
         ({"prompt_logprobs": 2}, features(2)),
         ({"prompt_logprobs": -1}, features(VOCAB)),

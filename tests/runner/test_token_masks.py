@@ -30,4 +30,4 @@ def test_padding_is_out_of_range_and_allows_everything() -> None:
 
 def test_a_row_with_a_grammar_has_a_row_in_the_samplers_pool() -> None:
     grammar = GrammarSpec(kind="regex", text="a")
-    assert RowSampling(grammar=grammar).adjusts_logits and not RowSampling().adjusts_logits
+    assert RowSampling(grammar=grammar).has_sampler_state and not RowSampling().has_sampler_state

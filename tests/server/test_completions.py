@@ -243,7 +243,7 @@ def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str) -
 
 
 def test_what_is_not_built(client: TestClient) -> None:
-    body = {"prompt": "a", "logprob_token_ids": [5]}
+    body = {"prompt": "a", "watermarking": True}
     error_of(client.post(PATH, json=body), 501)
 
 

@@ -29,6 +29,7 @@ def needed(
             random=bool((settings["temperature"][sampling] > 0).any()),
             adjust=bool(settings["adjusted"][sampling].any()),
             logprobs=most_wanted(settings["logprobs"][sampling], vocab_size),
+            own_ids=bool(settings["own_ids"][sampling].any()),
             processors=()
             if processors is None
             else processors.of(settings["processors"][sampling]),

@@ -32,7 +32,12 @@ def ending_ids(new: NewRow) -> list[int]:
 SETTINGS: dict[str, RowSetting] = {
     **ROW_SETTINGS,
     # 0: not wanted; otherwise 1 + k, and -1 for the whole vocabulary.
-    "logprobs": RowSetting("int32", lambda new: wanted_columns(new.sampling.logprobs)),
+    # The sampler's table has columns for ids of the row's own.
+    "logprobs": RowSetting(
+        "int32",
+        lambda new: wanted_columns(0 if new.sampling.logprob_ids else new.sampling.logprobs),
+    ),
+    "own_ids": RowSetting("int32", lambda new: len(new.sampling.logprob_ids)),
     "prompt_logprobs": RowSetting(
         "int32", lambda new: wanted_columns(new.sampling.prompt_logprobs)
     ),

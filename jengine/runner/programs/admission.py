@@ -29,7 +29,7 @@ class RowAdmission:
         return self._placed(state, 0, nothing)
 
     def admit(self, state: StepState, new_rows: Iterable[NewRow]) -> StepState:
-        """The state with the settings of those new rows whose logits are adjusted."""
+        """The state with the settings of those new rows that the sampler keeps state for."""
         for new in new_rows:
             if new.sampler_row:
                 state = self._placed(state, new.sampler_row - 1, self._packed(new))
@@ -47,6 +47,7 @@ class RowAdmission:
             allowed=sampling.allowed_ids,
             stop=sampling.stop_ids,
             bad_words=sampling.bad_words,
+            logprob_ids=sampling.logprob_ids,
         )
 
     def _placed(self, state: StepState, row: int, admission: Admission) -> StepState:

@@ -137,7 +137,7 @@ class Programs:
             raise UnexpectedCompile(
                 f"strict mode: step {bucket} with features {features} was not compiled in warm-up. "
                 "Add its variant to compilation_config['variants'], or use strict=False, which "
-                "capture, intervene and prompt_embeds always need."
+                "capture, intervene, prompt_embeds and logprob_token_ids always need."
             )
         if self._warm:  # said before, as a large model's program takes a minute
             logger.warning(

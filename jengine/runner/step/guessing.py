@@ -75,7 +75,7 @@ class Guessing:
         that token will be sampled: two equal distributions then give the same token."""
         own: SamplingInput = jax.tree.map(lambda x: x[self.ends.slots], self.hidden.sampling)
         own = own._replace(rows=self.ends.rows, positions=self.ends.positions + 1 + index)
-        plain = {"adjust": False, "logprobs": None, "processors": ()}
+        plain = {"adjust": False, "logprobs": None, "own_ids": False, "processors": ()}
         features = replace(self.program.features.sampling, **plain)
         found, _ = sample(
             logits, None, own, features=features, key_data=jnp.zeros(2, jnp.uint32),

@@ -43,11 +43,13 @@ class Features:
     @property
     def is_rare(self) -> bool:
         """Whether no variant that is compiled ahead has them."""
-        return bool(self.own_functions)
+        return bool(self.own_functions) or self.sampling.own_ids
 
     def with_rare_of(self, other: Features) -> Features:
-        """These features, with the functions of others and their input of embeddings."""
-        sampling = replace(self.sampling, processors=other.sampling.processors)
+        """These features, with the functions of others, their rows' own ids to score and their
+        input of embeddings."""
+        rare = other.sampling
+        sampling = replace(self.sampling, processors=rare.processors, own_ids=rare.own_ids)
         return replace(self, sampling=sampling, taps=other.taps, embeds=other.embeds)
 
     def covers(self, other: Features) -> bool:
@@ -60,6 +62,7 @@ class Features:
             and holds(self.prompt_logprobs, other.prompt_logprobs)
             and self.adapters >= other.adapters
             and self.drafts >= other.drafts
+            and mine.own_ids == theirs.own_ids
             and self.own_functions == other.own_functions
             and self.embeds == other.embeds
             and POOLED_AS.index(self.pooling) >= POOLED_AS.index(other.pooling)
@@ -82,6 +85,7 @@ class Features:
             "random": self.sampling.random,
             "adjust": self.sampling.adjust,
             f"logprobs={self.sampling.logprobs}": self.sampling.logprobs is not None,
+            "own_ids": self.sampling.own_ids,
             f"prompt_logprobs={self.prompt_logprobs}": self.prompt_logprobs is not None,
             "drafts": self.drafts,
             "adapters": self.adapters,

@@ -104,6 +104,11 @@ def check_chat(request: ChatRequest, settings: ServerSettings) -> None:
             400, "top_logprobs needs logprobs=true. Set it, or leave top_logprobs out.",
             param="top_logprobs",
         )  # fmt: skip
+    if request.logprob_token_ids and not request.logprobs:
+        raise ApiError(
+            400, "when using `logprob_token_ids`, `logprobs` must be set to true.",
+            param="logprob_token_ids",
+        )  # fmt: skip
     if request.top_logprobs is not None and request.top_logprobs < -1:
         raise ApiError(
             400, f"top_logprobs={request.top_logprobs}: expected 0 or more, or -1 for all.",

@@ -115,7 +115,7 @@ class ChatTexts:
         """The log-probabilities of what is new."""
         if not (self.request.logprobs and self.shows_tokens):
             return None
-        count = self.request.top_logprobs or 0
+        count = None if self.request.logprob_token_ids else self.request.top_logprobs or 0
         return self._format.chat(one.token_ids, one.logprobs or [], count)  # type: ignore[arg-type]
 
     def token_ids(self, one: CompletionOutput) -> list[int] | None:

@@ -41,10 +41,27 @@ def check_completion(request: CompletionRequest, settings: ServerSettings) -> No
             f"max_tokens={request.max_tokens}: expected at least 1, or 0 with echo=true.",
             param="max_tokens",
         )
+    if request.logprob_token_ids:
+        _check_own_ids(request, scores_only=bool(scores_only))
     if request.logprobs is not None and request.logprobs < -1:
         raise ApiError(
             400, f"logprobs={request.logprobs}: expected 0 or more, or -1 for all.",
             param="logprobs",
+        )  # fmt: skip
+
+
+def _check_own_ids(request: CompletionRequest, *, scores_only: bool) -> None:
+    if scores_only:
+        raise ApiError(
+            400,
+            "`logprob_token_ids` is not supported when `echo=True` and `max_tokens=0` because no "
+            "output tokens are generated.",
+            param="logprob_token_ids",
+        )
+    if request.logprobs is None:
+        raise ApiError(
+            400, "when using `logprob_token_ids`, `logprobs` must be set.",
+            param="logprob_token_ids",
         )  # fmt: skip
 
 

@@ -70,4 +70,6 @@ class CompletionTexts:
         if echo:
             tokens = [*output.prompt_token_ids, *tokens]
             tables = [*(output.prompt_logprobs or []), *tables]  # type: ignore[misc]
+        if self.request.logprob_token_ids:
+            count = -1  # all that each table has
         return self._format.completion(tokens, tables, count, offset)

@@ -27,6 +27,7 @@ class BeamFields(Protocol):
     response_format: dict[str, Any] | None
     structured_outputs: dict[str, Any] | None
     thinking_token_budget: int | None
+    logprob_token_ids: list[int] | None
 
 
 def check_beams(request: BeamFields) -> None:
@@ -47,6 +48,7 @@ def check_beams(request: BeamFields) -> None:
         "response_format": not plain_text,
         "structured_outputs": request.structured_outputs is not None,
         "stream": bool(request.stream),
+        "logprob_token_ids": bool(request.logprob_token_ids),
         "thinking_token_budget": request.thinking_token_budget not in (None, -1),
     }
     for name, is_asked in impossible.items():

@@ -109,8 +109,11 @@ class LogprobFormat:
             result.top_logprobs.append(None if table is None else self._top(table, count))
         return result
 
-    def chat(self, token_ids: Sequence[int], tables: Sequence[Table], count: int) -> ChatLogprobs:
-        """The entries of a message's tokens, with `count` of the likeliest each."""
+    def chat(
+        self, token_ids: Sequence[int], tables: Sequence[Table], count: int | None
+    ) -> ChatLogprobs:
+        """The entries of a message's tokens, with `count` of the likeliest each (-1: all); None:
+        with all that the tables have, in their order."""
         return ChatLogprobs(
             [
                 self._chat_token(token, table, count)
@@ -118,9 +121,12 @@ class LogprobFormat:
             ]
         )
 
-    def _chat_token(self, token: int, table: Table, count: int) -> TokenLogprob:
-        own = self._text(token, table[token])
-        best = sorted(table.items(), key=lambda item: item[1].rank or 0)
+    def _chat_token(self, token: int, table: Table, count: int | None) -> TokenLogprob:
+        own, best = self._text(token, table[token]), list(table.items())
+        if count is None:
+            count = -1
+        else:
+            best.sort(key=lambda item: item[1].rank or 0)
         top = [
             TopLogprob(text := self._text(other, entry), finite(entry.logprob), _bytes(text))
             for other, entry in (best if count < 0 else best[:count])

@@ -45,11 +45,11 @@ SAMPLING = (
     "repetition_penalty", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens",
     "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
     "logit_bias", "allowed_token_ids", "n", "routed_experts_prompt_start",
-    "repetition_detection", "thinking_token_budget",
+    "repetition_detection", "thinking_token_budget", "logprob_token_ids",
 )  # fmt: skip
 # Fields of features that are not built; SamplingParams refuses values that ask for something.
 UNBUILT = (
-    "best_of", "logprob_token_ids", "watermarking",
+    "best_of", "watermarking",
 )  # fmt: skip
 
 
@@ -104,11 +104,11 @@ class CommonFields(msgspec.Struct, kw_only=True):
     vllm_xargs: dict[str, Any] | None = None  # plain data for logits processors of the engine
     kv_transfer_params: dict[str, Any] | None = None  # for the engine's KV connector
     thinking_token_budget: int | None = None
+    logprob_token_ids: TokenIds | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     # Known, and refused by SamplingParams where they ask for something.
     best_of: int | None = None
-    logprob_token_ids: list[int] | None = None
     repetition_detection: dict[str, Any] | None = None
     watermarking: bool | None = None
     prompt_embeds: Any = None
@@ -181,6 +181,10 @@ def sampling_params(
     if request.use_beam_search:
         return beam_search_params(request, defaults, chosen["max_tokens"])
     named = {name: getattr(request, name) for name in (*SAMPLING, *UNBUILT)}
+    if named["logprob_token_ids"]:
+        chosen["logprobs"] = None  # the number that the request gives with them says nothing
+    else:
+        named["logprob_token_ids"] = None  # no ids are as none: that number counts
     given = {name: value for name, value in named.items() if value is not None}
     usual = {name: value for name, value in defaults.items() if name != "max_tokens"}
     chosen.setdefault("structured_outputs", structured_outputs(request))
