@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jengine import SamplingParams
+from jengine.connectors.kv_events import BlockStored, Event
+from jengine.kvcache.event_log import EventLog
 from tests.api.engines import is_idle, rebuilt, tiny_engine
 from tests.lora.engines import GREEDY, PLAIN, PROMPTS, TARGETS, Expected, Setup, check
 
@@ -70,3 +72,23 @@ def test_prompt_logprobs_are_those_of_the_adapter(made: Setup) -> None:
         for found, truth in zip(output.prompt_logprobs[1:], scores[1:], strict=True):
             for token, entry in truth.items():
                 np.testing.assert_allclose(found[token].logprob, entry.logprob, atol=2e-4)
+
+
+def test_events_of_blocks_name_the_adapter_as_its_user_does(made: Setup) -> None:
+    batches: list[list[Event]] = []
+    cache = made.llm.engine.in_process.core.scheduler.cache
+    made.llm.reset_prefix_cache()
+    cache.listeners.tell(EventLog(cache.block_size, batches.append, cache.config.groups), list)
+    try:
+        for name in ("all", None):
+            lora = None if name is None else made.adapters[name]
+            made.llm.generate(PROMPTS[1:2], GREEDY, use_tqdm=False, lora_request=lora)
+    finally:
+        cache.listeners.close()
+    stored = [event for batch in batches for event in batch if isinstance(event, BlockStored)]
+    lora = made.adapters["all"]
+    told = {(event.lora_name, event.lora_id) for event in stored}
+    assert told == {(lora.lora_name, lora.lora_int_id), (None, None)}
+    for event in stored:
+        assert event.extra_keys is not None
+        assert set(event.extra_keys) == {(event.lora_name,) if event.lora_name else None}
