@@ -103,14 +103,14 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: SampleLogprobs | StepLogprobs | None = None
+    # u8 or u16 [tokens that ran, layers, chosen], once it is complete: the experts that each token
+    # picked, from `routed_experts_prompt_start` on; zeros for layers without experts.
+    routed_experts: np.ndarray | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: LoRARequest | None = None
     # Tap point -> f32 [tokens that ran, width]: prompt and answer but for its last token.
-    captured: dict[str, np.ndarray] | None = None
-    # u8 or u16 [tokens that ran, layers, chosen], once it is complete: the experts that each token
-    # picked, from `routed_experts_prompt_start` on; zeros for layers without experts.
-    routed_experts: np.ndarray | None = None
+    captured: dict[str, np.ndarray] | None = field(default=None, repr=False)
 
     def finished(self) -> bool:
         """Whether the answer is complete."""
@@ -175,9 +175,12 @@ class RequestOutput:
     kv_transfer_params: dict[str, Any] | None = None  # at the end: for the engine that goes on
     weight_version: int = 0
     error: str | None = None
-    engine_lost: bool = False  # the error: another engine may answer the same request
-    refused: bool = False  # the error says what is wrong with the request, which never ran
-    pooled: np.ndarray | None = None  # what a pooling model made of it, as the device gave it
+    # The error: another engine may answer the same request.
+    engine_lost: bool = field(default=False, repr=False)
+    # The error says what is wrong with the request, which never ran.
+    refused: bool = field(default=False, repr=False)
+    # What a pooling model made of it, as the device gave it.
+    pooled: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def captured(self) -> dict[str, np.ndarray] | None:

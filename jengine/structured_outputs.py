@@ -37,7 +37,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, begins_after=()) if self.begins_after else self
 
 
-@dataclass(kw_only=True)
+@dataclass
 class StructuredOutputsParams:
     """Exactly one of json, regex, choice, grammar, json_object and structural_tag."""
 

@@ -52,8 +52,18 @@ def refuse_others(owner: str, given: Mapping[str, Any], known: Iterable[str] = (
             )
 
 
-def chat_options(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of chat templates among the arguments; others are refused."""
+def chat_options(
+    owner: str, given: Mapping[str, Any], in_order: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """The options of chat templates, given by name or in the order of vLLM's signature."""
+    if len(in_order) > len(CHAT_OPTIONS):
+        raise TypeError(
+            f"{owner} got {len(in_order)} positional options; it knows {', '.join(CHAT_OPTIONS)}."
+        )
+    by_order = dict(zip(CHAT_OPTIONS, in_order, strict=False))
+    for name in by_order.keys() & given.keys():
+        raise TypeError(f"{owner} got multiple values for argument {name!r}.")
+    given = {**by_order, **given}
     others = {name: value for name, value in given.items() if name not in CHAT_OPTIONS}
     refuse_others(owner, others, CHAT_OPTIONS)
     return {name: value for name, value in given.items() if name in CHAT_OPTIONS}
@@ -72,6 +82,20 @@ def as_list(prompts: Any) -> list[Any]:
     if items and all(hasattr(item, "__index__") and not isinstance(item, bool) for item in items):
         return [prompts]  # one prompt of token ids
     return items
+
+
+def with_media_options(prompts: Any, options: Mapping[str, Any] | None) -> Any:
+    """The prompts with these options for the model's processor, unless they name their own."""
+    if options is None:
+        return prompts
+    return [{"mm_processor_kwargs": options, **as_mapping(one)} for one in as_list(prompts)]
+
+
+def as_mapping(prompt: Any) -> Mapping[str, Any]:
+    """A prompt in any of its forms as one with names."""
+    if isinstance(prompt, Mapping):
+        return prompt
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
 
 
 def as_conversations(messages: Any) -> list[Any]:

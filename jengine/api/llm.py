@@ -16,7 +16,7 @@ import jax
 import jengine
 from jengine.api import arrays
 from jengine.api.answering import Progress
-from jengine.api.arguments import Loras, Params, chat_options, refuse_others
+from jengine.api.arguments import Loras, Params, chat_options, refuse_others, with_media_options
 from jengine.api.arrays import GenerateResult, Scores
 from jengine.api.beams import beam_search
 from jengine.api.pooling.engine import PoolingEngine
@@ -53,6 +53,7 @@ class LLM(PoolingEngine):
         capture: str | Sequence[str] | None = None,
         intervene: Mapping[str, Intervention] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Answer prompts; outputs come in the order of the prompts.
@@ -66,9 +67,11 @@ class LLM(PoolingEngine):
         positions; what they return flows on, for the tokens of these prompts only. Both are
         compiled into the step: give the same function again, not an equal one, to use it again.
 
-        `tokenization_kwargs` are options of text.tokenization, such as truncate_prompt_tokens.
+        `tokenization_kwargs` are options of text.tokenization, such as truncate_prompt_tokens, and
+        `mm_processor_kwargs` those of the model's processor, for prompts that name none.
         """
         refuse_others("generate", others)
+        prompts = with_media_options(prompts, mm_processor_kwargs)
         prompts = self._front.tokenized(prompts, tokenization_kwargs)
         with self._taps(capture, intervene) as taps:
             return self._answering.answer(
@@ -81,19 +84,20 @@ class LLM(PoolingEngine):
         sampling_params: Params = None,
         use_tqdm: Progress = True,
         lora_request: Loras = None,
-        *,
         priority: int | Sequence[int] | None = None,
+        *in_order: Any,
         capture: str | Sequence[str] | None = None,
         intervene: Mapping[str, Intervention] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several.
 
-        Options: chat_template, chat_template_content_format, add_generation_prompt,
-        continue_final_message, tools, chat_template_kwargs, tokenization_kwargs. `capture`
-        and `intervene` as for `generate`.
+        Options, which may follow `priority` in this order: chat_template,
+        chat_template_content_format, add_generation_prompt, continue_final_message, tools,
+        chat_template_kwargs, tokenization_kwargs, mm_processor_kwargs. `capture` and `intervene`
+        as for `generate`.
         """
-        prompts = self._front.chat_prompts(messages, chat_options("chat", options))
+        prompts = self._front.chat_prompts(messages, chat_options("chat", options, in_order))
         with self._taps(capture, intervene) as taps:
             return self._answering.answer(
                 prompts, sampling_params, use_tqdm, priority, taps, lora_request
@@ -131,27 +135,28 @@ class LLM(PoolingEngine):
         self,
         prompts: Any,
         sampling_params: Params = None,
-        *,
-        use_tqdm: Progress = True,
         lora_request: Loras = None,
         priority: int | Sequence[int] | None = None,
+        use_tqdm: Progress = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[str]:
         """Queue prompts without running them; `wait_for_completion` answers them."""
         refuse_others("enqueue", others)
+        prompts = with_media_options(prompts, mm_processor_kwargs)
         prompts = self._front.tokenized(prompts, tokenization_kwargs)
         return self._answering.enqueue(prompts, sampling_params, use_tqdm, priority, lora_request)
 
     def enqueue_chat(
         self, messages: Any, sampling_params: Params = None, use_tqdm: Progress = True,
-        lora_request: Loras = None, **options: Any,
+        lora_request: Loras = None, priority: int | Sequence[int] | None = None,
+        *in_order: Any, **options: Any,
     ) -> list[str]:  # fmt: skip
-        """`enqueue` for conversations."""
-        prompts = self._front.chat_prompts(messages, chat_options("enqueue_chat", options))
-        return self._answering.enqueue(
-            prompts, sampling_params, use_tqdm, lora_request=lora_request
-        )
+        """`enqueue` for conversations; options as for `chat`."""
+        how = chat_options("enqueue_chat", options, in_order)
+        prompts = self._front.chat_prompts(messages, how)
+        return self._answering.enqueue(prompts, sampling_params, use_tqdm, priority, lora_request)
 
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: Progress = True

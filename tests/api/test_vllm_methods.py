@@ -10,6 +10,7 @@ import pytest
 
 import jengine
 from jengine import AsyncLLM, RequestOutput, SamplingParams
+from jengine.api.arguments import with_media_options
 from jengine.errors import ConfigError, RequestError
 from tests.api.engines import MAX_MODEL_LEN, tiny_engine_settings
 
@@ -64,3 +65,60 @@ def test_engine_args_make_an_engine(full_folder: Path) -> None:
     args.enforce_eager = True
     with jengine.LLM.from_engine_args(engine_args=args) as llm:
         assert llm.max_model_len == MAX_MODEL_LEN and llm.engine.args.enforce_eager
+
+
+TALK = [{"role": "user", "content": "Hi"}]
+
+
+def test_options_of_chat_follow_in_the_order_of_vllm(text_llm: jengine.LLM) -> None:
+    template = "{{ messages[0].content }}{{ mark }}{% if add_generation_prompt %}>{% endif %}"
+    in_order = (template, "string", False, False, None, {"mark": "!"})
+    (output,) = text_llm.chat(TALK, PARAMS, False, None, [0], *in_order)
+    assert output.prompt == "Hi!"
+    (queued,) = text_llm.enqueue_chat(TALK, PARAMS, False, None, 1, *in_order)
+    assert text_llm.engine.session.open_answers[0].request_id == queued
+    assert text_llm.wait_for_completion()[0].prompt == "Hi!"
+
+
+def test_too_many_options_of_chat_or_one_twice(text_llm: jengine.LLM) -> None:
+    with pytest.raises(TypeError, match="multiple values for argument 'chat_template'"):
+        text_llm.chat(TALK, PARAMS, False, None, None, "{{ 1 }}", chat_template="{{ 2 }}")
+    with pytest.raises(TypeError, match="got 9 positional options; it knows chat_template, "):
+        text_llm.chat(TALK, PARAMS, False, None, None, *[None] * 9)
+
+
+def test_a_queued_prompts_adapter_and_priority_come_before_the_bar(llm: jengine.LLM) -> None:
+    llm.enqueue([[5, 6, 7]], PARAMS, None, [3], False, {"truncate_prompt_tokens": 2})
+    (output,) = llm.wait_for_completion()
+    assert output.prompt_token_ids == [5, 6]
+
+
+def test_options_of_processors_reach_prompts_of_every_form() -> None:
+    own = {"prompt": "a", "mm_processor_kwargs": {"size": 1}}
+    asked = {"mm_processor_kwargs": {"size": 2}}
+    assert with_media_options([own, {"prompt": "b"}, "c", [5]], {"size": 2}) == [
+        own, {"prompt": "b", **asked}, {"prompt": "c", **asked}, {"prompt_token_ids": [5], **asked},
+    ]  # fmt: skip
+    assert with_media_options("text", None) == "text"
+
+
+def test_generate_takes_options_of_processors(llm: jengine.LLM) -> None:
+    for ask in (llm.generate, llm.enqueue):
+        with pytest.raises(RequestError, match="mm_processor_kwargs: this model takes no images"):
+            ask([[5, 6]], PARAMS, mm_processor_kwargs={"max_pixels": 9})
+    assert llm.generate([5, 6], PARAMS, mm_processor_kwargs={})[0].prompt_token_ids == [5, 6]
+
+
+def test_outputs_are_made_with_the_fields_in_vllms_order() -> None:
+    answer = jengine.CompletionOutput(0, "a", [1], None, None, None, "stop", 7)
+    assert (answer.routed_experts, answer.finish_reason, answer.stop_reason) == (None, "stop", 7)
+    output = RequestOutput("0", "p", [1], None, [answer], True)
+    shown = repr(output)
+    assert "finish_reason='stop'" in shown and not any(
+        name in shown for name in ("captured", "refused", "pooled", "engine_lost")
+    )
+
+
+def test_a_schema_may_be_the_first_argument() -> None:
+    given = jengine.StructuredOutputsParams({"type": "object"})
+    assert given == jengine.StructuredOutputsParams(json={"type": "object"})
