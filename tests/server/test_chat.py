@@ -119,6 +119,15 @@ def test_log_probabilities(client: TestClient) -> None:
         assert bytes(one["bytes"]).decode() == one["token"] and len(one["top_logprobs"]) == 2
 
 
+def test_a_token_that_is_written_as_an_id_has_the_bytes_of_its_text(client: TestClient) -> None:
+    asked = {"max_tokens": 3, "temperature": 0, "logprobs": True}
+    plain = chat(client, **asked)["choices"][0]["logprobs"]["content"]
+    as_ids = chat(client, **asked, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    assert [one["bytes"] for one in as_ids["content"]] == [one["bytes"] for one in plain]
+    ids = [letters().encode(one["token"], add_special_tokens=False) for one in plain]
+    assert [one["token"] for one in as_ids["content"]] == [f"token_id:{own}" for (own,) in ids]
+
+
 def test_the_events_of_a_stream_letter_by_letter(client: TestClient) -> None:
     body = {
         "messages": HELLO, "max_tokens": 1, "temperature": 0, "stream": True,

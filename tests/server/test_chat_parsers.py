@@ -72,6 +72,16 @@ def test_reasoning_is_counted(monkeypatch: pytest.MonkeyPatch, shown: bool) -> N
     assert ask(monkeypatch, text, {}).json()["usage"]["completion_tokens_details"] is None
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_an_answer_that_only_reasons_has_no_content(
+    monkeypatch: pytest.MonkeyPatch, shown: bool
+) -> None:
+    settings = {"reasoning_parser": "qwen3"}
+    whole = ask(monkeypatch, "<think>why</think>", settings, include_reasoning=shown).json()
+    message = whole["choices"][0]["message"]
+    assert message["content"] is None and message["reasoning"] == ("why" if shown else None)
+
+
 def test_reasoning_is_counted_by_ids_where_they_mark_it(monkeypatch: pytest.MonkeyPatch) -> None:
     text, settings = "<think>why</think>so", {"reasoning_parser": "qwen3"}
     (end,) = letters().encode(">", False)

@@ -43,6 +43,7 @@ class Answer:
         self._fields = reasoning_fields
         self._shows_reasoning = shows_reasoning
         self.calls_tools = False
+        self._reasons = False  # shown or not
         # The request has named the function: then its call is no reason of the model's to stop.
         self._names_function = names_function
         self._forces_calls = forces_calls  # then content is there, and empty
@@ -59,6 +60,7 @@ class Answer:
         else:
             self.thoughts += [part.text for part in parts if isinstance(part, Reasoning)]
         self.calls_tools |= any(isinstance(part, ToolStart) for part in parts)
+        self._reasons |= any(isinstance(part, Reasoning) for part in parts)
         hidden = () if self._shows_reasoning else Reasoning
         return [part for part in parts if not isinstance(part, hidden)]
 
@@ -83,7 +85,7 @@ class Answer:
         calls = tool_calls(parts)
         content: str | None = before + joined(parts, Content)
         message = Message(role=role, content=content)
-        if not content and (calls or reasoning) and not self._forces_calls:
+        if not content and (calls or self._reasons) and not self._forces_calls:
             message.content = None
         if calls:
             message.tool_calls = calls

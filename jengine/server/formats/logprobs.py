@@ -122,7 +122,10 @@ class LogprobFormat:
         )
 
     def _chat_token(self, token: int, table: Table, count: int | None) -> TokenLogprob:
-        own, best = self._text(token, table[token]), list(table.items())
+        own, decoded = self._text(token, table[token]), table[token].decoded_token
+        # Its bytes are those of its text, also where it is written as an id.
+        own_bytes = _bytes(own if decoded is None else decoded)
+        best = list(table.items())
         if count is None:
             count = -1
         else:
@@ -131,7 +134,7 @@ class LogprobFormat:
             TopLogprob(text := self._text(other, entry), finite(entry.logprob), _bytes(text))
             for other, entry in (best if count < 0 else best[:count])
         ]
-        return TokenLogprob(own, finite(table[token].logprob), _bytes(own), top)
+        return TokenLogprob(own, finite(table[token].logprob), own_bytes, top)
 
     def _top(self, table: Table, count: int) -> dict[str, float]:
         # The token itself comes first, so of several tokens with one text it is the one kept.
