@@ -141,7 +141,8 @@ class Router:
             with ExitStack() as stack:
                 stack.enter_context(backend.reading(pieces))
                 try:
-                    await reply.begin(backend, head_and(request, backend, data))
+                    if not await has_begun(request, reply, backend, data):
+                        return "the client has gone"
                 except ServerFailed as error:
                     if backend.is_up:
                         logger.warning("%s does not answer: %s", backend.address, error)
@@ -152,6 +153,29 @@ class Router:
                     raise
                 return PassedOn(reply, stack.pop_all())
         return problem
+
+
+async def has_begun(request: Request, reply: Reply, backend: Backend, data: bytes) -> bool:
+    """Send a request and wait for the head of its answer, which is the end of a whole one. False:
+    the client has gone before, and the server is told by a closed connection."""
+    beginning = asyncio.ensure_future(reply.begin(backend, head_and(request, backend, data)))
+    leaving = asyncio.ensure_future(left(request))
+    try:
+        await asyncio.wait((beginning, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if beginning.done():
+            await beginning
+            return True
+        reply.cancel()
+        return False
+    finally:
+        leaving.cancel()
+        beginning.cancel()
+
+
+async def left(request: Request) -> None:
+    """Return when the client has gone; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class PassedOn(StreamingResponse):

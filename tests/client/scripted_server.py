@@ -159,9 +159,11 @@ class QuickServer(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def serving(app: Any, loop: Any = "auto") -> Iterator[str]:
     """The URL of an ASGI application while it is served."""
-    config = uvicorn.Config(app, "127.0.0.1", 0, log_level="critical", lifespan="off", http="h11")
+    config = uvicorn.Config(
+        app, "127.0.0.1", 0, log_level="critical", lifespan="off", http="h11", loop=loop
+    )
     server = QuickServer(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

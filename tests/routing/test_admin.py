@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from jengine.routing import answers
 from jengine.routing.admin import PATH
 from jengine.routing.app import make_router
 from jengine.routing.pool import Pool
-from tests.client.scripted_server import answer, event, read, serving, start
+from tests.client.scripted_server import answer, event, left, read, serving, start
 
 KEY = {"Authorization": "Bearer key"}
 NOBODY = "http://127.0.0.1:9"
@@ -31,6 +31,7 @@ class HeldServer:
         self.held = threading.Event()
         self.asked = threading.Semaphore(0)
         self.count = 0
+        self.disconnected = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["method"] == "GET":
@@ -43,7 +44,9 @@ class HeldServer:
         self.count += 1
         self.asked.release()
         while not self.held.is_set():
-            await asyncio.sleep(0.005)
+            if await left(receive, 0.005):
+                self.disconnected.set()
+                return
         if streams:
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
         else:
@@ -183,6 +186,18 @@ def test_requests_are_load_before_their_answers_begin() -> None:
         other.held.set()
         assert first.result(LONGEST).status_code == then.result(LONGEST).status_code == 200
         assert [s["open_requests"] for s in servers(client)] == [0, 0]
+
+
+def test_who_waits_for_a_whole_answer_and_leaves_ends_it() -> None:
+    with held() as (one, url), serving(make_router([url], []), loop="asyncio") as front:
+        host, port = front.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n"
+                b'{"prompt": "a"}'
+            )
+            one.wait()
+        assert one.disconnected.wait(LONGEST), "the server goes on with it"
 
 
 def test_bodies_that_are_too_long_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
