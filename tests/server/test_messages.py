@@ -92,6 +92,7 @@ def added_up(events: list[dict[str, Any]]) -> dict[str, Any]:
                     block[block["type"]] = text
             case "message_delta":
                 message |= event["delta"]
+                assert event["usage"].keys() == message["usage"].keys(), "all counts, at the end"
                 message["usage"] |= event["usage"]
             case kind:
                 assert kind == "message_stop"

@@ -155,9 +155,11 @@ class MessagesJob:
     async def _told(self, outputs: Outputs) -> AsyncGenerator[Event, None]:
         blocks, reader, tokens = Blocks(), self.chat.texts.answer(), 0
         last: CompletionOutput | None = None
+        begun: MessageObject | None = None
         async for _, output in outputs:
-            if last is None:
-                yield {"type": "message_start", "message": self._begun(output)}
+            if begun is None:
+                begun = self._begun(output)
+                yield {"type": "message_start", "message": begun}
             last = output.outputs[0]
             tokens += len(last.token_ids)
             for part in reader.parts(last, ends=last.finish_reason is not None):
@@ -165,10 +167,11 @@ class MessagesJob:
                     yield event
         for event in blocks.end():
             yield event
-        assert last is not None, "an answer has an output"
+        assert last is not None and begun is not None, "an answer has an output"
         reason, sequence = _stop(last, reader)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        yield {"type": "message_delta", "delta": delta, "usage": {"output_tokens": tokens}}
+        usage = msgspec.structs.replace(begun.usage, output_tokens=tokens)
+        yield {"type": "message_delta", "delta": delta, "usage": usage}
         yield {"type": "message_stop"}
 
     def _begun(self, output: RequestOutput) -> MessageObject:
