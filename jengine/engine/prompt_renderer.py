@@ -19,7 +19,7 @@ from jengine.prompts import TokensPrompt
 from jengine.sampling_checks import token_ids
 from jengine.text.chat_images import ImagePart, without_images
 from jengine.text.plain_marks import PlainMarks
-from jengine.text.tokenization import AS_USUAL, Tokenization
+from jengine.text.tokenization import AS_USUAL, Side, Tokenization
 from jengine.text.tokenizer import Tokenizer
 
 PROMPT_KEYS = (
@@ -275,7 +275,7 @@ class PromptRenderer:
         most_chars = LONGEST_TOKEN * self.limits.max_model_len
         limit = how.longest(self.limits.max_model_len, self.limits.answer_room)
         if limit is not None:
-            text = how.cut(text, most_chars, tokenizer.truncation_side)
+            text = how.cut(text, most_chars, self._usual_side)
         if how.add_special_tokens is not None:
             add_special_tokens = how.add_special_tokens
         return tokenizer.encode(
@@ -284,13 +284,25 @@ class PromptRenderer:
             max_chars=most_chars,
             # With a side of the caller's own, _checked_ids cuts.
             max_tokens=limit if how.truncation_side is None else None,
+            side=self._usual_side,
         )
+
+    @property
+    def _usual_side(self) -> Side:
+        """Where a prompt is cut if the caller names no side.
+
+        An answer goes on from the end of its prompt, which therefore stays, whatever the tokenizer
+        says; a prompt that is only read is cut as the tokenizer does.
+        """
+        if self.limits.answer_room:
+            return "left"
+        return self.tokenizer.truncation_side if self.tokenizer else "right"
 
     def _checked_ids(self, given: Any, how: Tokenization) -> list[int]:
         ids = plain_ints(given)
         limit = how.longest(self.limits.max_model_len, self.limits.answer_room)
         if limit is not None:
-            ids = how.cut(ids, limit, self.tokenizer.truncation_side if self.tokenizer else "right")
+            ids = how.cut(ids, limit, self._usual_side)
         if not ids:
             raise RequestError("the prompt is empty; at least one token is needed.")
         if len(ids) > self.limits.max_model_len - self.limits.answer_room:

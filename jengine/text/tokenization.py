@@ -29,7 +29,8 @@ class Tokenization:
     add_special_tokens: bool | None = None
     # Tokens that a prompt is cut down to; -1: as many as leave room for an answer.
     truncate_prompt_tokens: int | None = None
-    # Where tokens are cut off. None: as the tokenizer does, which keeps its special tokens.
+    # Where tokens are cut off. None: at the beginning of a prompt to be answered, else as the
+    # tokenizer does; special tokens are kept.
     truncation_side: Side | None = None
     do_lower_case: bool = False
 
@@ -44,7 +45,7 @@ class Tokenization:
         return max_model_len - answer_room if limit == -1 else limit
 
     def cut(self, items: Sequence[Any], limit: int, usual: Side) -> Any:
-        """The first or the last `limit` characters or tokens; `usual` is the tokenizer's side."""
+        """The first or the last `limit` characters or tokens; `usual`: if no side was named."""
         side = self.truncation_side or usual
         if len(items) <= limit:
             return items

@@ -89,10 +89,12 @@ class Tokenizer:
         *,
         max_chars: int | None = None,
         max_tokens: int | None = None,
+        side: Literal["left", "right"] | None = None,
     ) -> list[int]:
         """Token ids of `text`; longer than `max_chars` is refused before any work is done.
 
-        More than `max_tokens` are cut on the tokenizer's own side, special tokens excepted.
+        More than `max_tokens` are cut on `side` (None: the tokenizer's own), special tokens
+        excepted.
         """
         _check_text(text, max_chars)
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "verbose": False}
@@ -101,7 +103,12 @@ class Tokenizer:
         # transformers sets options of the Rust tokenizer before it encodes, which fails while
         # another thread encodes.
         with self._encoding:
-            encoded = self.hf(text, **options)
+            own = self.hf.truncation_side
+            try:
+                self.hf.truncation_side = side or own
+                encoded = self.hf(text, **options)
+            finally:
+                self.hf.truncation_side = own
         return list(encoded["input_ids"])
 
     def encode_plain(self, text: str) -> list[int]:

@@ -90,7 +90,7 @@ def test_too_many_options_of_chat_or_one_twice(text_llm: jengine.LLM) -> None:
 def test_a_queued_prompts_adapter_and_priority_come_before_the_bar(llm: jengine.LLM) -> None:
     llm.enqueue([[5, 6, 7]], PARAMS, None, [3], False, {"truncate_prompt_tokens": 2})
     (output,) = llm.wait_for_completion()
-    assert output.prompt_token_ids == [5, 6]
+    assert output.prompt_token_ids == [6, 7]
 
 
 def test_options_of_processors_reach_prompts_of_every_form() -> None:

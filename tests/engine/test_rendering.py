@@ -45,13 +45,13 @@ def test_a_prompt_is_cut_to_so_many_tokens(
     with pytest.raises(RequestError, match=r"maximum context length|characters, at most"):
         render(prompt)
     for options, expected in (
-        ({"truncate_prompt_tokens": 5}, whole[:5]),
+        ({"truncate_prompt_tokens": 5}, whole[-5:]),
         ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, whole[-5:]),
         ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, whole[:5]),
-        ({"truncate_prompt_tokens": -1}, whole[: CONTEXT - 1]),
-        ({"truncation": True}, whole[: CONTEXT - 1]),
-        ({"truncation": True, "max_length": 4}, whole[:4]),
-        ({"truncate_prompt_tokens": -1, "truncation_side": "left"}, whole[1 - CONTEXT :]),
+        ({"truncate_prompt_tokens": -1}, whole[1 - CONTEXT :]),
+        ({"truncation": True}, whole[1 - CONTEXT :]),
+        ({"truncation": True, "max_length": 4}, whole[-4:]),
+        ({"truncate_prompt_tokens": -1, "truncation_side": "right"}, whole[: CONTEXT - 1]),
     ):
         assert render(prompt, checked_tokenization(options))["prompt_token_ids"] == expected
 
@@ -61,14 +61,25 @@ def test_a_short_prompt_stays_as_it_is(renderer: PromptRenderer, tokenizer: Toke
     assert ids(renderer, [5, 6], truncate_prompt_tokens=2) == [5, 6]
 
 
-def test_the_tokenizers_own_side_is_used(tokenizer: Tokenizer) -> None:
-    left = load_tokenizer(model_path())
-    left.hf.truncation_side = "left"
-    renderer = PromptRenderer(Limits(left.vocab_size, CONTEXT, 0, (2,)), left)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_prompt_that_is_only_read_is_cut_as_the_tokenizer_does(
+    tokenizer: Tokenizer, side: str
+) -> None:
+    own = load_tokenizer(model_path())
+    own.hf.truncation_side = side
+    renderer = PromptRenderer(Limits(own.vocab_size, CONTEXT, 0, (2,), answer_room=0), own)
     whole = tokenizer.encode(LONG)
-    assert ids(renderer, LONG, truncate_prompt_tokens=5) == whole[-5:]
-    assert ids(renderer, whole, truncate_prompt_tokens=5) == whole[-5:]
+    kept = whole[-5:] if side == "left" else whole[:5]
+    assert ids(renderer, LONG, truncate_prompt_tokens=5) == kept
+    assert ids(renderer, whole, truncate_prompt_tokens=5) == kept
     assert ids(renderer, LONG, truncate_prompt_tokens=5, truncation_side="right") == whole[:5]
+
+
+def test_a_prompts_end_stays_and_so_does_the_tokenizers_side(
+    renderer: PromptRenderer, tokenizer: Tokenizer
+) -> None:
+    assert ids(renderer, LONG, truncate_prompt_tokens=5) == tokenizer.encode(LONG)[-5:]
+    assert renderer.required_tokenizer().truncation_side == "right"
 
 
 def test_an_endless_text_is_cut_before_it_is_tokenized(
