@@ -8,6 +8,7 @@ still run for long, so a server renders in a worker with a deadline.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -109,7 +110,10 @@ def render_chat(
     _check_variables(facts, chat_template_kwargs or {}, plain_tools)
     return _render(
         tokenizer,
-        [_fit_content(message, facts, image or "", wanted) for message in messages],
+        [
+            _fit_calls(_fit_content(message, facts, image or "", wanted), f"messages[{index}]")
+            for index, message in enumerate(messages)
+        ],
         chat_template=template,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
@@ -229,11 +233,38 @@ def _fit_content(
     content = message.get("content")
     takes_parts = facts.loops_over_content if wanted == "auto" else wanted == "openai"
     takes_strings = wanted == "string" or not takes_parts or facts.tests_for_string
+    if content is None:  # beside tool calls; templates join it to text
+        return {**message, "content": "" if takes_strings else []}
     if isinstance(content, list | tuple) and not takes_parts:
         return {**message, "content": with_text(content, image)}
     if isinstance(content, str) and (wanted == "openai" or not takes_strings):
         return {**message, "content": [{"type": "text", "text": content}]}
     return dict(message)
+
+
+def _fit_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as objects, which templates write as JSON;
+    OpenAI's clients give them as JSON texts."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return {name: value for name, value in message.items() if name != "tool_calls"}
+    if not isinstance(calls, list | tuple):
+        raise RequestError(f"{where}.tool_calls is a {type(calls).__name__}, expected a list.")
+    fitted = [_fit_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
+    return {**message, "tool_calls": fitted}
+
+
+def _fit_call(call: object, where: str) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise RequestError(f"{where} is a {type(call).__name__}, expected a dict.")
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        value = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where}.function.arguments is not JSON: {error}.") from error
+    return {**call, "function": {**function, "arguments": value}}
 
 
 @lru_cache(maxsize=32)

@@ -122,3 +122,34 @@ def test_outputs_are_made_with_the_fields_in_vllms_order() -> None:
 def test_a_schema_may_be_the_first_argument() -> None:
     given = jengine.StructuredOutputsParams({"type": "object"})
     assert given == jengine.StructuredOutputsParams(json={"type": "object"})
+
+
+CALLED = (
+    "{% for m in messages %}{{ m.content + '.' }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
+def test_a_conversation_may_hold_tool_calls_as_clients_give_them(
+    text_llm: jengine.LLM, arguments: str | dict[str, int]
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    talk = [{"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "r", "tool_call_id": "1"}]  # fmt: skip
+    (output,) = text_llm.chat(talk, PARAMS, False, chat_template=CALLED)
+    assert output.prompt == '.{"a": 1}r.'
+    assert call["function"] == {"name": "f", "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ("x", r"messages\[0\].tool_calls is a str, expected a list"),
+        (["x"], r"messages\[0\].tool_calls\[0\] is a str, expected a dict"),
+        ([{"function": {"arguments": "{"}}], r"tool_calls\[0\].function.arguments is not JSON"),
+    ],
+)
+def test_tool_calls_that_are_none(text_llm: jengine.LLM, calls: object, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        text_llm.chat([{"role": "assistant", "tool_calls": calls}], chat_template=CALLED)
