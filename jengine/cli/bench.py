@@ -59,6 +59,7 @@ DEFAULTS: dict[str, Any] = {
     "input_len": None,
     "output_len": None,
     "batch_size": 8,
+    "n": 1,
     "num_iters_warmup": 2,
     "num_iters": 10,
     "num_iters_cold": 3,
@@ -72,7 +73,7 @@ DEFAULTS: dict[str, Any] = {
 PAGES = {"growth": "jengine.bench.growth", "serve": "jengine.bench.serve.report"}
 # The least that a number may be.
 LEAST = {
-    **dict.fromkeys(("repeats", "num_prompts", "input_len", "output_len", "batch_size"), 1),
+    **dict.fromkeys(("repeats", "num_prompts", "input_len", "output_len", "batch_size", "n"), 1),
     **dict.fromkeys(("num_iters", "steps", "rows", "contexts", "running"), 1),
     **dict.fromkeys(("num_iters_warmup", "num_iters_cold", "num_iters_warm"), 0),
 }
@@ -116,6 +117,10 @@ def add_flags(parser: Parser) -> None:
     group.add_argument("--input-len", metavar="N", type=int, help="tokens [32]")
     group.add_argument("--output-len", metavar="N", type=int, help="tokens [128]")
     group.add_argument("--batch-size", metavar="N", type=int, help="requests [8]")
+    group.add_argument("--n", metavar="N", type=int, help="answers to each [1]")
+    group.add_argument(
+        "--use-beam-search", action="store_true", help="search with N beams, all kept to the end"
+    )
     group.add_argument("--num-iters-warmup", metavar="N", type=int, help="uncounted [2]")
     group.add_argument("--num-iters", metavar="N", type=int, help="counted [10]")
     group = parser.add_argument_group("startup")

@@ -80,9 +80,13 @@ def deterministic(settings: dict[str, Any]) -> dict[str, Any]:
 def latency(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Seconds that one batch takes."""
     bench = importlib.import_module("jengine.bench.latency")
-    with open_llm(arguments.model, **token_engine(arguments, ["greedy"])) as llm:
+    beams = arguments.use_beam_search
+    variant = "scored" if beams else "greedy" if arguments.n == 1 else "sampled"
+    with open_llm(arguments.model, **token_engine(arguments, [variant])) as llm:
         result = bench.measure(
             llm,
+            n=arguments.n,
+            beams=beams,
             input_len=arguments.input_len or INPUT_LEN,
             output_len=arguments.output_len or OUTPUT_LEN,
             batch_size=arguments.batch_size,

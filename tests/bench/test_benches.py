@@ -252,6 +252,9 @@ def test_latency(model: str) -> None:
     assert [line.split("%")[0] for line in lines[1:]] == ["10", "25", "50", "75", "90", "99"]
     for line in lines[1:]:
         assert re.fullmatch(r"\d+% percentile latency: \d+\.\d+ seconds", line)
+    for more in (["--n", "2"], ["--n", "2", "--use-beam-search"]):
+        _, found = lines_and_result("latency", model, *words, *more, *ENGINE)
+        assert (found["n"], found["use_beam_search"]) == (2, len(more) > 2)
 
 
 @pytest.mark.slow
@@ -320,6 +323,7 @@ def test_workloads_are_the_same_every_time(name: str, tmp_path: Path) -> None:
         (["growth", "demo", "--contexts", "0"], "--contexts 0: expected 1 or more"),
         (["host", "--plots", "here"], "--plots: only bench growth and bench serve draw"),
         (["latency", "demo", "--batch-size", "0"], "--batch-size 0: expected 1 or more"),
+        (["latency", "demo", "--n", "0"], "--n 0: expected 1 or more"),
         (["latency", "demo", "--output-json", "/nowhere/at/all"], "in a folder that exists"),
         (["throughput", "demo", "--num-prompts", "0"], "--num-prompts 0: expected 1 or more"),
         (["latency", "demo", "--num-iters-warmup", "-1"], "--num-iters-warmup -1: expected 0"),
