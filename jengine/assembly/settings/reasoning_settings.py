@@ -7,14 +7,16 @@ token ids, or a ConfigError. Must not know how budgets are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jengine.assembly.settings.dict_settings import checked_keys
 from jengine.errors import ConfigError
 from jengine.text.chat_parser import check_parser_names
 from jengine.text.reasoning_parsers import REASONING_PARSERS
-from jengine.text.tokenizer import Tokenizer
 from jengine.thinking_budget import ReasoningMarks, occurs
+
+if TYPE_CHECKING:  # help texts need no tokenizer
+    from jengine.text.tokenizer import Tokenizer
 
 NAME = "reasoning_config"
 KEYS = {
