@@ -65,6 +65,8 @@ def latency(result: dict[str, Any]) -> Iterator[Row]:
         f"a batch of {result['batch_size']}, prompts of {result['input_len']} and answers of "
         f"{result['output_len']} tokens"
     )
+    if result.get("use_beam_search"):  # earlier results have none
+        work += f", searched with {result['n']} beams"
     yield Row(work, f"{result['avg_latency']:.3f} s")
 
 

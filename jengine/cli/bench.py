@@ -60,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "output_len": None,
     "batch_size": 8,
     "n": 1,
+    "use_beam_search": False,
     "num_iters_warmup": 2,
     "num_iters": 10,
     "num_iters_cold": 3,
@@ -211,7 +212,7 @@ def command_line(arguments: argparse.Namespace) -> str:
     for name, default in DEFAULTS.items():
         value = getattr(arguments, name)
         if value != default and (arguments.kind != "serve" or name not in LENGTHS):
-            given = value if isinstance(value, list) else [value]
+            given = [] if value is True else value if isinstance(value, list) else [value]
             words += ["--" + name.replace("_", "-"), *(own_name(str(one)) for one in given)]
     if arguments.kind == "serve":
         words += [own_name(word) for word in load_words(load_arguments(arguments))]

@@ -255,6 +255,7 @@ def test_latency(model: str) -> None:
     for more in (["--n", "2"], ["--n", "2", "--use-beam-search"]):
         _, found = lines_and_result("latency", model, *words, *more, *ENGINE)
         assert (found["n"], found["use_beam_search"]) == (2, len(more) > 2)
+        assert " ".join(["--batch-size", "2", *more]) in found["command"]
 
 
 @pytest.mark.slow
