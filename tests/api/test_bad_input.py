@@ -496,6 +496,7 @@ def test_the_cache_has_the_blocks_that_were_asked_for(full_folder: Path) -> None
         ({"kv_cache_memory_bytes": 1000}, "Raise kv_cache_memory_bytes"),
         ({"num_gpu_blocks_override": 48}, "needs 65 blocks.*lower max_model_len"),
         ({"num_gpu_blocks_override": 100, "kv_cache_memory_bytes": "1G"}, "give one of them"),
+        ({"seed": "x"}, "seed='x': expected an integer"),
         ({"gpu_memory_utilization": 1.5}, r"share in \(0, 1\]"),
         ({"gpu_memory_utilization": math.nan}, r"share in \(0, 1\]"),
         ({"scheduling_policy": "random"}, "'fcfs', 'priority'"),

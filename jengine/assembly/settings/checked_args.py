@@ -133,6 +133,8 @@ def check_choices(args: EngineArgs) -> None:
     share("kv_cache_metrics_sample", args.kv_cache_metrics_sample)
     share("gpu_memory_utilization", args.gpu_memory_utilization)
     count_or_all("max_logprobs", args.max_logprobs)
+    if args.seed is not None and (isinstance(args.seed, bool) or not isinstance(args.seed, int)):
+        raise ConfigError(f"seed={args.seed!r}: expected an integer.")
     check_offload(args)
 
 
