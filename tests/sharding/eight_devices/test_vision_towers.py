@@ -57,7 +57,7 @@ def run(folder: Path, family: str, **settings: Any) -> Run:
         known = loaded.programs.ledger.entries.values()
         entries = [one for one in known if one.features.encoder]
         places = [one.bucket.prefill_tokens for one in entries]
-        return Run(found, logprobs, np.array(runner._encoders.rows), shares, places)
+        return Run(found, logprobs, np.array(runner._runner._encoders.rows), shares, places)
     finally:
         llm.shutdown()
 
