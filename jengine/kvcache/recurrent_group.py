@@ -185,7 +185,9 @@ class RecurrentGroup:
 
     def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
         unit = self._tables[holder].spans[-1].unit
-        if not self.pool.is_findable(unit):
+        # A snapshot has the same content, and is found by it at the latest when it is given back.
+        is_snapshot = any(waiting.unit == unit for waiting in self._unwritten)
+        if not is_snapshot and not self.pool.is_findable(unit):
             self.pool.publish(unit, tail + self._suffix, told=False)
 
     def forget_tail(self, tail: bytes) -> None:

@@ -143,6 +143,14 @@ def test_a_request_that_steps_still_run_on_leaves_nothing() -> None:
     assert runs(loop, [*known, 5], "b") == ([0], [7])
 
 
+def test_a_request_may_end_where_a_state_stays_as_a_snapshot() -> None:
+    loop = Loop(recurrent(4), block_size=1, depth=0)
+    loop.add(wire := make_wire(3, "a", max_tokens=2, forks=True))
+    loop.drain()
+    known = [*wire.prompt_token_ids, *loop.tokens["a"]]
+    assert runs(loop, known, "b") == ([4], [1])
+
+
 def test_a_block_that_a_fork_has_filled_is_found() -> None:
     loop = Loop()
     known = [*ended(loop, 6, "a"), 5]
