@@ -12,6 +12,10 @@ block; what it cannot read is computed again, and every block is checked here be
 
 `store` are the parameters of NIXL's backend "OBJ". For LMCache, or any other store of bytes by key,
 replace `ObjectStore`: it needs no more than `has`, `get` and `put`. Needs nixl: pip install nixl.
+
+In a mesh of several processes each has a piece of every block. The class methods `..._of_pieces`
+and `..._of_piece` are for these: a worker's half per process stores its piece under the piece's
+name, and a block is there once all its pieces are.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -86,8 +90,9 @@ class Index:
     """The scheduler's half. It asks the store once for each name and remembers the answer; what is
     written by this engine is known by the worker's half alone until then."""
 
-    def __init__(self, store: ObjectStore, namespace: str) -> None:
-        self._store, self._namespace = store, namespace
+    def __init__(self, store: ObjectStore, namespace: str, pieces: Sequence[str] = ("",)) -> None:
+        self._store = store
+        self._namespaces = [namespace + piece for piece in dict.fromkeys(pieces)]
         self._known: OrderedDict[bytes, bool] = OrderedDict()
 
     def source(self, wire: Any) -> str | None:
@@ -95,9 +100,9 @@ class Index:
         return ""
 
     def holds(self, key: bytes, source: str) -> bool:
-        """Whether a block is in the store."""
+        """Whether all pieces of a block are in the store."""
         if not self._known.get(key, False):  # one that is missing may come at any time
-            self._known[key] = self._store.has(name_of(self._namespace, key))
+            self._known[key] = all(self._store.has(name) for name in self._names(key))
             if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
         return self._known[key]
@@ -109,7 +114,8 @@ class Index:
     def forget(self, key: bytes) -> None:
         """A block is not to be trusted: write over it with nothing, which no reader takes."""
         self._known.pop(key, None)
-        self._store.put(name_of(self._namespace, key), b"\0" * HEAD)
+        for name in self._names(key):
+            self._store.put(name, b"\0" * HEAD)
 
     def finished(self, wire: Any, num_tokens: int) -> Mapping[str, Any]:
         """Nothing: blocks are found by content."""
@@ -119,7 +125,10 @@ class Index:
         """Blocks of this namespace are not used any more by this engine, which finds none from now
         on: the worker's half goes on writing for the others."""
         self._known.clear()
-        self._namespace += "+"
+        self._namespaces = [one + "+" for one in self._namespaces]
+
+    def _names(self, key: bytes) -> list[str]:
+        return [name_of(one, key) for one in self._namespaces]
 
 
 class Blocks:
@@ -159,6 +168,20 @@ class NixlObjects:
     def worker_half(cls, extra: Mapping[str, Any], namespace: str) -> Blocks:
         """Made where the device is."""
         return Blocks(ObjectStore(extra["store"]), namespace)
+
+    @classmethod
+    def scheduler_half_of_pieces(
+        cls, extra: Mapping[str, Any], namespace: str, pieces: Sequence[str]
+    ) -> Index:
+        """The scheduler's half in a mesh whose processes have these pieces of a block."""
+        return Index(ObjectStore(extra["store"]), namespace, pieces)
+
+    @classmethod
+    def worker_half_of_piece(
+        cls, extra: Mapping[str, Any], namespace: str, piece: str, process: int
+    ) -> Blocks:
+        """The half of one process. Processes with equal pieces write the same objects."""
+        return Blocks(ObjectStore(extra["store"]), namespace + piece)
 
 
 def name_of(namespace: str, key: bytes) -> str:

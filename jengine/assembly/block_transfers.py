@@ -20,10 +20,10 @@ import jengine
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig
-from jengine.connectors.choice import scheduler_half, worker_half
+from jengine.connectors.choice import refuse_without_pieces, scheduler_half, worker_half
 from jengine.connectors.kv_events import EventPublisher
 from jengine.connectors.settings import TransferSettings
-from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.errors import ConfigError
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.event_log import EventLog
 from jengine.models.stages import stage_layout
@@ -103,11 +103,7 @@ def refuse_unfit(
         )
     count = len(placement.processes)
     if count > 1 and settings.module:
-        raise UnsupportedFeature(
-            f"kv_connector {settings.module} with devices of processes {placement.processes}: each "
-            "of them has a piece of a block. Use SharedStorageConnector, ZmqConnector or "
-            "kv_offloading_size."
-        )
+        refuse_without_pieces(settings.module, placement.processes)
     peer = settings.peer
     if peer is not None and peer.hosts and len(peer.hosts) != count:
         raise ConfigError(

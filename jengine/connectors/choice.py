@@ -2,7 +2,9 @@
 
 In: TransferSettings and the namespace of the model. Out: a half for the scheduler, one for the
 worker, each in the process that needs it. A class of a user's, `package.module:Class`, has the
-class methods `scheduler_half(extra, namespace)` and `worker_half(extra, namespace)`.
+class methods `scheduler_half(extra, namespace)` and `worker_half(extra, namespace)`. For a mesh of
+several processes it also has `scheduler_half_of_pieces(extra, namespace, pieces)` and
+`worker_half_of_piece(extra, namespace, piece, process)`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from jengine.connectors.folder import FolderIndex, FolderStore
 from jengine.connectors.peers import PeerIndex, PeerStore
 from jengine.connectors.protocol import SchedulerHalf, WorkerHalf
 from jengine.connectors.settings import TransferSettings
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, UnsupportedFeature
+
+HALVES = ("scheduler_half", "worker_half")
+# Of a connector whose worker halves each store the piece of a block that their process has.
+PIECE_HALVES = ("scheduler_half_of_pieces", "worker_half_of_piece")
 
 
 def scheduler_half(
@@ -30,7 +36,10 @@ def scheduler_half(
     if settings.peer is not None:
         return PeerIndex(settings.peer, pieces)
     if settings.module is not None:
-        return loaded_class(settings.module).scheduler_half(settings.extra, namespace)
+        users = loaded_class(settings.module)
+        if len(pieces) > 1:
+            return users.scheduler_half_of_pieces(settings.extra, namespace, pieces)
+        return users.scheduler_half(settings.extra, namespace)
     return None
 
 
@@ -51,7 +60,10 @@ def worker_half(
         peer = settings.peer.of_process(process)
         return PeerStore(replace(peer, most_bytes=peer.most_bytes // shares), namespace, own)
     if settings.module is not None:
-        return loaded_class(settings.module).worker_half(settings.extra, namespace)
+        users = loaded_class(settings.module)
+        if len(pieces) > 1:
+            return users.worker_half_of_piece(settings.extra, namespace, own, process)
+        return users.worker_half(settings.extra, namespace)
     return None
 
 
@@ -62,7 +74,24 @@ def loaded_class(name: str) -> Any:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the connector {name} cannot be imported: {error}.") from error
-    missing = [half for half in ("scheduler_half", "worker_half") if half not in dir(found)]
+    missing = missing_of(found, HALVES)
     if missing:
         raise ConfigError(f"the connector {name} lacks the class methods {', '.join(missing)}.")
     return found
+
+
+def refuse_without_pieces(name: str, processes: Sequence[int]) -> None:
+    """Raise if a user's connector does not serve a mesh of several processes."""
+    missing = missing_of(loaded_class(name), PIECE_HALVES)
+    if missing:
+        raise UnsupportedFeature(
+            f"kv_connector {name} with devices of processes {tuple(processes)}: each of them has a "
+            f"piece of a block, and the class lacks the class methods {', '.join(missing)}. Add "
+            "them (examples/nixl_connector.py has both), or use SharedStorageConnector, "
+            "ZmqConnector or kv_offloading_size."
+        )
+
+
+def missing_of(found: Any, halves: Sequence[str]) -> list[str]:
+    """Those of the class methods that are not there."""
+    return [half for half in halves if not callable(getattr(found, half, None))]

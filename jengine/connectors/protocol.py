@@ -4,6 +4,11 @@ A connector has two halves. That of the scheduler says what can be had; that of 
 writes. They may be in two processes, and share nothing but the place. Everything is named by its
 content key, so what comes from outside is what the engine itself would have computed.
 
+In a mesh of several processes there is a worker's half in each of them, which reads and writes the
+piece of a block that its process has. The scheduler's half holds a content if all pieces are there.
+A piece's name is "" where it is the whole block, and otherwise tells which part it is: equal names,
+equal parts, in whatever engine. It belongs into the name of what is stored.
+
 Blocks pass through slots of the host's memory: `Transfers` of a plan save device blocks there, from
 where the worker writes them out. Fetches read them back into slots, and a later plan loads them.
 """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import jengine
-from jengine.connectors.choice import scheduler_half, worker_half
+from jengine.connectors.choice import refuse_without_pieces, scheduler_half, worker_half
 from jengine.connectors.settings import transfer_settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -106,6 +106,23 @@ def test_blocks_are_kept_and_checked(agent: Agent) -> None:
     index.reset()
     assert not index.holds(KEY, "")
     assert agent.registered == 0
+
+
+def test_each_process_stores_its_piece(agent: Agent) -> None:
+    settings = transfer_settings(None, "native", CONFIG)
+    assert settings is not None and settings.module is not None
+    refuse_without_pieces(settings.module, (0, 1))
+    pieces = ("-left", "-right")
+    index = scheduler_half(settings, "model", pieces)
+    left, right = (worker_half(settings, "model", pieces, process) for process in (0, 1))
+    assert index is not None and left is not None and right is not None
+    left.write(KEY, b"le")
+    assert not index.holds(KEY, ""), "the right piece is missing"
+    right.write(KEY, b"ft")
+    assert index.holds(KEY, "")
+    assert (left.read(KEY, ""), right.read(KEY, "")) == (b"le", b"ft")
+    index.forget(KEY)
+    assert left.read(KEY, "") is None and right.read(KEY, "") is None
 
 
 @pytest.mark.slow

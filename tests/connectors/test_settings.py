@@ -225,7 +225,12 @@ class OwnKind:
     [
         ({"hosts": ("a", "b", "c")}, None, r"kv_ip=.*an address of each of the processes \(0, 1\)"),
         ({"port": 65535}, None, "the first of 2 ports"),
-        (None, "own:Connector", "each of them has a piece of a block"),
+        (
+            None,
+            f"{__name__}:OwnConnector",
+            r"processes \(0, 1\): each of them has a piece of a block, and the class lacks the "
+            "class methods scheduler_half_of_pieces, worker_half_of_piece. Add them",
+        ),
     ],
 )
 def test_what_several_processes_cannot_use_is_refused(

@@ -179,6 +179,23 @@ def far(folder: Path, role: str, **settings: Any) -> None:
         say(**in_turn(llm, OFFLOADED))
 
 
+def own_connector(folder: Path, rank: int) -> None:
+    """The connector of the example, twice: its objects are files, and every process has its own."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    from tests.multihost import file_objects
+
+    config = {
+        "kv_connector": "FileConnector", "kv_connector_module_path": file_objects.__name__,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"store": {"folder": str(folder.parent / "objects")}},
+    }  # fmt: skip
+    turns = []
+    for _ in range(2):
+        with engine(folder, kv_transfer_config=config) as llm:
+            turns.append(in_turn(llm, OFFLOADED))
+    say(turns=turns)
+
+
 def serving_pieces(folder: Path, rank: int) -> None:
     """Prompts are computed for others, who ask each process for its piece of the blocks."""
     asked = {"kv_transfer_params": {"do_remote_decode": True}}
@@ -347,6 +364,7 @@ SCENARIOS = {
         producing,
         consuming,
         sharing_stages,
+        own_connector,
         serving_pieces,
         fetching_pieces,
         suffixes,

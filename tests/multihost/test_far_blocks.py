@@ -113,6 +113,17 @@ def test_a_process_lost_while_it_reads_ends_all(folder: Path, rank: int) -> None
         assert f"process {rank} was lost" in other.read()[1]
 
 
+def test_a_connector_of_the_users_own(folder: Path, produced: tuple[Path, dict[str, Any]]) -> None:
+    """Each process stores its piece by a worker half of its own."""
+    found = said("own_connector", folder)["turns"]
+    assert [turn["tokens"] for turn in found] == [produced[1]["tokens"]] * 2
+    assert [turn["cached"] for turn in found] == [[0] * 4, CACHED]
+    first, second = (
+        {path.name for path in piece.iterdir()} for piece in (folder.parent / "objects").iterdir()
+    )
+    assert first == second and len(first) >= sum(CACHED) // 16
+
+
 def test_processes_fetch_their_pieces_from_those_of_another_engine(model: Path) -> None:
     """And where one process of it does not answer, all compute what they lack."""
     params = SamplingParams(**GREEDY)
