@@ -57,7 +57,7 @@ class CacheCoordinator:
         if config.keeps_records:
             self.records = TokenRecords(config.block_size, max(config.num_blocks))
         self._prefixes = PrefixLookup(config, self.groups, self.records, weights_version)
-        self._tails = Tails(self.groups, self._prefixes)
+        self._tails = Tails(self.groups, self._prefixes, config.block_size)
         self._forks: dict[int, Forks] = {}  # by group
         self.listeners = ContentListeners(config, self.groups)
         self._holdings = Holdings()

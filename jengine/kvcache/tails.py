@@ -22,8 +22,11 @@ SHARE = 1 / 2
 class Tails:
     """The tails that can be found, oldest first. Groups keep them as they keep full blocks."""
 
-    def __init__(self, groups: Sequence[GroupCache], prefixes: PrefixLookup) -> None:
+    def __init__(
+        self, groups: Sequence[GroupCache], prefixes: PrefixLookup, block_size: int
+    ) -> None:
         self._groups, self._prefixes = groups, prefixes
+        self._block_size = block_size
         self._kept: dict[bytes, None] = {}
 
     def begins_at(self, request: Request, hit: int) -> int:
@@ -40,9 +43,9 @@ class Tails:
     def parts_of_hit(self, request: Request, hit: int) -> tuple[list[bytes], bytes]:
         """The contents of the blocks that a request shares which begins after so many tokens, and
         of the one that it begins with a copy of; empty: none."""
-        if not request.wire.forks or self._prefixes.find(request) >= hit:
-            return self._prefixes.contents_of_hit(request, hit), b""
-        return self._parts(request, hit)
+        if self._is_by_tail(request, hit):
+            return self._parts(request, hit)
+        return self._prefixes.contents_of_hit(request, hit), b""
 
     def keep(self, request: Request, holder: int) -> None:
         """Let others find the tail of all that a request has computed. No step in flight runs it
@@ -60,6 +63,14 @@ class Tails:
         """Find none of them any more."""
         for tail in list(self._kept):
             self._forget(tail)
+
+    def _is_by_tail(self, request: Request, hit: int) -> bool:
+        """Whether `begins_at` has said this because of a tail. A prefix hit ends with a full block,
+        as a tail may."""
+        if hit % self._block_size:
+            return True
+        is_whole = request.wire.forks and hit == request.num_known - 1
+        return is_whole and self._prefixes.find(request) < hit
 
     def _parts(self, request: Request, tokens: int) -> tuple[list[bytes], bytes]:
         """The contents of the blocks before the last one of so many tokens, and of that."""

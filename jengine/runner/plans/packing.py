@@ -81,7 +81,8 @@ def pack(
     else:
         _pack_decodes(plan, rows, inputs, starts, shapes)
         lone = lone_tokens(plan, rows)
-        _pack_lone(plan, rows, inputs, lone)
+        if lone.any():
+            _pack_lone(plan, rows, inputs, lone)
         chunk_tokens, ends = _pack_chunks(plan, rows, inputs, bucket, lone)
         # The slot of a decode row is its number.
         first_chunk, sampled = bucket.decode_rows, samples[plan.num_decodes :]

@@ -7,7 +7,6 @@ arrays, donated, with other blocks. One program per number of blocks, of a few.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import TypeVar
 
 import jax
@@ -19,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jengine.config import CacheGroup
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.step.group_arrays import each_array
+from pallas_kernels.shapes import next_power_of_two
 
 T = TypeVar("T")
 COUNTS = (4, 16, 64, 256)
@@ -77,7 +77,7 @@ class BlockPrograms:
     ) -> tuple[Array, ...]:
         """The arrays with these blocks copied, all of them read before any is written. The given
         arrays are donated."""
-        padded = next(size for size in powers(COUNTS[0]) if size >= len(sources))
+        padded = max(next_power_of_two(len(sources)), COUNTS[0])
         numbers = np.full((2, padded), OUTSIDE, np.int32)
         numbers[:, : len(sources)] = sources, targets
         return self._copy(arrays, *numbers)
@@ -122,11 +122,6 @@ def use_arrays(loaded: LoadedModel, group: int, arrays: tuple[Array, ...]) -> No
     caches = list(loaded.state.caches)
     caches[group] = arrays if isinstance(caches[group], tuple) else arrays[0]
     loaded.state = loaded.state._replace(caches=tuple(caches))
-
-
-def powers(first: int) -> Iterator[int]:
-    """A number, twice that, and so on."""
-    return (first << times for times in count())
 
 
 def without(shape: tuple[T, ...], axis: int) -> tuple[T, ...]:
