@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 from msgspec.structs import replace
 
 from jengine.plan import RowSampling
@@ -16,7 +15,7 @@ from jengine.request import WireRequest
 from jengine.scheduler.gates import GrammarReady
 from jengine.structured_outputs import GrammarSpec
 from tests.grammar.letters import EOS, ids, regex
-from tests.scheduler.masked_loop import followed, masked, submitted
+from tests.scheduler.masked_loop import any_schedule, followed, masked, searched, submitted
 from tests.scheduler.scheduler_loop import VOCAB, Loop, TruthProposer, make_wire, rows
 from tests.server.serving import letters
 
@@ -228,21 +227,11 @@ def rule(number: int) -> GrammarSpec:
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    st.lists(st.sampled_from(["step", "abort", "add"]), min_size=5, max_size=40),
-    st.integers(6, 20),
-    st.integers(0, 2),
-    st.sampled_from([None, 0, 1, 3]),
-    st.booleans(),
-)
+@any_schedule
 def test_any_schedule_gives_the_same_answers(
     turns: list[str], blocks: int, depth: int, wrong: int | None, on_device: bool
 ) -> None:
-    drafting: dict[str, object] = {}
-    if wrong is not None:
-        source = {"device_wrong": wrong} if on_device else {"proposer": TruthProposer(wrong)}
-        drafting = {**source, "most_drafts": 4}
-    loop = followed(blocks=blocks, depth=depth, **drafting)
+    loop = searched(blocks, depth, wrong, on_device)
     names: list[str] = []
     for number, turn in enumerate(turns):
         if turn == "add":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 import msgspec
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from jengine.plan import RowSampling
 from jengine.request import WireRequest
@@ -15,8 +14,8 @@ from jengine.thinking_budget import ReasoningMarks, ThinkingBudget
 from tests.engine.scripted import scripted_tokens
 from tests.grammar.letters import EOS, ids, regex
 from tests.grammar.whole_text import must_follow
-from tests.scheduler.masked_loop import followed, masked, submitted
-from tests.scheduler.scheduler_loop import VOCAB, Loop, TruthProposer, make_wire
+from tests.scheduler.masked_loop import any_schedule, followed, masked, searched, submitted
+from tests.scheduler.scheduler_loop import VOCAB, Loop, make_wire
 from tests.server.serving import letters
 
 MARKS = ReasoningMarks(tuple(ids("(")), tuple(ids(")")), tuple(ids("well)")))
@@ -94,21 +93,11 @@ def test_a_grammar_begins_behind_the_forced_end() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.sampled_from(["step", "abort", "add"]), min_size=5, max_size=40),
-    st.integers(6, 20),
-    st.integers(0, 2),
-    st.sampled_from([None, 0, 1, 3]),
-    st.booleans(),
-)
+@any_schedule
 def test_any_schedule_follows_the_rule(
     turns: list[str], blocks: int, depth: int, wrong: int | None, on_device: bool
 ) -> None:
-    drafting: dict[str, object] = {}
-    if wrong is not None:
-        source = {"device_wrong": wrong} if on_device else {"proposer": TruthProposer(wrong)}
-        drafting = {**source, "most_drafts": 4}
-    loop = followed(blocks=blocks, depth=depth, **drafting)
+    loop = searched(blocks, depth, wrong, on_device)
     wires: list[WireRequest] = []
     for number, turn in enumerate(turns):
         if turn == "add":
