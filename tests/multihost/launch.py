@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from jengine.executor.multihost.ending import EXIT_STATUS
+
 ROOT = Path(__file__).parent.parent.parent
+# What JAX's client of the coordination service says before it aborts its process.
+COORDINATOR_LOST = "Terminating process because the JAX distributed service detected fatal errors"
 
 
 @dataclass
@@ -33,6 +38,19 @@ class Process:
             file.seek(0)
             texts.append(file.read())
         return texts[0], texts[1]
+
+    def assert_ends_without(self, rank: int, seconds: float, why: str) -> None:
+        """It ends within these seconds, and says why, once process `rank` is gone.
+
+        Process 0 has JAX's coordination service. When that is gone, JAX's own client aborts this
+        process, and either of the two that watch may be first.
+        """
+        status = self.handle.wait(seconds)
+        text = self.read()[1]
+        if rank == 0 and status == -signal.SIGABRT:
+            assert COORDINATOR_LOST in text
+        else:
+            assert (status, why in text) == (EXIT_STATUS, True), text
 
     def said(self) -> list[dict[str, Any]]:
         """The JSON lines on stdout."""

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from jengine import SamplingParams
-from jengine.executor.multihost.ending import EXIT_STATUS
 from tests.api.engines import answers, tiny_engine
 from tests.models.tiny_models import write_tiny_native
 from tests.multihost.launch import free_port, launched
@@ -109,8 +108,7 @@ def test_a_process_lost_while_it_reads_ends_all(folder: Path, rank: int) -> None
         assert all(p.said() == [{"begins": True}] for p in launch.processes), str(launch)
         lost, other = launch.processes[rank], launch.processes[1 - rank]
         lost.handle.kill()
-        assert other.handle.wait(NAMED_WITHIN) == EXIT_STATUS, str(launch)
-        assert f"process {rank} was lost" in other.read()[1]
+        other.assert_ends_without(rank, NAMED_WITHIN, f"process {rank} was lost")
 
 
 def test_a_connector_of_the_users_own(folder: Path, produced: tuple[Path, dict[str, Any]]) -> None:
