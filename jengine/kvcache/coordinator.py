@@ -80,8 +80,9 @@ class CacheCoordinator:
 
     def can_ever_hold(self, num_tokens: int, max_chunk: int) -> bool:
         """Whether one request of this length fits in the empty cache."""
+        ahead = self._lookahead
         return all(
-            blocks_needed(one.spec, num_tokens + self._lookahead, self.block_size, max_chunk)
+            blocks_needed(one.spec, num_tokens + ahead, self.block_size, max_chunk + ahead)
             <= group.num_units
             for one, group in zip(self.config.groups, self.groups, strict=True)
         )

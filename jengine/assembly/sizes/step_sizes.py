@@ -98,7 +98,10 @@ def cache_demands(
     )
     needs = [
         blocks_needed(
-            group.spec, schedule.max_model_len + shapes.lookahead, shapes.block_size, in_flight
+            group.spec,
+            schedule.max_model_len + shapes.lookahead,
+            shapes.block_size,
+            in_flight + shapes.lookahead,
         )
         for group in shapes.groups
     ]
