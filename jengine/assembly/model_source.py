@@ -20,7 +20,7 @@ from jengine.assembly.model_facts import (
     generation_override,
     tokenizer_of,
 )
-from jengine.assembly.peer_weights import check_peer, peer_parameters
+from jengine.assembly.peer_weights import peer_parameters, refuse_rounded
 from jengine.assembly.pooling_source import with_pooling
 from jengine.assembly.settings.args import EngineArgs
 from jengine.config import ModelConfig
@@ -105,6 +105,8 @@ def load_parameters(
 
     Live arrays are not copied if dtype and sharding fit.
     """
+    if args.weight_settings is not None:
+        refuse_rounded(args.weight_settings, source.config)
     if source.folder is None:
         values = fitting_arrays(args.model, args.model, place)
         return live_declaration(args.model, source.config), values.items()
@@ -124,7 +126,6 @@ def load_parameters(
     if args.load_format == "peer":
         settings = args.weight_settings
         assert settings is not None, "the settings of a peer were checked"
-        check_peer(source.config)
         return declared, peer_parameters(settings, declared, place, bar)
     if args.load_format == "dummy":
         return declared, dummy_arrays(declared, seed=args.seed or 0, place=place)

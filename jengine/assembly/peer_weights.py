@@ -76,7 +76,7 @@ class ServedWeights:
             raise CheckpointError(f"there is no parameter {name!r}.")
         if self._last is None or self._last[0] != name:
             try:
-                self._last = name, bytes_of(np.asarray(self._arrays[name]))
+                self._last = name, bytes_of(on_host(self._arrays[name]))
             except RuntimeError as error:  # the array was deleted meanwhile
                 raise CheckpointError("parameters are being replaced. Start again.") from error
         return self._last[1][begin:end]
@@ -95,16 +95,23 @@ def serve_weights(settings: WeightSettings | None, loaded: LoadedModel) -> None:
     loaded.closing.append(server.close)
 
 
-def check_peer(config: ModelConfig) -> None:
-    """Refuse weights that are rounded at load: an engine that serves them no longer has what they
-    were rounded from, and rounded once more they would be others. Those that are quantized in files
-    are declared as they are."""
-    if config.quantization is not None and config.quantization.on_load:
+def refuse_rounded(settings: WeightSettings, config: ModelConfig) -> None:
+    """Refuse weights that are rounded at load, on both sides: an engine that serves them no longer
+    has what they were rounded from, which is what another one declares, and rounded once more they
+    would be others. Those that are quantized in files are declared as they are."""
+    if config.quantization is None or not config.quantization.on_load:
+        return
+    if settings.peer is not None:
         raise UnsupportedFeature(
             "load_format='peer' with weights that are rounded at load: a peer has them rounded, "
             "and not what they were. Leave quantization out, take a checkpoint that is quantized, "
             "or give the engine a folder with the weights."
         )
+    raise UnsupportedFeature(
+        "model_loader_extra_config={'serve': ...} with weights that are rounded at load: others "
+        "would take them for what is in the folder. Leave quantization out, or take a checkpoint "
+        "that is quantized."
+    )
 
 
 def peer_parameters(
@@ -171,6 +178,15 @@ def check_listed(wanted: Mapping[str, Any], given: Mapping[str, ParameterInfo], 
 def size_of(one: ParameterInfo) -> int:
     """Bytes of a parameter."""
     return math.prod(one.shape) * jnp.dtype(one.dtype).itemsize
+
+
+def on_host(array: jax.Array) -> np.ndarray:
+    """The values of an array. One that is asked itself keeps what it has read on the host for as
+    long as it lives, so another one is asked that has the same buffers."""
+    buffers = [shard.data for shard in array.addressable_shards]
+    return np.asarray(
+        jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)
+    )
 
 
 def bytes_of(array: np.ndarray) -> memoryview:

@@ -240,11 +240,12 @@ def test_quantized_weights_travel_as_they_are(tmp_path: Path, layout: str) -> No
         assert answers(starts.generate(prompts, params)) == expected
 
 
-def test_weights_rounded_at_load_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("side", "load_format"), [("peer", "peer"), ("serve", "auto")])
+def test_weights_rounded_at_load_are_refused(tmp_path: Path, side: str, load_format: str) -> None:
     folder = write_tiny_native(tmp_path, "llama")
-    take = {"peer": f"127.0.0.1:{free_port()}", "secret": SECRET}
+    settings = {side: f"127.0.0.1:{free_port()}", "secret": SECRET}
     with pytest.raises(UnsupportedFeature, match="rounded at load"):
         tiny_engine(
-            folder, max_model_len=128, quantization="int8", load_format="peer",
-            model_loader_extra_config=take,
+            folder, max_model_len=128, quantization="int8", load_format=load_format,
+            model_loader_extra_config=settings,
         )  # fmt: skip
