@@ -119,7 +119,7 @@ def check_joint(args: EngineArgs, config: ModelConfig, placement: Placement) -> 
 
 def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -> None:
     """Refuse what dividing the tokens of a step is not built with."""
-    attention = all(spec.kind in ("full", "sliding") for spec in config.cache_specs)
+    attention = all(spec.kind in ("full", "sliding", "latent") for spec in config.cache_specs)
     others = {
         f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
         f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
@@ -131,7 +131,7 @@ def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -
         "enable_expert_parallel": args.enable_expert_parallel,
         "enable_return_routed_experts": args.enable_return_routed_experts,
         "joint_replicas": args.joint_replicas,
-        f"{config.architecture}, whose layers are not all of attention to cached heads": (
+        f"{config.architecture}, whose layers are not all of attention to cached tokens": (
             not attention or config.sees_ahead
         ),
         "a pooling model": config.pooling is not None,

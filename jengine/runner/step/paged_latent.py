@@ -2,12 +2,12 @@
 
 Decodes attend to cached entries with absorbed queries. The tokens of a prefill chunk attend to each
 other with expanded keys and values, and to the prefix before the chunk as decodes do; both results
-are merged. Where a kernel reads entries, prefill chunks do all of it as decodes do.
+are merged. Where a kernel reads entries, or devices divide a chunk's tokens among them, prefill
+chunks do all of it as decodes do.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,17 +17,18 @@ from jax.sharding import PartitionSpec
 from jengine.layers.latent import LatentInputs
 from jengine.runner.step.block_share import BlockShare, scattered_dimension
 from jengine.runner.step.group_arrays import Axes, attention_axes
+from jengine.runner.step.stripes import TOKENS
 from jengine.runner.step.views import GroupView
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.latent_attention import chunk_attention, latent_attention
 from pallas_kernels.layout import held_dtype, write_entries
-from sharding.context import merged
+from sharding.context import merged, of_all_tokens
 from sharding.placement import Placement
 
 # Logical axes of queries, keys, values and results, of which each device has those of its heads.
-HEADS_AXES = (None, "heads", None)
+HEADS_AXES = (TOKENS, "heads", None)
 # Of queries that read a part of each block: the same on all devices that divide a block.
-READ_AXES = (None, "heads_of_block", None)
+READ_AXES = (TOKENS, "heads_of_block", None)
 EVERYWHERE = PartitionSpec()
 
 
@@ -43,14 +44,11 @@ def latent_mixer(
     cache = _write(cache, layer, entries, view, axes, share, placement)
     reader = _Reader(cache, layer, inputs, shapes.attention, axes, share, placement)
     rows, positions = bucket.decode_rows, view.positions
-    decoded = reader.entries(q[:rows], view.tables[:rows], view.table_starts[:rows],
-                             positions[:rows], positions[:rows] + 1)  # fmt: skip
-    if not bucket.prefill_tokens:
-        return inputs.values(decoded[0]), cache
-    new = q[rows:], view.tables[rows:], view.table_starts[rows:], positions[rows:]
-    if shapes.attention == "triton":
-        mixed = jnp.concatenate([decoded[0], reader.entries(*new, new[-1] + 1)[0]])
-        return inputs.values(mixed), cache
+    tables, starts = view.tables, view.table_starts
+    if not bucket.prefill_tokens or shapes.attention == "triton" or placement.ways(TOKENS) > 1:
+        return inputs.values(reader.entries(q, tables, starts, positions, rows)[0]), cache
+    decoded = reader.entries(q[:rows], tables[:rows], starts[:rows], positions[:rows], rows)
+    new = q[rows:], tables[rows:], starts[rows:], positions[rows:]
     firsts = view.chunk_starts
     prefilled = reader.chunks(q[rows:], entries[rows:], positions[rows:], firsts)
     begins = jnp.take(positions[rows:], firsts, mode="fill", fill_value=0)
@@ -81,11 +79,12 @@ class _Reader:
         self.axes, self.share, self.placement = axes, share, placement
 
     def entries(
-        self, q: Array, tables: Array, starts: Array, positions: Array, ends: Array
+        self, q: Array, tables: Array, starts: Array, positions: Array, rows: int
     ) -> tuple[Array, Array]:
-        """Sums of vectors [T, heads, rank], and log-sum-exps [T, heads]."""
+        """Sums of vectors [T, heads, rank], and log-sum-exps [T, heads]. Of a device's tokens the
+        first `rows` have a table each, the others one for each tile."""
         absorbed = self.inputs.absorbed(q, held_dtype(self.cache))
-        return self._absorbed(absorbed, tables, starts, positions, ends)
+        return self._absorbed(absorbed, tables, starts, positions, positions + 1, rows)
 
     def after_prefixes(
         self, chunks: tuple[Array, Array], q: Array, tables: Array, starts: Array,
@@ -99,7 +98,7 @@ class _Reader:
         absorbed = lax.cond(
             is_needed, lambda: self.inputs.absorbed(q, held), lambda: jnp.zeros(shape, held)
         )
-        mixed, lse = self._absorbed(absorbed, tables, starts, positions, ends, jnp.float32)
+        mixed, lse = self._absorbed(absorbed, tables, starts, positions, ends, 0, jnp.float32)
         return lax.cond(
             is_needed,
             lambda: merge(chunks, (self.inputs.values(mixed), lse)),
@@ -108,7 +107,7 @@ class _Reader:
 
     def _absorbed(
         self, absorbed: Array, tables: Array, starts: Array, positions: Array, ends: Array,
-        dtype: Any = None,
+        rows: int, dtype: Any = None,
     ) -> tuple[Array, Array]:  # fmt: skip
         held, config = held_dtype(self.cache), self.config
         window = config.window
@@ -124,24 +123,31 @@ class _Reader:
         def own_heads(
             q: Array, cache: Array, tables: Array, starts: Array, begins: Array, ends: Array
         ) -> tuple[Array, Array]:
-            read = partial(
-                latent_attention, q, cache, self.layer, tables, starts, rank=config.kv_rank,
-                scale=config.scale, implementation=self.implementation,
-            )  # fmt: skip
+            counts = ends if self.share.is_whole else self.share.counts(ends)
+
+            def read(part: slice) -> tuple[Array, Array]:
+                return latent_attention(
+                    q[part], cache, self.layer, tables[part], starts[part], begins[part],
+                    counts[part], rank=config.kv_rank, scale=config.scale,
+                    dtype=dtype if self.share.is_whole else jnp.float32,
+                    implementation=self.implementation,
+                )  # fmt: skip
+
+            parts = [part for part in (slice(rows), slice(rows, None)) if tables[part].size]
+            mixed, lse = map(jnp.concatenate, zip(*map(read, parts), strict=True))
             if self.share.is_whole:
-                return read(begins, ends, dtype=dtype)
-            own = self.share.counts(ends)
-            part, lse = read(begins, own, dtype=jnp.float32)
-            mixed, lse = merged(part, lse, own > 0, None, scattered)
+                return mixed, lse
+            mixed, lse = merged(mixed, lse, counts > 0, None, scattered)
             return mixed.astype(dtype), lse
 
-        heads, read_heads = (
-            self.placement.spec(axes, absorbed.shape) for axes in (HEADS_AXES, read_axes)
-        )
-        cache = self.placement.spec(self.axes, self.cache.shape)
-        run = self.placement.on_each_device(
-            own_heads, (read_heads, cache, *[EVERYWHERE] * 4), (heads, PartitionSpec(*heads[:2]))
-        )
+        spec = self.placement.spec
+        heads, read_heads = (spec(axes, absorbed.shape) for axes in (HEADS_AXES, read_axes))
+        of_tiles, of_tokens = spec((TOKENS,), starts.shape), spec((TOKENS,), positions.shape)
+        given = (
+            read_heads, spec(self.axes, self.cache.shape), PartitionSpec(*of_tiles, None), of_tiles,
+            of_tokens, of_tokens,
+        )  # fmt: skip
+        run = self.placement.on_each_device(own_heads, given, (heads, PartitionSpec(*heads[:2])))
         absorbed = self.placement.held(absorbed, read_axes)
         return run(absorbed, self.cache, tables, starts, begins, ends)
 
@@ -171,9 +177,14 @@ def _write(
 ) -> Array:  # fmt: skip
     """Store entries, on every device that has their place: all heads share them."""
 
+    is_striped = placement.ways(TOKENS) > 1
+
     def own_copy(cache: Array, entries: Array, slots: Array) -> Array:
+        if is_striped:
+            entries = of_all_tokens(entries.astype(held_dtype(cache)))
         return write_entries(cache, layer, entries, share.slots(slots))
 
     spec = placement.spec(axes, cache.shape)
-    run = placement.on_each_device(own_copy, (spec, EVERYWHERE, EVERYWHERE), spec)
-    return run(cache, placement.held(entries, (None, None)), view.slots)
+    tokens = placement.spec((TOKENS, None), entries.shape)
+    run = placement.on_each_device(own_copy, (spec, tokens, EVERYWHERE), spec)
+    return run(cache, placement.held(entries, (TOKENS, None)), view.slots)

@@ -33,12 +33,12 @@ def run(llm: jengine.LLM) -> list[Any]:
     return answers(outputs)
 
 
-def same_in_every_way(llm: jengine.LLM, expected: list[Any]) -> None:
+def same_in_every_way(llm: jengine.LLM, expected: list[Any], few_blocks: int = 20) -> None:
     """From the prefix cache, in small chunks, in a cache that is too small for all at once."""
     assert run(llm) == expected
     assert run(llm) == expected
     assert llm.stats().prefix_hits > 0
-    with rebuilt(llm, num_blocks=20, max_num_batched_tokens=64) as small:
+    with rebuilt(llm, num_blocks=few_blocks, max_num_batched_tokens=64) as small:
         assert run(small) == expected
         assert small.stats().preemptions > 0
 
