@@ -72,6 +72,15 @@ def stages_mesh(args: EngineArgs, config: ModelConfig, devices: np.ndarray) -> M
     """The mesh of one replica's devices, [stages, devices per stage]."""
     heads = tuple(spec.kv_heads for spec in config.cache_specs)
     context = args.decode_context_parallel_size
+    check_divided(config, context)
+    try:
+        return engine_mesh(devices, heads, context, args.prefill_context_parallel_size)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_divided(config: ModelConfig, context: int) -> None:
+    """Refuse to divide the cached tokens of a model for which that is not built."""
     if context > 1 and not any(spec.keeps_all for spec in config.cache_specs):
         raise ConfigError(
             f"decode_context_parallel_size={context}: {config.architecture} has no attention that "
@@ -82,10 +91,6 @@ def stages_mesh(args: EngineArgs, config: ModelConfig, devices: np.ndarray) -> M
             f"decode_context_parallel_size={context} with {config.architecture}: scores with slopes"
             " (ALiBi) are not built for divided blocks. Leave it out."
         )
-    try:
-        return engine_mesh(devices, heads, context, args.prefill_context_parallel_size)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def check_joint(args: EngineArgs, config: ModelConfig, placement: Placement) -> None:
@@ -119,7 +124,6 @@ def check_joint(args: EngineArgs, config: ModelConfig, placement: Placement) -> 
 
 def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -> None:
     """Refuse what dividing the tokens of a step is not built with."""
-    attention = all(spec.kind in ("full", "sliding", "latent") for spec in config.cache_specs)
     others = {
         f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
         f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
@@ -131,6 +135,15 @@ def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -
         "enable_expert_parallel": args.enable_expert_parallel,
         "enable_return_routed_experts": args.enable_return_routed_experts,
         "joint_replicas": args.joint_replicas,
+    }
+    groups = args.prefill_context_parallel_size
+    refuse_together(f"prefill_context_parallel_size={groups}", {**others, **unstriped(config)})
+
+
+def unstriped(config: ModelConfig) -> dict[str, bool]:
+    """What of a model keeps the tokens of a step together, and whether it has that."""
+    attention = all(spec.kind in ("full", "sliding", "latent") for spec in config.cache_specs)
+    return {
         f"{config.architecture}, whose layers are not all of attention to cached tokens": (
             not attention or config.sees_ahead
         ),
@@ -138,7 +151,6 @@ def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -
         "images": config.vision is not None,
         "cross attention": config.cross_encoder is not None,
     }
-    refuse_together(f"prefill_context_parallel_size={args.prefill_context_parallel_size}", others)
 
 
 def check_balance(args: EngineArgs, placement: Placement) -> None:

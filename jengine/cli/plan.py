@@ -13,6 +13,7 @@ from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.models.reading.published import PUBLISHED
 from jengine.planning.accelerators import ACCELERATORS
+from jengine.planning.layout import checked_layout
 
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
@@ -30,6 +31,8 @@ examples:
   jengine plan llama-70b --quantization int4 --kv-cache-dtype fp8
   jengine plan llama-70b --cpu-offload-gb 60
   jengine plan deepseek-v3 --dp 128 --ep 128 --batch 64
+  jengine plan llama-70b --tp 16 --dcp 2 --batch 8 --context 131072
+  jengine plan llama-8b --pcp 8 --batch 1 --context 131072
 """
 ENGINE_FLAGS = (
     "dtype", "max_model_len", "max_num_batched_tokens", "block_size", "gpu_memory_utilization",
@@ -59,6 +62,16 @@ def add_flags(parser: Parser) -> None:
         help="devices that share the experts, each with some whole: expert parallelism [--tp, each "
         "with a part of every one]",
     )
+    devices.add_argument(
+        "--dcp", type=int, default=1, metavar="N",
+        help="of these, the ones that divide the cached tokens of each request: decode "
+        "context parallelism [1]",
+    )  # fmt: skip
+    devices.add_argument(
+        "--pcp", type=int, default=1, metavar="N",
+        help="groups of devices, each with all weights, that divide the tokens of a step: prefill "
+        "context parallelism [1]",
+    )  # fmt: skip
     devices.add_argument("--hosts", type=int, metavar="N", help="hosts [one for every 8 devices]")
     devices.add_argument(
         "--network", type=float, default=400, metavar="GBIT",
@@ -87,16 +100,19 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Calculate and print. The status is 1 if the work does not fit."""
     settings = engine_arguments(arguments)
+    layout = checked_layout(
+        arguments.tp, arguments.pp, arguments.dp, arguments.hosts, arguments.ep, arguments.dcp,
+        arguments.pcp,
+    )  # fmt: skip
     with interrupts_end_the_process():
         # Importing jax takes a second: after the flags have been checked.
         paper = importlib.import_module("jengine.planning.paper").paper_plan(
             arguments.model,
             settings,
             ACCELERATORS[arguments.device],
-            (arguments.tp, arguments.pp, arguments.dp, arguments.hosts),
+            layout,
             (arguments.batch, arguments.context),
             arguments.network,
-            arguments.ep,
             arguments.shared,
         )
         report = importlib.import_module("jengine.planning.paper_report")

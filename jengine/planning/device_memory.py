@@ -74,7 +74,8 @@ class Memory:
     def placement(self) -> Placement:
         """Placement of arrays on a mesh without devices: enough to ask for shard shapes."""
         heads = tuple(spec.kv_heads for spec in self.config.cache_specs)
-        sizes = mesh_sizes(self.layout.tp, self.layout.pp, heads)
+        layout = self.layout
+        sizes = mesh_sizes(layout.tp * layout.pcp, layout.pp, heads, layout.dcp, layout.pcp)
         kinds = (AxisType.Auto,) * len(sizes)
         return Placement(cast(Mesh, AbstractMesh(tuple(sizes.values()), tuple(sizes), kinds)))
 
@@ -211,7 +212,7 @@ class Memory:
         tokens = tokens // shared_multiple() * shared_multiple()
         if tokens < least_shared():
             return 0
-        saved, tp = 0, self.layout.tp
+        saved, tp = 0, self.layout.tp // self.layout.dcp  # devices with different heads
         for group, size in self.groups:
             mixers = self.config.layers[group.layers[0]].mixers
             mixer = next((one for one in mixers if isinstance(one, AttentionConfig)), None)

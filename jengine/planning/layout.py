@@ -1,4 +1,5 @@
-"""Layout of devices: data-parallel replicas, pipeline stages, tensor-parallel devices.
+"""Layout of devices: data-parallel replicas, pipeline stages, groups that divide the tokens of a
+step, tensor-parallel devices.
 
 In: sizes that a user gives. Out: a Layout, or a ConfigError. Must not know models.
 """
@@ -14,13 +15,15 @@ DEVICES_A_HOST = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """Devices in the order dp, pp, tp: neighbours share a layer."""
+    """Devices in the order dp, pp, pcp, tp: neighbours share a layer."""
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
     hosts: int = 1
     ep: int = 0  # devices that share the experts, each with some whole; 0: as other weights
+    dcp: int = 1  # of the tp devices, those that divide the cached tokens of each request
+    pcp: int = 1  # groups of tp devices, each with all weights, that divide the tokens of a step
 
     @property
     def expert_ranks(self) -> int:
@@ -30,7 +33,12 @@ class Layout:
     @property
     def devices(self) -> int:
         """All devices."""
-        return self.tp * self.pp * self.dp
+        return self.devices_a_replica * self.dp
+
+    @property
+    def devices_a_replica(self) -> int:
+        """Devices that run one step together."""
+        return self.tp * self.pcp * self.pp
 
     @property
     def devices_a_host(self) -> int:
@@ -45,27 +53,42 @@ class Layout:
     @property
     def stages_cross_hosts(self) -> bool:
         """Whether some stage sends its activations to another host."""
-        return self.pp > 1 and self.tp * self.pp > self.devices_a_host
+        return self.pp > 1 and self.devices_a_replica > self.devices_a_host
 
 
-def checked_layout(tp: int, pp: int, dp: int, hosts: int | None, ep: int = 0) -> Layout:
+def checked_layout(
+    tp: int = 1, pp: int = 1, dp: int = 1, hosts: int | None = None, ep: int = 0,
+    dcp: int = 1, pcp: int = 1,
+) -> Layout:  # fmt: skip
     """A layout that real hosts can have. Without a number of hosts: eight devices on each."""
-    for name, value in (("tp", tp), ("pp", pp), ("dp", dp), ("hosts", hosts)):
+    sizes = {"tp": tp, "pp": pp, "dp": dp, "hosts": hosts, "dcp": dcp, "pcp": pcp}
+    for name, value in sizes.items():
         if value is not None and value < 1:
             raise ConfigError(f"--{name} {value}: expected 1 or more.")
-    devices = tp * pp * dp
+    devices = tp * pcp * pp * dp
     if ep and (pp > 1 or ep < 0 or ep % tp or (tp * dp) % ep):
         raise ConfigError(
             f"--ep {ep} with tp {tp} x pp {pp} x dp {dp}: expected one stage, and a multiple of tp "
-            f"that divides the {devices} devices."
+            f"that divides the {tp * pp * dp} devices."
+        )
+    if tp % dcp:
+        raise ConfigError(
+            f"--dcp {dcp} with --tp {tp}: expected a divisor of the devices per layer, among which "
+            "it divides the cached tokens of each request."
+        )
+    if pcp > 1 and (pp > 1 or ep):
+        other = f"--pp {pp}" if pp > 1 else f"--ep {ep}"
+        raise ConfigError(
+            f"--pcp {pcp} with {other}: engines do not have both. Leave one of them out."
         )
     hosts = hosts or -(-devices // DEVICES_A_HOST)
+    sizes_shown = f"tp {tp}{f' x pcp {pcp}' * (pcp > 1)} x pp {pp} x dp {dp}"
     if devices % hosts:
         raise ConfigError(
-            f"{devices} devices (tp {tp} x pp {pp} x dp {dp}) on {hosts} hosts: expected the same "
-            "number on each. Give another --hosts."
+            f"{devices} devices ({sizes_shown}) on {hosts} hosts: expected the same number on "
+            "each. Give another --hosts."
         )
-    layout = Layout(tp, pp, dp, hosts, ep)
+    layout = Layout(tp, pp, dp, hosts, ep, dcp, pcp)
     here = layout.devices_a_host
     if tp % here and here % tp:
         raise ConfigError(

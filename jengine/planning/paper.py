@@ -12,7 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jengine.assembly.mesh_placement import check_divided, unstriped
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.combinations import refuse_together
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, block_tokens
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.config import ExpertsConfig, ModelConfig
@@ -21,9 +23,10 @@ from jengine.models.quantized import with_quantization
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.planning.accelerators import Accelerator
+from jengine.planning.assumptions import Assumptions
 from jengine.planning.device_memory import Memory
-from jengine.planning.layout import checked_layout
-from jengine.planning.timing import Assumptions, Timing, Work
+from jengine.planning.layout import Layout, checked_layout
+from jengine.planning.timing import Timing, Work
 from jengine.weights.abstract import with_dtype
 from jengine.weights.folder import read_model_config
 from jengine.weights.resolve import resolve_model
@@ -58,7 +61,7 @@ class Paper:
         old = self.memory.layout
         for tp in USUAL_TP:
             try:
-                layout = checked_layout(tp, old.pp, old.dp, None, old.ep)
+                layout = checked_layout(tp, old.pp, old.dp, ep=old.ep, dcp=old.dcp, pcp=old.pcp)
             except ConfigError:  # no hosts can have it
                 continue
             memory = dataclasses.replace(self.memory, layout=layout)
@@ -80,10 +83,9 @@ def paper_plan(
     model: str,
     settings: Mapping[str, Any],
     device: Accelerator,
-    sizes: tuple[int, int, int, int | None],
+    layout: Layout,
     work: tuple[int, int | None],
     network: float,
-    ep: int = 0,
     shared: int = 0,
 ) -> Paper:
     """Calculate for a folder or a published shape.
@@ -110,12 +112,12 @@ def paper_plan(
             f"--shared {shared}: expected fewer tokens than the {context:,} of a request."
         )
     schedule = dataclasses.replace(schedule, max_num_seqs=max(batch, schedule.max_num_seqs))
-    layout = checked_layout(*sizes, ep)
-    check_experts(config, ep)
+    check_experts(config, layout.ep)
+    check_context(config, layout)
     if layout.pp > len(config.layers):
         raise ConfigError(f"--pp {layout.pp}: this model has only {len(config.layers)} layers.")
     usable = int(device.memory * args.gpu_memory_utilization)
-    block_size = block_tokens(args)
+    block_size = block_tokens(args) * layout.dcp
     if args.cpu_offload_gb and layout.pp > 1:
         raise UnsupportedFeature(
             f"--cpu-offload-gb with --pp {layout.pp}: stages keep their layers on their devices."
@@ -137,6 +139,13 @@ def check_experts(config: ModelConfig, ep: int) -> None:
         raise ConfigError(
             f"--ep {ep}: this model has {found} experts in a layer, and each device gets as many."
         )
+
+
+def check_context(config: ModelConfig, layout: Layout) -> None:
+    """Refuse to divide tokens of a model for which engines do not."""
+    check_divided(config, layout.dcp)
+    if layout.pcp > 1:
+        refuse_together(f"--pcp {layout.pcp}", unstriped(config))
 
 
 def config_of(model: str) -> ModelConfig:

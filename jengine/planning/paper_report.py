@@ -65,9 +65,10 @@ def heading(paper: Paper) -> Iterator[str]:
     shape = f"{config.architecture}, {len(config.layers)} layers, {config.dtype}"
     yield f"{paper.name} ({shape}) on {layout.devices} x {device.name}"
     spread = f", experts over {layout.ep} devices" if layout.ep else ""
+    divided = f" (dcp {layout.dcp})" * (layout.dcp > 1) + f" x pcp {layout.pcp}" * (layout.pcp > 1)
     hosts = "1 host" if layout.hosts == 1 else f"{layout.hosts} hosts"
     yield (
-        f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}{spread}, {hosts} of "
+        f"tp {layout.tp}{divided} x pp {layout.pp} x dp {layout.dp}{spread}, {hosts} of "
         f"{layout.devices_a_host}; {paper.work.batch} requests per replica, "
         f"{paper.work.context:,} tokens each"
         + (f", of which the first {paper.work.shared:,} are the same" if paper.work.shared else "")
@@ -166,6 +167,17 @@ def assumptions(paper: Paper) -> Iterator[str]:
             "(float32 where the model is not), ring algorithm, "
             f"{assumed.link_latency * 1e6:g} us each before the first byte; none overlaps with "
             "other work"
+        )
+    if layout.dcp > 1:
+        yield (
+            "divided caches: per layer that reads all tokens an all-gather of queries, one of "
+            "log-sum-exps and a reduce-scatter of results in float32"
+        )
+    if layout.pcp > 1:
+        yield (
+            "divided steps: every group of devices reads all weights and has the whole cache; per "
+            "layer one all-gather of keys and one of values (of latent attention one), and logits "
+            "in every group"
         )
     if layout.hosts > 1:
         yield (

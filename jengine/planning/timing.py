@@ -1,6 +1,6 @@
 """Step time, as a floor and as an estimate: bytes and operations over the rates of a device.
 
-In: Memory, a device and the work. Out: Timing, in seconds. No step was timed: `Assumptions` names
+In: Memory, a device and the work. Out: Timing, in seconds. No step was timed: assumptions.py has
 every number that is neither a shape nor from a data sheet.
 """
 
@@ -10,30 +10,9 @@ from dataclasses import dataclass
 
 from jengine.config import ExpertsConfig
 from jengine.planning.accelerators import Accelerator
+from jengine.planning.assumptions import Assumptions
 from jengine.planning.device_memory import Memory, Part
-
-FLOAT32 = 4
-EXCHANGED = 2  # bytes of a number that tokens have on their way to experts and back
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """What neither a shape nor a data sheet says."""
-
-    # Reached by large copies and matmuls on an H200.
-    bandwidth_share: float = 0.9
-    flops_share: float = 0.8
-    # A network port for each device, one way.
-    network: float = 50e9
-    # Until the first byte of an exchange has reached all devices.
-    link_latency: float = 10e-6
-    network_latency: float = 25e-6
-    # Kernels per layer of a step compiled for an H200, where a step is one CUDA graph: the larger
-    # of llama-8b (decode 307 for 32 layers, with prompt tokens 347) and qwen3-0.6b (270 and 307 for
-    # 28) by `python -m jengine.bench.gpu_proof`, matmuls of 64 tokens and more by cuBLASLt.
-    decode_launches: float = 9.7
-    prefill_launches: float = 11.0
-    between_launches: float = 1e-6  # seconds, not measured
+from jengine.planning.exchanges import Exchange, Exchanges
 
 
 @dataclass(frozen=True)
@@ -44,17 +23,6 @@ class Work:
     context: int  # tokens of each of them, on average
     prefill: int  # prompt tokens of a prefill step
     shared: int = 0  # leading tokens that all of them have in common
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One kind of communication in a step."""
-
-    what: str
-    link: str
-    count: int
-    bytes: int  # sent by one device in all of them
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -86,20 +54,27 @@ class Timing:
     def decode(self, work: Work) -> StepTime:
         """One token for each request of one plan; there are as many plans as stages."""
         rows = -(-work.batch // self.memory.layout.pp)
-        read = self.weights_read(rows)
-        saved = self.memory.read_once(rows, min(work.shared, work.context - 1))
-        cache = rows * self.memory.read_bytes(work.context) - saved
-        operations = rows * (self.operations(head=True) + self.attention(work.context))
+        own = self.own_tokens(rows)
+        read = self.weights_read(own)
+        saved = self.memory.read_once(own, min(work.shared, work.context - 1))
+        cache = own * self.memory.read_bytes(work.context) - saved
+        operations = own * (self.operations() + self.attention(work.context))
+        operations += rows * self.head_operations()
         return self._step(rows, read, cache, operations, self.assumed.decode_launches, saved)
 
     def prefill(self, work: Work) -> StepTime:
         """A prefill-only step, from the middle of prompts of the context's length."""
         tokens = work.prefill
-        read = self.weights_read(tokens)
+        own = self.own_tokens(tokens)
+        read = self.weights_read(own)
         prompts = -(-tokens // work.context)
-        operations = tokens * (self.operations(head=False) + self.attention(work.context // 2))
+        operations = own * (self.operations() + self.attention(work.context // 2))
         cache = prompts * self.memory.read_bytes(work.context)
         return self._step(tokens, read, cache, operations, self.assumed.prefill_launches)
+
+    def own_tokens(self, tokens: int) -> int:
+        """How many tokens of a step a device computes."""
+        return -(-tokens // self.memory.layout.pcp)
 
     def tokens_a_second(self, work: Work, seconds: float) -> float:
         """Tokens per second of all replicas, with every stage busy."""
@@ -158,17 +133,19 @@ class Timing:
         assert isinstance(ffn, ExpertsConfig), f"{part.path}: experts without a config"
         return ffn.experts_per_token / ffn.num_experts
 
-    def operations(self, *, head: bool) -> float:
-        """Operations of the matmuls with parameters, per token on one device."""
-        config = self.memory.config
-        head_path = "embed.weight" if config.tie_embeddings else "head.weight"
+    def operations(self) -> float:
+        """Operations of the matmuls of layers, per token on one device."""
         total = 0.0
         for part in self.memory.parts:
-            if part.layer is None and not (head and part.path == head_path):
-                continue
-            ranks = self.memory.layout.expert_ranks if "experts" in part.axes else 1
-            total += 2 * part.weights * self._share_of_a_token(part) * ranks
+            if part.layer is not None:
+                ranks = self.memory.layout.expert_ranks if "experts" in part.axes else 1
+                total += 2 * part.weights * self._share_of_a_token(part) * ranks
         return total
+
+    def head_operations(self) -> float:
+        """Operations of the head, per row of logits on one device."""
+        path = "embed.weight" if self.memory.config.tie_embeddings else "head.weight"
+        return sum(2.0 * part.weights for part in self.memory.parts if part.path == path)
 
     def attention(self, context: int) -> float:
         """Operations of attention scores and weighted values, per token on one device."""
@@ -181,62 +158,4 @@ class Timing:
 
     def exchanges(self, tokens: int) -> list[Exchange]:
         """What the devices send each other in a step of so many tokens."""
-        layout = self.memory.layout
-        hidden = tokens * self.memory.config.hidden_size * FLOAT32
-        found = []
-        if layout.tp > 1:
-            # Two all-reduces per layer and one for the embedding, as the compiled program has them.
-            count = 2 * len(self.memory.stage) + 1
-            sums = hidden // 2 if self.memory.config.dtype == "bfloat16" else hidden
-            found.append(
-                self._all_reduces("all-reduces within a layer", count, sums, layout.tp, True)
-            )
-        if layout.ep > 1:
-            found.append(self._to_experts_and_back(tokens))
-        if layout.pp > 1:
-            found += [self._to_next_stage(hidden), self._last_results(hidden)]
-        return found
-
-    def _all_reduces(
-        self, what: str, count: int, size: int, devices: int, tensor: bool
-    ) -> Exchange:
-        """Ring all-reduces. A ring over several hosts uses all network ports of each host."""
-        layout, assumed = self.memory.layout, self.assumed
-        hosts = layout.tensor_hosts if tensor else 1 + layout.stages_cross_hosts
-        sent = round(2 * (devices - 1) / devices * size)
-        rate, latency, link = self.device.link, assumed.link_latency, self.device.link_name
-        if hosts > 1:
-            ports = layout.devices_a_host if tensor else 1
-            rate, link = min(rate, ports * assumed.network), f"{link} and network"
-            latency += assumed.network_latency
-        return Exchange(what, link, count, count * sent, count * (sent / rate + latency))
-
-    def _to_experts_and_back(self, tokens: int) -> Exchange:
-        """Each device sends its tokens to the devices of their experts, and gets results back."""
-        layout, assumed, config = self.memory.layout, self.assumed, self.memory.config
-        experts = [config.layers[layer].ffn for layer in self.memory.stage]
-        picks = [ffn.experts_per_token for ffn in experts if isinstance(ffn, ExpertsConfig)]
-        each = -(-tokens // layout.tp) * config.hidden_size * EXCHANGED
-        elsewhere = (layout.ep - 1) / layout.ep
-        sent = sum(2 * round(each * elsewhere * min(pick, layout.ep)) for pick in picks)
-        rate, latency, link = self.device.link, assumed.link_latency, self.device.link_name
-        if layout.ep > layout.devices_a_host:
-            rate, link = min(rate, assumed.network), f"{link} and network"
-            latency += assumed.network_latency
-        count = 2 * len(picks)
-        seconds = sent / rate + count * latency
-        return Exchange("tokens to experts and back", link, count, sent, seconds)
-
-    def _to_next_stage(self, size: int) -> Exchange:
-        """Each device sends hidden states to the device of its rank in the next stage."""
-        assumed, across = self.assumed, self.memory.layout.stages_cross_hosts
-        rate = assumed.network if across else self.device.link
-        latency = assumed.network_latency if across else assumed.link_latency
-        link = "network" if across else self.device.link_name
-        return Exchange("to the next stage", link, 1, size, size / rate + latency)
-
-    def _last_results(self, size: int) -> Exchange:
-        """The last stage's hidden states to all stages, which share the head."""
-        return self._all_reduces(
-            "last stage's results to all", 1, size, self.memory.layout.pp, False
-        )
+        return Exchanges(self.memory, self.device, self.assumed).of_step(tokens)

@@ -29,8 +29,8 @@ class ModelTimes:
         self._compute = 1 / (device.flops * assumed.flops_share)
         layers = len(timing.memory.stage) * assumed.between_launches
         self._launches = (layers * assumed.decode_launches, layers * assumed.prefill_launches)
-        self._token = timing.operations(head=False)
-        self._head = timing.operations(head=True) - self._token
+        self._token = timing.operations()
+        self._head = timing.head_operations()
         self._is_linear = not any(spec.window for spec in timing.memory.config.cache_specs)
         self._context_bytes = timing.memory.read_bytes(FAR) / FAR
         self._context_operations = timing.attention(FAR) / FAR

@@ -14,6 +14,7 @@ import msgspec
 
 from jengine.errors import ConfigError
 from jengine.planning.accelerators import ACCELERATORS
+from jengine.planning.layout import checked_layout
 from jengine.planning.paper import paper_plan
 from jengine.simulation.csv_trace import CsvTrace
 from jengine.simulation.fleet import Fleet
@@ -109,7 +110,8 @@ def kind_of(pool: PoolPlan, scenario: Scenario) -> ReplicaKind:
     else:
         paper = paper_plan(
             pool.model, pool.settings, ACCELERATORS[pool.device],
-            (pool.tp, pool.pp, max(pool.ep // pool.tp, 1), None), ANY_WORK, pool.network, pool.ep,
+            checked_layout(pool.tp, pool.pp, max(pool.ep // pool.tp, 1), ep=pool.ep), ANY_WORK,
+            pool.network,
         )  # fmt: skip
         kind = paper_kind(paper)
     return replace(

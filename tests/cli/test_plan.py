@@ -162,6 +162,64 @@ def test_experts_that_cannot_be_spread(words: tuple[str, ...]) -> None:
     assert "--ep" in done.err
 
 
+def test_devices_that_divide_the_cached_tokens() -> None:
+    """Of sixteen devices two have each of the eight KV heads: copies of it, or half the tokens."""
+    words = ("llama-70b", "--tp", "16", "--batch", "8", "--context", "131072")
+    copies, halves = plan(*words), plan(*words, "--dcp", "2")
+    assert halves["bytes_a_device"]["weights"] == copies["bytes_a_device"]["weights"]
+    token = 2 * 80 * 128 * 2  # keys and values, layers, width
+    assert copies["bytes_a_device"]["cache_token"] == token
+    assert halves["bytes_a_device"]["cache_token"] == token // 2
+    assert halves["decode"]["cache_read"] == copies["decode"]["cache_read"] // 2
+    assert halves["decode"]["operations"] == copies["decode"]["operations"]
+    _, sent = halves["decode"]["exchanges"]
+    assert sent["count"] == 3 * 80
+    # Of 8 tokens, the queries of 4 heads, and as many results with two log-sum-exps each.
+    assert sent["bytes"] == 80 * 8 * 4 * (128 * 2 + (128 + 2) * 4)
+    text = planned(*words, "--dcp", "2").out
+    assert "tp 16 (dcp 2) x pp 1" in text and "240 gathers and sums of divided caches" in text
+
+
+def test_latent_vectors_are_divided_too() -> None:
+    words = ("deepseek-v3", "--tp", "16", "--context", "65536", "--device", "h200")
+    whole, parts = plan(*words), plan(*words, "--dcp", "16")
+    assert whole["bytes_a_device"]["cache_token"] == 61 * 576 * 2
+    assert parts["bytes_a_device"]["cache_token"] == pytest.approx(61 * 576 * 2 / 16, abs=1)
+    sent = parts["decode"]["exchanges"][1]
+    assert sent["bytes"] == 61 * 64 * 8 * 15 * (576 * 2 + (512 + 16) * 4)
+
+
+def test_groups_that_divide_the_tokens_of_a_step() -> None:
+    words = ("llama-8b", "--batch", "1", "--context", "131072", "--max-num-batched-tokens", "16384")
+    one, eight = plan(*words), plan(*words, "--pcp", "8")
+    assert eight["bytes_a_device"]["weights"] == one["bytes_a_device"]["weights"]
+    assert eight["layout"]["hosts"] == 1 and "on 8 x" in planned(*words, "--pcp", "8").out
+    assert eight["prefill"]["operations"] == pytest.approx(one["prefill"]["operations"] / 8)
+    (sent,) = eight["prefill"]["exchanges"]
+    assert sent["count"] == 2 * 32 + 1  # keys and values of each layer, and hidden states
+    entries = 2 * 32 * 8 * 128 * 2 * 16384 // 8
+    assert sent["bytes"] == pytest.approx(7 * entries, rel=0.01)
+    # A decode of one request gains nothing.
+    assert eight["decode"]["weights_read"] == one["decode"]["weights_read"]
+    assert eight["decode"]["cache_read"] == one["decode"]["cache_read"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("llama-8b", "--tp", "4", "--dcp", "3"), "--dcp 3 with --tp 4: expected a divisor"),
+        (("llama-8b", "--dcp", "0"), "--dcp 0: expected 1 or more"),
+        (("llama-8b", "--pcp", "2", "--pp", "2"), "--pcp 2 with --pp 2: engines do not have both"),
+        (("deepseek-v3", "--pcp", "2", "--ep", "2", "--dp", "2"), "--pcp 2 with --ep 2"),
+        (("qwen3-next-80b-a3b", "--pcp", "2"), "not all of attention to cached tokens"),
+    ],
+)
+def test_tokens_that_cannot_be_divided(words: tuple[str, ...], message: str) -> None:
+    done = planned(*words)
+    assert done.status == 1
+    assert message in done.err
+
+
 def test_windows_bound_what_is_read(tmp_path: Path) -> None:
     settings = {
         **PUBLISHED["llama-8b"],
@@ -248,10 +306,10 @@ def test_what_cannot_be_is_refused(words: list[str], message: str) -> None:
 
 
 def test_hosts_have_eight_devices_unless_told() -> None:
-    assert checked_layout(8, 2, 2, None).hosts == 4
-    assert checked_layout(4, 1, 1, None).hosts == 1
+    assert checked_layout(8, 2, 2).hosts == 4
+    assert checked_layout(4).hosts == 1
     with pytest.raises(ConfigError, match="the same number on each"):
-        checked_layout(3, 3, 1, None)
+        checked_layout(3, 3)
 
 
 def test_every_published_shape_is_understood() -> None:

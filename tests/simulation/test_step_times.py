@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jengine.planning.accelerators import ACCELERATORS
+from jengine.planning.layout import Layout
 from jengine.planning.paper import paper_plan
 from jengine.simulation.model_times import ModelTimes
 from jengine.simulation.step_times import Load, StepTimes, pure_decode, stepwise
@@ -26,9 +27,7 @@ def table(contexts: list[int] = CONTEXTS) -> TableTimes:
 
 
 def model(name: str) -> ModelTimes:
-    return ModelTimes(
-        paper_plan(name, {}, ACCELERATORS["h100"], (1, 1, 1, None), (1, None), 400.0).timing
-    )
+    return ModelTimes(paper_plan(name, {}, ACCELERATORS["h100"], Layout(), (1, None), 400.0).timing)
 
 
 @pytest.fixture(scope="module", params=["table", "one context", "llama-8b", "gpt-oss-120b"])

@@ -14,17 +14,31 @@ from tests.models.tiny_models import write_tiny_native
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "devices"), [("llama", 8), ("gemma3", 2), ("mixtral", 8), ("deepseek_v3", 4)]
+    ("family", "layout"),
+    [
+        ("llama", Layout(tp=8)),
+        ("gemma3", Layout(tp=2)),
+        ("mixtral", Layout(tp=8)),
+        ("deepseek_v3", Layout(tp=4)),
+        ("llama", Layout(tp=8, dcp=2)),
+        ("gemma3", Layout(tp=4, dcp=2)),
+        ("deepseek_v3", Layout(tp=4, dcp=4)),
+        ("llama", Layout(tp=2, pcp=4)),
+        ("deepseek_v3", Layout(tp=2, dcp=2, pcp=2)),
+    ],
 )
-def test_bytes_of_a_device(tmp_path: Path, family: str, devices: int) -> None:
+def test_bytes_of_a_device(tmp_path: Path, family: str, layout: Layout) -> None:
     folder = write_tiny_native(tmp_path, family)
-    # The CPU's own kernels hold weights in another form.
-    settings = {"max_model_len": 256, "attention_backend": "xla"}
-    with tiny_engine(folder, tensor_parallel_size=devices, **settings) as llm:
+    settings = {
+        "max_model_len": 256,
+        "attention_backend": "xla",  # the CPU's own kernels hold weights in another form
+        "tensor_parallel_size": layout.tp,
+        "decode_context_parallel_size": layout.dcp,
+        "prefill_context_parallel_size": layout.pcp,
+    }
+    with tiny_engine(folder, **settings) as llm:
         engine = llm.engine
-        memory = Memory(
-            engine.model, Layout(tp=devices), engine.schedule, engine.cache.block_size, 10**9
-        )
+        memory = Memory(engine.model, layout, engine.schedule, engine.cache.block_size, 10**9)
         held = {"cache": 0}
         for part in llm.memory().parts:
             held[part.name] = held.get(part.name, 0) + part.bytes

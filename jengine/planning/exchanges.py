@@ -1,0 +1,155 @@
+"""What devices send each other in a step: bytes and seconds, of which nothing overlaps with work.
+
+In: Memory and a device. Out: one Exchange for each kind of communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jengine.config import AttentionConfig, ExpertsConfig, LatentConfig
+from jengine.planning.accelerators import Accelerator
+from jengine.planning.assumptions import Assumptions
+from jengine.planning.device_memory import Memory
+
+FLOAT32 = 4
+EXCHANGED = 2  # bytes of a number that tokens have on their way to experts and back
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One kind of communication in a step."""
+
+    what: str
+    link: str
+    count: int
+    bytes: int  # sent by one device in all of them
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """Of one model on devices."""
+
+    memory: Memory
+    device: Accelerator
+    assumed: Assumptions
+
+    def of_step(self, tokens: int) -> list[Exchange]:
+        """What the devices send each other in a step of so many tokens."""
+        layout = self.memory.layout
+        own = -(-tokens // layout.pcp)
+        hidden = own * self.memory.config.hidden_size * FLOAT32
+        found = []
+        if layout.tp > 1:
+            # Two all-reduces per layer and one for the embedding, as the compiled program has them.
+            count = 2 * len(self.memory.stage) + 1
+            sums = hidden // 2 if self.memory.config.dtype == "bfloat16" else hidden
+            found.append(
+                self._all_reduces("all-reduces within a layer", count, sums, layout.tp, True)
+            )
+        if layout.dcp > 1:
+            found.append(self._of_divided_caches(own))
+        if layout.pcp > 1:
+            found.append(self._to_all_caches(own))
+        if layout.ep > 1:
+            found.append(self._to_experts_and_back(tokens))
+        if layout.pp > 1:
+            found += [self._to_next_stage(hidden), self._last_results(hidden)]
+        return found
+
+    def _all_reduces(
+        self, what: str, count: int, size: int, devices: int, tensor: bool
+    ) -> Exchange:
+        """Ring all-reduces. A ring over several hosts uses all network ports of each host."""
+        layout = self.memory.layout
+        hosts = layout.tensor_hosts if tensor else 1 + layout.stages_cross_hosts
+        sent = round(2 * (devices - 1) / devices * size)
+        ports = layout.devices_a_host if tensor else 1
+        return self._ring(what, count, count * sent, ports if hosts > 1 else 0)
+
+    def _ring(self, what: str, count: int, sent: int, ports: int) -> Exchange:
+        """Bytes that a device sends to its neighbour: through so many network ports, 0 if all are
+        on one host."""
+        assumed, rate, link = self.assumed, self.device.link, self.device.link_name
+        latency = assumed.link_latency
+        if ports:
+            rate, link = min(rate, ports * assumed.network), f"{link} and network"
+            latency += assumed.network_latency
+        return Exchange(what, link, count, sent, sent / rate + count * latency)
+
+    def _of_divided_caches(self, tokens: int) -> Exchange:
+        """Devices that divide the cached tokens of a request gather each other's queries, and the
+        log-sum-exps of their results, of which each then gets the sum for its own heads."""
+        layout, numbers = self.memory.layout, itemsize(self.memory.config.dtype)
+        sent, layers, others = 0, 0, layout.dcp - 1
+        for layer in self.memory.stage:
+            for mixer in self.memory.config.layers[layer].mixers:
+                if not isinstance(mixer, AttentionConfig | LatentConfig) or mixer.window:
+                    continue
+                queries, results = widths(mixer)
+                heads = tokens * mixer.num_heads * others // layout.tp  # of a device, for others
+                sent += heads * (queries * numbers + (results + layout.dcp) * FLOAT32)
+                layers += 1
+        ports = layout.devices_a_host if layout.dcp > layout.devices_a_host else 0
+        return self._ring("gathers and sums of divided caches", 3 * layers, sent, ports)
+
+    def _to_all_caches(self, tokens: int) -> Exchange:
+        """Groups of devices gather each other's keys and values, and at the end the hidden states
+        that logits come from."""
+        layout, config, ways = self.memory.layout, self.memory.config, self.memory.placement.ways
+        count, elements = 1, 0
+        for group, _ in self.memory.groups:
+            spec, layers = group.spec, len(group.layers)
+            heads = spec.kv_heads // (1 if spec.kind == "latent" else ways("kv_heads"))
+            elements += spec.vectors * layers * heads * spec.head_dim
+            count += spec.vectors * layers
+        rows = min(tokens * layout.pcp, self.memory.schedule.max_num_seqs)
+        last = 2 * rows * config.hidden_size * FLOAT32 // layout.pcp
+        sent = (layout.pcp - 1) * (tokens * elements * itemsize(config.dtype) + last)
+        ports = layout.tp if layout.tp * layout.pcp > layout.devices_a_host else 0
+        return self._ring("gathers of keys and values", count, sent, ports)
+
+    def _to_experts_and_back(self, tokens: int) -> Exchange:
+        """Each device sends its tokens to the devices of their experts, and gets results back."""
+        layout, assumed, config = self.memory.layout, self.assumed, self.memory.config
+        experts = [config.layers[layer].ffn for layer in self.memory.stage]
+        picks = [ffn.experts_per_token for ffn in experts if isinstance(ffn, ExpertsConfig)]
+        each = -(-tokens // layout.tp) * config.hidden_size * EXCHANGED
+        elsewhere = (layout.ep - 1) / layout.ep
+        sent = sum(2 * round(each * elsewhere * min(pick, layout.ep)) for pick in picks)
+        rate, latency, link = self.device.link, assumed.link_latency, self.device.link_name
+        if layout.ep > layout.devices_a_host:
+            rate, link = min(rate, assumed.network), f"{link} and network"
+            latency += assumed.network_latency
+        count = 2 * len(picks)
+        seconds = sent / rate + count * latency
+        return Exchange("tokens to experts and back", link, count, sent, seconds)
+
+    def _to_next_stage(self, size: int) -> Exchange:
+        """Each device sends hidden states to the device of its rank in the next stage."""
+        assumed, across = self.assumed, self.memory.layout.stages_cross_hosts
+        rate = assumed.network if across else self.device.link
+        latency = assumed.network_latency if across else assumed.link_latency
+        link = "network" if across else self.device.link_name
+        return Exchange("to the next stage", link, 1, size, size / rate + latency)
+
+    def _last_results(self, size: int) -> Exchange:
+        """The last stage's hidden states to all stages, which share the head."""
+        return self._all_reduces(
+            "last stage's results to all", 1, size, self.memory.layout.pp, False
+        )
+
+
+def widths(mixer: AttentionConfig | LatentConfig) -> tuple[int, int]:
+    """Numbers of one head's query and of its result, where they meet the cache."""
+    if isinstance(mixer, LatentConfig):
+        return mixer.kv_rank + mixer.rope_dim, mixer.kv_rank
+    return mixer.head_dim, mixer.head_dim
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of a number."""
+    return jnp.dtype(dtype).itemsize
