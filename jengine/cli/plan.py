@@ -64,7 +64,7 @@ def add_flags(parser: Parser) -> None:
     )
     devices.add_argument(
         "--dcp", type=int, default=1, metavar="N",
-        help="of these, the ones that divide the cached tokens of each request: decode "
+        help="of the --tp devices, those that divide the cached tokens of each request: decode "
         "context parallelism [1]",
     )  # fmt: skip
     devices.add_argument(
