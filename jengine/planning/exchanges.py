@@ -40,7 +40,7 @@ class Exchanges:
     def of_step(self, tokens: int) -> list[Exchange]:
         """What the devices send each other in a step of so many tokens."""
         layout = self.memory.layout
-        own = -(-tokens // layout.pcp)
+        own = layout.own_tokens(tokens)
         hidden = own * self.memory.config.hidden_size * FLOAT32
         found = []
         if layout.tp > 1:
@@ -68,11 +68,10 @@ class Exchanges:
         hosts = layout.tensor_hosts if tensor else 1 + layout.stages_cross_hosts
         sent = round(2 * (devices - 1) / devices * size)
         ports = layout.devices_a_host if tensor else 1
-        return self._ring(what, count, count * sent, ports if hosts > 1 else 0)
+        return self._sent(what, count, count * sent, ports if hosts > 1 else 0)
 
-    def _ring(self, what: str, count: int, sent: int, ports: int) -> Exchange:
-        """Bytes that a device sends to its neighbour: through so many network ports, 0 if all are
-        on one host."""
+    def _sent(self, what: str, count: int, sent: int, ports: int) -> Exchange:
+        """Bytes that a device sends: through so many network ports, 0 if all are on one host."""
         assumed, rate, link = self.assumed, self.device.link, self.device.link_name
         latency = assumed.link_latency
         if ports:
@@ -94,7 +93,7 @@ class Exchanges:
                 sent += heads * (queries * numbers + (results + layout.dcp) * FLOAT32)
                 layers += 1
         ports = layout.devices_a_host if layout.dcp > layout.devices_a_host else 0
-        return self._ring("gathers and sums of divided caches", 3 * layers, sent, ports)
+        return self._sent("gathers and sums of divided caches", 3 * layers, sent, ports)
 
     def _to_all_caches(self, tokens: int) -> Exchange:
         """Groups of devices gather each other's keys and values, and at the end the hidden states
@@ -110,23 +109,18 @@ class Exchanges:
         last = 2 * rows * config.hidden_size * FLOAT32 // layout.pcp
         sent = (layout.pcp - 1) * (tokens * elements * itemsize(config.dtype) + last)
         ports = layout.tp if layout.tp * layout.pcp > layout.devices_a_host else 0
-        return self._ring("gathers of keys and values", count, sent, ports)
+        return self._sent("gathers of keys and values", count, sent, ports)
 
     def _to_experts_and_back(self, tokens: int) -> Exchange:
         """Each device sends its tokens to the devices of their experts, and gets results back."""
-        layout, assumed, config = self.memory.layout, self.assumed, self.memory.config
+        layout, config = self.memory.layout, self.memory.config
         experts = [config.layers[layer].ffn for layer in self.memory.stage]
         picks = [ffn.experts_per_token for ffn in experts if isinstance(ffn, ExpertsConfig)]
         each = -(-tokens // layout.tp) * config.hidden_size * EXCHANGED
         elsewhere = (layout.ep - 1) / layout.ep
         sent = sum(2 * round(each * elsewhere * min(pick, layout.ep)) for pick in picks)
-        rate, latency, link = self.device.link, assumed.link_latency, self.device.link_name
-        if layout.ep > layout.devices_a_host:
-            rate, link = min(rate, assumed.network), f"{link} and network"
-            latency += assumed.network_latency
-        count = 2 * len(picks)
-        seconds = sent / rate + count * latency
-        return Exchange("tokens to experts and back", link, count, sent, seconds)
+        ports = 1 if layout.ep > layout.devices_a_host else 0
+        return self._sent("tokens to experts and back", 2 * len(picks), sent, ports)
 
     def _to_next_stage(self, size: int) -> Exchange:
         """Each device sends hidden states to the device of its rank in the next stage."""

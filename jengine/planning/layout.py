@@ -40,6 +40,10 @@ class Layout:
         """Devices that run one step together."""
         return self.tp * self.pcp * self.pp
 
+    def own_tokens(self, tokens: int) -> int:
+        """How many tokens of a step a device computes."""
+        return -(-tokens // self.pcp)
+
     @property
     def devices_a_host(self) -> int:
         """Devices per host, the same on every host."""

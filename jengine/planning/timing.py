@@ -54,7 +54,7 @@ class Timing:
     def decode(self, work: Work) -> StepTime:
         """One token for each request of one plan; there are as many plans as stages."""
         rows = -(-work.batch // self.memory.layout.pp)
-        own = self.own_tokens(rows)
+        own = self.memory.layout.own_tokens(rows)
         read = self.weights_read(own)
         saved = self.memory.read_once(own, min(work.shared, work.context - 1))
         cache = own * self.memory.read_bytes(work.context) - saved
@@ -65,16 +65,12 @@ class Timing:
     def prefill(self, work: Work) -> StepTime:
         """A prefill-only step, from the middle of prompts of the context's length."""
         tokens = work.prefill
-        own = self.own_tokens(tokens)
+        own = self.memory.layout.own_tokens(tokens)
         read = self.weights_read(own)
         prompts = -(-tokens // work.context)
         operations = own * (self.operations() + self.attention(work.context // 2))
         cache = prompts * self.memory.read_bytes(work.context)
         return self._step(tokens, read, cache, operations, self.assumed.prefill_launches)
-
-    def own_tokens(self, tokens: int) -> int:
-        """How many tokens of a step a device computes."""
-        return -(-tokens // self.memory.layout.pcp)
 
     def tokens_a_second(self, work: Work, seconds: float) -> float:
         """Tokens per second of all replicas, with every stage busy."""
