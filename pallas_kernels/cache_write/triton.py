@@ -14,6 +14,7 @@ from pallas_kernels.cache_write.kernels import (
     write_coded_tokens,
     write_tokens,
 )
+from pallas_kernels.cache_write.xla import norm_scope
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.layout import codes_of, has_scales, strides
 from pallas_kernels.shapes import as_scalar, next_power_of_two
@@ -65,7 +66,7 @@ def rotate_and_write_triton(
     """See `rotate_and_write`; q has the type that attention would round it to."""
     tokens, kv_heads, members, head_dim = qkv.shape
     group = members - 2
-    norm = "none" if norms is None else "head" if norms[0].ndim == 1 else "whole"
+    norm = norm_scope(norms)
     # Unused pointers are not read, but every parameter of the kernel needs an array.
     cos, sin = (qkv, qkv) if rotation is None else rotation
     q_weight, k_weight = (qkv, qkv) if norms is None else norms

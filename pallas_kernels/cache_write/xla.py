@@ -7,6 +7,16 @@ from jax import Array, lax
 
 from pallas_kernels.layout import write_slots
 
+NORM_SCOPES = ("none", "head", "whole")
+
+
+def norm_scope(norms: tuple[Array, Array] | None) -> str:
+    """What the norms of queries and keys are over, by the number of axes of their weights: each
+    head ([dim]), or all heads of a token as one vector ([heads..., dim])."""
+    if norms is None:
+        return "none"
+    return "head" if norms[0].ndim == 1 else "whole"
+
 
 def write_cache_xla(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
     """See `write_cache`."""

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.cache_write.xla import NORM_SCOPES, norm_scope
 from pallas_kernels.cpu.library import load, target
 from pallas_kernels.cpu.matmul import floats
 from pallas_kernels.shapes import as_scalar
@@ -53,6 +54,7 @@ def rotate_and_write_cpu(
     call = jax.ffi.ffi_call(target("rotate_and_write"), results, input_output_aliases={0: 0})
     cache, q = call(
         cache, as_scalar(layer), qkv, slots, floats(cos), floats(sin), floats(q_norm),
-        floats(k_norm), eps=np.float32(eps), offset=np.float32(weight_offset),
+        floats(k_norm), norm=np.int32(NORM_SCOPES.index(norm_scope(norms))),
+        eps=np.float32(eps), offset=np.float32(weight_offset),
     )  # fmt: skip
     return q, cache

@@ -50,8 +50,9 @@ def one_after_the_other(
 @pytest.mark.parametrize(
     ("turned", "kv_heads", "group", "dtype"),
     [
-        (8, 2, 3, "float32"), (None, 3, 2, "bfloat16"),
+        (8, 2, 3, "float32"), (None, 3, 2, "bfloat16"), (8, 3, 1, "float32"),
         *slow((None, 2, 3, "float32"), (8, 3, 2, "bfloat16"), (8, 1, 1, "float32")),
+        *slow((8, 1, 4, "float32"), (8, 4, 1, "bfloat16")),
         *slow((16, 2, 3, "float32"), (16, 3, 2, "bfloat16"), (None, 1, 1, "float32")),
         *slow((16, 1, 1, "float32")),
     ],

@@ -59,9 +59,14 @@ void handle_write(AnyBuffer cache, AnyBuffer layer, AnyBuffer k, AnyBuffer v, An
   write_cache({planes, floats_of(k, count), floats_of(v, count), integers_of(slots), tokens});
 }
 
+// How many weights a norm of heads with `width` numbers in all has.
+int64_t norm_weights(NormScope scope, int64_t dim, int64_t width) {
+  return scope == NormScope::NONE ? 0 : scope == NormScope::HEAD ? dim : width;
+}
+
 void handle_rotate(XlaPool pool, AnyBuffer cache, AnyBuffer layer, AnyBuffer qkv, AnyBuffer slots,
                    AnyBuffer cos, AnyBuffer sin, AnyBuffer q_norm, AnyBuffer k_norm, Result out,
-                   Result q, float eps, float offset) {
+                   Result q, int32_t norm, float eps, float offset) {
   refuse_copy(cache, *out);
   require(qkv.dimensions().size() == 4, "qkv must be [tokens, kv_heads, group + 2, dim]");
   const int64_t tokens = dimension(qkv, 0), dim = dimension(qkv, 3);
@@ -71,18 +76,18 @@ void handle_rotate(XlaPool pool, AnyBuffer cache, AnyBuffer layer, AnyBuffer qkv
   require((int64_t)slots.element_count() == tokens, "a slot for each token");
   const int64_t pairs = is_given(cos) ? dimension(cos, 1) : 0;
   require(2 * pairs <= dim, "a rotation cannot be wider than a head");
-  const int64_t whole = planes.width(), normed = k_norm.element_count();
-  require(normed == 0 || normed == dim || normed == whole, "norm weights of another size");
-  const bool is_whole = normed == whole && q_norm.element_count() != k_norm.element_count();
-  const int64_t q_normed = is_whole ? whole * group : normed;
-  require((int64_t)q_norm.element_count() == q_normed, "norm weights of another size");
+  const NormScope scope = one_of(norm, NormScope::WHOLE, "norm must be 0, 1 or 2");
+  const int64_t whole = planes.width();
+  require((int64_t)q_norm.element_count() == norm_weights(scope, dim, whole * group) &&
+              (int64_t)k_norm.element_count() == norm_weights(scope, dim, whole),
+          "norm weights of another size");
   const AsFloats q_weight(q_norm, offset), k_weight(k_norm, offset);
   float* queries = const_cast<float*>(floats_of(*q, tokens * whole * group));
   rotate_and_write(pool, {planes, floats_of(qkv, tokens * whole / dim * (group + 2) * dim),
                           integers_of(slots), tokens, group,
                           pairs ? floats_of(cos, tokens * pairs) : nullptr,
                           pairs ? floats_of(sin, tokens * pairs) : nullptr, pairs,
-                          q_weight.data(), k_weight.data(), is_whole, eps, queries});
+                          scope, q_weight.data(), k_weight.data(), eps, queries});
 }
 
 // About how long attention without a window takes one thread, in nanoseconds.
@@ -125,5 +130,5 @@ void handle_attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer laye
 
 JENGINE_HANDLER(empty_cache, jengine::handle_empty)
 JENGINE_HANDLER(write_cache, jengine::handle_write, "dim")
-JENGINE_HANDLER(rotate_and_write, jengine::handle_rotate, "eps", "offset")
+JENGINE_HANDLER(rotate_and_write, jengine::handle_rotate, "norm", "eps", "offset")
 JENGINE_HANDLER(attention, jengine::handle_attention, "window", "scale", "soft_cap")

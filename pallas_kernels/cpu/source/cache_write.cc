@@ -55,11 +55,12 @@ void rotate(float* head, const float* cos, const float* sin, int64_t pairs) {
 void prepare(const RotateAndWrite& call, float* heads, int64_t count, const float* norm,
              int64_t token) {
   const int64_t dim = call.cache.dim;
-  if (norm && call.whole)
+  if (call.norms == NormScope::WHOLE)
     normalize(heads, count * dim, {NormKind::RMS, norm, nullptr, call.eps});
   for (int64_t h = 0; h < count; h++) {
     float* head = heads + h * dim;
-    if (norm && !call.whole) normalize(head, dim, {NormKind::RMS, norm, nullptr, call.eps});
+    if (call.norms == NormScope::HEAD)
+      normalize(head, dim, {NormKind::RMS, norm, nullptr, call.eps});
     if (call.cos)
       rotate(head, call.cos + token * call.pairs, call.sin + token * call.pairs, call.pairs);
   }

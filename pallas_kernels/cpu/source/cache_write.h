@@ -30,6 +30,9 @@ struct CacheWrite {
 void clear_cache(Pool& pool, char* memory, int64_t bytes);
 void write_cache(const CacheWrite& call);
 
+// What the norms of queries and keys are over: each head, or all heads of a token as one vector.
+enum class NormScope : int32_t { NONE = 0, HEAD = 1, WHOLE = 2 };
+
 // qkv is [tokens, kv_heads, group + 2, dim]: per KV head its queries, its key and its value.
 struct RotateAndWrite {
   CachePlanes cache;
@@ -38,10 +41,8 @@ struct RotateAndWrite {
   int64_t tokens, group;
   const float *cos, *sin;  // [tokens, pairs] or null: for the first 2 * pairs numbers of a head
   int64_t pairs;
-  // Weights of the norms of queries and keys or null: [dim], or, `whole`, for all heads as one
-  // vector.
-  const float *q_norm, *k_norm;
-  bool whole;
+  NormScope norms;
+  const float *q_norm, *k_norm;  // weights: [dim] of HEAD, [heads, dim] of WHOLE
   float eps;
   float* q;  // [tokens, kv_heads * group, dim]
 };

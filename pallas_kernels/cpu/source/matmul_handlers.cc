@@ -186,7 +186,7 @@ void handle_pack_codes(XlaPool pool, AnyBuffer data, Result out, int64_t inputs,
 }
 
 void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, AnyBuffer positions,
-                 Result out, float eps, float offset) {
+                 Result out, int32_t norm, float eps, float offset) {
   require(x.dimensions().size() == 2, "x must be [rows, width]");
   const int64_t rows = dimension(x, 0), width = dimension(x, 1);
   require((int64_t)weight.element_count() == width, "the weight has another size");
@@ -195,7 +195,8 @@ void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, An
   require(out->element_type() == DataType::F32 && out->element_count() == x.element_count(),
           "the result must be float32");
   const AsFloats weight_floats(weight, offset), bias_floats(bias);
-  const NormKind kind = is_given(bias) ? NormKind::LAYER : NormKind::RMS;
+  const NormKind kind = one_of(norm, NormKind::LAYER, "norm must be 1 or 2");
+  require(kind != NormKind::NONE, "norm must be 1 or 2");
   char* to = static_cast<char*>(out->untyped_data());
   const std::vector<int32_t> live = live_rows(rows, positions, to, width * 4);
   normalize_rows(pool, {bytes_of(x), is_bfloat16(x), width,
@@ -208,6 +209,6 @@ void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, An
 
 JENGINE_HANDLER(pack, jengine::handle_pack, "gated", "storage")
 JENGINE_HANDLER(pack_codes, jengine::handle_pack_codes, "inputs", "gated", "rounded")
-JENGINE_HANDLER(normalize, jengine::handle_norm, "eps", "offset")
+JENGINE_HANDLER(normalize, jengine::handle_norm, "norm", "eps", "offset")
 JENGINE_HANDLER(matmul, jengine::handle, "storage", "outputs", "gate", "activation", "norm", "eps",
                 "norm_offset", "group", "rounded")

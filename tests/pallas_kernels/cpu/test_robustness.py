@@ -52,15 +52,17 @@ def test_a_wrong_call_is_explained_and_the_next_one_works() -> None:
 def test_a_call_with_other_operands_or_attributes_is_refused() -> None:
     x, empty = numbers(2, 8, dtype=jnp.float32), jnp.zeros(0)
     none = jnp.zeros(0, jnp.int32)
-    eps, offset = np.float32(1e-6), np.float32(0)
-    weight = jnp.ones(8)
-    jax.block_until_ready(call("normalize", (2, 8), x, weight, empty, none, eps=eps, offset=offset))
+    eps, weight = np.float32(1e-6), jnp.ones(8)
+    given = {"norm": np.int32(1), "eps": eps, "offset": np.float32(0)}
+    without = {name: value for name, value in given.items() if name != "offset"}
+    jax.block_until_ready(call("normalize", (2, 8), x, weight, empty, none, **given))
     for operands, attributes, text in (
-        ((x, weight, empty), {"eps": eps, "offset": offset}, "too few operands"),
-        ((x, weight, empty, none, none), {"eps": eps, "offset": offset}, "too many operands"),
-        ((x, weight, empty, none), {"eps": eps}, "there is no attribute offset"),
-        ((x, weight, empty, none), {"eps": np.float64(1), "offset": offset}, "another type"),
-        ((x, weight, empty, none), {"eps": eps, "offset": offset, "more": eps}, "unknown attri"),
+        ((x, weight, empty), given, "too few operands"),
+        ((x, weight, empty, none, none), given, "too many operands"),
+        ((x, weight, empty, none), without, "there is no attribute offset"),
+        ((x, weight, empty, none), {**given, "eps": np.float64(1)}, "another type"),
+        ((x, weight, empty, none), {**given, "norm": np.int32(0)}, "norm must be 1 or 2"),
+        ((x, weight, empty, none), {**given, "more": eps}, "unknown attri"),
     ):
         with pytest.raises((ValueError, RuntimeError), match=f"normalize: .*{text}"):
             jax.block_until_ready(call("normalize", (2, 8), *operands, **attributes))
