@@ -173,7 +173,8 @@ def normalize(
     call = jax.ffi.ffi_call(target("normalize"), jax.ShapeDtypeStruct(x.shape, jnp.float32))
     return call(
         x, norm.weight, floats(norm.bias), integers(positions),
-        norm=np.int32(NORMS.index(norm.kind)), eps=np.float32(norm.eps), offset=np.float32(norm.offset),
+        norm=np.int32(NORMS.index(norm.kind)), eps=np.float32(norm.eps),
+        offset=np.float32(norm.offset),
     )  # fmt: skip
 
 
