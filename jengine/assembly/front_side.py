@@ -124,9 +124,9 @@ def media_processor(
         if encoder is not None:
             return Sources(encoder.positions, encoder.start_token, forced_token(source))
         return None if speech is None else SpeechProcessor(speech)
+    limits = checked_limits(args.limit_mm_per_prompt)
     try:
         options = checked_options(args.mm_processor_kwargs, vision.family)
-        limits = checked_limits(args.limit_mm_per_prompt)
     except RequestError as error:
         raise ConfigError(str(error)) from None
     own = image_settings(source.folder)
@@ -186,10 +186,6 @@ def wrapped(vision: VisionConfig, source: ModelSource) -> VisionConfig:
 def media_sources(args: EngineArgs) -> MediaSources:
     """What URLs of images may lead to."""
     domains, folder = args.allowed_media_domains or (), args.allowed_local_media_path
-    if isinstance(domains, str) or not all(isinstance(one, str) for one in domains):
-        raise ConfigError(f"allowed_media_domains={domains!r}: expected a list of host names.")
-    if folder and not Path(folder).is_dir():
-        raise ConfigError(f"allowed_local_media_path={str(folder)!r}: expected a folder.")
     return MediaSources(tuple(one.lower() for one in domains), Path(folder) if folder else None)
 
 

@@ -20,6 +20,7 @@ NOT_FOR_WORKERS = (
     "flight_recorder_steps", "otlp_traces_endpoint", "kv_cache_metrics",
     "kv_cache_metrics_sample", "reasoning_parser", "reasoning_config",
     "structured_outputs_config", "nnodes", "node_rank", "master_addr", "master_port",
+    "allowed_local_media_path", "allowed_media_domains",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import jengine
+from jengine.cli.config_file import with_config_file
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.leaving import leave
 from jengine.cli.parser import Parser
@@ -120,7 +121,10 @@ def run_command(words: list[str], terminal: Terminal, open_llm: OpenLLM) -> int:
               f" Commands: {', '.join(COMMANDS)}.", file=terminal.stderr)  # fmt: skip
         return 2
     command = cast(Command, importlib.import_module(f"jengine.cli.{name}"))
-    arguments = command_parser(name, command, terminal).parse(words[1:])
+    parser = command_parser(name, command, terminal)
+    arguments = parser.parse(words[1:])
+    if file := vars(arguments).get("config"):
+        arguments = with_config_file(parser, arguments, file)
     configure_logging(arguments.debug)
     return command.run(arguments, terminal, open_llm)
 

@@ -25,6 +25,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.stderr = stderr
         self.unbuilt: Mapping[str, str] = {}
+        self.where = ""  # where the words are written, if that is no command line
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The namespace; flags and positional words may come in any order."""
@@ -33,9 +34,14 @@ class Parser(argparse.ArgumentParser):
             self.error(self._why_unknown(unknown[0]))
         return parsed
 
+    def takes_several(self, flag: str) -> bool:
+        """Whether a flag stands for a list."""
+        action = self._option_string_actions.get(flag)
+        return action is None or action.nargs == "+" or isinstance(action, argparse._AppendAction)
+
     def error(self, message: str) -> NoReturn:
         """One line that says what is wrong, one that says where to look; exit status 2."""
-        print(f"{self.prog}: error: {message}", file=self.stderr)
+        print(f"{self.prog}: error: {self.where}{message}", file=self.stderr)
         print(f"See {self.prog} --help.", file=self.stderr)
         sys.exit(2)
 

@@ -43,6 +43,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
     parser.add_argument("--model", dest="model_flag", help=argparse.SUPPRESS)
     parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with flags; those given here go before it"
+    )
+    parser.add_argument(
         "--profiler-dir", metavar="DIR", help="where the admin route /start_profile writes traces"
     )
     parser.add_argument(

@@ -35,7 +35,7 @@ def test_nodes_with_whole_replicas_are_ranks_that_join_node_0() -> None:
     ("given", "problem"),
     [
         ({"nnodes": 0}, "nnodes=0: expected a number from 1"),
-        ({"nnodes": "2"}, "nnodes='2': expected a number"),
+        ({"nnodes": "2"}, "nnodes='2': expected an integer"),
         ({"nnodes": 2, "node_rank": 2}, "node_rank=2: expected a number from 0 to 1"),
         ({"nnodes": 2, "master_port": 0}, "master_port=0: expected a number from 1 to 65535"),
         ({"nnodes": 2, "master_addr": "0.0.0.0"}, "expected one address of node 0"),

@@ -58,7 +58,7 @@ def test_marks(settings: dict[str, Any], texts: tuple[str, ...] | None) -> None:
     [
         ({"reasoning_config": [1]}, "expected a dict"),
         ({"reasoning_config": {"reasoning_end": "x"}}, "no key 'reasoning_end'"),
-        ({"reasoning_config": {"reasoning_end_str": 5}}, "expected text"),
+        ({"reasoning_config": {"reasoning_end_str": 5}}, "each of its values a text"),
         ({"reasoning_config": {"reasoning_parser": "none"}}, "'none', which is not known"),
         ({"reasoning_config": {"reasoning_end_str": ")"}}, "without a parser: expected both"),
         (

@@ -34,6 +34,7 @@ NOT_FOR_CORES = (
     "disable_log_stats", "trust_remote_code", "data_parallel_backend", "otlp_traces_endpoint",
     "data_parallel_size_local", "data_parallel_start_rank", "data_parallel_address",
     "data_parallel_rpc_port", "data_parallel_secret", "data_parallel_options",
+    "allowed_local_media_path", "allowed_media_domains",
 )  # fmt: skip
 
 

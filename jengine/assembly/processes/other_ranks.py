@@ -26,6 +26,7 @@ WHERE = "a data-parallel rank on Ray"
 NOT_FOR_RANKS = (
     "model", "params", "mesh", "chat_template", "multiprocess", "show_progress",
     "trust_remote_code", "data_parallel_options", "otlp_traces_endpoint",
+    "allowed_local_media_path", "allowed_media_domains",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from jengine.assembly.settings.dict_settings import (
     checked_keys,
     compiler_settings,
 )
+from jengine.assembly.settings.media_settings import check_media
 from jengine.assembly.settings.pooling_settings import (
     checked_overrides,
     checked_pooler_config,
@@ -68,6 +69,7 @@ SIZES = (
 def check_args(args: EngineArgs) -> None:
     """Bring settings to their final form in place, or raise a ConfigError about one of them."""
     fill_defaults(args)
+    checked_keys("compilation_config", args.compilation_config, COMPILATION_KEYS)
     refuse_foreign_code(args)
     convert_values(args)
     check_choices(args)
@@ -76,7 +78,6 @@ def check_args(args: EngineArgs) -> None:
     args.runner, args.convert = runner_and_conversion(args.runner, args.convert, args.task)
     if args.speculative_config is not None:
         speculative_config(args.speculative_config)
-    checked_keys("compilation_config", args.compilation_config, COMPILATION_KEYS)
     divide_replicas(args)
     check_derived(args)
     args.logits_processors = engine_functions("logits_processors", args.logits_processors)
@@ -136,6 +137,7 @@ def check_choices(args: EngineArgs) -> None:
     if args.seed is not None and (isinstance(args.seed, bool) or not isinstance(args.seed, int)):
         raise ConfigError(f"seed={args.seed!r}: expected an integer.")
     check_offload(args)
+    check_media(args.limit_mm_per_prompt, args.allowed_local_media_path, args.allowed_media_domains)
 
 
 def check_offload(args: EngineArgs) -> None:

@@ -7,18 +7,16 @@ what was not given is absent from the namespace. Must not know commands.
 from __future__ import annotations
 
 import argparse
-import functools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 from jengine.assembly.settings.dict_settings import COMPILATION_KEYS
+from jengine.assembly.settings.flag_values import flag_settings
 from jengine.assembly.settings.reasoning_settings import KEYS as REASONING_KEYS
 from jengine.assembly.settings.structured_settings import KEYS as STRUCTURED_OUTPUTS_KEYS
-from jengine.assembly.settings.values import field_types, human_integer
-from jengine.errors import ConfigError
+from jengine.assembly.settings.values import field_types
 
 # For a setting that is true or false the text is about changing its default.
 ENGINE_HELP = {
@@ -142,18 +140,6 @@ NO_ENGINE_FLAG = (
     "enable_prompt_embeds", "override_generation_config", "profiler_config", "reasoning_parser",
     "data_parallel_secret",
 )  # fmt: skip
-# Settings that are JSON objects of any values.
-OBJECTS = (
-    "data_parallel_options", "executor_options", "kv_events_config", "kv_transfer_config",
-    "model_loader_extra_config",
-    "multihost",    "speculative_config",
-    "reasoning_config", "structured_outputs_config",
-    "limit_mm_per_prompt", "mm_processor_kwargs",
-    "pooler_config", "hf_overrides",
-)  # fmt: skip
-# Keys of the compilation config that hold no list.
-ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs", "encoder_tokens", "capture_collectives",
-            "matmuls", "short_graphs")  # fmt: skip
 
 
 def add_field_flags(
@@ -190,106 +176,9 @@ def add_switch(
         common = {**common, "help": argparse.SUPPRESS}
 
 
-def flag_settings(name: str, kind: Any) -> dict[str, Any]:
-    """The argparse settings for a field of this type."""
-    parts = get_args(kind) or (kind,)
-    if get_origin(kind) is Literal:
-        return {"choices": tuple(str(part).lower() for part in parts)}
-    if name == "compilation_config":
-        return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
-    if name in OBJECTS:
-        return {"action": MergeObjects, "type": checked(options_object), "metavar": "JSON"}
-    if name == "logits_processors":
-        return {"nargs": "+", "metavar": "PATH"}
-    if name == "stop":
-        return {"action": "append", "metavar": "TEXT"}
-    if int in parts:
-        return {"type": checked(functools.partial(whole_number, name)), "metavar": "N"}
-    if float in parts:
-        return {"type": float, "metavar": "X"}
-    return {"metavar": "TEXT"}
-
-
 def shown_default(field: Field[Any]) -> str:
     """' [default]' for help, where there is one to show."""
-    if field.default is None or field.default is MISSING:
+    if field.default in (None, MISSING, ()):
         return ""
-    return f" [{field.default}]"
-
-
-class MergeObjects(argparse.Action):
-    """Several JSON objects for one flag become one."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, {**vars(namespace).get(self.dest, {}), **values})
-
-
-def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`read` for argparse, which shows the text of this one kind of error only."""
-
-    def reader(text: str) -> Any:
-        try:
-            return read(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return reader
-
-
-def whole_number(name: str, text: str) -> int | None:
-    """Read an integer: plain, signed, or with a suffix such as 32k."""
-    try:
-        return int(text)
-    except ValueError:
-        return human_integer(name, text)
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Read a JSON object; a string in it may be JSON too, or a list with commas."""
-    return {key: plain_value(key, value) for key, value in free_object(text).items()}
-
-
-def options_object(text: str) -> dict[str, Any]:
-    """Read a JSON object of any keys; a string in it may be JSON too."""
-    return {key: json_or_text(value) for key, value in free_object(text).items()}
-
-
-def json_or_text(value: Any) -> Any:
-    """The value that a string is the JSON of; other strings are meant as they are."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def free_object(text: str) -> dict[str, Any]:
-    """Read a JSON object, whose values are taken as they are."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r}: expected a JSON object ({error}).") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{text!r}: expected a JSON object.")
-    return found
-
-
-def plain_value(key: str, value: Any) -> Any:
-    """The value typed for one key; all keys but those in ONE_WORD hold lists."""
-    value = json_or_text(value)
-    if isinstance(value, str) and key not in ONE_WORD:
-        value = [plain_word(part) for part in value.split(",")]
-    return value if key in ONE_WORD or isinstance(value, list) else [value]
-
-
-def plain_word(text: str) -> str | int:
-    """One entry of a list with commas."""
-    text = text.strip()
-    return int(text) if text.isdecimal() else text
+    told = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+    return f" [{told}]"

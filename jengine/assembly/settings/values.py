@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import functools
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jengine.errors import ConfigError
 from jengine.logits_processor import LogitsProcessor
 
 SUFFIXES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+LISTS = (Sequence, tuple, list)
+NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
+IN_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "True or False",
+            Path: "a path", Any: "anything"}  # fmt: skip
 
 
 def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -63,12 +71,47 @@ def field_types(owner: type[Any]) -> dict[str, Any]:
 
 
 def check_types(settings: Any) -> None:
-    """Refuse values that the types of fields rule out: switches and choices of a dataclass."""
+    """Refuse values of a dataclass that the types of its fields rule out."""
     for name, kind in field_types(type(settings)).items():
+        value = getattr(settings, name, None)
         if kind is bool:
-            switch(name, getattr(settings, name))
+            switch(name, value)
         elif get_origin(kind) is Literal:
-            one_of(name, getattr(settings, name), get_args(kind))
+            one_of(name, value, get_args(kind))
+        elif kind is not KW_ONLY and not fits(value, kind):
+            raise ConfigError(f"{name}={value!r:.200}: expected {described(kind)}.")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type; no text is a list, and no switch is a number."""
+    parts = get_args(kind)
+    if kind is Any:
+        return True
+    if get_origin(kind) in (Union, UnionType):
+        return any(fits(value, part) for part in parts)
+    if get_origin(kind) is Literal:
+        return value in parts
+    if get_origin(kind) is Mapping:
+        return isinstance(value, Mapping) and all(
+            fits(key, parts[0]) and fits(one, parts[1]) for key, one in value.items()
+        )
+    if get_origin(kind) in LISTS:
+        return isinstance(value, (list, tuple)) and all(fits(one, parts[0]) for one in value)
+    if kind in NUMBERS:
+        return isinstance(value, NUMBERS[kind]) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def described(kind: Any) -> str:
+    """A type in words."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(described(part) for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) in LISTS:
+        return f"a list, each of it {described(get_args(kind)[0])}"
+    if get_origin(kind) is Mapping:
+        values = get_args(kind)[1]
+        return "a dict" if values is Any else f"a dict, each of its values {described(values)}"
+    return IN_WORDS.get(kind, str(kind))
 
 
 def template_text(name: str, given: str | Path) -> str:

@@ -7,13 +7,13 @@ Must not know the engine's flags.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
 from jengine.adapters import adapter_modules
 from jengine.assembly.settings.flags import add_field_flags
+from jengine.assembly.settings.values import check_types
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
 from jengine.server.settings import ServerSettings
@@ -21,6 +21,16 @@ from jengine.text.chat_parser import check_parser_names
 
 # For a setting that is true or false the text is about changing its default.
 SERVER_HELP = {
+    "api_key": "keys that open the API, one or several; also JENGINE_API_KEY",
+    "admin_key": "keys that open the admin routes; also JENGINE_ADMIN_KEY",
+    "served_model_name": "names of the model in the API; the first is in responses",
+    "lora_modules": "LoRA adapters as NAME=FOLDER or JSON with name and path: each is a model",
+    "lora_dirs": "folders below which /v1/load_lora_adapter may load; those of --lora-modules",
+    "allowed_origins": "CORS: origins, as words, with commas or as a JSON list",
+    "allowed_methods": "CORS: methods, likewise",
+    "allowed_headers": "CORS: headers, likewise",
+    "default_chat_template_kwargs": "JSON object, or --default-chat-template-kwargs.KEY VALUE: "
+    "template variables for requests that do not set them",
     "host": "address to listen on; others than this machine reach 0.0.0.0",
     "port": "port to listen on; 0: any that is free",
     "uds": "Unix socket to listen on, instead of host and port",
@@ -60,18 +70,6 @@ SERVER_HELP = {
     "uvicorn_log_level": "critical, error, warning, info, debug or trace",
     "disable_uvicorn_access_log": "do not log every request's path and status",
 }
-WORDS = {
-    "api_key": "keys that open the API, one or several; also JENGINE_API_KEY",
-    "admin_key": "keys that open the admin routes; also JENGINE_ADMIN_KEY",
-    "served_model_name": "names of the model in the API; the first is in responses",
-    "lora_modules": "LoRA adapters as NAME=FOLDER or JSON with name and path: each is a model",
-    "lora_dirs": "folders below which /v1/load_lora_adapter may load; those of --lora-modules",
-}
-JSON_LISTS = {
-    "allowed_origins": "CORS: JSON list of origins",
-    "allowed_methods": "CORS: JSON list of methods",
-    "allowed_headers": "CORS: JSON list of headers",
-}
 # vLLM's flags for what always holds here, with the values that they may have.
 ALWAYS = {
     "--disable-log-requests": None,  # unless --enable-log-requests is given
@@ -93,19 +91,6 @@ ENVIRONMENT = {
 def add_server_flags(parser: Parser) -> None:
     """One flag for each setting of the server."""
     group = parser.add_argument_group("server")
-    for name, text in WORDS.items():
-        group.add_argument(
-            flag(name), dest=name, nargs="+", action="extend", metavar="TEXT", help=text,
-            default=argparse.SUPPRESS,
-        )  # fmt: skip
-    for name, text in JSON_LISTS.items():
-        group.add_argument(
-            flag(name), dest=name, metavar="JSON", help=text, default=argparse.SUPPRESS
-        )
-    group.add_argument(
-        "--default-chat-template-kwargs", metavar="JSON", default=argparse.SUPPRESS,
-        help="JSON object: template variables for requests that do not set them",
-    )  # fmt: skip
     for name, choices in ALWAYS.items():
         how: dict[str, Any] = {"choices": choices} if choices else {"action": "store_true"}
         group.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
@@ -132,12 +117,6 @@ def server_settings(
     if grammars.get("reasoning_parser"):
         given.setdefault("reasoning_parser", grammars["reasoning_parser"])
     given["grammar_in_reasoning"] = bool(grammars.get("enable_in_reasoning"))
-    for name in JSON_LISTS:
-        if name in given:
-            given[name] = json_value(name, given[name], list)
-    if "default_chat_template_kwargs" in given:
-        name = "default_chat_template_kwargs"
-        given[name] = json_value(name, given[name], dict)
     given.setdefault("served_model_name", [str(arguments.model)])
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
@@ -148,7 +127,8 @@ def server_settings(
 
 
 def check(settings: ServerSettings) -> None:
-    """Refuse settings that do not fit each other."""
+    """Refuse settings of other types than theirs, and those that do not fit each other."""
+    check_types(settings)
     if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
         raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser NAME.")
     adapter_modules(settings.lora_modules)
@@ -159,17 +139,6 @@ def check(settings: ServerSettings) -> None:
         value = getattr(settings, field.name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
             raise ConfigError(f"{flag(field.name)} {value}: expected a number of at least 0.")
-
-
-def json_value(name: str, text: str, kind: type) -> Any:
-    """The JSON value of a flag."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag(name)} {text!r}: expected JSON ({error}).") from error
-    if not isinstance(value, kind):
-        raise ConfigError(f"{flag(name)} {text!r}: expected a JSON {kind.__name__}.")
-    return value
 
 
 def flag(name: str) -> str:
