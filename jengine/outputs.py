@@ -44,6 +44,13 @@ REFUSED = -4
 POOLED = -5
 
 
+class Refusal(NamedTuple):
+    """Why a token is refused."""
+
+    text: str
+    by_request: bool = False  # what the request asks for is at fault: no defect of ours
+
+
 class StepOutput(NamedTuple):
     """The results of one step.
 
@@ -58,7 +65,7 @@ class StepOutput(NamedTuple):
     # Number of a set of taps -> tap point -> f32[tokens, width].
     captured: dict[int, dict[str, Any]] = {}
     experts: Any = None  # u8 or u16 [tokens, layers, chosen]: those that each token has picked
-    messages: dict[int, str] = {}  # item of a refused token -> why; made on the host
+    refusals: dict[int, Refusal] = {}  # item of a refused token -> why; made on the host
     # Item -> tokens that a grammar forces behind the sampled ones; made on the host.
     forced: dict[int, list[int]] = {}
     # Of the first half of a step that is split: f32[slots, vocab], and i32[slots].
@@ -89,7 +96,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
     weights_version: int = 0
     message: str | None = None
     engine_lost: bool = False  # why it ended: another engine may answer the same request
-    refused: bool = False  # by the core, before it ran: `message` is a RequestError's
+    refused: bool = False  # `message` is a RequestError's, of the core
     times: RequestTimes | None = None  # with the first tokens, and with the end
     kv_transfer: dict[str, Any] | None = None  # with the end: where its blocks are
 
@@ -177,7 +184,7 @@ class RequestOutput:
     error: str | None = None
     # The error: another engine may answer the same request.
     engine_lost: bool = field(default=False, repr=False)
-    # The error says what is wrong with the request, which never ran.
+    # The error says what is wrong with the request.
     refused: bool = field(default=False, repr=False)
     # What a pooling model made of it, as the device gave it.
     pooled: np.ndarray | None = field(default=None, repr=False)

@@ -45,7 +45,7 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
   last token, so its steps do not overlap with the host's work on them, but for making text.
 - **Ends**: the end-of-sequence token and the request's stop ids are allowed exactly where the
   grammar may end. A token that the grammar refuses, or a mask that exceeds llguidance's limits,
-  ends the request with finish_reason "error" (`outputs.REFUSED`, `StepOutput.messages`).
+  ends the request with finish_reason "error" (`outputs.REFUSED`, `StepOutput.refusals`).
 - **Reasoning**: with `begins_after` all tokens are free until the end of reasoning was sampled.
 - **Budgets of reasoning** (`thinking.py`): a row with `thinking_token_budget` has a follower of its
   own, around the matcher of its grammar if it has one. While tokens are left, its mask allows all

@@ -15,6 +15,7 @@ import numpy as np
 
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.matcher import ANY_TOKEN
+from jengine.outputs import Refusal
 
 if TYPE_CHECKING:  # imported when the first grammar is compiled
     from llguidance import LLExecutor, LLMatcher
@@ -28,7 +29,7 @@ class Follower(Protocol):
     """A matcher, or what stands for one."""
 
     @property
-    def error(self) -> str: ...
+    def refusal(self) -> Refusal | None: ...
 
     @property
     def is_terminated(self) -> bool: ...

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jengine.outputs import Refusal
 from jengine.structured_outputs import NAME
 
 if TYPE_CHECKING:  # imported when the first grammar is compiled
     from llguidance import LLMatcher
 
 ANY_TOKEN = np.int32(-1)  # 32 tokens that are all allowed
+NOT_ALLOWED = "doesn't satisfy the grammar"  # llguidance's words for a token that is left out
 
 
 class Matcher:
@@ -32,8 +34,8 @@ class Matcher:
         "_grammar",
         "_latest",
         "_stops",
-        "error",
         "is_terminated",
+        "refusal",
     )
 
     def __init__(
@@ -51,7 +53,7 @@ class Matcher:
         self._begins_after = tuple(begins_after)
         self._latest: deque[int] = deque(maxlen=max(len(self._begins_after), 1))
         self.is_terminated = False  # the answer is complete: anything may follow
-        self.error = ""
+        self.refusal: Refusal | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -59,13 +61,13 @@ class Matcher:
         return not self._begins_after
 
     def advance(self, tokens: Sequence[int]) -> bool:
-        """Take sampled tokens. False if the grammar refuses one: then `error` says why."""
+        """Take sampled tokens. False if the grammar refuses one: then `refusal` says why."""
         for token in tokens:
-            if self.error:
+            if self.refusal:
                 break
             if token >= 0 and not self.is_terminated:
                 self._take(token)
-        return not self.error
+        return self.refusal is None
 
     def _take(self, token: int) -> None:
         if not self.has_begun:
@@ -89,7 +91,7 @@ class Matcher:
     @property
     def deciding(self) -> LLMatcher | None:
         """What says which tokens may follow; None where any may."""
-        return None if self.is_terminated or self.error or self._begins_after else self._grammar
+        return None if self.is_terminated or self.refusal or self._begins_after else self._grammar
 
     def fill(self, mask: np.ndarray) -> None:
         """Write which tokens may follow, i32[words], one bit per token."""
@@ -129,7 +131,9 @@ class Matcher:
 
     def _fail(self, what: str) -> None:
         reason = " ".join(self._grammar.get_error().split())[:200]
-        self.error = f"{NAME}: the grammar {what}: {reason or 'no reason is known'}."
+        text = f"{NAME}: the grammar {what}: {reason or 'no reason is known'}."
+        # Masks leave out what the grammar refuses; all other errors are that it grows too large.
+        self.refusal = Refusal(text, by_request=NOT_ALLOWED not in reason)
 
 
 class FailedMatcher:
@@ -137,8 +141,8 @@ class FailedMatcher:
 
     is_terminated = False
 
-    def __init__(self, error: str) -> None:
-        self.error = error
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Refuse every token."""

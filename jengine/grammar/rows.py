@@ -1,7 +1,7 @@
 """What follows the answers of rows with a grammar or a budget of reasoning, kept by plans and
 outputs alone.
 
-In: plans, and the tokens that were sampled. Out: plans with token masks, and messages about tokens
+In: plans, and the tokens that were sampled. Out: plans with token masks, and the reasons for tokens
 that a grammar refused. A row has at most one step in flight, so its matcher stands where its
 answer does when its next step is planned: then guesses at its next tokens are checked as well.
 """
@@ -15,12 +15,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from jengine.errors import JengineError
+from jengine.errors import JengineError, RequestError
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.masks import Follower, MaskFiller, leaves_no_choice
 from jengine.grammar.matcher import FailedMatcher, Matcher
 from jengine.grammar.thinking import BudgetFollower
-from jengine.outputs import NO_TOKEN, REFUSED, StepOutput
+from jengine.outputs import NO_TOKEN, REFUSED, Refusal, StepOutput
 from jengine.plan import NewRow, Plan, RowSampling, TokenMasks
 from jengine.structured_outputs import GrammarSpec
 
@@ -164,8 +164,12 @@ class GrammarRows:
             return output
         marked = np.array(output.tokens)  # the original may be read-only
         marked[list(refused), list(refused.values())] = REFUSED
-        errors = {item: row.matcher.error for item, row, _ in entries if item in refused}
-        return output._replace(tokens=marked, messages=errors)
+        reasons = {
+            item: row.matcher.refusal
+            for item, row, _ in entries
+            if item in refused and row.matcher.refusal is not None
+        }
+        return output._replace(tokens=marked, refusals=reasons)
 
     def _jumped(self, entries: Sequence[MaskedEntry]) -> dict[int, list[int]]:
         """Item -> tokens that a grammar forces. Every other row has its next mask now."""
@@ -198,7 +202,7 @@ class GrammarRows:
             compiled, tokenizer = self._compiler.compiled(spec), self._compiler.tokenizer
             assert compiled is not None and tokenizer is not None, "not only checked"
         except JengineError as error:
-            return FailedMatcher(str(error))
+            return FailedMatcher(Refusal(str(error), isinstance(error, RequestError)))
         return Matcher(
             compiled.deep_copy(), tokenizer.eos_tokens, sampling.stop_ids, spec.begins_after
         )

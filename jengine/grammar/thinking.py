@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jengine.grammar.masks import Follower
+from jengine.outputs import Refusal
 from jengine.thinking_budget import ThinkingBudget
 
 if TYPE_CHECKING:  # imported when the first grammar is compiled
@@ -60,9 +61,9 @@ class BudgetFollower:
         self._tail = tuple(prompt[-self._tail_length :])
 
     @property
-    def error(self) -> str:
+    def refusal(self) -> Refusal | None:
         """Why the grammar refuses the answer."""
-        return "" if self._inner is None else self._inner.error
+        return None if self._inner is None else self._inner.refusal
 
     @property
     def is_terminated(self) -> bool:
@@ -128,7 +129,7 @@ class BudgetFollower:
     def _next_of_end(self) -> int | None:
         """The next token of the forced end, which goes on where the answer has begun with it; None
         while there is no reasoning, or tokens are left, and after the answer's end."""
-        if self.is_terminated or self.error:
+        if self.is_terminated or self.refusal:
             return None
         begin, end = self._last_start, self._budget.marks.forced_end
         if begin == NOWHERE or begin <= self._last_end:

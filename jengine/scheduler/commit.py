@@ -17,6 +17,7 @@ from jengine.outputs import (
     NOT_FINITE,
     POOLED,
     REFUSED,
+    Refusal,
     StepOutput,
     TokenDelta,
 )
@@ -71,11 +72,11 @@ class Committer:
                     request.num_processed = end
                 continue
             if request.status is not FINISHED:
-                version, message = flight.weights_version, output.messages.get(sampled)
+                version, refusal = flight.weights_version, output.refusals.get(sampled)
                 found, forced = tokens[sampled], output.forced.get(sampled)
                 if forced:
                     found = [*found, *forced][: request.cap - request.num_known]
-                delta = self._commit_tokens(request, found, version, message)
+                delta = self._commit_tokens(request, found, version, refusal)
                 if forced:
                     self._append(request, len(delta.token_ids) - len(tokens[sampled]))
                 if output.logprobs is not None:
@@ -95,7 +96,7 @@ class Committer:
         return tokens.tolist()
 
     def _commit_tokens(
-        self, request: Request, tokens: list[int], version: int, message: str | None = None
+        self, request: Request, tokens: list[int], version: int, refusal: Refusal | None = None
     ) -> TokenDelta:
         """Append a request's sampled tokens as far as they count, and publish what they complete.
 
@@ -114,7 +115,7 @@ class Committer:
             weights_version=version,
         )
         if isinstance(ending, int) and ending < 0:
-            end = self._pool if ending == POOLED else partial(self._fail, ending, message)
+            end = self._pool if ending == POOLED else partial(self._fail, ending, refusal)
             end(request, delta)
             return delta
         known = len(request.token_ids)
@@ -157,7 +158,9 @@ class Committer:
         self._requests.side_results.deliver(request, delta)
         self._requests.finish(request)
 
-    def _fail(self, ending: int, message: str | None, request: Request, delta: TokenDelta) -> None:
+    def _fail(
+        self, ending: int, refusal: Refusal | None, request: Request, delta: TokenDelta
+    ) -> None:
         """End one request without a token; after a defect its blocks are never found again."""
         if ending == REFUSED:
             self._recorder.ended_without_token()
@@ -166,7 +169,8 @@ class Committer:
             self._recorder.corrupted_one()
         delta.times = self._recorder.times(request)
         delta.finish_reason = "error"
-        delta.message = message or self._reason(request, ending)
+        refusal = refusal or Refusal(self._reason(request, ending))
+        delta.message, delta.refused = refusal.text, refusal.by_request
         self._requests.side_results.deliver(request, delta)
         self._requests.finish(request)
 

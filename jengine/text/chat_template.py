@@ -9,6 +9,7 @@ still run for long, so a server renders in a worker with a deadline.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from jengine.text.chat_images import MARKS, with_text
 from jengine.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+logger = logging.getLogger(__name__)
 
 # Names that mean something to apply_chat_template or that it gives to the template itself.
 # fmt: off
@@ -95,7 +97,8 @@ def render_chat(
 
     `image` is the text that stands for an image, where a template reads texts alone; None: the
     model takes none. `content_format` says in which form the template gets a message's content:
-    one of CONTENT_FORMATS.
+    one of CONTENT_FORMATS. Tools are left out, and the log says so once, where the template does
+    not read them.
     """
     wanted = checked_content_format(content_format)
     _check_messages(messages, images=image is not None)
@@ -107,7 +110,9 @@ def render_chat(
         )
     template = _choose_template(tokenizer, chat_template, plain_tools)
     facts = _read_template(template)
-    _check_variables(facts, chat_template_kwargs or {}, plain_tools)
+    _check_variables(facts, chat_template_kwargs or {})
+    if plain_tools and "tools" not in facts.variables:
+        _warn_of_unread_tools(template)
     return _render(
         tokenizer,
         [
@@ -204,13 +209,18 @@ def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, 
     return [dict(tool) for tool in tools] or None
 
 
-def _check_variables(
-    facts: _TemplateFacts,
-    chat_template_kwargs: Mapping[str, Any],
-    tools: list[dict[str, Any]] | None,
-) -> None:
-    if tools and "tools" not in facts.variables:
-        raise RequestError("tools are given, but this chat template does not use tools.")
+@lru_cache(maxsize=32)
+def _warn_of_unread_tools(template: str) -> None:
+    """One line in the log for each template."""
+    logger.warning(
+        "Tools were given, but this chat template does not read tools, so the model is not told of "
+        "them. Choose a template that describes tools with --chat-template. The template begins "
+        "with %.80r.",
+        template,
+    )
+
+
+def _check_variables(facts: _TemplateFacts, chat_template_kwargs: Mapping[str, Any]) -> None:
     known = facts.variables - _RESERVED
     for name in chat_template_kwargs:
         if name in _RESERVED:

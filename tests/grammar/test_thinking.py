@@ -12,6 +12,7 @@ from jengine.errors import RequestError
 from jengine.grammar.masks import MaskFiller
 from jengine.grammar.matcher import FailedMatcher
 from jengine.grammar.thinking import BudgetFollower
+from jengine.outputs import Refusal
 from jengine.plan import RowSampling
 from jengine.thinking_budget import (
     ReasoningMarks,
@@ -124,7 +125,7 @@ def test_a_grammar_begins_behind_the_forced_end() -> None:
     twin = one.copy()
     assert one.advance(ids("12")) and allowed(one) == {EOS}
     assert one.advance([EOS]) and one.is_terminated and not twin.is_terminated
-    assert not twin.advance(ids("x")) and "refuses" in twin.error
+    assert not twin.advance(ids("x")) and twin.refusal and "refuses" in twin.refusal.text
 
 
 def test_a_grammar_that_begins_within_the_forced_end_decides_from_there() -> None:
@@ -147,8 +148,9 @@ def test_a_grammar_that_decides_says_where_reasoning_may_end() -> None:
 
 
 def test_a_grammar_that_was_not_compiled_still_ends_the_request() -> None:
-    one = BudgetFollower(ThinkingBudget(0, BRACKETS), ids("("), (), FailedMatcher("broken"))
-    assert not one.advance(ids("a")) and one.error == "broken" and one.forced() == []
+    broken = Refusal("broken", by_request=True)
+    one = BudgetFollower(ThinkingBudget(0, BRACKETS), ids("("), (), FailedMatcher(broken))
+    assert not one.advance(ids("a")) and one.refusal == broken and one.forced() == []
 
 
 def test_a_budget_travels_as_plain_data() -> None:

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.grammar.letters import EOS
-from tests.server.serving import error_of, events, letters_engine, serving
+from tests.server.serving import error_of, events, letters, letters_engine, serving
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -121,6 +121,32 @@ def test_some_tool_must_be_called(client: TestClient) -> None:
     assert set(names) <= {"f", "g"} and len(names) <= 1
     if found["finish_reason"] != "length":
         assert found["finish_reason"] == "tool_calls" and names
+
+
+@pytest.mark.parametrize(
+    ("choice", "form"),
+    [
+        ("required", r'\[\{"name":"[fg]","parameters":\{"a":"[xy]"\}\}'),
+        ({"type": "function", "function": {"name": "g"}}, r'\{"a":"[xy]"\}'),
+    ],
+)
+def test_forced_calls_need_no_template_for_tools_and_are_compact(
+    client: TestClient, choice: Any, form: str
+) -> None:
+    """What the model writes has no blank, so short limits hold whole calls."""
+    plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with serving(
+        letters_engine(eos_token_ids=(EOS,)), trust_request_chat_template=True
+    ) as trusting:
+        body = post(
+            trusting, CHAT, tools=TOOLS, tool_choice=choice, chat_template=plain, max_tokens=50,
+            return_prompt_text=True, return_token_ids=True,
+        )  # fmt: skip
+    (found,) = body["choices"]
+    assert body["prompt_text"] == "hello"
+    assert re.match(form, letters().decode(found["token_ids"]))
+    call = found["message"]["tool_calls"][0]
+    assert json.loads(call["function"]["arguments"])["a"] in "xy"
 
 
 TAG = {"type": "structural_tag", "format": {
@@ -265,3 +291,14 @@ def test_tools_with_bad_schemas_are_named(client: TestClient) -> None:
     assert error["param"] == "tools" and "uniqueItems" in error["message"]
     both = {**body, "response_format": {"type": "json_object"}}
     assert error_of(client.post(CHAT, json=both), 400)["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_grows_too_large_while_it_runs_is_the_clients(
+    client: TestClient, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    body = {"prompt": "a", "structured_outputs": {"regex": "(a{1000}){1000}"}, "stream": stream}
+    error = error_of(client.post(COMPLETIONS, json=body), 400)
+    assert "too many expressions" in error["message"]
+    lines = [one.getMessage() for one in caplog.records if one.name.startswith("jengine")]
+    assert len(lines) == 1 and "too many expressions" in lines[0]

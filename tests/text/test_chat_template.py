@@ -144,10 +144,19 @@ def test_tools_reach_templates_that_use_them(byte_level: Tokenizer) -> None:
     template = "{% if tools %}{{ tools | tojson }}{% endif %}"
     assert '"weather"' in render_chat(byte_level, HELLO, chat_template=template, tools=tools)
     assert render_chat(byte_level, HELLO, chat_template=template, tools=[]) == ""
-    with pytest.raises(RequestError, match="does not use tools"):
-        render_chat(byte_level, HELLO, tools=tools)
     with pytest.raises(RequestError, match=r"tools\[0\] is a str"):
         render_chat(byte_level, HELLO, chat_template=template, tools=["weather"])
+
+
+def test_tools_do_not_reach_other_templates_and_the_log_says_so_once(
+    byte_level: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    template = STRING + "{# no tools #}"
+    for _ in range(2):
+        assert render_chat(byte_level, HELLO, chat_template=template, tools=tools) == "hello"
+    (line,) = caplog.messages
+    assert "does not read tools" in line
 
 
 def test_a_tokenizer_without_a_template_says_what_to_do(byte_fallback: Tokenizer) -> None:

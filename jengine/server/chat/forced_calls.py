@@ -21,7 +21,7 @@ def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
     tools = [tool["function"] for tool in request.tools or ()]
     if request.forced_name is not None:
         named = next(tool for tool in tools if tool["name"] == request.forced_name)
-        return StructuredOutputsParams(json=_parameters(named))
+        return _written(_parameters(named))
     if request.tool_choice != "required":
         return None
     definitions: dict[str, Any] = {}
@@ -34,7 +34,12 @@ def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
         schema["maxItems"] = 1
     if definitions:
         schema["$defs"] = definitions
-    return StructuredOutputsParams(json=schema)
+    return _written(schema)
+
+
+def _written(schema: Mapping[str, Any]) -> StructuredOutputsParams:
+    """JSON without blanks between its parts: a short limit then holds a whole call."""
+    return StructuredOutputsParams(json=schema, disable_any_whitespace=True)
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:

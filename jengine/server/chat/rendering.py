@@ -34,8 +34,8 @@ def rendered_chat(live: Live, settings: ServerSettings, request: ChatRequest) ->
     usual = live.engine.args.chat_template
     template = request.chat_template or (None if usual is None else str(usual))
     reads = template_reads(tokenizer, template, tools)
-    if tools and not reads.tools and not request.offers_tools:
-        tools = None
+    if not reads.tools and not request.offers_tools:
+        tools = None  # the model may not call them anyway, so nobody need be told
     variables = template_variables(request, settings.default_chat_template_kwargs, reads.variables)
     options: dict[str, Any] = {
         "chat_template": template,

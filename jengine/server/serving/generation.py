@@ -229,6 +229,7 @@ def refuse_failed(output: RequestOutput, *, unanswered: bool) -> None:
     """Raise the error of a request that failed, or that a shutdown ended with nothing answered."""
     if output.error is not None:
         if output.refused:
+            logger.warning("Request %s is refused: %s", output.request_id, output.error)
             raise RequestError(output.error)
         raise ApiError(503 if output.engine_lost else 500, output.error)
     aborted = any(one.finish_reason == "abort" for one in output.outputs)
