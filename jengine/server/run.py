@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 
 from jengine.assembly.engine import Engine
 from jengine.errors import JengineError
+from jengine.open_files import allow_connections
 from jengine.server.app import make_app
 from jengine.server.http.listening import listening_socket, url_of
 from jengine.server.http.patience import PatientProtocol
@@ -146,6 +147,7 @@ class Server(uvicorn.Server):
                 engine.client.shutdown()
                 return
             self.service.adopt(engine)
+            allow_connections(self.service.live.admission.most)
             gc.collect()
             gc.freeze()  # what was loaded stays: later collections need not look through it
             when_ready(engine)

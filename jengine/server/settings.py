@@ -63,8 +63,9 @@ class ServerSettings:
     max_n: int = 128
     max_prompts: int = 1024
     max_stop_strings: int = 4
-    max_num_queued_reqs: int | None = None  # None: 4 x max_num_seqs + 256
-    max_num_queued_tokens: int | None = None  # prompt tokens that wait; None: no limit
+    # Waiting costs little: what it holds is prompts, so their tokens are the limit.
+    max_num_queued_reqs: int | None = None  # None: thousands, see queue_limit
+    max_num_queued_tokens: int | None = 4 << 20  # prompt tokens that wait; None: no limit
     max_stored_responses: int = 1000  # of /v1/responses, for previous_response_id
     max_stored_response_bytes: int = 64 * MIB
     response_store_seconds: float = 3600.0
@@ -88,4 +89,4 @@ class ServerSettings:
         """The most completions that may be in the engine or wait for it."""
         if self.max_num_queued_reqs is not None:
             return self.max_num_queued_reqs
-        return 4 * max_num_seqs + 256
+        return max(4096, 4 * max_num_seqs + 256)

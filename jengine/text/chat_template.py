@@ -20,7 +20,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jengine.errors import RequestError, UnsupportedFeature
+from jengine.errors import RequestError
 from jengine.text.chat_images import MARKS, with_text
 from jengine.text.tokenizer import Tokenizer
 
@@ -188,9 +188,7 @@ def _check_part(part: object, where: str) -> None:
     if not isinstance(kind, str):
         raise RequestError(f"{where} needs a type, such as 'text'.")
     if kind != "text":
-        raise UnsupportedFeature(
-            f"{where} has type {kind!r}: multimodal input is not supported, only 'text' parts."
-        )
+        raise RequestError(f"{where} has type {kind!r}: this model reads 'text' parts alone.")
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{where} needs a text, a string.")
 

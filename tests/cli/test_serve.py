@@ -52,7 +52,8 @@ def test_usual_settings() -> None:
     settings = settings_of()
     assert (settings.host, settings.port) == ("127.0.0.1", 8000), "this machine alone"
     assert settings.served_model_name == ("demo",) and settings.api_key == ()
-    assert settings.shutdown_timeout == 30 and settings.queue_limit(8) == 288
+    assert settings.shutdown_timeout == 30 and settings.queue_limit(8) == 4096
+    assert settings.queue_limit(4096) == 4 * 4096 + 256
 
 
 def test_flags_have_vllms_names() -> None:

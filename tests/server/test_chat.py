@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jengine.logprobs import Logprob
+from jengine.server.formats.logprobs import LogprobFormat
 from jengine.server.version import FINGERPRINT
 from tests.engine.scripted import told
-from tests.server.serving import answer_with, error_of, events, letters, serving
+from tests.server.serving import answer_with, error_of, events, letters, service_of, serving
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -117,6 +119,30 @@ def test_log_probabilities(client: TestClient) -> None:
     assert "".join(one["token"] for one in tokens) == choice["message"]["content"]
     for one in tokens:
         assert bytes(one["bytes"]).decode() == one["token"] and len(one["top_logprobs"]) == 2
+
+
+def test_a_token_that_is_not_among_the_likeliest_is_first(client: TestClient) -> None:
+    """Also the one that ends an answer, as in vLLM."""
+    body = chat(client, max_tokens=9, stop_token_ids=[2], logprobs=True, top_logprobs=2)
+    format = LogprobFormat(letters(), as_ids=False)
+    table = {2: Logprob(-5.0, 9, "</s>"), 7: Logprob(-0.1, 1, "a"), 8: Logprob(-0.2, 2, "b")}
+    (entry,) = format.chat([2], [table], 2).content
+    assert [one.token for one in entry.top_logprobs] == ["</s>", "a"]
+    for one in body["choices"][0]["logprobs"]["content"]:
+        assert one["top_logprobs"][0]["token"] == one["token"]
+
+
+def test_usage_tells_what_the_prompt_added_to_the_cache() -> None:
+    asked = {"messages": [{"role": "user", "content": "x" * 40}], "max_tokens": 1}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    with serving(enable_prompt_tokens_details=True) as client:
+        block = service_of(client).live.engine.cache.block_size
+        first = chat(client, **asked)["usage"]
+        whole = first["prompt_tokens"] // block * block
+        assert first["prompt_tokens_details"] == {"cached_tokens": 0, "created_cache_tokens": whole}
+        second = events(client.post(PATH, json={**asked, **options}))[-1]["usage"]
+    details = second["prompt_tokens_details"]
+    assert details["cached_tokens"] and sum(details.values()) == whole
 
 
 def test_a_token_that_is_written_as_an_id_has_the_bytes_of_its_text(client: TestClient) -> None:
@@ -231,6 +257,8 @@ def test_a_stream_adds_up_to_the_whole_message(
         ({"messages": None}, "messages", 400),
         ({"messages": "hello"}, "messages", 400),
         ({"messages": [{"content": "x"}]}, "messages[0].role", 400),
+        ({"messages": [{"role": "user", "content": [{"type": "smell", "smell": "x"}]}]},
+         "messages", 400),
         ({"messages": ["x"]}, "messages[0]", 400),
         ({"top_logprobs": 2}, "top_logprobs", 400),
         ({"max_tokens": 0}, "max_tokens", 400),

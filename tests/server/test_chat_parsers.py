@@ -54,6 +54,13 @@ def test_without_tools_or_with_none_nothing_is_parsed(monkeypatch: pytest.Monkey
         assert choice["finish_reason"] == "stop"
 
 
+def test_a_broken_call_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = CALL.replace("1}}", "1,")
+    (choice,) = ask(monkeypatch, broken, HERMES, tools=TOOLS).json()["choices"]
+    chunks = events(ask(monkeypatch, CALL + broken, HERMES, tools=TOOLS, stream=True))
+    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
 def test_a_call_that_is_cut_off_ends_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     (choice,) = ask(monkeypatch, CALL, HERMES, tools=TOOLS, max_tokens=50).json()["choices"]
     assert choice["finish_reason"] == "length"

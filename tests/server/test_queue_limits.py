@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from jengine.cli.serving.box import box_of
+from jengine.server.errors import ApiError
 from jengine.server.serving.rendering import Rendering
 from tests.server.listening import PATIENCE, Client, listening, until
-from tests.server.serving import letters_engine
+from tests.server.serving import letters_engine, service_of, serving
 
 LONG = {"prompt": "abc", "max_tokens": 1000, "ignore_eos": True, "stream": True}
 
@@ -120,3 +122,17 @@ def test_a_refused_request_gives_its_places_back(monkeypatch: pytest.MonkeyPatch
         assert server.service.open_requests == 0
         assert server.connect(prompt="a", max_tokens=1).status == 200
         server.wait_until_idle()
+
+
+def test_thousands_wait_unless_their_prompts_are_long() -> None:
+    with serving(letters_engine(max_num_seqs=8)) as client:
+        live = service_of(client).live
+        tickets = [live.admission.enter(1) for _ in range(4000)]
+        for ticket in tickets[:1024]:
+            ticket.bring(4096)
+        with pytest.raises(ApiError, match=r"4194304 prompt tokens wait.*max-num-queued-tokens"):
+            tickets[-1].bring(1)
+        box = box_of(live.engine, service_of(client).settings, "http://here")
+        for ticket in tickets:
+            ticket.release()
+    assert "4,096 completions run or wait, with 4,194,304 prompt tokens waiting" in box

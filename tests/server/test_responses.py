@@ -117,7 +117,7 @@ def test_a_text(client: TestClient, say: Say) -> None:
     count = len(letters().encode(prompt, add_special_tokens=False))
     assert body["usage"] == {
         "input_tokens": count,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": count - count % 4},
         "output_tokens": 6,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": count + 6,

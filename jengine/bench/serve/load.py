@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -20,9 +19,7 @@ from jengine.bench.serve.samples import Conversation
 from jengine.bench.serve.settings import LoadSettings
 from jengine.client.connection import Connections
 from jengine.client.errors import ServerFailed
-
-# Sockets that the process may need beside its connections.
-OTHER_FILES = 64
+from jengine.open_files import allow_connections
 
 
 @dataclass(frozen=True)
@@ -95,13 +92,3 @@ class LoadGenerator:
         except ServerFailed as error:
             reply.error = reply.error or str(error)  # what the server said says more
         reply.end()
-
-
-def allow_connections(count: int) -> None:
-    """Raise the limit of open files as far as this process may, up to what is needed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

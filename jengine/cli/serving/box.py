@@ -14,6 +14,7 @@ def box_of(engine: Engine, settings: ServerSettings, url: str) -> str:
     if any(endpoint.path == "/" for endpoint in ENDPOINTS):
         lines.append(f"Page      {root}/")
     lines += [f"KV cache  {cache_line(engine)}", f"Programs  {programs_line(engine)}"]
+    lines.append(f"Queue     {queue_line(engine, settings)}")
     width = max(map(len, lines))
     rows = [f"│ {line:<{width}} │" for line in lines]
     edge = "─" * (width + 2)
@@ -25,6 +26,14 @@ def cache_line(engine: Engine) -> str:
     tokens = (engine.cache.fewest_blocks - 1) * engine.cache.block_size
     longest = engine.schedule.max_model_len
     return f"{tokens:,} tokens: {tokens / longest:.2f} requests of {longest:,} tokens at once"
+
+
+def queue_line(engine: Engine, settings: ServerSettings) -> str:
+    """What may be open before more is refused."""
+    line = f"up to {settings.queue_limit(engine.schedule.max_num_seqs):,} completions run or wait"
+    if settings.max_num_queued_tokens is not None:
+        line += f", with {settings.max_num_queued_tokens:,} prompt tokens waiting"
+    return line
 
 
 def programs_line(engine: Engine) -> str:

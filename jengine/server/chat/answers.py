@@ -6,6 +6,7 @@ parser, so a stream adds up to the message. Must not know engines or HTTP.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class Answer:
         self._fields = reasoning_fields
         self._shows_reasoning = shows_reasoning
         self.calls_tools = False
+        self._arguments: dict[int, list[str]] = {}  # of each call
         self._reasons = False  # shown or not
         # The request has named the function: then its call is no reason of the model's to stop.
         self._names_function = names_function
@@ -59,10 +61,18 @@ class Answer:
             self.counter.push(new.token_ids)
         else:
             self.thoughts += [part.text for part in parts if isinstance(part, Reasoning)]
-        self.calls_tools |= any(isinstance(part, ToolStart) for part in parts)
+        self._note_calls(parts)
         self._reasons |= any(isinstance(part, Reasoning) for part in parts)
         hidden = () if self._shows_reasoning else Reasoning
         return [part for part in parts if not isinstance(part, hidden)]
+
+    def _note_calls(self, parts: Iterable[ChatPart]) -> None:
+        for part in parts:
+            if isinstance(part, ToolStart):
+                self.calls_tools = True
+                self._arguments[part.index] = []
+            elif isinstance(part, ToolArguments):
+                self._arguments[part.index].append(part.text)
 
     def delta(self, new: CompletionOutput, *, ends: bool) -> dict[str, Any]:
         """What a piece of the answer adds to the message; empty if nothing."""
@@ -94,9 +104,21 @@ class Answer:
         return message
 
     def finish_reason(self, engines: str | None) -> str | None:
-        """The reason of an answer's end: a model that calls tools has not simply stopped."""
+        """The reason of an answer's end: a model that calls tools has not simply stopped, unless
+        a call is broken."""
         chose = self.calls_tools and not self._names_function
-        return "tool_calls" if chose and engines == "stop" else engines
+        if not chose or engines != "stop":
+            return engines
+        return "tool_calls" if all(map(is_json, self._arguments.values())) else "stop"
+
+
+def is_json(pieces: Iterable[str]) -> bool:
+    """Whether the pieces of a call's arguments are a whole JSON text."""
+    try:
+        json.loads("".join(pieces))
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def joined(parts: Iterable[ChatPart], kind: type[Content] | type[Reasoning]) -> str:

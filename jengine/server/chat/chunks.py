@@ -119,6 +119,7 @@ class ChatChunks:
             max(output.num_cached_tokens, 0) if tells_cached else None,
             reasoning,
             untold=UNSET,
+            created=self.texts.created_cache_tokens(output),
         )
         return ChatChunk(
             **self.head,

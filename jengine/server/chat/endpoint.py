@@ -119,7 +119,12 @@ class ChatJob:
             created=self.created,
             model=self.model,
             choices=choices,
-            usage=whole_usage(outputs, self.service.settings, texts.reasoning_tokens(answers)),
+            usage=whole_usage(
+                outputs,
+                self.service.settings,
+                texts.reasoning_tokens(answers),
+                texts.created_cache_tokens(output),
+            ),
             metrics=told_metrics(outputs, self.service.settings),
             system_fingerprint=FINGERPRINT,
             prompt_logprobs=None if scores is None else prompt_logprobs(scores),  # type: ignore[arg-type]

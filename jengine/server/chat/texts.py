@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from jengine.outputs import CompletionOutput
+from jengine.outputs import CompletionOutput, RequestOutput
 from jengine.server.chat.answers import Answer
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.chat.types import ChatChoice
 from jengine.server.formats.arrays import npy_base64
 from jengine.server.formats.logprobs import ChatLogprobs, LogprobFormat
+from jengine.server.formats.usage import created_cache_tokens
 from jengine.server.serving.service import Service
 from jengine.text.chat_parser import ChatParser, ForcedCalls
 from jengine.text.reasoning_tokens import ReasoningTokens, reasoning_tokens
@@ -49,6 +50,10 @@ class ChatTexts:
     def forced(self) -> ForcedCalls | None:
         """How an answer writes calls that a grammar forces."""
         return ForcedCalls(self.request.forced_name) if self.request.forces_calls else None
+
+    def created_cache_tokens(self, output: RequestOutput) -> int:
+        """The tokens of the prompt that the request has added to the prefix cache."""
+        return created_cache_tokens(output, self._service.live.engine.cache)
 
     def answer(self) -> Answer:
         """A parser for one of the n answers."""

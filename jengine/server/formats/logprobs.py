@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
 
@@ -113,7 +114,8 @@ class LogprobFormat:
         self, token_ids: Sequence[int], tables: Sequence[Table], count: int | None
     ) -> ChatLogprobs:
         """The entries of a message's tokens, with `count` of the likeliest each (-1: all); None:
-        with all that the tables have, in their order."""
+        with all that the tables have. As in vLLM the token itself is always among them, and first:
+        of tokens that are less likely than `count` others, the last of those is left out."""
         return ChatLogprobs(
             [
                 self._chat_token(token, table, count)
@@ -125,14 +127,10 @@ class LogprobFormat:
         own, decoded = self._text(token, table[token]), table[token].decoded_token
         # Its bytes are those of its text, also where it is written as an id.
         own_bytes = _bytes(own if decoded is None else decoded)
-        best = list(table.items())
-        if count is None:
-            count = -1
-        else:
-            best.sort(key=lambda item: item[1].rank or 0)
+        most = None if count is None or count < 0 else count
         top = [
             TopLogprob(text := self._text(other, entry), finite(entry.logprob), _bytes(text))
-            for other, entry in (best if count < 0 else best[:count])
+            for other, entry in islice(table.items(), most)
         ]
         return TokenLogprob(own, finite(table[token].logprob), own_bytes, top)
 

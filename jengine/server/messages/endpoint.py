@@ -39,7 +39,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class MessageUsage(msgspec.Struct):
-    """How many tokens were read, without those that were cached, and written."""
+    """How many tokens were read, without those that the cache had or has got, and written."""
 
     input_tokens: int
     output_tokens: int
@@ -175,8 +175,12 @@ class MessagesJob:
         yield {"type": "message_stop"}
 
     def _begun(self, output: RequestOutput) -> MessageObject:
-        cached = max(output.num_cached_tokens, 0) if self._splits_cached else 0
-        usage = MessageUsage(len(output.prompt_token_ids) - cached, 0, 0, cached)
+        cached = created = 0
+        if self._splits_cached:
+            cached = max(output.num_cached_tokens, 0)
+            created = self.chat.texts.created_cache_tokens(output)
+        read = len(output.prompt_token_ids) - cached - created
+        usage = MessageUsage(read, 0, created, cached)
         return MessageObject(id=self.request_id, model=self.chat.model, content=[], usage=usage)
 
 

@@ -131,7 +131,10 @@ class ResponseProgress:
             reasoning = self._texts.reasoning_tokens([self._answer])
         return ResponseUsage(
             input_tokens=read,
-            input_tokens_details=InputDetails(max(self._output.num_cached_tokens, 0)),
+            input_tokens_details=InputDetails(
+                max(self._output.num_cached_tokens, 0),
+                self._texts.created_cache_tokens(self._output),
+            ),
             output_tokens=self._tokens,
             output_tokens_details=OutputDetails(min(reasoning or 0, self._tokens)),
             total_tokens=read + self._tokens,

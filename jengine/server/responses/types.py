@@ -10,9 +10,10 @@ from jengine.server.responses.fields import ResponsesRequest
 
 
 class InputDetails(msgspec.Struct):
-    """How many tokens of the prompt were found in the cache."""
+    """How many tokens of the prompt were found in the cache, and how many were added to it."""
 
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class OutputDetails(msgspec.Struct):
