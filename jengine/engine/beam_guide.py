@@ -45,7 +45,7 @@ class BeamGuide:
         mask = np.empty(self._words, np.int32)
         matcher.fill(mask)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._vocab_size]
-        return bits.astype(bool) if bits.any() and not matcher.error else None
+        return bits.astype(bool) if bits.any() and not matcher.refusal else None
 
 
 class GuidedBeam:

@@ -29,7 +29,7 @@ from jengine.prompts import TokensPrompt
 from jengine.repetition_detection import checked_repetition_detection
 from jengine.request import WireRequest
 from jengine.sampling_checks import integer
-from jengine.sampling_params import SamplingParams
+from jengine.sampling_params import MAX_BAD_WORDS, SamplingParams
 from jengine.structured_outputs import (
     NAME,
     GrammarSpec,
@@ -291,18 +291,28 @@ class InputProcessor:
         return count
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Each word as it is tokenized at the start of a text and after a space."""
+        """The tokens of each word, as it is and after a space."""
         if not params.bad_words:
             return []
         tokenizer = self.prompts.required_tokenizer()
-        found: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
-            for text in (word, " " + word.lstrip()):
-                ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-                if ids:
-                    found[ids] = None
-        if sum(map(len, found)) > MAX_BAD_WORD_TOKENS:
+        found = [ids for word in params.bad_words for ids in bad_word_ids(tokenizer, word)]
+        total = sum(map(len, found))
+        if len(found) > MAX_BAD_WORDS or total > MAX_BAD_WORD_TOKENS:
             raise RequestError(
-                f"bad_words make {sum(map(len, found))} tokens; the most is {MAX_BAD_WORD_TOKENS}."
+                f"bad_words make {len(found)} words, with and without a space before them, of "
+                f"{total} tokens; the most is {MAX_BAD_WORDS} words of {MAX_BAD_WORD_TOKENS} "
+                "tokens."
             )
-        return [list(ids) for ids in found]
+        return found
+
+
+def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[list[int]]:
+    """The sequences of tokens that a bad word forbids: the word, and the word after a space where
+    that begins with another token and is as long, as in vLLM."""
+    plain, spaced = (
+        tokenizer.encode(before + word.lstrip(), add_special_tokens=False) for before in ("", " ")
+    )
+    if not plain:
+        raise RequestError(f"bad_words: {word!r:.80} has no tokens; expected text.")
+    differs = bool(spaced) and spaced[0] != plain[0] and len(spaced) == len(plain)
+    return [plain, spaced] if differs else [plain]
