@@ -24,11 +24,12 @@ PACKAGES = ("jengine", "pallas_kernels", "sharding")
 NOUN_FOLDERS = {"config"}
 HOST_HALF = {
     "nouns": {"pictures"},
-    "text": {"nouns"},
+    "confined": {"nouns"},
+    "text": {"nouns", "confined"},
     "connectors": {"nouns"},
     "kvcache": {"nouns", "connectors"},
-    "grammar": {"nouns", "text"},
-    "media": {"nouns"},
+    "grammar": {"nouns", "text", "confined"},
+    "media": {"nouns", "confined"},
     "speculative": {"nouns"},
     "scheduler": {"nouns", "kvcache", "speculative", "connectors"},
 }

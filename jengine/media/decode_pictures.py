@@ -1,36 +1,27 @@
-"""The process that decodes pictures: reads files from its input, and writes pixels to its output,
-until the input ends. See `decoding_process`.
+"""The process that decodes pictures: of the bytes of a file it makes pixels, or says what is wrong.
+See `decoding_process`.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
-
-from jengine.errors import RequestError
-from jengine.media.decoding_process import HEAD
+from jengine.confined.child import Answer, serve
+from jengine.confined.frames import Part
+from jengine.media.decoding_process import NAME, SHAPE
 from jengine.media.images import decoded
 
-MOST_MEMORY = 4 * 2**30  # address space of this process
-NAME = "\0"  # in place of what the picture is called
+MOST_BYTES = 4 * 2**30  # of memory
 
 
-def main() -> None:
-    """Decode until the input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    given, made = sys.stdin.buffer, sys.stdout.buffer
-    while head := given.read(HEAD.size):
-        size, _, _ = HEAD.unpack(head)
-        try:
-            pixels = decoded(given.read(size), NAME)
-        except RequestError as error:
-            text = str(error).removeprefix(NAME).encode()
-            made.write(HEAD.pack(len(text), 0, 0) + text)
-        else:
-            made.write(HEAD.pack(pixels.nbytes, *pixels.shape[:2]))
-            made.write(pixels.data)
-        made.flush()
+def decode(file: bytearray) -> tuple[Part, ...]:
+    """The shape and the pixels."""
+    pixels = decoded(bytes(file), NAME)
+    return SHAPE.pack(*pixels.shape[:2]), pixels.data.cast("B")
+
+
+def prepare(job: bytearray) -> Answer:
+    """Nothing to prepare."""
+    return decode
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare, most_bytes=MOST_BYTES)

@@ -19,7 +19,7 @@ from typing import Protocol
 from jengine.errors import EngineDead
 
 # Ties the child to this process, then runs the program.
-FIRST = "jengine.engine.process.first"
+FIRST = "jengine.confined.first"
 # Seconds that it is given to end by itself.
 END_SECONDS = 10.0
 

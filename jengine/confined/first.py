@@ -1,6 +1,6 @@
-"""The first thing that a core process runs: it belongs to its parent before anything is imported.
+"""The first thing that a process of ours runs: it belongs to its parent before all imports.
 
-    python -m jengine.engine.process.first PARENT PROGRAM
+    python -m jengine.confined.first PARENT PROGRAM
 
 Importing an engine takes seconds, in which the parent may die. Must import nothing that is slow.
 """

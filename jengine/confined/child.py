@@ -1,0 +1,76 @@
+"""A confined process from within: answers one message after the other, within its memory.
+
+In: a function from bytes to bytes, and how much memory the process may have. It ends by itself when
+it was not asked for a while, or has grown: then the next message goes to a new process.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from jengine.confined import frames
+from jengine.errors import RequestError
+
+IDLE_SECONDS = 60.0
+# What one that answered may keep of its memory, beyond what it had when it was ready.
+KEPT_BYTES = 128 * 2**20
+MIB = 2**20
+Answer = Callable[[bytearray], Sequence[frames.Part]]
+
+
+def serve(
+    prepare: Callable[[bytearray], Answer],
+    *,
+    most_bytes: int,
+    sock: socket.socket | None = None,
+    idle_seconds: float = IDLE_SECONDS,
+) -> None:
+    """Answer until nobody asks. `prepare` makes what answers of the first message; `most_bytes` is
+    the memory that answers may take beyond that."""
+    sock = sock or socket.socket(fileno=0)
+    _, job = frames.receive(sock, None)
+    answer = prepare(job)
+    limit_memory(most_bytes)
+    usual = resident_bytes()
+    frames.send(sock, frames.READY, (), None)
+    with suppress(TimeoutError, EOFError, ConnectionError):
+        while resident_bytes() - usual < KEPT_BYTES:
+            _, asked = frames.receive(sock, time.monotonic() + idle_seconds)
+            kind, parts = answered(answer, asked)
+            frames.send(sock, kind, parts, None)
+            del asked, parts
+
+
+def answered(answer: Answer, asked: bytearray) -> tuple[int, Sequence[frames.Part]]:
+    """What to send for a message."""
+    try:
+        return frames.ANSWER, answer(asked)
+    except RequestError as error:
+        return frames.REFUSED, (str(error).encode("utf-8", "replace"),)
+    except MemoryError:
+        return frames.NO_MEMORY, ()
+
+
+def limit_memory(more: int) -> None:
+    """Let this process have so many bytes of address space beyond those that it has."""
+    if sys.platform == "linux":
+        most = statm_bytes(0) + more
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def resident_bytes() -> int:
+    """The memory that this process has; where the system does not tell, the most that it had."""
+    if sys.platform == "linux":
+        return statm_bytes(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def statm_bytes(field: int) -> int:
+    """A number of Linux about the memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()

@@ -1,0 +1,86 @@
+"""The work for one client, wherever it runs: when it must have ended, and how it is given up.
+
+A lane sets the current errand around its work; what runs in a confined process takes its deadline
+from there, and is killed with it. Work without an errand (a user's own) has no deadline of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from jengine.errors import RequestError
+
+
+class GivenUp(RequestError):
+    """The errand has taken too long, or its client has left."""
+
+
+class Errand:
+    """Work that ends after so many seconds, waits for a process to start not counted."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._lock = threading.Lock()
+        self._kill: Callable[[], None] | None = None
+        self._cancelled = False
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left; none once it was given up."""
+        return 0.0 if self._cancelled else self._until - time.monotonic()
+
+    def cancel(self) -> None:
+        """Give it up, from any thread: what runs for it in a process is killed."""
+        with self._lock:
+            self._cancelled = True
+            if self._kill is not None:
+                self._kill()
+
+    def check(self) -> None:
+        """Raise GivenUp once it is over."""
+        if self.left <= 0:
+            raise self.given_up()
+
+    def given_up(self) -> GivenUp:
+        """The error for its client."""
+        return GivenUp(
+            f"Rendering and tokenizing the prompt took longer than {self.seconds:g} seconds and "
+            "was given up. Send a shorter prompt."
+        )
+
+    @contextmanager
+    def run_by(self, kill: Callable[[], None]) -> Iterator[None]:
+        """Within, cancelling the errand calls `kill`."""
+        with self._lock:
+            if self._cancelled:
+                raise self.given_up()
+            self._kill = kill
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._kill = None
+
+    @contextmanager
+    def starting_a_process(self) -> Iterator[None]:
+        """Within, time does not count: the next one finds the process running."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._until += time.monotonic() - began
+
+
+current: ContextVar[Errand | None] = ContextVar("errand", default=None)
+
+
+def check() -> None:
+    """Raise GivenUp if the current errand is over."""
+    errand = current.get()
+    if errand is not None:
+        errand.check()

@@ -1,0 +1,154 @@
+"""A few confined processes of one kind, started when they are first needed.
+
+In: messages, from any thread. Out: answers, or a RequestError if a message took too long or too
+much memory: its process is killed, and the next message gets a new one.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from jengine.confined import errand as errands
+from jengine.confined import frames
+from jengine.confined.process import ConfinedProcess
+from jengine.errors import CapacityError, RequestError
+
+PATIENCE = 30.0  # seconds for a process to be free
+
+
+class ConfinedPool:
+    """At most `size` processes that run `program`, each prepared by `job`."""
+
+    def __init__(
+        self,
+        program: str,
+        job: Callable[[], bytes] = bytes,
+        *,
+        size: int,
+        seconds: float,
+        what: str,
+    ) -> None:
+        """`seconds` is the most that one message may take, and `what` is what messages hold, for
+        errors: "the picture"."""
+        self.size = size
+        self.given_up = 0  # processes that were killed over a message, or died of one
+        self._program = program
+        self._job = job
+        self._seconds = seconds
+        self._what = what
+        self._places = threading.BoundedSemaphore(size)
+        self._lock = threading.Lock()
+        self._idle: list[ConfinedProcess] = []
+        self._used: set[ConfinedProcess] = set()
+        self._closed = False
+        weakref.finalize(self, end_all, self._idle)
+
+    @property
+    def busy(self) -> int:
+        """How many processes work now."""
+        return len(self._used)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that there are."""
+        with self._lock:
+            return [one.pid for one in (*self._idle, *self._used)]
+
+    def ask(self, asked: frames.Part) -> bytearray:
+        """The answer to a message."""
+        if not self._places.acquire(timeout=PATIENCE):
+            raise CapacityError(
+                f"{self._what}: all {self.size} processes for this were busy for {PATIENCE:g} "
+                "seconds. Try again later."
+            )
+        try:
+            return self._asked(asked)
+        finally:
+            self._places.release()
+
+    def close(self) -> None:
+        """End all processes, also those that work."""
+        with self._lock:
+            self._closed = True
+            found = [*self._idle, *self._used]
+            self._idle.clear()
+        for one in found:
+            one.close()
+
+    def _asked(self, asked: frames.Part) -> bytearray:
+        errand = errands.current.get() or errands.Errand(math.inf)
+        while True:
+            with errand.starting_a_process():
+                process = self._taken()
+            before = process.has_answered
+            try:
+                with errand.run_by(process.kill):
+                    until = time.monotonic() + min(self._seconds, errand.left)
+                    kind, found = process.ask(asked, until)
+            except (EOFError, TimeoutError) as error:
+                self._drop(process)
+                if before and isinstance(error, EOFError) and process.status == 0:
+                    continue  # it had ended by itself before it was asked
+                self.given_up += 1
+                raise self._failed(error, errand) from None
+            except BaseException:
+                self._drop(process)
+                raise
+            self._give_back(process)
+            return self._judged(kind, found)
+
+    def _judged(self, kind: int, found: bytearray) -> bytearray:
+        if kind == frames.REFUSED:
+            raise RequestError(found.decode())
+        if kind == frames.NO_MEMORY:
+            raise RequestError(f"{self._what} takes too much memory. Send less at once.")
+        return found
+
+    def _failed(self, error: Exception, errand: errands.Errand) -> RequestError:
+        if errand.left <= 0:
+            return errand.given_up()
+        if isinstance(error, TimeoutError):
+            return RequestError(
+                f"{self._what} took longer than {self._seconds:g} seconds and was given up."
+            )
+        return RequestError(
+            f"{self._what} ended the process that read it: it takes too much memory, or is broken. "
+            "Send less at once."
+        )
+
+    def _taken(self) -> ConfinedProcess:
+        with self._lock:
+            alive = [one for one in self._idle if not one.has_ended]
+            self._idle[:] = alive[:-1]
+            process = alive[-1] if alive else None
+        if process is None:
+            process = ConfinedProcess(self._program, self._job())
+        with self._lock:
+            self._used.add(process)
+            closed = self._closed
+        if closed:
+            process.close()
+        return process
+
+    def _give_back(self, process: ConfinedProcess) -> None:
+        with self._lock:
+            self._used.discard(process)
+            if not self._closed:
+                self._idle.append(process)
+                return
+        process.close()
+
+    def _drop(self, process: ConfinedProcess) -> None:
+        process.close()
+        with self._lock:
+            self._used.discard(process)
+
+
+def end_all(processes: Sequence[ConfinedProcess]) -> None:
+    """End processes that wait for messages which nobody can send any more."""
+    for one in processes:
+        one.kill()
