@@ -64,8 +64,9 @@ class OutputProcessor:
         arrival: Arrival,
     ) -> Answer:
         """Expect deltas for these wire requests, the completions of a prompt that arrived then."""
+        texts = self._texts if params.detokenize else NoTexts()
         completions = [
-            Completion(index, wire, params, self.tokenizer, self._texts, Timing(arrival.at))
+            Completion(index, wire, params, self.tokenizer, texts, Timing(arrival.at))
             for index, wire in enumerate(wires)
         ]
         answer = Answer(request_id, text, params, completions, reader, arrival)

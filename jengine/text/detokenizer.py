@@ -30,7 +30,7 @@ class Detokenizer:
 
     `push(token_ids)` returns the new text, `finish()` the rest; all of it together is the whole
     decode of prompt and output less the prompt's own text and a character left unfinished at the
-    end. Ids without a token give no text.
+    end, unless broken bytes change text that was given out. Ids without a token give no text.
     `spaces_between_special_tokens=False` removes what the decoder puts between two added tokens.
     """
 
@@ -91,12 +91,12 @@ class Detokenizer:
         return self._settle() if len(self._pending) >= _MOST_HELD else ""
 
     def _recover(self, token_id: int) -> str:
-        """Go on after bytes that changed the text already given out (byte fallback does this)."""
-        self._pending.append(token_id)
-        text = self._pending_text()
-        self._reopen(self._pending)
+        """Go on after bytes that changed the text already given out (byte fallback does this). As
+        in vLLM the stream begins anew with this token: what was held back before it is lost, and
+        so is a space that decoders leave out at the beginning of a text."""
         self._pending = []
-        return text
+        self._reopen([])
+        return self._step(token_id)
 
     def _settle(self) -> str:
         """Give out what no later byte can change: re-reading a long run takes quadratic time."""
@@ -136,9 +136,12 @@ class Detokenizer:
         self._next_text = _open_stream(self._tokenizer, self._window, self._skip_special_tokens)
 
     def _prime(self, prompt_token_ids: Sequence[int]) -> None:
-        # Stepping, not DecodeStream(ids=...): that one gives the prompt out again when it ends
-        # in the middle of a character.
-        for token_id in self._prompt_tail(prompt_token_ids):
+        tail = self._prompt_tail(prompt_token_ids)
+        if not self._decode(tail).endswith(REPLACEMENT):
+            self._reopen(tail)
+            return
+        # A stream that is opened in the middle of a character gives the prompt out again.
+        for token_id in tail:
             self._step(token_id)
         self._prompt_rest = self._pending_text() if self._pending else ""
 

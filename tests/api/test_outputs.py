@@ -592,3 +592,18 @@ def test_the_one_liner_refuses_parameters_twice(
 ) -> None:
     with pytest.raises(RequestError, match="sampling_params and max_tokens were both given"):
         jengine.generate(full_folder, TEXTS, GREEDY, max_tokens=4, **one_line)
+
+
+def test_texts_of_tokens_come_with_the_text(text_llm: jengine.LLM) -> None:
+    wanted = {"max_tokens": 3, "logprobs": 1, "prompt_logprobs": 1}
+    shown, plain = (
+        text_llm.generate(
+            TEXTS[0], SamplingParams(temperature=0, detokenize=detokenize, **wanted), use_tqdm=False
+        )[0]
+        for detokenize in (True, False)
+    )
+    assert plain.outputs[0].text == "" and shown.outputs[0].token_ids == plain.outputs[0].token_ids
+    for output, has_text in ((shown, True), (plain, False)):
+        tables = [*output.outputs[0].logprobs, *output.prompt_logprobs[1:]]  # type: ignore[misc, index]
+        entries = [entry for table in tables for entry in table.values()]
+        assert all((entry.decoded_token is not None) == has_text for entry in entries)
