@@ -115,6 +115,8 @@ def media_processor(
              }  # fmt: skip
     vision = source.config.vision
     if vision is None:
+        if not any((args.limit_mm_per_prompt or {}).values()):
+            del given["limit_mm_per_prompt"]  # none are allowed, and it takes none
         for name in [name for name, value in given.items() if value]:
             raise ConfigError(
                 f"{name}={given[name]!r}: {source.config.architecture} takes no images. Leave it "

@@ -16,6 +16,7 @@ from jengine.assembly.settings.flags import ENGINE_HELP, add_field_flags
 from jengine.assembly.settings.short_flags import SHORT_FLAGS
 from jengine.assembly.settings.values import template_text
 from jengine.assembly.settings.vllm_args import VLLM_SETTINGS
+from jengine.assembly.settings.vllm_tuning import SERVERS, WITHOUT_EFFECT
 from jengine.cli.parser import Parser
 from jengine.sampling_params import SamplingParams
 
@@ -36,6 +37,13 @@ SAMPLING_HELP = {
 }
 # vLLM's setting for what `executor` says here: ray means the same, mp and uni ask for nothing.
 BACKEND = "distributed_executor_backend"
+# vLLM's settings that have no effect, but for those that the server's own flags are named like.
+IDLE = {
+    name: default
+    for why, names in WITHOUT_EFFECT.items()
+    for name, default in names.items()
+    if why != SERVERS
+}
 # Read from one field but meant for both: a request is repeated with the seed that was given.
 SHARED = ("seed",)
 
@@ -53,6 +61,16 @@ def add_engine_flags(
             "--distributed-executor-backend", dest=BACKEND, metavar="TEXT",
             default=argparse.SUPPRESS, help=argparse.SUPPRESS,
         )  # fmt: skip
+        for name, default in IDLE.items():
+            group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
+                               help=argparse.SUPPRESS, **form_of(default))  # fmt: skip
+
+
+def form_of(default: Any) -> dict[str, Any]:
+    """How argparse reads a flag that is taken and has no effect, by the setting's default."""
+    if isinstance(default, bool) or default in ([True, False], [False, True]):
+        return {"action": argparse.BooleanOptionalAction}
+    return {"nargs": "+"} if default is None else {}
 
 
 def add_sampling_flags(parser: Parser, leave_out: Sequence[str] = (), **better_help: str) -> None:
@@ -77,7 +95,7 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def given_engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given, as they were given."""
-    names = {*ENGINE_HELP, BACKEND}
+    names = {*ENGINE_HELP, BACKEND, *IDLE}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
@@ -93,6 +111,7 @@ def unbuilt_flags() -> dict[str, str]:
         "--" + name.replace("_", "-"): setting.instead
         or f"a setting of {setting.feature} that is not built yet"
         for name, setting in VLLM_SETTINGS.items()
+        if setting.idle is None
     }
 
 

@@ -34,21 +34,26 @@ def kinds_of(vision: VisionConfig) -> tuple[str, ...]:
     return KINDS if vision.frames > 1 and vision.video_token is not None else KINDS[:1]
 
 
-def checked_limits(given: Mapping[str, int] | None) -> dict[str, int]:
-    """`limit_mm_per_prompt`: whole numbers by kind."""
+def checked_limits(given: Mapping[str, Any] | None) -> dict[str, int]:
+    """`limit_mm_per_prompt`: whole numbers by kind. Of vLLM's dicts, which also say for which sizes
+    of media to make room, the number is what counts."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise RequestError(
             f"limit_mm_per_prompt={given!r}: expected a dict such as {{'image': 4}}."
         )
-    for kind, most in given.items():
+    limits = {
+        kind: most.get("count", most) if isinstance(most, Mapping) else most
+        for kind, most in given.items()
+    }
+    for kind, most in limits.items():
         if kind not in (*KINDS, *KINDS_OF_OTHERS) or type(most) is not int or most < 0:
             raise RequestError(
                 f"limit_mm_per_prompt has {kind!r}: {most!r}; expected a number for "
                 f"{' or '.join(map(repr, KINDS))}."
             )
-    return dict(given)
+    return limits
 
 
 def checked_options(given: Mapping[str, Any] | None, family: str) -> dict[str, Any]:

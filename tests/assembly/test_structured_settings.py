@@ -77,7 +77,7 @@ def test_free_requests_have_no_grammar_and_vllms_empty_values_ask_for_nothing() 
 @pytest.mark.parametrize(
     ("config", "error", "words"),
     [
-        ({"backend": "xgrammar"}, UnsupportedFeature, "Give 'guidance'"),
+        ({"backend": "odd"}, ConfigError, "expected one of 'auto', 'guidance', 'xgrammar'"),
         ({"backend": "fast"}, ConfigError, "expected one of 'auto', 'guidance'"),
         ({"disable_any_whitespaces": True}, ConfigError, "Did you mean 'disable_any_whitespace'"),
         ({"disable_any_whitespace": "yes"}, ConfigError, "expected True or False"),

@@ -58,7 +58,10 @@ def test_unknown_command_suggests_the_nearest() -> None:
         (["--max-tokns", "5"], "unknown flag --max-tokns. Did you mean '--max-tokens'?"),
         (["--max_tokns=5"], "Did you mean '--max-tokens'?"),
         (["--zzz"], "unknown flag --zzz."),
-        (["--fully_sharded_loras", "2"], "a setting of LoRA adapters that is not built yet"),
+        (
+            ["--enable_tower_connector_lora", "2"],
+            "a setting of LoRA adapters that is not built yet",
+        ),
         (["--max-tokens", "5x"], "max_tokens='5x': expected a positive integer"),
         (["--load-format", "pickle"], "invalid choice: 'pickle'"),
         (["--compilation-config.variants"], "--compilation-config: expected one argument"),

@@ -79,6 +79,14 @@ def arguments_of(*words: str) -> argparse.Namespace:
     return command_parser("serve", serve, terminal).parse(["demo", *words])  # type: ignore[arg-type]
 
 
+def test_flags_of_vllm_that_change_no_answer_are_taken() -> None:
+    arguments = arguments_of(
+        "--mm-processor-cache-gb", "0", "--enable-dbo", "--cudagraph-capture-sizes", "1", "2",
+        "--attention-backend", "FLASH_ATTN", "--no-enable-mfu-metrics",
+    )  # fmt: skip
+    assert serve.engine_args(arguments) == serve.engine_args(arguments_of())
+
+
 def processes(*words: str) -> int:
     arguments = arguments_of(*words)
     return serve.api_processes(arguments, serve.engine_args(arguments))

@@ -206,7 +206,7 @@ class EngineArgs:
     enable_prompt_embeds: bool = False
     # Most images of a prompt, {"image": 4}, and what their preprocessing changes in the model's own
     # preprocessor_config.json, {"max_pixels": 500000}.
-    limit_mm_per_prompt: Mapping[str, int] | None = None
+    limit_mm_per_prompt: Mapping[str, Any] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
     # What devices that share a model do with images: each has some of the heads and columns of the
     # vision tower ("weights"), or the whole tower, and encodes some of the images ("data").

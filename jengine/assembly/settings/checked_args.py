@@ -18,7 +18,7 @@ from jengine.assembly.settings.dict_settings import (
     checked_keys,
     compiler_settings,
 )
-from jengine.assembly.settings.media_settings import check_media
+from jengine.assembly.settings.media_settings import checked_media
 from jengine.assembly.settings.pooling_settings import (
     checked_overrides,
     checked_pooler_config,
@@ -137,7 +137,9 @@ def check_choices(args: EngineArgs) -> None:
     if args.seed is not None and (isinstance(args.seed, bool) or not isinstance(args.seed, int)):
         raise ConfigError(f"seed={args.seed!r}: expected an integer.")
     check_offload(args)
-    check_media(args.limit_mm_per_prompt, args.allowed_local_media_path, args.allowed_media_domains)
+    args.limit_mm_per_prompt = checked_media(
+        args.limit_mm_per_prompt, args.allowed_local_media_path, args.allowed_media_domains
+    )
 
 
 def check_offload(args: EngineArgs) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from jengine.assembly.settings.values import human_integer
+from jengine.assembly.settings.vllm_tuning import nearest
 from jengine.errors import ConfigError
 
 # Lists of texts that may hold commas and brackets themselves: each word is one of them.
@@ -29,7 +30,8 @@ def flag_settings(name: str, kind: Any) -> dict[str, Any]:
     parts = get_args(kind) or (kind,)
     origins = {get_origin(part) or part for part in (kind, *parts)}
     if get_origin(kind) is Literal:
-        return {"choices": tuple(str(part).lower() for part in parts)}
+        choices = tuple(str(part).lower() for part in parts)
+        return {"choices": choices, "type": functools.partial(nearest, "jengine", name)}
     if name == "compilation_config":
         return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
     if Mapping in origins or name in OBJECTS:

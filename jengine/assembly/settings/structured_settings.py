@@ -11,18 +11,20 @@ from typing import Any
 
 from jengine.assembly.settings.dict_settings import checked_keys
 from jengine.assembly.settings.values import one_of, switch
+from jengine.assembly.settings.vllm_tuning import note_idle
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.structured_outputs import StructuredOutputsDefaults
 from jengine.text.chat_parser import check_parser_names
 
 NAME = "structured_outputs_config"
 KEYS = {
-    "backend": "auto or guidance, which mean the same: llguidance follows all grammars",
+    "backend": "any of vLLM's, which mean the same: llguidance follows all grammars",
     "disable_any_whitespace": "JSON without whitespace between its tokens, in all answers",
     "disable_additional_properties": "objects have no properties but those that schemas name",
     "reasoning_parser": "how the model marks its reasoning, after which grammars begin",
     "enable_in_reasoning": "grammars begin with the first token, also of a model that reasons",
 }
+OTHER_BACKENDS = ("xgrammar", "outlines", "lm-format-enforcer")
 SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "enable_in_reasoning")
 
 
@@ -65,9 +67,6 @@ def _check(config: Any) -> None:
 
 
 def _check_backend(backend: Any) -> None:
-    if backend in ("xgrammar", "outlines", "lm-format-enforcer"):
-        raise UnsupportedFeature(
-            f"{NAME}['backend']={backend!r}: llguidance follows all grammars here. Give "
-            "'guidance', or leave it out."
-        )
-    one_of(f"{NAME}['backend']", backend, ("auto", "guidance"))
+    one_of(f"{NAME}['backend']", backend, ("auto", "guidance", *OTHER_BACKENDS))
+    if backend in OTHER_BACKENDS:
+        note_idle("jengine", f"{NAME}['backend']", backend, "llguidance follows all grammars")
