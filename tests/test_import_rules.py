@@ -56,7 +56,7 @@ ALLOWED = {
     # Talks with servers: knows no engine.
     "client": {"nouns"},
     "runner": {"nouns", "connectors", *DEVICE_HALF, *LEAVES},
-    "executor": {"nouns", "runner", "grammar"},
+    "executor": {"nouns", "runner", "grammar", "sharding"},
     "metrics": {"nouns"},
     "engine": {*BELOW_ENGINE, "metrics"},
     "distributed": {*BELOW_ENGINE, "engine"},

@@ -16,6 +16,7 @@ import numpy as np
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput, StepLogprobs
 from jengine.sampling_params import SamplingParams
+from sharding.jax_settings import engine_context
 
 Answer = Callable[[list[list[int]], list[SamplingParams]], list[RequestOutput]]
 Tokenize = Callable[[str], list[int]]
@@ -60,8 +61,8 @@ def compute_logprobs(
         values[row, 1:end] = scores.values
         ids[row, 1:end] = scores.ids
     if not top_k:
-        return jnp.asarray(values[:, :, 0])
-    return Scores(*(jnp.asarray(x) for x in (values[:, :, 0], values[:, :, 1:], ids[:, :, 1:])))
+        return jax.device_put(values[:, :, 0])
+    return Scores(*jax.device_put((values[:, :, 0], values[:, :, 1:], ids[:, :, 1:])))
 
 
 def generate_arrays(
@@ -89,7 +90,7 @@ def generate_arrays(
     for row, output in enumerate(outputs):
         tokens[row, : counts[row]] = output.token_ids
         logprobs[row, : counts[row]] = output.logprobs_array
-    return GenerateResult(*(jnp.asarray(x) for x in (tokens, counts, logprobs)))
+    return GenerateResult(*jax.device_put((tokens, counts, logprobs)))
 
 
 def as_rows(token_ids: Any, lengths: Any, tokenize: Tokenize) -> list[list[int]]:
@@ -144,8 +145,9 @@ def row_seeds(key: Any, count: int) -> Sequence[int | None]:
         raise RequestError(f"key={key!r:.60}: expected a key such as jax.random.key(0).")
     if key.shape:
         raise RequestError(f"key has shape {key.shape}; expected one key, not an array of them.")
-    words = jax.random.bits(key, (count, 2), jnp.uint32)
-    return [(int(high) << 32 | int(low)) >> 1 for high, low in np.asarray(words)]
+    with engine_context():
+        words = np.asarray(jax.random.bits(key, (count, 2), jnp.uint32))
+    return [(int(high) << 32 | int(low)) >> 1 for high, low in words]
 
 
 def finished(output: RequestOutput) -> RequestOutput:

@@ -16,6 +16,7 @@ from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import fitting_arrays, release_moved
 from jengine.weights.save import save_model, saved_config
+from sharding.jax_settings import engine_context
 
 OnInflight = Literal["finish", "abort", "continue"]
 
@@ -29,7 +30,8 @@ def update_params(
     `finish_all` returns when every open request has ended. Requests that come meanwhile wait.
     """
     one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
-    values = fitting_arrays(engine.declared, params, engine.places)
+    with engine_context():
+        values = fitting_arrays(engine.declared, params, engine.places)
     session = engine.session
     with session.closed_to_new():
         if on_inflight == "finish":
@@ -47,6 +49,7 @@ def update_params(
         return version
 
 
+@engine_context()
 def save(
     engine: Engine, path: str | Path, format: Literal["safetensors", "orbax"], overwrite: bool
 ) -> None:

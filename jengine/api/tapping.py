@@ -20,6 +20,7 @@ from jengine.models.taps import tap_points
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.step.taps import call_intervention
 from jengine.runner.variants.tap_sets import Intervention
+from sharding.jax_settings import engine_context
 
 
 def opened_taps(
@@ -93,6 +94,7 @@ def matching(argument: str, pattern: Any, points: Iterable[str]) -> list[str]:
     return names
 
 
+@engine_context()
 def check_function(name: str, function: Intervention, shape: tuple[int, int]) -> None:
     """Trace an intervention as a step will, without running it."""
     value = jax.ShapeDtypeStruct(shape, jnp.float32)

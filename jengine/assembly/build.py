@@ -35,8 +35,10 @@ from jengine.plugin_loading import load_plugins
 from jengine.runner.disk.compile_cache import enable_compile_cache
 from jengine.runner.memory.memory_pool import tell_what_sleep_frees
 from jengine.scheduler.scheduler import Scheduler
+from sharding.jax_settings import engine_context
 
 
+@engine_context()
 def build_engine(
     args: EngineArgs, bar: Callable[..., Any], direction: Direction | None = None
 ) -> Engine:

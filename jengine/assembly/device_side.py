@@ -42,6 +42,7 @@ from jengine.runner.runner import PlanRunner
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.transfers.fork_runner import ForkRunner
 from jengine.weights.stages import StagePlaces
+from sharding.jax_settings import engine_context
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class PlacedModel(NamedTuple):
     guesser: LoadedGuesser | None
 
 
+@engine_context()
 def device_side(
     args: EngineArgs, source: ModelSource, bar: Callable[..., Any], direction: Direction | None
 ) -> DeviceSide:
@@ -174,5 +176,5 @@ def core_parts(
         watched=lambda executor: grammars.around(watched(balancer(executor))),
         gates=(grammars.gate,),
         transfers=transfers_of(args, source, cache, settings.placement.num_stages),
-        launch=launch_of(runners),
+        launch=engine_context()(launch_of(runners)),
     )

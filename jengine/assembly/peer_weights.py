@@ -32,6 +32,7 @@ from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
 from jengine.models.parameter import named_parameters
 from jengine.runner.loaded_model import LoadedModel
 from jengine.weights.abstract import NamedArray, Place
+from sharding.jax_settings import engine_context
 
 logger = logging.getLogger(__name__)
 # Pieces on their way for each reader, so that none waits while a parameter is put on devices.
@@ -49,6 +50,7 @@ class ServedWeights:
         self._arrays: Mapping[str, jax.Array] = {}
         self._last: tuple[str, memoryview] | None = None
 
+    @engine_context()
     def listed(self) -> WeightList:
         """What there is now."""
         leaves = self._loaded.leaves
@@ -67,6 +69,7 @@ class ServedWeights:
         ]
         return WeightList(self._version, found)
 
+    @engine_context()
     def piece(self, name: str, version: int, begin: int, end: int) -> memoryview:
         """Bytes of a parameter."""
         if version != self._version or self._loaded.leaves is not self._leaves:

@@ -8,14 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine.errors import EngineDead
-from jengine.executor.protocol import WorkerHealth
+from jengine.executor.protocol import PendingOutput, WorkerHealth
+from jengine.executor.read_step import ReadStep
 from jengine.executor.worker_calls import answer
+from jengine.outputs import StepOutput
 from jengine.plan import Plan
-from jengine.runner.runner import PlanRunner, StepHandle
+from jengine.runner.runner import PlanRunner
+from sharding.jax_settings import engine_context
 
 
 class LocalExecutor:
-    """Owns the runner, and with it the device memory, until it is shut down."""
+    """Owns the runner, and with it the device memory, until it is shut down.
+
+    Whatever its callers' threads have set in JAX, the runner works in the engine's context.
+    """
 
     def __init__(self, runner: PlanRunner) -> None:
         self.step = -1  # the last one begun
@@ -28,15 +34,18 @@ class LocalExecutor:
             raise EngineDead("this engine was shut down. Create a new one.")
         return self._runner
 
-    def submit(self, plan: Plan) -> StepHandle:
+    @engine_context()
+    def submit(self, plan: Plan) -> PendingOutput:
         """Queue the plan's step."""
         self.step = plan.step
-        return self.runner.submit(plan)
+        return ReadStep(self.runner.submit(plan), read)
 
+    @engine_context()
     def update_weights(self, values: Mapping[str, Any]) -> None:
         """Use these parameters from the next plan on."""
         self.runner.update_parameters(values)
 
+    @engine_context()
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """The answer of this one process."""
         return [answer(self.runner.loaded, method, arguments)]
@@ -45,11 +54,18 @@ class LocalExecutor:
         """This process, which is alive by asking."""
         return [WorkerHealth(0, this_process(), self.step, 0.0)]
 
+    @engine_context()
     def shutdown(self) -> None:
         """Drop the runner; its arrays are freed after the last step in flight."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.loaded.close()
+
+
+@engine_context()
+def read(step: PendingOutput) -> StepOutput:
+    """Wait for a step and read its results."""
+    return step.result()
 
 
 def this_process() -> str:

@@ -44,6 +44,7 @@ from jengine.sampling.admission import history_length
 from jengine.sampling.processor_sets import ProcessorSets
 from jengine.sampling.processors import check_processor
 from pallas_kernels.low_rank import inputs_first
+from sharding.jax_settings import engine_context
 from sharding.placement import Placement
 
 
@@ -203,6 +204,7 @@ def processors_of(programs: Programs, vocab_size: int) -> ProcessorSets:
     compiler = programs.compiler
     history, stages = history_length(compiler.shapes.max_model_len), compiler.placement.num_stages
 
+    @engine_context()
     def check(function: Any) -> None:
         if stages > 1:
             raise UnsupportedFeature(

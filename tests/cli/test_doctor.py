@@ -63,6 +63,12 @@ def test_a_cpu_without_its_kernels_is_told_what_to_install() -> None:
     assert found.level == "note" and "Install g++" in found.text
 
 
+def test_settings_of_jax_that_do_not_reach_the_engine() -> None:
+    (found,) = environment.settings({"jax_enable_x64": True})
+    assert found.level == "note"
+    assert found.text == "jax_enable_x64=True: for your own code; the engine runs with False"
+
+
 def test_environment_variables_that_matter() -> None:
     assert levels(environment.findings({"PATH": "/bin"})) == ["OK"]
     found = environment.findings({"JAX_PLATFORMS": "cpu", "LD_LIBRARY_PATH": "/usr/local/cuda/lib"})

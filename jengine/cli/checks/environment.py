@@ -1,17 +1,18 @@
-"""Environment variables that change how JAX and jengine behave."""
+"""Environment variables that change how JAX and jengine behave, and settings of JAX that do not."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from jengine.cli.checks.finding import Finding
+from sharding.jax_settings import OWN, foreign_settings
 
 MEANING = {
     "JAX_PLATFORMS": "JAX uses these backends only",
     "XLA_FLAGS": "options of the compiler",
     "JAX_COMPILATION_CACHE_DIR": "the compile cache is here, not in jengine's default folder",
-    "JAX_ENABLE_X64": "arrays may have 64-bit types",
     "JAX_DEFAULT_MATMUL_PRECISION": "precision of matmuls",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "whether JAX reserves its share of GPU memory at its start",
     "XLA_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
@@ -19,15 +20,24 @@ MEANING = {
     "CUDA_VISIBLE_DEVICES": "only these GPUs are seen",
     "XDG_CACHE_HOME": "the compile cache is below this folder",
     "OMP_NUM_THREADS": "threads of some CPU libraries",
-    "JAX_DISABLE_JIT": "steps are not compiled, which is very slow; unset it",
-    "JAX_DEBUG_NANS": "every step is checked and slow; unset it unless you search for NaNs",
 }
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
 def check() -> list[Finding]:
-    """The variables of this process."""
-    return findings(os.environ)
+    """The variables and the settings of this process."""
+    return [*findings(os.environ), *settings(foreign_settings())]
+
+
+def settings(found: Mapping[str, Any]) -> list[Finding]:
+    """Settings of JAX that hold for code beside the engine only."""
+    return [
+        Finding(
+            "note", "environment",
+            f"{name}={value}: for your own code; the engine runs with {OWN[name][0]}",
+        )
+        for name, value in found.items()
+    ]  # fmt: skip
 
 
 def findings(environment: Mapping[str, str]) -> list[Finding]:
@@ -40,4 +50,4 @@ def findings(environment: Mapping[str, str]) -> list[Finding]:
     if "cuda" in environment.get(LIBRARY_PATH, "").lower():
         text = f"{LIBRARY_PATH} names CUDA; it may hide the libraries that JAX brings. Unset it"
         found.append(Finding("note", "environment", text))
-    return found or [Finding("OK", "environment", "no variable changes how JAX behaves")]
+    return found or [Finding("OK", "environment", "no variable changes how the engine runs")]

@@ -33,6 +33,7 @@ from jengine.runner.step.step import (
 from jengine.runner.step.step_input import packed_size
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features
+from sharding.jax_settings import engine_context
 from sharding.placement import Placement
 
 Compiled = Any  # jax.stages.Compiled
@@ -60,6 +61,7 @@ class StepCompiler:
     # else is said here of one.
     joined: JoinedReplicas | None = None
 
+    @engine_context()
     def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
         began = time.perf_counter()

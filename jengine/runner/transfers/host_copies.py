@@ -18,6 +18,7 @@ from jax import Array
 from jengine.connectors.protocol import WorkerHalf
 from jengine.plan import BlockCopies, Fetch
 from jengine.runner.transfers.host_memory import HostMemory
+from sharding.jax_settings import engine_context
 
 logger = logging.getLogger(__name__)
 READERS = 8
@@ -117,6 +118,7 @@ class HostCopies:
         if self._far is not None:
             self._far.close()
 
+    @engine_context()
     def _keep(self, copies: BlockCopies, arrays: Sequence[Array]) -> None:
         memory = self._memories[copies.group]
         memory.keep(copies.slots, arrays)
@@ -173,6 +175,7 @@ class HostCopies:
                 logger.exception(NO_BLOCK)
             return False
 
+    @engine_context()
     def _fill(self, found: Sequence[tuple[Fetch, bytes | memoryview | None]], epoch: int) -> None:
         """Write what was read to its slots, unless there was a reset since."""
         with self._changed:
