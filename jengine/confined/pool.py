@@ -16,6 +16,7 @@ from jengine.confined import errand as errands
 from jengine.confined import frames
 from jengine.confined.process import ConfinedProcess
 from jengine.errors import CapacityError, RequestError
+from jengine.forks import not_in_forks
 
 PATIENCE = 30.0  # seconds for a process to be free
 
@@ -45,7 +46,7 @@ class ConfinedPool:
         self._idle: list[ConfinedProcess] = []
         self._used: set[ConfinedProcess] = set()
         self._closed = False
-        weakref.finalize(self, end_all, self._idle)
+        weakref.finalize(self, not_in_forks(end_all), self._idle)
 
     @property
     def busy(self) -> int:

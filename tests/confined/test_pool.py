@@ -127,6 +127,17 @@ def test_a_program_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]
     assert "No module named" in capfd.readouterr().err
 
 
+def test_a_fork_that_drops_its_pool_leaves_the_processes() -> None:
+    pools = [made()]
+    pids = [pools[0].ask(b"who")]
+    if not (fork := os.fork()):
+        pools.clear()
+        os._exit(0)
+    assert os.waitpid(fork, 0)[1] == 0
+    assert pools[0].ask(b"who") in pids
+    pools[0].close()
+
+
 def test_it_ends_with_its_parent_whatever_it_is_doing() -> None:
     code = (
         "import threading\n"

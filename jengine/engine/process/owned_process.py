@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from jengine.errors import EngineDead
+from jengine.forks import not_in_forks
 
 # Ties the child to this process, then runs the program.
 FIRST = "jengine.confined.first"
@@ -67,12 +68,13 @@ class OwnedProcess:
         self._open_files = tuple(open_files)
         self._clean = clean
         self._failure: OSError | None = None
+        self._at_exit = not_in_forks(self.kill)
         self._started = threading.Event()
         self._ended = threading.Event()
 
     def start(self, exited: Callable[[str], None]) -> None:
         """Start it. `exited` is told how it ended."""
-        atexit.register(self.kill)
+        atexit.register(self._at_exit)
         thread = threading.Thread(
             target=self._run, args=(exited,), name="jengine-child", daemon=True
         )
@@ -95,7 +97,7 @@ class OwnedProcess:
 
     def end(self) -> None:
         """Return when it has ended, killing it after a while, and clean up."""
-        atexit.unregister(self.kill)
+        atexit.unregister(self._at_exit)
         if self.process and not self._ended.wait(END_SECONDS):
             self._kill_group()
             self._ended.wait()

@@ -35,6 +35,7 @@ from jengine.executor.multihost.messages import (
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import WorkerHealth
+from jengine.forks import not_in_forks
 
 logger = logging.getLogger(__name__)
 # A step may fail because another process died: wait this long to learn of that.
@@ -66,7 +67,8 @@ class LeaderChannel:
         self._ending = threading.Lock()
         for peer in self._peers.values():
             peer.start(self._receive, self.end_all, self._step_in_time)
-        atexit.register(self.leave, "its program has ended")
+        self._at_exit = not_in_forks(self.leave)
+        atexit.register(self._at_exit, "its program has ended")
 
     @property
     def ranks(self) -> list[int]:
@@ -153,7 +155,7 @@ class LeaderChannel:
 
     def leave(self, reason: str) -> None:
         """Leave; calling it twice is harmless."""
-        atexit.unregister(self.leave)
+        atexit.unregister(self._at_exit)
         for peer in self._peers.values():
             peer.leave(reason)
 
@@ -201,7 +203,8 @@ class FollowerChannel:
         self._reported = 0
         self._ending = threading.Lock()
         self._peer.start(self._receive, self.end, lambda: self.step)
-        atexit.register(self.leave, "its program has ended")
+        self._at_exit = not_in_forks(self.leave)
+        atexit.register(self._at_exit, "its program has ended")
 
     def send(self, message: Message) -> None:
         """Send to the leader."""
@@ -242,7 +245,7 @@ class FollowerChannel:
 
     def leave(self, reason: str) -> None:
         """Leave; calling it twice is harmless."""
-        atexit.unregister(self.leave)
+        atexit.unregister(self._at_exit)
         self._peer.leave(reason)
 
     def failed(self, reason: str) -> NoReturn:

@@ -35,6 +35,7 @@ from jengine.executor.multihost.messages import (
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, WorkerHealth
+from jengine.forks import not_in_forks
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
@@ -98,7 +99,8 @@ class RemoteExecutor:
         self._ready: Future[Capacity] = Future()
         self._peer = Peer(0, connection, settings)
         self._peer.start(self._receive, self._fail, lambda: self._step)
-        atexit.register(self.shutdown)
+        self._at_exit = not_in_forks(self.shutdown)
+        atexit.register(self._at_exit)
         self.capacity = self.wait(self._ready, READY_SECONDS, "the first message")
 
     def submit(self, plan: Plan) -> RemoteStep:
@@ -129,7 +131,7 @@ class RemoteExecutor:
 
     def shutdown(self) -> None:
         """End the workers."""
-        atexit.unregister(self.shutdown)
+        atexit.unregister(self._at_exit)
         with self._changing:
             self._failure = self._failure or "the engine was shut down"
         self._peer.leave("it was shut down")

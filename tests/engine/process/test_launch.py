@@ -235,6 +235,24 @@ def test_the_end_of_the_front_leaves_no_orphan(then: str, leaves_folder: bool) -
     assert not folder.exists()
 
 
+FORK = """
+import os
+child = os.fork()
+if not child:
+    raise SystemExit(0)
+print(os.waitpid(child, 0)[1], flush=True)
+client.settle()
+client.shutdown()
+print("settled")
+"""
+
+
+def test_the_exit_of_a_forked_child_leaves_it_alone() -> None:
+    code = FRONT.format(program=PROGRAM, then=FORK)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n")[1:3] == ["0", "settled"], done.stderr
+
+
 def test_a_forked_child_may_not_use_it() -> None:
     with child_core() as client:
         process = client.child.process
