@@ -96,7 +96,10 @@ def generate_arrays(
 def as_rows(token_ids: Any, lengths: Any, tokenize: Tokenize) -> list[list[int]]:
     """Rows of token ids: from lists, from an array [B, T] with lengths [B], or from texts."""
     if isinstance(token_ids, str):
-        token_ids = [token_ids]
+        raise RequestError(
+            f"tokens are the text {token_ids!r:.60}; expected rows. One text alone is written "
+            "['...']."
+        )
     if not hasattr(token_ids, "ndim"):
         if lengths is not None:
             raise RequestError(

@@ -206,8 +206,8 @@ class LLM(PoolingEngine):
     ) -> jax.Array | Scores:
         """log p(token | tokens before it) of whole sequences, f32 [B, T]; 0 for the first token.
 
-        `token_ids` is a list of lists, or an array [B, T] with lengths [B]. A text or a list of
-        texts is tokenized as a prompt is. With top_k > 0 the result also has the likeliest tokens
+        `token_ids` is a list of lists, or an array [B, T] with lengths [B], or a list of texts,
+        which are tokenized as prompts are. With top_k > 0 the result also has the likeliest tokens
         of each position.
         """
         tokenize = self._token_ids

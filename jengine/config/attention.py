@@ -45,15 +45,14 @@ class RopeConfig:
     sections: tuple[int, ...] = ()
     interleaved: bool = False  # whether pairs take turns, as far as rows and columns have any
 
-    @property
-    def planes_of_pairs(self) -> tuple[int, ...]:
-        """By which of the three positions each pair is rotated."""
+    def planes_of_pairs(self, pairs: int) -> tuple[int, ...]:
+        """By which of the three positions each of so many pairs is rotated."""
         if not self.interleaved:
             return tuple(plane for plane, count in enumerate(self.sections) for _ in range(count))
-        found = [0] * sum(self.sections)
+        found = [0] * pairs
         for plane in (1, 2):
-            for turn in range(self.sections[plane]):
-                found[3 * turn + plane] = plane
+            for pair in range(plane, min(3 * self.sections[plane], pairs), 3):
+                found[pair] = plane
         return tuple(found)
 
     @property

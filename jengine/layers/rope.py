@@ -100,7 +100,9 @@ def rotation(
     `longest`. `planes`: positions by frame, row and column, where pairs have sections."""
     frequencies = jnp.asarray(inverse_frequencies(config, head_dim, longest))
     if planes is not None and config.sections:
-        own = planes[jnp.asarray(config.planes_of_pairs)].astype(jnp.float32)  # [pairs, tokens]
+        own = planes[jnp.asarray(config.planes_of_pairs(head_dim // 2))].astype(
+            jnp.float32
+        )  # [pairs, tokens]
         angles = jnp.einsum("d...,d->...d", own, frequencies)
     else:
         angles = jnp.einsum("...,d->...d", positions.astype(jnp.float32), frequencies)

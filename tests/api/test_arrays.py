@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
 
 def test_a_text_is_scored_as_the_prompt_it_is(text_llm: jengine.LLM) -> None:
     ids = text_llm.get_tokenizer()("some text").input_ids
-    scores = text_llm.compute_logprobs("some text")
+    scores = text_llm.compute_logprobs(["some text"])
     assert scores.shape == (1, len(ids)) == (1, 9)
     np.testing.assert_array_equal(scores, text_llm.compute_logprobs([ids]))
     both = text_llm.compute_logprobs(["some text", "hi"])
@@ -27,9 +27,15 @@ def test_a_text_is_scored_as_the_prompt_it_is(text_llm: jengine.LLM) -> None:
     np.testing.assert_allclose(both[:1], scores, atol=1e-5)
 
 
+def test_a_text_alone_is_no_list_of_prompts(text_llm: jengine.LLM) -> None:
+    for method in (text_llm.compute_logprobs, text_llm.generate_arrays):
+        with pytest.raises(RequestError, match="tokens are the text 'some text'; expected rows"):
+            method("some text")
+
+
 def test_texts_need_a_tokenizer(llm: jengine.LLM) -> None:
     with pytest.raises(RequestError, match="no tokenizer"):
-        llm.compute_logprobs("some text")
+        llm.compute_logprobs(["some text"])
     with pytest.raises(RequestError, match="no tokenizer"):
         llm.generate_arrays(["some text"])
 

@@ -106,3 +106,19 @@ def test_saved_models_load_in_transformers(family: str, folder: Path, tmp_path: 
     inputs = inputs_of(processor_of(family), *PROMPTS[0])
     with torch.no_grad():
         assert torch.equal(first(**inputs).logits, again(**inputs).logits)
+
+
+@pytest.mark.parametrize("sections", [[2, 2, 3], [1, 9, 9]])
+def test_pairs_may_be_divided_otherwise_than_published(sections: list[int], tmp_path: Path) -> None:
+    write_vision(tmp_path, "qwen3_vl")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["rope_parameters"]["mrope_section"] = sections
+    file.write_text(json.dumps(config))
+    theirs, processor = model_of(tmp_path, "qwen3_vl"), processor_of("qwen3_vl")
+    expected = [greedy(theirs, inputs_of(processor, *PROMPTS[0]), 10)]
+    ids, pictures = PROMPTS[0]
+    llm = tiny_engine(tmp_path)
+    given = {"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}}
+    assert answers(llm.generate([given], GREEDY)) == [expected]
+    llm.shutdown()

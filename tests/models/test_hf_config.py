@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from jengine.config import CacheSpec, ExpertsConfig, ModelConfig, RopeConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
+from jengine.models.reading.hf_vision import with_sections
 from tests.models.tiny_models import FAMILIES, LLAMA3_ROPE, LONGROPE, YARN, tiny_settings
 
 # Their defaults do not say how many experts a token has, or what each layer is, or name tokens that
@@ -31,6 +33,13 @@ def test_both_styles_say_the_same() -> None:
     assert old == new
     assert old.layers[0].mixer.rope == RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 64)
     assert old.dtype == "bfloat16"
+
+
+def test_of_two_dtypes_the_newer_key_counts(caplog: pytest.LogCaptureFixture) -> None:
+    assert read("llama", dtype="float32", torch_dtype="float16").dtype == "float32"
+    assert caplog.messages == [
+        "config.json: 'dtype' is float32 and 'torch_dtype' is float16; taking the former."
+    ]
 
 
 def test_the_oldest_style_calls_it_type() -> None:
@@ -101,7 +110,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"eos_token_id": [1, "2"]}, "eos_token_id"),
     ("llama", {"bos_token_id": -1}, "bos_token_id"),
     ("llama", {"dtype": "float8_e4m3fn"}, "dtype"),
-    ("llama", {"dtype": "float32", "torch_dtype": "float16"}, "torch_dtype"),
+    ("llama", {"dtype": "float32", "torch_dtype": "odd"}, "torch_dtype"),
     ("llama", {"quantization_config": {"quant_method": "odd"}}, "quantization_config"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
@@ -341,3 +350,20 @@ def test_how_long_sequences_may_be_and_usually_are(
     """As in vLLM."""
     config = read(family, rope_scaling=rope)
     assert (config.longest_context, config.usual_context) == expected
+
+
+@pytest.mark.parametrize("sections", [(24, 20, 20), (2, 9, 1), (1, 2, 30), (5, 0, 0)])
+def test_pairs_take_turns_as_far_as_there_are_any(sections: tuple[int, int, int]) -> None:
+    """As transformers' slices, which clip."""
+    found = np.zeros(64, int)
+    for plane in (1, 2):
+        found[plane : sections[plane] * 3 : 3] = plane
+    rope = RopeConfig(1e4, sections=sections, interleaved=True)
+    assert rope.planes_of_pairs(64) == tuple(found)
+
+
+def test_sections_one_after_the_other_are_those_of_a_head() -> None:
+    config = with_sections(read("llama", head_dim=8), (1, 1, 2))
+    assert config.layers[0].mixer.rope.planes_of_pairs(4) == (0, 1, 2, 2)
+    with pytest.raises(CheckpointError, match=r"'mrope_section': given \[2, 1, 2\].* the 4 pairs"):
+        with_sections(config, (2, 1, 2))

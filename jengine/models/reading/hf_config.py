@@ -6,6 +6,7 @@ checked; what cannot be honoured is refused. Must not know families or tensors.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -18,6 +19,8 @@ from jengine.config import (
 )
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_rope import read_rope
+
+logger = logging.getLogger(__name__)
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -159,12 +162,13 @@ def read_eos(fields: Fields, default: int | None, vocab: int) -> tuple[int, ...]
 
 
 def read_dtype(fields: Fields) -> str:
-    """`dtype` (transformers 5) or `torch_dtype` (transformers 4); float32 where neither is said."""
+    """`dtype` (transformers 5), else `torch_dtype` (transformers 4); float32 where neither is said."""
     given = [key for key in ("dtype", "torch_dtype") if fields.values.get(key) is not None]
-    found = {fields.choice(key, "float32", DTYPES) for key in given}
-    if len(found) > 1:
-        fields.refuse("torch_dtype", "the same as 'dtype'")
-    return found.pop() if found else "float32"
+    found = [fields.choice(key, "float32", DTYPES) for key in given]
+    if len(set(found)) > 1:
+        logger.warning("%s: 'dtype' is %s and 'torch_dtype' is %s; taking the former.",
+                       fields.where, *found)  # fmt: skip
+    return found[0] if found else "float32"
 
 
 def refuse_unsupported(fields: Fields, *, partial: bool = False) -> None:

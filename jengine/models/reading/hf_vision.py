@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jengine.config import AttentionConfig, ModelConfig, VisionActivation
+from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
 
 # Keys at the top of config.json that speak of the whole model, the language model included.
@@ -83,6 +84,12 @@ def with_sections(
         assert isinstance(mixer, AttentionConfig) and mixer.rope is not None, (
             "these families rotate"
         )
+        pairs = (mixer.rope.rotated or mixer.head_dim) // 2
+        if not interleaved and sum(sections) != pairs:
+            raise CheckpointError(
+                f"config.json: {SECTIONS!r}: given {list(sections)}, expected numbers that add up "
+                f"to the {pairs} pairs of a head."
+            )
         rope = replace(mixer.rope, sections=sections, interleaved=interleaved)
         layers.append(replace(layer, mixer=replace(mixer, rope=rope)))
     return replace(config, layers=tuple(layers))
