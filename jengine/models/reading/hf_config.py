@@ -162,7 +162,7 @@ def read_eos(fields: Fields, default: int | None, vocab: int) -> tuple[int, ...]
 
 
 def read_dtype(fields: Fields) -> str:
-    """`dtype` (transformers 5), else `torch_dtype` (transformers 4); float32 where neither is said."""
+    """`dtype` (transformers 5), else `torch_dtype` (4); float32 where neither is said."""
     given = [key for key in ("dtype", "torch_dtype") if fields.values.get(key) is not None]
     found = [fields.choice(key, "float32", DTYPES) for key in given]
     if len(set(found)) > 1:
