@@ -134,7 +134,7 @@ def group_kind(spec: CacheSpec) -> str:
     """What layers keep, in a word or two."""
     if spec.kind == "recurrent" or spec.window is None:
         return spec.kind
-    return f"window of {spec.window}"
+    return f"{'chunks' if spec.kind == 'chunked' else 'window'} of {spec.window}"
 
 
 def units(spec: CacheSpec, block_size: int) -> str:

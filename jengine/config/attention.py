@@ -101,6 +101,8 @@ class AttentionConfig:
     head_dim: int
     # How many tokens a query attends to, itself included. None: all up to itself.
     window: int | None = None
+    # Whether it attends within chunks of so many tokens instead: to those before it in its own.
+    in_chunks: bool = False
     # None: queries and keys are not rotated.
     rope: RopeConfig | None = field(default_factory=RopeConfig)
     alibi: AlibiConfig | None = None
@@ -139,7 +141,8 @@ class AttentionConfig:
         """What this layer keeps of a token."""
         if self.bidirectional:
             return CacheSpec("whole", self.num_kv_heads, self.head_dim)
-        kind: CacheKind = "full" if self.window is None else "sliding"
+        windowed: CacheKind = "chunked" if self.in_chunks else "sliding"
+        kind: CacheKind = "full" if self.window is None else windowed
         return CacheSpec(kind, self.num_kv_heads, self.head_dim, self.window)
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-CacheKind = Literal["full", "sliding", "latent", "recurrent", "whole"]
+CacheKind = Literal["full", "sliding", "chunked", "latent", "recurrent", "whole"]
 # What `kv_cache_dtype=` asks for: codes of one byte with a scale per head of a token, or None.
 CACHE_CODES: dict[str, str | None] = {
     "auto": None, "int8": "int8", "int8_per_token_head": "int8",
@@ -38,12 +38,24 @@ class CacheSpec:
     kv_heads: int
     head_dim: int
     # A whole one keeps nothing: tokens attend to those of the same step.
+    # Sliding: how many tokens a token reads, itself included. Chunked: tokens of a chunk, of which
+    # a token reads those before it.
     # Recurrent: 2, since a token reads the state after the token before it.
     window: int | None = None
     # Recurrent: the arrays of a state, and every how many tokens a copy of it stays for prompts
     # with the same beginning. None: never.
     states: tuple[StateSpec, ...] = ()
     snapshot_every: int | None = None
+
+    def first_read(self, positions: Any) -> Any:
+        """The first position that a token at each of these reads, of numpy or of JAX."""
+        if self.window is None:
+            return positions * 0
+        if self.kind == "chunked":
+            first = positions - positions % self.window
+        else:
+            first = positions - self.window + 1
+        return first * (first > 0)
 
     @property
     def vectors(self) -> int:

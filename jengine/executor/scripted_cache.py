@@ -40,9 +40,7 @@ class ScriptedCache:
         for index, group in enumerate(self._groups):
             if group.spec.kind == "recurrent":
                 continue
-            window = group.spec.window
-            first = 0 if window is None else max(0, start - window + 1)
-            for position in range(first, end):
+            for position in range(group.spec.first_read(start), end):
                 place = mirror.tables[index][position // self._size], position % self._size
                 found = self.cached[index].get(place)
                 assert found == marks[position], (

@@ -20,7 +20,7 @@ LAST = (1 << 64) - 1
 # vLLM's words for the kinds of cache groups whose blocks are told of.
 KINDS = {
     "full": "full_attention", "sliding": "sliding_window", "latent": "mla_attention",
-    "whole": "encoder_only_attention",
+    "whole": "encoder_only_attention", "chunked": "chunked_local_attention",
 }  # fmt: skip
 # Extra keys in vLLM's order; the adapter, which comes first, is told by name.
 ORDER = ("mm", "cache_salt", "prompt_embeds", "taps")

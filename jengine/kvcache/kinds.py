@@ -11,6 +11,7 @@ from jengine.kvcache.whole_group import WholeGroup
 KINDS: dict[CacheKind, KindOfGroup] = {
     "full": PagedGroup,
     "sliding": PagedGroup,
+    "chunked": PagedGroup,
     "latent": PagedGroup,  # its blocks hold other arrays, and have the same rules
     "recurrent": RecurrentGroup,
     "whole": WholeGroup,

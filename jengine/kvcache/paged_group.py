@@ -1,4 +1,4 @@
-"""A group with a block table per request: full, sliding and latent attention, by their rules.
+"""A group with a block table per request: attention to what is cached, by the rules of its kind.
 
 Blocks no token will read any more are replaced by the null block; see `specs` for when that is.
 """
@@ -79,7 +79,7 @@ class PagedGroup:
         return 0  # what is planned can be found at once
 
     def chunk_end(self, start: int, end: int) -> int:
-        return end
+        return self.rules.chunk_end(start, end)
 
     def drafts_end(self, start: int, end: int) -> int:
         return end

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from jengine.config import CacheSpec
+from jengine.config import CacheKind, CacheSpec
 from jengine.errors import ConfigError
 
 
@@ -24,11 +24,14 @@ class CacheRules(Protocol):
     def blocks_needed(self, num_tokens: int, max_chunk: int) -> int:
         """The most blocks one request of `num_tokens` holds while running chunks of `max_chunk`."""
 
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where a chunk of tokens from `start` on may end at the latest, at most at `end`."""
+
 
 class FullRules:
     """Every token reads all before it."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, spec: CacheSpec, block_size: int) -> None:
         self.block_size = block_size
 
     def skippable(self, tokens: int) -> int:
@@ -39,6 +42,9 @@ class FullRules:
 
     def blocks_needed(self, num_tokens: int, max_chunk: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def chunk_end(self, start: int, end: int) -> int:
+        return end
 
 
 class SlidingRules:
@@ -70,9 +76,55 @@ class SlidingRules:
             -(-num_tokens // self.block_size), (span + self.block_size - 2) // self.block_size + 1
         )
 
+    def chunk_end(self, start: int, end: int) -> int:
+        return end
+
+
+class ChunkedRules:
+    """A token reads itself and the tokens before it in its chunk of `window` tokens. The tokens
+    that one step runs of a request are of one chunk, so that they read the same blocks."""
+
+    def __init__(self, spec: CacheSpec, block_size: int) -> None:
+        assert spec.window is not None, "a chunk has a length"
+        if spec.window % block_size:
+            raise ConfigError(
+                f"block_size={block_size}: expected a divisor of the {spec.window} tokens within "
+                "which layers of this model attend."
+            )
+        self.window = spec.window
+        self.block_size = block_size
+
+    def skippable(self, tokens: int) -> int:
+        return tokens // self.window * self.window // self.block_size
+
+    def longest_hit(self, present: Callable[[int], bool], most: int) -> int:
+        """From the right: where the last chunk, as far as it goes, is there."""
+        count = most
+        while count:
+            chunk = range(count - 1, self.skippable(count * self.block_size) - 1, -1)
+            missing = next((index for index in chunk if not present(index)), None)
+            if missing is None:
+                return count
+            count = missing
+        return 0
+
+    def blocks_needed(self, num_tokens: int, max_chunk: int) -> int:
+        # A chunk but for its last token, and the tokens to come.
+        span = self.window - 1 + max_chunk
+        return -(-min(num_tokens, span) // self.block_size)
+
+    def chunk_end(self, start: int, end: int) -> int:
+        return min(end, (start // self.window + 1) * self.window)
+
+
+RULES: dict[CacheKind, Callable[[CacheSpec, int], CacheRules]] = {
+    "full": FullRules,
+    "sliding": SlidingRules,
+    "chunked": ChunkedRules,
+}
+
 
 def rules_for(spec: CacheSpec, block_size: int) -> CacheRules:
-    """The rules of a paged kind."""
-    if spec.kind == "sliding" or spec.window is not None:
-        return SlidingRules(spec, block_size)
-    return FullRules(block_size)
+    """The rules of a paged kind; latent caches have those of full or of sliding ones."""
+    latent: CacheKind = "full" if spec.window is None else "sliding"
+    return RULES[latent if spec.kind == "latent" else spec.kind](spec, block_size)

@@ -136,7 +136,8 @@ def attend_whole(
         before = np.arange(length)[:, None] - np.arange(length)[None, :]
         before = np.clip(before, 0, inputs.biases.shape[-1] - 1)
         scores = scores + jnp.broadcast_to(inputs.biases[:, :, before], scores.shape)
-    mask = jnp.broadcast_to(causal_mask(length, config.window), scores.shape)
+    seen = causal_mask(length, config.window, in_chunks=config.in_chunks)
+    mask = jnp.broadcast_to(seen, scores.shape)
     scores = jnp.where(mask, scores, -jnp.inf)
     weights = softmax_with_sinks(scores, inputs.sinks)
     mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
@@ -154,9 +155,13 @@ def softmax_with_sinks(
     return jax.nn.softmax(jnp.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
 
 
-def causal_mask(length: int, window: int | None) -> Bool[Array, "length length"]:
+def causal_mask(
+    length: int, window: int | None, *, in_chunks: bool = False
+) -> Bool[Array, "length length"]:
     """True where a query (first axis) may attend to a key."""
     query = jnp.arange(length)[:, None]
     key = jnp.arange(length)[None, :]
     seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    if window is None:
+        return seen
+    return seen & (query // window == key // window if in_chunks else key > query - window)

@@ -12,6 +12,11 @@ from jengine.request import Request, WireRequest
 FULL = CacheGroup(CacheSpec("full", 1, 8), (0,))
 
 
+def chunked(window: int) -> CacheGroup:
+    """A group of one layer that attends within chunks."""
+    return CacheGroup(CacheSpec("chunked", 1, 8, window), (3,))
+
+
 def sliding(window: int) -> CacheGroup:
     """A group of one sliding-window layer."""
     return CacheGroup(CacheSpec("sliding", 1, 8, window), (1,))

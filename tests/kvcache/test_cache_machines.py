@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jengine.config import CacheGroup, CacheSpec
 from jengine.kvcache.block_pool import BlockPool
 from jengine.kvcache.kinds import KINDS
-from tests.kvcache.cache_cases import FULL, make_cache, make_request, sliding
+from tests.kvcache.cache_cases import FULL, chunked, make_cache, make_request, sliding
 from tests.kvcache.slot_group import SlotGroup
 
 RECURRENT = CacheGroup(CacheSpec("recurrent", 1, 8), (2,))
@@ -92,6 +92,7 @@ class CacheMachine(RuleBasedStateMachine):
                 (sliding(3),),
                 (FULL, sliding(3)),
                 (sliding(6), FULL, sliding(1)),
+                (FULL, chunked(6)),
                 (RECURRENT,),
                 (FULL, RECURRENT, sliding(3)),
             ]
@@ -254,9 +255,8 @@ class CacheMachine(RuleBasedStateMachine):
             for index, spec in enumerate(self.specs):
                 if spec.kind == "recurrent":
                     continue
-                window = spec.window
                 table = self.cache.table(request, index)
-                first = 0 if window is None else max(0, request.num_processed - window + 1)
+                first = spec.first_read(request.num_processed)
                 for position in range(first, request.num_computed):
                     found = self.cached[index][table[position // 2], position % 2]
                     assert found == self.marks[name][position]

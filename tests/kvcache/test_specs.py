@@ -57,6 +57,50 @@ def test_a_full_hit_ends_at_the_first_gap():
     assert rules("full").longest_hit(lambda i: True, 5) == 5
 
 
+def test_a_chunked_cache_has_whole_blocks_to_a_chunk():
+    with pytest.raises(ConfigError, match="block_size=4: expected a divisor of the 6 tokens"):
+        rules("chunked", 6)
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (7, 0), (8, 2), (15, 2), (16, 4)])
+def test_blocks_of_earlier_chunks_are_skippable(tokens, blocks):
+    assert rules("chunked", 8).skippable(tokens) == blocks
+    assert CacheSpec("chunked", 1, 8, 8).first_read(tokens) == 4 * blocks
+
+
+@pytest.mark.parametrize(
+    ("cached", "hit"),
+    [
+        ("11111", 5),  # the last chunk is block 4
+        ("00001", 5),
+        ("00010", 4),  # behind block 3 a chunk begins, of which nothing is needed
+        ("11100", 4),
+        ("00000", 4),
+    ],
+)
+def test_a_chunked_hit_needs_its_last_chunk_only(cached, hit):
+    assert rules("chunked", 8).longest_hit(lambda i: cached[i] == "1", 5) == hit
+    beginning = (cached + "0").index("0")
+    assert rules("chunked", 32).longest_hit(lambda i: cached[i] == "1", 5) == beginning
+
+
+def test_a_chunk_of_tokens_ends_where_one_of_attention_does():
+    own = rules("chunked", 8)
+    assert [own.chunk_end(start, 20) for start in (0, 7, 8, 17)] == [8, 8, 16, 20]
+    assert rules("sliding", 8).chunk_end(3, 20) == rules("full").chunk_end(3, 20) == 20
+
+
+@pytest.mark.parametrize("window", [4, 8, 12])
+@pytest.mark.parametrize("chunk", [1, 2, 4, 7])
+def test_chunked_blocks_needed_is_the_most_that_any_position_holds(window, chunk):
+    spec, size, tokens = CacheSpec("chunked", 1, 8, window), 4, 64
+    held = [
+        (min(start + chunk, tokens) - 1) // size + 1 - spec.first_read(start) // size
+        for start in range(tokens)
+    ]
+    assert blocks_needed(spec, tokens, size, chunk) == max(held)
+
+
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9, 13])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 7])
 def test_blocks_needed_is_the_most_that_any_alignment_holds(window, chunk):

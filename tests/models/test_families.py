@@ -222,6 +222,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe": ("granite_moe", {"num_experts_per_tok": 6}),
     "granite-moe-shared": ("granite_moe_shared", {"attention_bias": True}),
     "llama4": ("llama4", {}),
+    "llama4-chunks": ("llama4", {"attention_chunk_size": 8}),
     "llama4-other-choices": (
         "llama4",
         {

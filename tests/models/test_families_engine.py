@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"num_hidden_layers": 3}),
     "glm4-moe": ("glm4_moe", {"num_hidden_layers": 3}),
     "llama4": ("llama4", {}),
+    "llama4-chunks": ("llama4", {"attention_chunk_size": 48}),
     # Without factors that bring logits close to each other.
     "granite-moe": ("granite_moe_shared", {"logits_scaling": 0.3, "residual_multiplier": 0.8}),
 }

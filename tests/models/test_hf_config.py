@@ -313,9 +313,13 @@ def test_gemma3_layers_differ_by_window_and_rotation() -> None:
     assert len(config.groups) == 2
 
 
-def test_llama4_is_as_long_as_a_chunk() -> None:
-    assert read("llama4", attention_chunk_size=64).max_position == 64
-    assert read("llama4", attention_chunk_size=None).max_position == 512
+def test_llama4_attends_in_chunks_that_are_not_the_whole_context() -> None:
+    mixers = [layer.mixer for layer in read("llama4", attention_chunk_size=64).layers]
+    assert [(one.window, one.in_chunks) for one in mixers] == [(64, True)] * 3 + [(None, False)]
+    assert mixers[0].cache.kind == "chunked" and mixers[3].cache.kind == "full"
+    for whole in (None, 512):
+        given = read("llama4", attention_chunk_size=whole)
+        assert not any(layer.mixer.in_chunks for layer in given.layers)
 
 
 def test_layers_that_draft_tokens_are_ignored() -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jengine.errors import RequestError
 from jengine.plan import RowSampling
 from jengine.request import Request, WireRequest
-from tests.kvcache.cache_cases import FULL, recurrent, sliding
+from tests.kvcache.cache_cases import FULL, chunked, recurrent, sliding
 from tests.scheduler.scheduler_loop import Loop, TruthProposer, make_wire, truth
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=50)
@@ -26,6 +26,7 @@ BREAKING = 5  # token id after which a text of odd length has no finite logits
 WINDOWS = [
     (FULL,), (FULL,), (sliding(3),), (FULL, sliding(3)), (sliding(6), FULL, sliding(1)),
     (recurrent(4),), (FULL, recurrent(4)), (sliding(3), recurrent(8)), (recurrent(None), FULL),
+    (FULL, chunked(8)), (chunked(4),),
 ]  # fmt: skip
 
 

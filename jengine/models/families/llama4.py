@@ -1,13 +1,10 @@
 """Llama 4, text only: experts that read weighted tokens, layers without rotation, and rotated ones
-that attend within chunks.
-
-The length is limited to one chunk, of 8,192 tokens in published models: there, a chunk is the whole
-context. Longer contexts need a cache that forgets chunks, which is not built.
+that attend within chunks, of 8,192 tokens in published models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jengine.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig, RoutingConfig
@@ -20,12 +17,17 @@ from jengine.models.reading.hf_config import (
     read_mlp,
     read_num_layers,
 )
-from jengine.models.reading.hf_layers import read_rotated_layers
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_experts
+from jengine.models.reading.hf_layers import read_layer_types, read_rotated_layers
+from jengine.models.reading.hf_write import (
+    write_decoder,
+    written_attention,
+    written_experts,
+    written_window,
+)
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Llama4ForCausalLM",)
-MODELS = "Llama 4 (text, up to 8,192 tokens)"
+MODELS = "Llama 4 (text)"
 NAMES = Names(
     rotates_neighbours=True,
     gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
@@ -55,19 +57,15 @@ DEFAULTS = Defaults(
     eos_token_id=2,
 )
 
-# Within one chunk they are the same.
-LAYER_TYPES = {"full_attention", "chunked_attention"}
+LAYER_TYPES = {"full_attention": "full", "chunked_attention": "chunked"}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a Llama 4 text config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
-    kinds = fields.values.get("layer_types")
-    if kinds is not None and not (isinstance(kinds, list) and set(map(str, kinds)) <= LAYER_TYPES):
-        fields.refuse("layer_types", f"a list of {', '.join(sorted(LAYER_TYPES))}")
     rotated = read_rotated_layers(fields, num_layers)
-    plain, turned = _attentions(fields)
+    attentions = _attentions(fields, rotated)
     mlp = read_mlp(fields, DEFAULTS)
     experts = ExpertsConfig(
         *read_experts_count(fields, 16, 1, "num_local_experts"),
@@ -79,13 +77,10 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     dense = replace(mlp, intermediate_size=fields.integer("intermediate_size_mlp", 16384))
     sparse = _sparse_layers(fields, num_layers)
     layers = tuple(
-        LayerConfig(turned if rotated[layer] else plain, experts if layer in sparse else dense)
-        for layer in range(num_layers)
+        LayerConfig(attention, experts if layer in sparse else dense)
+        for layer, attention in enumerate(attentions)
     )
-    config = read_decoder(fields, DEFAULTS, layers)
-    chunk = fields.optional_integer("attention_chunk_size", 8192)
-    longest = config.max_position if chunk is None else min(config.max_position, chunk)
-    return replace(config, max_position=longest)
+    return read_decoder(fields, DEFAULTS, layers)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
@@ -100,7 +95,10 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         **tuned,
         "model_type": "llama4_text",
         "attention_bias": written_attention(config).qkv_bias,
-        "attention_chunk_size": config.max_position,
+        "attention_chunk_size": written_window(config) or config.max_position,
+        "layer_types": [
+            "chunked_attention" if mixer.in_chunks else "full_attention" for mixer in mixers
+        ],
         "attn_temperature_tuning": plain is not None,
         "intermediate_size": experts.intermediate_size,
         "intermediate_size_mlp": sizes[0] if sizes else experts.intermediate_size,
@@ -116,18 +114,35 @@ def _is_dense(layer: LayerConfig) -> bool:
     return not isinstance(layer.ffn, ExpertsConfig)
 
 
-def _attentions(fields: Fields) -> tuple[AttentionConfig, AttentionConfig]:
-    """Without rotation, and with it."""
+def _attentions(fields: Fields, rotated: Sequence[bool]) -> list[AttentionConfig]:
+    """That of each layer, given which ones are rotated."""
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
     steps = fields.integer("floor_scale", 8192)
     growth = fields.number("attn_scale", 0.1)
     tuned = fields.flag("attn_temperature_tuning", True)
     norm = "unit" if fields.flag("use_qk_norm", True) else None
-    return (
-        replace(attention, rope=None, temperature=(steps, growth) if tuned else None),
-        replace(attention, qk_norm=norm),
-    )
+    plain = replace(attention, rope=None, temperature=(steps, growth) if tuned else None)
+    turned = replace(attention, qk_norm=norm)
+    chunk = _chunk(fields)
+    in_chunks = list(rotated)
+    if fields.values.get("layer_types") is not None:
+        kinds = read_layer_types(fields, len(rotated), LAYER_TYPES)
+        in_chunks = [kind == "chunked" for kind in kinds]
+    own = [turned if turns else plain for turns in rotated]
+    if chunk is None:
+        return own
+    return [
+        replace(one, window=chunk, in_chunks=True) if chunked else one
+        for one, chunked in zip(own, in_chunks, strict=True)
+    ]
+
+
+def _chunk(fields: Fields) -> int | None:
+    """The tokens of a chunk; None where one is the whole context."""
+    chunk = fields.optional_integer("attention_chunk_size", 8192)
+    longest = fields.integer("max_position_embeddings", DEFAULTS.max_position)
+    return None if chunk is None or chunk >= longest else chunk
 
 
 def _sparse_layers(fields: Fields, num_layers: int) -> set[int]:

@@ -270,7 +270,7 @@ def _pack_tiles(
         if group.spec.window is None:
             table[tiles] = known[owners, :pages]
             continue
-        first_page = np.maximum(positions - group.spec.window + 1, 0) // shapes.block_size
+        first_page = group.spec.first_read(positions) // shapes.block_size
         columns = first_page[:, None] + np.arange(pages)
         inside = np.minimum(columns, known.shape[1] - 1)
         table[tiles] = np.where(columns < known.shape[1], known[owners[:, None], inside], 0)

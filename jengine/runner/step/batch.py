@@ -97,9 +97,7 @@ def first_pages(
     group: CacheGroup, begins: Int32[Array, " tiles"], shapes: StepShapes
 ) -> Int32[Array, " tiles"]:
     """The first page that each tile reads, given the position of its first token."""
-    if group.spec.window is None:
-        return jnp.zeros_like(begins)
-    return jnp.maximum(begins - group.spec.window + 1, 0) // shapes.block_size
+    return group.spec.first_read(begins) // shapes.block_size
 
 
 def tables_of(
