@@ -7,6 +7,7 @@ executor; for a front, the compiler that checks grammars.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,8 +18,7 @@ from jengine.executor.protocol import Executor
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.rows import GrammarRows
 from jengine.grammar.tokenizer_check import check_tokenizer
-from jengine.scheduler.gates import AdmissionGate, GrammarReady
-from jengine.structured_outputs import GrammarSpec
+from jengine.scheduler.gates import GrammarReady, MakeGate
 
 if TYPE_CHECKING:  # imported when the first grammar is compiled
     from llguidance import LLTokenizer
@@ -28,7 +28,7 @@ class CoreGrammars(NamedTuple):
     """What a core needs for grammars. Nothing is compiled or loaded before a request has one."""
 
     compiler: GrammarCompiler
-    gate: AdmissionGate
+    gate: MakeGate
     around: Callable[[Executor], GrammarMasks]
 
 
@@ -36,14 +36,10 @@ def core_grammars(args: EngineArgs, source: ModelSource) -> CoreGrammars:
     """For the core of this process. Replicas share the compiler."""
     compiler = GrammarCompiler(lambda: core_tokenizer(args, source))
 
-    def ready_within(spec: GrammarSpec, seconds: float) -> bool:
-        job = compiler.begin(spec)
-        return job.wait(seconds) if seconds else job.is_over
-
     def around(executor: Executor) -> GrammarMasks:
         return GrammarMasks(executor, GrammarRows(compiler, source.config.vocab_size))
 
-    return CoreGrammars(compiler, GrammarReady(ready_within), around)
+    return CoreGrammars(compiler, partial(GrammarReady, compiler.begin), around)
 
 
 def core_tokenizer(args: EngineArgs, source: ModelSource) -> LLTokenizer:

@@ -34,7 +34,7 @@ from jengine.executor.protocol import Executor
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import WireRequest
 from jengine.runner.runner import PlanRunner
-from jengine.scheduler.gates import AdmissionGate
+from jengine.scheduler.gates import MakeGate
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
@@ -57,7 +57,7 @@ class CoreParts:
     stages: int
     in_turn: bool  # replicas must not compute at the same time
     watched: Callable[[Executor], GrammarMasks]  # puts recorders and grammars around an executor
-    gates: tuple[AdmissionGate, ...] = ()  # of every scheduler
+    gates: tuple[MakeGate, ...] = ()  # of every scheduler
     # Makes what copies blocks of a cache to other memory; None: they stay on the device.
     # The number is the replica's.
     transfers: Callable[[CacheCoordinator, int], BlockTransfers | None] = lambda *_: None

@@ -76,6 +76,7 @@ class EngineCore:
         self.check_alive()
         with self._failing():
             plan = self.scheduler.schedule()
+            self.undelivered += self.scheduler.take_failed()
             if plan:
                 self.in_flight.append((plan, self.executor.submit(plan)))
             self.is_due = bool(self.in_flight) and (not plan or len(self.in_flight) > self.depth)

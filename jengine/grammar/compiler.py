@@ -39,6 +39,20 @@ class Compilation:
         self.bytes = GRAMMAR_BYTES + TEXT_BYTES * len(spec.text)
         self.future: Future[LLMatcher | None] | None = None
         self.began: float | None = None
+        self.listeners: list[Callable[[], None]] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has had its turn."""
+        return self.began is not None
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call this when it has its turn, and when it ends; at once for what has happened."""
+        assert self.future is not None, "made by begin"
+        self.listeners.append(tell)
+        self.future.add_done_callback(lambda _: tell())
+        if self.has_begun:
+            tell()
 
     @property
     def is_late(self) -> bool:
@@ -145,6 +159,8 @@ class GrammarCompiler:
 
         tokenizer = self.tokenizer
         job.began = time.monotonic()
+        for tell in job.listeners:
+            tell()
         try:
             matcher, problem = guidance.compiled(job.spec, tokenizer)
         except JengineError:

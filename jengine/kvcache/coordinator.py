@@ -100,9 +100,10 @@ class CacheCoordinator:
         """Per group the keys of what a request reads that begins after so many cached tokens."""
         return self._prefixes.read_by_hit(request, hit)
 
-    def prefix_is_coming(self, request: Request) -> bool:
-        """Whether more of a request without blocks is found once the planned steps have run."""
-        return self._prefixes.is_coming(request)
+    def prefix_writer(self, request: Request) -> int | None:
+        """The holder whose planned steps write more of the prefix of a request without blocks than
+        can be found before they have run; None: nobody."""
+        return self._prefixes.writer(request)
 
     def chunk_end(self, start: int, end: int) -> int:
         """Where a chunk from `start` on may end at the latest, at most at `end`."""

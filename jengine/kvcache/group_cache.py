@@ -77,9 +77,9 @@ class GroupCache(Protocol):
     def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
         """The keys of what a request reads that begins after these contents."""
 
-    def coming_hit(self, contents: Sequence[bytes], most: int) -> int:
-        """What `longest_hit` may say once the steps that are planned have run; 0: no more than
-        now."""
+    def writer(self, contents: Sequence[bytes], most: int) -> int | None:
+        """The holder because of whose planned steps `longest_hit` will say more once they have run;
+        None: it will not."""
 
     def chunk_end(self, start: int, end: int) -> int:
         """Where a chunk from `start` on may end at the latest: after `start`, at most at `end`."""

@@ -75,8 +75,8 @@ class PagedGroup:
         skipped = min(self.rules.skippable(len(contents) * self._block_size), len(contents))
         return [content + self._suffix for content in contents[skipped:]]
 
-    def coming_hit(self, contents: Sequence[bytes], most: int) -> int:
-        return 0  # what is planned can be found at once
+    def writer(self, contents: Sequence[bytes], most: int) -> int | None:
+        return None  # what is planned can be found at once
 
     def chunk_end(self, start: int, end: int) -> int:
         return self.rules.chunk_end(start, end)

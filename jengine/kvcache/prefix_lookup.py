@@ -80,14 +80,15 @@ class PrefixLookup:
         contents = self.contents_of_hit(request, hit)
         return [group.read_by_hit(contents) for group in self._groups]
 
-    def is_coming(self, request: Request) -> bool:
-        """Whether more of a request without blocks is found once the planned steps have run."""
+    def writer(self, request: Request) -> int | None:
+        """The holder whose planned steps write more of the prefix of a request without blocks than
+        can be found before they have run; None: nobody."""
         if not self.may_read(request) or not any(group.holds_back for group in self._groups):
-            return False
+            return None
         blocks = (request.num_known - 1) // self._block_size
         contents = self.contents(request, blocks)
-        coming = max(group.coming_hit(contents, blocks) for group in self._groups)
-        return coming * self._block_size > (self.find(request) if coming else 0)
+        writers = (group.writer(contents, blocks) for group in self._groups)
+        return next((writer for writer in writers if writer is not None), None)
 
     def has_grown(self, request: Request, hit: int) -> bool:
         """Whether the block after the prefix hit of a request without blocks can be found now."""

@@ -34,6 +34,7 @@ class Unwritten(NamedTuple):
     holder: int
     unit: int
     key: bytes
+    blocks: int  # up to which it stands for a prefix
 
 
 class StateTable:
@@ -111,11 +112,16 @@ class RecurrentGroup:
     def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
         return [content + self._suffix for content in contents[-1:]]
 
-    def coming_hit(self, contents: Sequence[bytes], most: int) -> int:
-        keys = {waiting.key for waiting in self._unwritten}
-        return next(
-            (most - i for i in range(most) if contents[most - i - 1] + self._suffix in keys), 0
-        )
+    def writer(self, contents: Sequence[bytes], most: int) -> int | None:
+        coming = [
+            (one.blocks, one.holder)
+            for one in self._unwritten
+            if one.blocks <= most and contents[one.blocks - 1] + self._suffix == one.key
+        ]
+        if not coming:
+            return None
+        blocks, holder = max(coming)
+        return holder if blocks > self.longest_hit(contents, most) else None
 
     def chunk_end(self, start: int, end: int) -> int:
         """At the last multiple of `snapshot_every` in the chunk, if there is one."""
@@ -177,7 +183,7 @@ class RecurrentGroup:
             table.kept.pop(blocks, None)
             if blocks > table.published:
                 key = contents[blocks - 1] + self._suffix
-                self._unwritten.append(Unwritten(holder, unit, key))
+                self._unwritten.append(Unwritten(holder, unit, key, blocks))
         table.published = max(table.published, count)
 
     def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:

@@ -50,8 +50,8 @@ class WholeGroup:
     def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
         return []
 
-    def coming_hit(self, contents: Sequence[bytes], most: int) -> int:
-        return 0
+    def writer(self, contents: Sequence[bytes], most: int) -> int | None:
+        return None
 
     def chunk_end(self, start: int, end: int) -> int:
         return end

@@ -16,25 +16,44 @@ class AdapterSlots:
         self._free = list(range(count, 0, -1))
         self._slots: dict[str, int] = {}  # by adapter, the least recently used first
         self._users: dict[str, int] = {}  # running requests by adapter
+        self._entered: list[str] = []
+        self.num_starts = 0  # of requests with adapters
 
     @property
     def in_use(self) -> int:
         """Adapters of running requests."""
         return len(self._users)
 
+    @property
+    def num_takeable(self) -> int:
+        """Slots that an adapter without one may take."""
+        return len(self._free) + len(self._slots) - len(self._users)
+
+    @property
+    def least_used(self) -> str:
+        """The adapter in use that has the fewest running requests."""
+        return min(self._users, key=lambda adapter: self._users[adapter])
+
+    def take_entered(self) -> list[str]:
+        """The adapters that got a slot since the last call."""
+        entered, self._entered = self._entered, []
+        return entered
+
     def have_room(self, request: Request) -> bool:
         """Whether the request's adapter has a slot, or can get one."""
         adapter = request.wire.adapter
-        if not adapter or adapter in self._slots or self._free:
-            return True
-        return len(self._users) < len(self._slots)
+        return not adapter or adapter in self._slots or self.num_takeable > 0
 
     def take(self, request: Request) -> None:
         """Give a request that starts the slot of its adapter, if it has one."""
         adapter = request.wire.adapter
         if not adapter:
             return
-        slot = self._slots.pop(adapter, None) or self._new_slot()
+        self.num_starts += 1
+        slot = self._slots.pop(adapter, 0)
+        if not slot:
+            slot = self._new_slot()
+            self._entered.append(adapter)
         self._slots[adapter] = request.adapter_slot = slot
         self._users[adapter] = self._users.get(adapter, 0) + 1
 

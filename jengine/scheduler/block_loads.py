@@ -7,8 +7,9 @@ committed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.hashing import group_of
@@ -25,6 +26,16 @@ from jengine.scheduler.slot_fetches import SlotFetches
 ASK_AGAIN = 32
 # Fetches of one request that may fail until it computes what is missing.
 MOST_TRIES = 2
+
+
+class BlocksOf(NamedTuple):
+    """The blocks that a request lacks."""
+
+    request_id: str
+
+
+class TurnToLoad(NamedTuple):
+    """That fewer requests wait for blocks."""
 
 
 class BlockLoads:
@@ -52,28 +63,45 @@ class BlockLoads:
         self._not_before: dict[tuple[str, int], int] = {}
         self._tries: dict[str, int] = {}  # request -> fetches that have failed
         self._copies: list[Copy] = []  # of the plan in the making
+        self._wake: Callable[[Hashable], None] = lambda key: None
+        self._most_requests = 0
 
     @property
     def num_loading(self) -> int:
         """Requests that wait for blocks."""
         return len(self._loading)
 
-    def is_open(self, request: Request) -> bool:
-        """Whether a waiting request has all the blocks that it can get."""
-        loading = self._loading.get(request.request_id) or self._begun(request)
+    def use(self, wake: Callable[[Hashable], None], rows: int) -> None:
+        """Wake requests by this, of which so many can run. Called once, first."""
+        self._wake, self._most_requests = wake, rows
+
+    def awaited(self, request: Request) -> Hashable | None:
+        """What a waiting request must wait for; None: it has all the blocks that it can get."""
+        key = BlocksOf(request.request_id)
+        loading = self._loading.get(request.request_id)
+        if loading is None:
+            found = self._looked_up(request)
+            if found is not None and len(self._loading) >= self._most_requests:
+                return TurnToLoad()
+            loading = self._begun(found)
         while loading is not None:
-            if any(self._fetches.is_coming(key) for key in loading.keys):
-                return False
+            if any(self._fetches.is_coming(one) for one in loading.keys):
+                return key
             if not loading.is_placed and not self._place(loading):
                 loading = self._retried(loading)
                 continue
             self._issue(loading)
             if loading.left:
-                return False
+                return key
             self._end(loading)
             self.hits.loaded(request, loading.tokens)
-            return True
-        return True
+            return None
+        return None
+
+    def fetched(self) -> None:
+        """Some fetches have ended."""
+        for name in self._loading:
+            self._wake(BlocksOf(name))
 
     def take(self) -> list[Copy]:
         """The loads of the plan in the making, their slots pinned."""
@@ -82,6 +110,8 @@ class BlockLoads:
                 self._end(loading)
             else:  # also while it waits behind others: its blocks do not stay pinned for them
                 self._issue(loading)
+                if loading.is_placed and not loading.left:
+                    self._wake(BlocksOf(loading.request.request_id))
         copies, self._copies = self._copies, []
         self.loaded += len(copies)
         return copies
@@ -101,8 +131,8 @@ class BlockLoads:
         self._copies.clear()
         self._tries.clear()
 
-    def _begun(self, request: Request) -> Loading | None:
-        """Begin to load what a request lacks on the device and can get; None: nothing."""
+    def _looked_up(self, request: Request) -> Loading | None:
+        """What a request lacks on the device and can get; None: nothing."""
         name, asked = request.request_id, (request.request_id, request.num_preemptions)
         if self._not_before.get(asked, 0) > 0:
             self._not_before[asked] -= 1
@@ -125,7 +155,14 @@ class BlockLoads:
         if request.num_preemptions and not self._costs.copies(loading.keys, loading.tokens):
             self._ask_later(asked)
             return None
-        self._loading[name] = loading
+        return loading
+
+    def _begun(self, loading: Loading | None) -> Loading | None:
+        """Begin to load what was found; None: nothing, or there is no room for it."""
+        if loading is None:
+            return None
+        request = loading.request
+        self._loading[request.request_id] = loading
         request.status = LOADING
         if not self._fetch(loading):
             self._end(loading)
@@ -212,7 +249,7 @@ class BlockLoads:
         if not lost:
             return None
         self._tries[name] = self._tries.get(name, 0) + 1
-        return self._begun(loading.request)
+        return self._begun(self._looked_up(loading.request))
 
     def _is_lost(self, loading: Loading) -> bool:
         return any(self._hosts[group_of(key)].find(key) is None for key in loading.keys)
@@ -221,6 +258,8 @@ class BlockLoads:
         """The request waits for nothing any more. Its blocks stay pinned until the plan in the
         making is committed, which may copy them."""
         del self._loading[loading.request.request_id]
+        self._wake(BlocksOf(loading.request.request_id))
+        self._wake(TurnToLoad())
         if loading.request.status is LOADING:
             loading.request.status = loading.was
         self._pins.unpin([], loading.slots)

@@ -1,33 +1,61 @@
 """What else must be ready before a waiting request may run: gates, asked one by one.
 
 Rows, the sampler's pool, budget and the KV cache are the scheduler's own limits, for which all
-requests wait in line. A request that a gate keeps back lets those behind it pass, and every step
-asks again: a gate is for a few requests, a limit may hold up thousands.
+requests wait in line. A request that a gate keeps back is parked, and lets those behind it pass.
+
+To add a gate, write a class with one method, `awaited(request)`: None if the request may run, or
+else a **key**, any hashable that names what it waits for: best a NamedTuple of its own, equal for
+all requests that wait for the same. The scheduler makes its gates itself, by calling each of
+`gates` with its `wake`; so give it the class, or a `partial` of it. Once what a key names may be
+there, the gate calls `wake(key)`, from any thread: the first request of that key is then asked
+again, and those behind it as long as they pass. A wake-up for nothing does no harm; one that never
+comes lets requests wait for ever, so whatever begins the work must call it at each of its ends,
+failures included. Where no event tells, a `Polled` key is asked at every step. A gate that raises a
+RequestError ends this request with it, and no other. A parked request that is aborted leaves its
+lane at once, and the gate is not told: gates keep nothing of requests. They are asked in the thread
+of the steps, so an answer must take microseconds.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, Protocol
 
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import Request
-from jengine.scheduler.adapter_slots import AdapterSlots
 from jengine.scheduler.encoder_cache import EncoderCache
 from jengine.scheduler.flights import Flights
+from jengine.scheduler.queue import Polled
 from jengine.scheduler.transfers import BlockTransfers
 from jengine.structured_outputs import GrammarSpec
 
-# Seconds that a gate may wait for a grammar, and between the ends of two such waits.
-GRAMMAR_WAIT, WAIT_PAUSE = 1e-3, 2e-4
+Wake = Callable[[Hashable], None]
 
 
 class AdmissionGate(Protocol):
     """One more thing that must be ready."""
 
-    def is_open(self, request: Request) -> bool:
-        """Whether this request may run now. Asked at every step while it waits."""
+    def awaited(self, request: Request) -> Hashable | None:
+        """The key of what this request must wait for; None: it may run."""
+
+
+# Called by each scheduler with its own `wake`.
+MakeGate = Callable[[Wake], AdmissionGate]
+
+
+def first_awaited(gates: Sequence[AdmissionGate], request: Request) -> Hashable | None:
+    """What the first gate that keeps a request back has it wait for; None: all are open."""
+    for gate in gates:
+        key = gate.awaited(request)
+        if key is not None:
+            return key
+    return None
+
+
+class StepDone(NamedTuple):
+    """The end of a step, by its number."""
+
+    step: int
 
 
 class NotInFlight:
@@ -36,40 +64,34 @@ class NotInFlight:
     def __init__(self, flights: Flights) -> None:
         self._flights = flights
 
-    def is_open(self, request: Request) -> bool:
-        return request.last_step <= self._flights.committed
-
-
-class AdapterFits:
-    """A request waits until the step has a slot for its adapter."""
-
-    def __init__(self, slots: AdapterSlots) -> None:
-        self._slots = slots
-
-    def is_open(self, request: Request) -> bool:
-        return self._slots.have_room(request)
+    def awaited(self, request: Request) -> Hashable | None:
+        step = request.last_step
+        return None if step <= self._flights.committed else Polled(StepDone(step))
 
 
 class ImagesFit:
-    """A request waits until the embeddings of its images fit on the device."""
+    """A request waits until the embeddings of its images fit on the device, behind those that came
+    before it and wait for the same."""
 
     def __init__(self, images: EncoderCache, cache: CacheCoordinator) -> None:
         self._images = images
         self._cache = cache
 
-    def is_open(self, request: Request) -> bool:
-        return self._images.have_room(request, self._cache.weights_version)
+    def awaited(self, request: Request) -> Hashable | None:
+        has_room = self._images.have_room(request, self._cache.weights_version)
+        return None if has_room else Polled(ImagesFit)
 
 
 class PrefixWritten:
-    """A request waits while a step that is planned writes more of its prefix than can be found:
-    states of recurrent layers, which only later steps read."""
+    """A request waits while another one writes more of its prefix, by a step that is planned, than
+    can be found: states of recurrent layers, which only later steps read."""
 
     def __init__(self, cache: CacheCoordinator) -> None:
         self._cache = cache
 
-    def is_open(self, request: Request) -> bool:
-        return not self._cache.prefix_is_coming(request)
+    def awaited(self, request: Request) -> Hashable | None:
+        writer = self._cache.prefix_writer(request)
+        return None if writer is None else Polled((PrefixWritten, writer))
 
 
 class BlocksLoaded:
@@ -80,28 +102,58 @@ class BlocksLoaded:
         self._transfers = transfers
         self._has_row = has_row
 
-    def is_open(self, request: Request) -> bool:
-        return not self._has_row(request) or self._transfers.is_open(request)
+    def awaited(self, request: Request) -> Hashable | None:
+        return self._transfers.awaited(request) if self._has_row(request) else None
+
+
+class Compilation(Protocol):
+    """A grammar that is being compiled, or was."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is compiled, has failed to be, or takes too long."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has had its turn."""
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call this when it has its turn, and when it ends; at once for what has happened."""
+
+
+class GrammarCompiled(NamedTuple):
+    """A grammar that waits for its turn, by its source."""
+
+    grammar: GrammarSpec
 
 
 class GrammarReady:
     """A request waits until its grammar is compiled, or has failed to be.
 
-    `ready_within` begins to compile a grammar that is new, waits up to so many seconds, and says
-    whether the compiler is done with it. Waiting a millisecond once per step keeps an engine that
-    has nothing else to run from asking all the time.
+    `begin` begins to compile a grammar that is new. One that has had its turn is asked for at every
+    step, since it may take too long.
     """
 
-    def __init__(self, ready_within: Callable[[GrammarSpec, float], bool]) -> None:
-        self._ready_within = ready_within
-        self._waited = 0.0
+    def __init__(self, begin: Callable[[GrammarSpec], Compilation], wake: Wake) -> None:
+        self._begin = begin
+        self._wake = wake
+        self._awaited: set[GrammarSpec] = set()
 
-    def is_open(self, request: Request) -> bool:
+    def awaited(self, request: Request) -> Hashable | None:
         grammar = request.wire.sampling.grammar
-        if grammar is None or self._ready_within(grammar, 0.0):
-            return True
-        if time.monotonic() - self._waited < WAIT_PAUSE:
-            return False
-        is_ready = self._ready_within(grammar, GRAMMAR_WAIT)
-        self._waited = time.monotonic()
-        return is_ready
+        if grammar is None:
+            return None
+        job = self._begin(grammar)
+        if job.is_over:
+            return None
+        key = GrammarCompiled(grammar.source)
+        if job.has_begun:
+            return Polled(key)
+        if key.grammar not in self._awaited:
+            self._awaited.add(key.grammar)
+            job.listen(lambda: self._tell(key))
+        return key
+
+    def _tell(self, key: GrammarCompiled) -> None:
+        self._awaited.discard(key.grammar)
+        self._wake(key)

@@ -49,8 +49,9 @@ class Lifecycle:
 
     def start(self, request: Request, hit: int) -> None:
         """The next waiting request runs in the smallest free row; `hit` tokens are cached."""
-        first, row = self.waiting.pop(), heapq.heappop(self.free_rows)
+        first, row = self.waiting.peek(), heapq.heappop(self.free_rows)
         assert first is request and row == request.row, "requests and rows are taken in order"
+        self.waiting.remove(request)
         self.sampler_rows.take(request)
         self.adapter_slots.take(request)
         self.recorder.scheduled(request)

@@ -6,19 +6,23 @@ blocks and rows for them. Must not know outputs, text or devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jengine.config import ScheduleConfig
+from jengine.errors import RequestError
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.media_spans import end_beside_images
 from jengine.plan import KnownTokens, NewRow
 from jengine.request import RUNNING, Request
 from jengine.scheduler.flights import Flights
-from jengine.scheduler.gates import AdmissionGate
+from jengine.scheduler.gates import AdmissionGate, first_awaited
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.prompt_cuts import PromptCuts
+
+# Waiting requests that one step parks: the others are looked at by the next ones.
+MOST_PARKED = 32
 
 
 class TooLong(NamedTuple):
@@ -31,7 +35,7 @@ class TooLong(NamedTuple):
 
 
 class Planner:
-    """Fills plans. `spacing` and `gates` are explained at `Scheduler`."""
+    """Fills plans. `spacing` and `gates` are explained at `Scheduler`; `fail` ends a request."""
 
     def __init__(
         self,
@@ -41,18 +45,18 @@ class Planner:
         flights: Flights,
         spacing: int,
         gates: Sequence[AdmissionGate],
+        fail: Callable[[Request, RequestError], None],
     ) -> None:
         self._config = config
         self._cache = cache
         self._requests = requests
         self._flights = flights
         self._spacing = spacing
-        self._gates = gates
+        self._gates, self._fail = gates, fail
         self._cuts = PromptCuts(config.prefill_sizes, config.full_step)
         self._budget_refused = 0  # budget with which the request at the head did not fit
         self._too_long: TooLong | None = None
         self._read_step = -1  # the last plan that samples for a request whose every token is read
-        self.num_deferred = 0  # waiting requests that gates kept back when they were last asked
 
     def schedule_running(self, builder: PlanBuilder) -> None:
         """In list order; one that cannot run now does not hold up those after it."""
@@ -90,16 +94,20 @@ class Planner:
 
     def schedule_waiting(self, builder: PlanBuilder) -> None:
         """In queue order; the first that does not fit holds up those after it, on purpose."""
-        requests, passed_over = self._requests, []
-        while len(requests.waiting) and builder.prompt_budget >= builder.tile:
+        requests, num_parked = self._requests, 0
+        while builder.prompt_budget >= builder.tile and num_parked < MOST_PARKED:
             request = requests.waiting.peek()
-            if not all(gate.is_open(request) for gate in self._gates):
-                passed_over.append(requests.waiting.pop())
+            if request is None:
+                break
+            try:
+                awaited = first_awaited(self._gates, request)
+            except RequestError as error:
+                self._fail(request, error)
+                continue
+            if awaited is not None:
+                num_parked += requests.waiting.park(request, awaited)
             elif not (requests.have_row_for(request) and self._admit(request, builder)):
                 break
-        for request in reversed(passed_over):
-            requests.waiting.restore(request)
-        self.num_deferred = len(passed_over)
 
     def _schedule_chunk(self, request: Request, builder: PlanBuilder) -> None:
         """The next chunk of a request whose row still runs tokens known at admission."""

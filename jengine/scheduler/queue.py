@@ -1,128 +1,157 @@
 """Requests that wait for a row: first come first served, or the most urgent first.
 
-In: requests. Out: the one to admit next. Must not know rows, blocks or budgets.
+In: requests, and what they wait for besides. Out: the one to admit next. Must not know rows, blocks
+or budgets, or what a key stands for.
+
+A request that cannot run is **parked** under a key that names what it waits for, and no step looks
+at it until the key is woken, from any thread, which lets its requests take their places in the
+order again. The first of them that must still wait for the same closes the key again, with all
+behind it. So a wake-up and a refusal cost the same whatever the number of requests.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+import threading
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from jengine.request import Request
+from jengine.scheduler.lanes import Lane, Line, Place
+
+NOTHING = None  # the key of requests that wait for a row alone
 
 
-class WaitingQueue(Protocol):
-    """What the scheduler asks of a queue."""
+class Polled(NamedTuple):
+    """A key that is woken at every step, for what no event tells. Have a few, at most one a row."""
 
-    def push(self, request: Request) -> None:
-        """Add a request that has just arrived."""
-
-    def restore(self, request: Request) -> None:
-        """Add a request that was preempted or passed over: before all that are no more urgent."""
-
-    def peek(self) -> Request:
-        """The next request, left in place."""
-
-    def pop(self) -> Request:
-        """Take the next request."""
-
-    def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is in the queue."""
-
-    def ahead(self, count: int) -> Iterable[Request]:
-        """The first `count` requests, or all, left in place."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Request]: ...
+    what: Hashable
 
 
-class ArrivalQueue:
+class Order(Protocol):
+    """Sort keys of requests; the smallest is the first."""
+
+    def arrived(self, request: Request) -> Any:
+        """Of one that has just arrived."""
+
+    def restored(self, request: Request) -> Any:
+        """Of one that has lost its row: before all that are no more urgent."""
+
+
+class ByArrival:
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._last = self._first = 0
+
+    def arrived(self, request: Request) -> int:
+        self._last += 1
+        return self._last
+
+    def restored(self, request: Request) -> int:
+        self._first -= 1
+        return self._first
+
+
+class ByUrgency:
+    """The smallest `Request.urgency` first."""
+
+    def arrived(self, request: Request) -> Any:
+        return request.urgency
+
+    restored = arrived
+
+
+class WaitingQueue:
+    """All waiting requests: those that may run for all it knows, in order, and the parked ones."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._places: dict[str, Place] = {}  # by request
+        self._lanes: dict[Hashable, Lane] = {}  # by key
+        self._open = Line()
+        self._parked: dict[type, Line] = defaultdict(Line)  # by the keys' type
+        self._woken: deque[Hashable] = deque()
+        self._rung = threading.Event()  # since `hear` was called last
+        self._made = 0
+        self.num_parked = 0
 
     def push(self, request: Request) -> None:
-        self._requests[request.request_id] = request
+        """Add a request that has just arrived."""
+        self._enter(Place(request, self._order.arrived(request)), NOTHING)
 
     def restore(self, request: Request) -> None:
-        self.push(request)
-        self._requests.move_to_end(request.request_id, last=False)
+        """Add a request that was preempted."""
+        self._enter(Place(request, self._order.restored(request)), NOTHING)
 
-    def peek(self) -> Request:
-        return next(iter(self._requests.values()))
-
-    def pop(self) -> Request:
-        return self._requests.popitem(last=False)[1]
-
-    def remove(self, request: Request) -> None:
-        del self._requests[request.request_id]
-
-    def ahead(self, count: int) -> Iterable[Request]:
-        return islice(self._requests.values(), count)
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
-
-
-class Place:
-    """A request's place in the heap; without a request once it was removed."""
-
-    __slots__ = ("request", "urgency")
-
-    def __init__(self, request: Request) -> None:
-        self.request: Request | None = request
-        self.urgency = request.urgency
-
-    def __lt__(self, other: Place) -> bool:
-        return self.urgency < other.urgency
-
-
-class UrgencyQueue:
-    """The smallest `Request.urgency` first.
-
-    A removed request leaves an empty place in the heap, until it comes to the top or there are more
-    empty places than requests: so to remove all of them takes no longer than to add them.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[Place] = []
-        self._places: dict[str, Place] = {}
-
-    def push(self, request: Request) -> None:
-        place = self._places[request.request_id] = Place(request)
-        heapq.heappush(self._heap, place)
-
-    def restore(self, request: Request) -> None:
-        self.push(request)
-
-    def peek(self) -> Request:
-        while (request := self._heap[0].request) is None:
-            heapq.heappop(self._heap)
-        return request
-
-    def pop(self) -> Request:
-        request = self.peek()
-        heapq.heappop(self._heap)
-        del self._places[request.request_id]
-        return request
+    def peek(self) -> Request | None:
+        """The next request that is not parked, left in place."""
+        lane = self._open.first
+        place = None if lane is None else lane.first
+        return None if place is None else place.request
 
     def remove(self, request: Request) -> None:
-        self._places.pop(request.request_id).request = None
-        if len(self._heap) > 2 * len(self._places) + 16:
-            self._heap = [place for place in self._heap if place.request is not None]
-            heapq.heapify(self._heap)
+        """Take a request out, wherever it is."""
+        self._leave(request)
+
+    def park(self, request: Request, key: Hashable) -> bool:
+        """Let a request, and all that wait for the same, wait for a wake-up of this key. Whether it
+        waited for something else before."""
+        place = self._places[request.request_id]
+        moves = place.lane is None or place.lane.key != key
+        if moves:
+            self._enter(self._leave(request), key)
+        lane = self._lanes[key]
+        if lane.line is self._open:
+            self._parked[type(key)].enter(lane)
+            self.num_parked += lane.size
+        return moves
+
+    def wake(self, key: Hashable) -> None:
+        """What this key names may be there now. From any thread; heard by the next step."""
+        self._woken.append(key)
+        self._rung.set()
+
+    def rest(self, seconds: float) -> None:
+        """Wait for a wake-up, but no longer than so, if every request is parked."""
+        if self.num_parked and self.peek() is None:
+            self._rung.wait(seconds)
+
+    def hear(self) -> None:
+        """Let the requests whose keys were woken take their places."""
+        self._rung.clear()
+        while self._woken:
+            self.open(self._woken.popleft())
+        for lane in self._parked[Polled].lanes():
+            self.open(lane.key)
+
+    def open(self, key: Hashable) -> None:
+        """Let the requests that are parked under a key take their places, if there are any."""
+        lane = self._lanes.get(key)
+        if lane is not None and lane.line is not self._open:
+            self._open.enter(lane)
+            self.num_parked -= lane.size
+
+    def is_open(self, key: Hashable) -> bool:
+        """Whether requests that waited for this are to be asked again."""
+        lane = self._lanes.get(key)
+        return lane is not None and lane.line is self._open
+
+    def first_parked(self, kind: type) -> Request | None:
+        """The first of the requests that are parked under keys of a type."""
+        lane = self._parked[kind].first
+        place = None if lane is None else lane.first
+        return None if place is None else place.request
+
+    def order(self, request: Request) -> Any:
+        """A request's place, as a sort key."""
+        return self._places[request.request_id].order
 
     def ahead(self, count: int) -> Iterable[Request]:
-        places = heapq.nsmallest(count, self._places.values())
-        return (place.request for place in places if place.request is not None)
+        """The first `count` requests that are not parked, or all, left in place."""
+        found = (place.request for place in self._open.places())
+        return islice((request for request in found if request is not None), count)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -131,7 +160,38 @@ class UrgencyQueue:
         places = sorted(self._places.values())
         return (place.request for place in places if place.request is not None)
 
+    def _enter(self, place: Place, key: Hashable) -> None:
+        assert place.request is not None
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key, self._made)
+            self._made += 1
+            lane.add(place)
+            self._open.enter(lane)
+        else:
+            lane.add(place)
+            assert lane.line is not None, "a lane with requests is in a line"
+            if lane.first is place:
+                lane.line.note(lane)
+            self.num_parked += lane.line is not self._open
+        self._places[place.request.request_id] = place
+
+    def _leave(self, request: Request) -> Place:
+        """Take a request out. Returns the place that it has in the order."""
+        place = self._places.pop(request.request_id)
+        lane = place.lane
+        assert lane is not None and lane.line is not None, "a waiting request is in a lane"
+        was_first = lane.first is place
+        self.num_parked -= lane.line is not self._open
+        moved = lane.drop(place)
+        if not lane.size:
+            lane.line.leave(lane)
+            del self._lanes[lane.key]
+        elif was_first:
+            lane.line.note(lane)
+        return moved
+
 
 def waiting_queue(policy: Literal["fcfs", "priority"]) -> WaitingQueue:
     """The queue for a policy."""
-    return UrgencyQueue() if policy == "priority" else ArrivalQueue()
+    return WaitingQueue(ByUrgency() if policy == "priority" else ByArrival())

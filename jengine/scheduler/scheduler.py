@@ -16,13 +16,14 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import NO_ENTRIES, Plan
 from jengine.request import RUNNING, Request, WireRequest
+from jengine.scheduler.adapter_turns import AdapterTurns
 from jengine.scheduler.commit import Committer
 from jengine.scheduler.flights import Flight, Flights
 from jengine.scheduler.gates import (
-    AdapterFits,
     AdmissionGate,
     BlocksLoaded,
     ImagesFit,
+    MakeGate,
     NotInFlight,
     PrefixWritten,
 )
@@ -35,16 +36,20 @@ from jengine.scheduler.recorder import Recorder, timed
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.transfers import BlockTransfers, NoTransfers
 
+# Seconds that a step waits for what a request is parked for, if nothing else is to be done: an
+# engine would ask all the time.
+LONGEST_REST = 1e-3
+
 
 class Scheduler:
     """Plans steps and commits their results, at most `depth` + 1 plans apart.
 
     `spacing` is how many plans further on a sampled token may be run before it is committed. With
     more than 1 (pipeline stages), plans run beside each other, so each takes its share of the rows.
-    `gates` keep waiting requests back, besides rows, budget and cache. `lengthening` lets decodes
-    run more than one token a plan; by default the way that `config` asks for, where `check_drafts`
-    says which drafts a grammar takes. `recorder` counts and times what is done; replicas number
-    theirs. `transfers` copies blocks to other memory and back.
+    `gates` make what keeps waiting requests back, besides rows, budget and cache. `lengthening`
+    lets decodes run more than one token a plan; by default the way that `config` asks for, where
+    `check_drafts` says which drafts a grammar takes. `recorder` counts and times what is done;
+    replicas number theirs. `transfers` copies blocks to other memory and back.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class Scheduler:
         *,
         depth: int = 1,
         spacing: int = 1,
-        gates: Sequence[AdmissionGate] = (),
+        gates: Sequence[MakeGate] = (),
         lengthening: Lengthening | None = None,
         check_drafts: CheckDrafts | None = None,
         recorder: Recorder | None = None,
@@ -73,14 +78,15 @@ class Scheduler:
         self._requests = Lifecycle(config, cache, self.recorder)
         self._flights = Flights()
         self._order = decode_order(config.shared_blocks)
-        adapters = (AdapterFits(self._requests.adapter_slots),) if config.max_loras else ()
-        images = (ImagesFit(self._requests.encoder_cache, cache),) if config.encoder_tokens else ()
-        gates = (NotInFlight(self._flights), PrefixWritten(cache), *adapters, *images, *gates)
+        self._adapters = AdapterTurns(
+            self._requests.adapter_slots, self._requests.waiting, config.max_num_seqs
+        )
         self._transfers = transfers or NoTransfers()
-        self._transfers.use(self.recorder)
-        if transfers is not None:  # the last: the others say whether it can run at all
-            gates = (*gates, BlocksLoaded(transfers, self._requests.have_row_for))
-        self._planner = Planner(config, cache, self._requests, self._flights, spacing, gates)
+        self._transfers.use(self.recorder, self._requests.waiting.wake, config.max_num_seqs)
+        self._planner = Planner(
+            config, cache, self._requests, self._flights, spacing, self._gates(gates), self._fail
+        )
+        self._failed: list[TokenDelta] = []
         self._lengthening = lengthening or lengthening_of(config, cache, check_drafts)
         self._committer = Committer(
             cache,
@@ -91,6 +97,17 @@ class Scheduler:
             self._transfers,
         )
         self._num_arrived = 0
+
+    def _gates(self, given: Sequence[MakeGate]) -> list[AdmissionGate]:
+        requests, cache = self._requests, self.cache
+        gates: list[AdmissionGate] = [NotInFlight(self._flights), PrefixWritten(cache)]
+        if self.config.max_loras:
+            gates.append(self._adapters)
+        if self.config.encoder_tokens:
+            gates.append(ImagesFit(requests.encoder_cache, cache))
+        gates += [make(requests.waiting.wake) for make in given]
+        # The last: the others say whether a request can run at all.
+        return [*gates, BlocksLoaded(self._transfers, requests.have_row_for)]
 
     @property
     def num_running(self) -> int:
@@ -125,9 +142,14 @@ class Scheduler:
         builder = PlanBuilder(config.max_num_batched_tokens, config.prefill_tile, self._order)
         self._planner.schedule_running(builder)
         if not builder.preempted:
+            self._requests.waiting.hear()
+            self._adapters.take_turns()
             self._planner.schedule_waiting(builder)
         self._lengthening.lengthen(builder, self.num_waiting)
-        return self._seal(builder)
+        plan = self._seal(builder)
+        if plan is None and not len(self._flights):
+            self._requests.waiting.rest(LONGEST_REST)
+        return plan
 
     def _seal(self, builder: PlanBuilder) -> Plan | None:
         """Make the plan and count its tokens as computed, so that the next can be made at once."""
@@ -162,16 +184,33 @@ class Scheduler:
         request.block_hashes = list(block_hashes)
         request.weights_version = self.cache.weights_version
         self._requests.arrive(request)
+        awaited = self._adapters.awaited(request)
+        if awaited is not None:  # at once, so that no step has to look at it
+            self._requests.waiting.park(request, awaited)
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """End a request in any state; None if it is unknown or has ended."""
         request = self._requests.open.get(request_id)
         if request is None:
             return None
+        return self._end(request, "abort")
+
+    def take_failed(self) -> list[TokenDelta]:
+        """The last deltas of requests that gates have refused for good."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def _fail(self, request: Request, error: RequestError) -> None:
+        delta = self._end(request, "error")
+        delta.message = str(error)
+        self._failed.append(delta)
+
+    def _end(self, request: Request, reason: str) -> TokenDelta:
+        """End a request in any state, without its answer."""
         delta = TokenDelta(
-            request_id=request_id,
+            request_id=request.request_id,
             token_ids=[],
-            finish_reason="abort",
+            finish_reason=reason,
             num_cached_tokens=max(request.num_cached_tokens, 0),
             weights_version=self.cache.weights_version,
             times=self.recorder.times(request),
@@ -221,7 +260,7 @@ class Scheduler:
         return Counts(
             running=self.num_running,
             waiting=waiting,
-            deferred=min(self._planner.num_deferred, waiting),
+            deferred=self._requests.waiting.num_parked,
             preemptions=self.num_preemptions,
             cache_usage=self.cache.usage,
             prefix_queries=prefixes.queries,

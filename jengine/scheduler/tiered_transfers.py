@@ -14,7 +14,7 @@ A block, and the slot that it is copied to or from, stay pinned until the plan i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jengine.connectors.protocol import SchedulerHalf
@@ -88,8 +88,9 @@ class TieredTransfers:
             slots=sum(host.total for host in self._hosts),
         )
 
-    def use(self, recorder: Recorder) -> None:
+    def use(self, recorder: Recorder, wake: Callable[[Hashable], None], rows: int) -> None:
         self._costs.use(recorder)
+        self._loads.use(wake, rows)
 
     @property
     def num_loading(self) -> int:
@@ -116,8 +117,8 @@ class TieredTransfers:
         """Blocks that a connector could not bring."""
         return self._fetches.failed
 
-    def is_open(self, request: Request) -> bool:
-        return not self._may_load or self._loads.is_open(request)
+    def awaited(self, request: Request) -> Hashable | None:
+        return self._loads.awaited(request) if self._may_load else None
 
     def take(self, step: int, *, idle: bool) -> Transfers | None:
         copies, saves = self._loads.take(), self._saves.take()
@@ -137,6 +138,8 @@ class TieredTransfers:
     def done(self, step: int, output: StepOutput) -> None:
         self._pins.done(step)
         self._fetches.done(output)
+        if output.transfers_done:
+            self._loads.fetched()
 
     def finished(self, request: Request) -> dict[str, Any] | None:
         return self._outside.finished(request)

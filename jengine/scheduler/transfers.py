@@ -5,6 +5,7 @@ In: requests that wait, steps. Out: `Transfers` of plans. `tiered_transfers` doe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from jengine.counts import CopyCounts
@@ -28,12 +29,14 @@ class BlockTransfers(Protocol):
         """The copies so far."""
         ...
 
-    def use(self, recorder: Recorder) -> None:
-        """Take from it what prompts cost. Called once, first."""
+    def use(self, recorder: Recorder, wake: Callable[[Hashable], None], rows: int) -> None:
+        """Take from the recorder what prompts cost, and wake requests by `wake`, of which so many
+        can run. Called once, first."""
         ...
 
-    def is_open(self, request: Request) -> bool:
-        """Whether a waiting request has all the blocks that it can get. As a gate's."""
+    def awaited(self, request: Request) -> Hashable | None:
+        """What a waiting request must wait for; None: it has all the blocks that it can get. As a
+        gate's."""
         ...
 
     def take(self, step: int, *, idle: bool) -> Transfers | None:
@@ -67,11 +70,11 @@ class NoTransfers:
     hits = OutsideHits()
     counts = CopyCounts()
 
-    def use(self, recorder: Recorder) -> None:
+    def use(self, recorder: Recorder, wake: Callable[[Hashable], None], rows: int) -> None:
         pass
 
-    def is_open(self, request: Request) -> bool:
-        return True
+    def awaited(self, request: Request) -> Hashable | None:
+        return None
 
     def take(self, step: int, *, idle: bool) -> Transfers | None:
         return None

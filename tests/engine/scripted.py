@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ from jengine.grammar.tokens import llguidance_tokenizer
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import Plan
 from jengine.runner.report_types import ProgramCounts
-from jengine.scheduler.gates import AdmissionGate, GrammarReady
+from jengine.scheduler.gates import GrammarReady, MakeGate
 from jengine.scheduler.scheduler import Scheduler
 
 VOCAB = 97
@@ -93,10 +94,10 @@ def scripted_engine(
     cache = CacheConfig((CacheGroup(CacheSpec("full", 1, 8), (0,)),), 4, (2049,), True)
     schedule = ScheduleConfig(max_num_seqs, 256, MAX_MODEL_LEN, prefill_tile=1)
     script: Executor = Script(cache, VOCAB)
-    gates: list[AdmissionGate] = []
+    gates: list[MakeGate] = []
     if tokenizer is not None:
         compiler = GrammarCompiler(lambda: llguidance_tokenizer(tokenizer, VOCAB, ()))
-        gates = [GrammarReady(lambda spec, seconds: compiler.begin(spec).wait(seconds))]
+        gates = [partial(GrammarReady, compiler.begin)]
         script = GrammarMasks(script, GrammarRows(compiler, VOCAB))
     scheduler = Scheduler(schedule, CacheCoordinator(cache), depth=1, gates=gates)
     client = InProcessClient(EngineCore(scheduler, script, depth=1))

@@ -73,8 +73,8 @@ class SlotGroup:
     def read_by_hit(self, contents: list[bytes]) -> list[bytes]:
         return [content + self._suffix for content in contents[-1:]]
 
-    def coming_hit(self, contents: list[bytes], most: int) -> int:
-        return 0
+    def writer(self, contents: list[bytes], most: int) -> int | None:
+        return None
 
     def chunk_end(self, start: int, end: int) -> int:
         every = EVERY * self._block_size

@@ -16,7 +16,7 @@ from jengine.outputs import TokenDelta
 from jengine.plan import Plan, RowSampling, Wanted
 from jengine.request import WireRequest
 from jengine.scheduler.drafting import Drafting
-from jengine.scheduler.gates import AdmissionGate
+from jengine.scheduler.gates import MakeGate
 from jengine.scheduler.guesses import CheckDrafts, DeviceGuesses, HostGuesses
 from jengine.scheduler.scheduler import Scheduler
 from jengine.scheduler.tiered_transfers import TieredTransfers
@@ -122,7 +122,7 @@ class Loop:
         block_size: int = 4,
         prefix: bool = True,
         spacing: int = 1,
-        gates: Sequence[AdmissionGate] = (),
+        gates: Sequence[MakeGate] = (),
         breaks: Callable[[Sequence[int]], bool] | None = None,
         proposer: Proposer | None = None,
         device_wrong: int | None = None,

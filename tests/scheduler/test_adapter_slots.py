@@ -5,7 +5,6 @@ from __future__ import annotations
 from jengine.plan import RowSampling
 from jengine.request import Request, WireRequest
 from jengine.scheduler.adapter_slots import AdapterSlots
-from jengine.scheduler.gates import AdapterFits
 
 
 def request(adapter: str) -> Request:
@@ -25,13 +24,12 @@ def started(slots: AdapterSlots, adapter: str) -> Request:
 
 def test_requests_of_one_adapter_share_a_slot_until_the_last_one_ends() -> None:
     slots = AdapterSlots(1)
-    gate = AdapterFits(slots)
     first, second = started(slots, "a"), started(slots, "a")
     assert first.adapter_slot == second.adapter_slot == 1
     slots.give_back(first)
     assert first.adapter_slot == 0
-    assert not gate.is_open(request("b"))
-    assert gate.is_open(request("")), "requests without an adapter need no slot"
+    assert not slots.have_room(request("b"))
+    assert slots.have_room(request("")), "requests without an adapter need no slot"
     slots.give_back(second)
     assert started(slots, "b").adapter_slot == 1
     assert slots.in_use == 1

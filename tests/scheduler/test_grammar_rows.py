@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -191,34 +192,65 @@ def test_a_refused_token_ends_one_request_with_the_reason() -> None:
 
 
 def test_a_request_waits_for_its_grammar_and_those_behind_it_pass() -> None:
-    ready: set[str] = set()
-    asked: list[float] = []
-
-    def ready_within(spec: GrammarSpec, seconds: float) -> bool:
-        asked.append(seconds)
-        return spec.text in ready
-
-    loop = Loop(gates=[GrammarReady(ready_within)])
+    jobs = Jobs()
+    loop = Loop(gates=[partial(GrammarReady, jobs.begin)])
     loop.add(ruled("late", regex("x")), make_wire(5, "free"))
     plan = loop.schedule()
     assert plan is not None and len(plan.new_rows) == 1, "only the free one"
-    assert max(asked) <= 0.001, "a step is hardly held up"
-    ready.add("x")
+    jobs.end()
     assert loop.schedule() is not None
     assert loop.scheduler.num_waiting == 0
 
 
-def test_the_gate_waits_once_for_many_requests() -> None:
-    waits: list[float] = []
-
-    def ready_within(spec: GrammarSpec, seconds: float) -> bool:
-        waits.append(seconds)
-        return False
-
-    loop = Loop(gates=[GrammarReady(ready_within)])
-    loop.add(*(ruled(str(number)) for number in range(50)))
+def test_one_question_a_step_for_many_requests_of_a_grammar() -> None:
+    jobs = Jobs()
+    loop = Loop(gates=[partial(GrammarReady, jobs.begin)])
+    loop.add(*(ruled(str(number)) for number in range(100)))
+    while jobs.asked < 100:
+        assert loop.schedule() is None, "a few are parked by each step"
+    for _ in range(5):
+        assert loop.schedule() is None
+        assert jobs.asked == 100, "nothing is asked while nothing is told"
+    jobs.turn()
+    for _ in range(5):
+        assert loop.schedule() is None
+    asked = jobs.asked
     assert loop.schedule() is None
-    assert sum(seconds > 0 for seconds in waits) < 10
+    assert jobs.asked == asked + 1, "it may take too long by now"
+    loop.abort("0")
+    assert loop.schedule() is None and jobs.asked == asked + 2
+    jobs.end()
+    plan = loop.schedule()
+    assert plan is not None and len(plan.new_rows) == 7, "the budget of the step"
+    for number in range(1, 100):
+        loop.abort(str(number))
+    assert not loop.scheduler._requests.waiting._lanes
+
+
+class Jobs:
+    """One compilation, which goes on as it is told."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_over = self.has_begun = False
+        self.listeners: list[Callable[[], None]] = []
+
+    def begin(self, spec: GrammarSpec) -> Jobs:
+        self.asked += 1
+        return self
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        self.listeners.append(tell)
+
+    def turn(self) -> None:
+        self.has_begun = True
+        for tell in self.listeners:
+            tell()
+
+    def end(self) -> None:
+        self.is_over = True
+        for tell in self.listeners:
+            tell()
 
 
 def rule(number: int) -> GrammarSpec:

@@ -8,6 +8,7 @@ from jengine.errors import ConfigError, RequestError
 from jengine.executor.scripted import scripted_tokens
 from jengine.plan import RowSampling
 from jengine.request import Request
+from jengine.scheduler.queue import Polled
 from tests.kvcache.cache_cases import sliding
 from tests.scheduler.scheduler_loop import VOCAB, Loop, lengths, make_wire, rows, samples, starts
 
@@ -238,13 +239,13 @@ class Closed:
     def __init__(self, *names: str) -> None:
         self.names = set(names)
 
-    def is_open(self, request: Request) -> bool:
-        return request.request_id not in self.names
+    def awaited(self, request: Request) -> Polled | None:
+        return Polled(request.request_id) if request.request_id in self.names else None
 
 
 def test_a_gate_keeps_a_request_back_and_lets_others_pass():
     gate = Closed("a", "c")
-    loop = Loop(gates=[gate])
+    loop = Loop(gates=[lambda wake: gate])
     wires = [make_wire(5, name, max_tokens=3) for name in "abcd"]
     loop.add(*wires)
     assert [new.token_ids for new in loop.step().new_rows] == [

@@ -10,8 +10,9 @@ import pytest
 
 from jengine.outputs import StepLogprobs
 from jengine.request import Request
+from jengine.scheduler.lanes import Place
 from jengine.scheduler.prompt_scores import PromptScores
-from jengine.scheduler.queue import Place, waiting_queue
+from jengine.scheduler.queue import waiting_queue
 from tests.scheduler.scheduler_loop import make_wire
 
 
@@ -22,6 +23,15 @@ def requests(urgencies):
     ]
 
 
+def taken(queue):
+    """All that may be asked for, taken out in their order."""
+    found = []
+    while (request := queue.peek()) is not None:
+        queue.remove(request)
+        found.append(request)
+    return found
+
+
 def test_arrival_order_with_restored_requests_first():
     first, second, third = requests([(0, 0.0)] * 3)
     queue = waiting_queue("fcfs")
@@ -30,7 +40,7 @@ def test_arrival_order_with_restored_requests_first():
     queue.restore(third)
     queue.remove(first)
     assert (len(queue), queue.peek(), list(queue)) == (2, third, [third, second])
-    assert [queue.pop(), queue.pop()] == [third, second]
+    assert taken(queue) == [third, second]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -42,7 +52,7 @@ def test_the_first_are_seen_without_taking_them(policy):
     queue.remove(held[3])
     expected = [queue.peek(), *list(queue)[1:]]
     assert [list(queue.ahead(count)) for count in (0, 2, 9)] == [[], expected[:2], expected]
-    assert len(queue) == 3 and queue.pop() == expected[0]
+    assert len(queue) == 3 and queue.peek() == expected[0]
 
 
 def test_urgency_order_whatever_is_added_and_removed():
@@ -56,7 +66,7 @@ def test_urgency_order_whatever_is_added_and_removed():
         held.remove(request)
     held.sort(key=lambda request: request.urgency)
     assert list(queue) == held
-    assert [queue.pop() for _ in held] == held and len(queue) == 0
+    assert taken(queue) == held and len(queue) == 0
 
 
 def chunk(start, length):

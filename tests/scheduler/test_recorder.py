@@ -147,10 +147,10 @@ def test_phases_are_timed_and_the_last_step_ages() -> None:
 
 def test_requests_that_a_gate_keeps_back_are_deferred() -> None:
     class Closed:
-        def is_open(self, request: object) -> bool:
-            return False
+        def awaited(self, request: object) -> str:
+            return "nothing comes"
 
-    loop = Loop(gates=[Closed()])
+    loop = Loop(gates=[lambda wake: Closed()])
     loop.add(make_wire(4, "a"), make_wire(4, "b"))
     loop.schedule()
     counts = loop.scheduler.counts(ProgramTotals())

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jengine.errors import RequestError
 from jengine.plan import RowSampling
 from jengine.request import Request, WireRequest
+from jengine.scheduler.queue import Polled
 from tests.kvcache.cache_cases import FULL, chunked, recurrent, sliding
 from tests.scheduler.scheduler_loop import Loop, TruthProposer, make_wire, truth
 
@@ -49,8 +50,9 @@ class Gate:
 
     every = 0
 
-    def is_open(self, request: Request) -> bool:
-        return not self.every or int(request.request_id) % self.every != 0
+    def awaited(self, request: Request) -> Polled | None:
+        is_kept = self.every and int(request.request_id) % self.every == 0
+        return Polled(int(request.request_id) % 3) if is_kept else None
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -101,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_tile=tile,
             policy=policy,
             breaks=breaks,
-            gates=[self.gate],
+            gates=[lambda wake: self.gate],
             adaptive=adaptive,
             **more,
         )

@@ -1,0 +1,86 @@
+"""Whose adapter gets a slot: a gate, and the turns of the adapters that wait for one.
+
+In: waiting requests, the slots in use. Out: which may run, and lanes that are opened. An adapter
+that has no slot waits with all of its requests, and the one whose first request is first in the
+order is the first to get one. While it waits, requests of adapters that have slots go on to start
+before it; when `MOST_OVERTAKING` times as many as there are rows have done so, the adapter with the
+fewest running requests is to leave: its requests that are later in the order wait as well, and the
+slot is free when those that run have ended. So no adapter, once it is the first of those that wait,
+waits for more than that many requests that are later in the order, and for the longest answer that
+runs by then. Requests that are more urgent (or were preempted) are not held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from jengine.request import Request
+from jengine.scheduler.adapter_slots import AdapterSlots
+from jengine.scheduler.queue import WaitingQueue
+
+# Requests per row that may start before the adapter that is the first to wait gets its turn.
+MOST_OVERTAKING = 4
+
+
+class SlotOf(NamedTuple):
+    """A slot for this adapter, which others may still use."""
+
+    adapter: str
+
+
+class AdapterTurns:
+    """The gate of requests with adapters; `take_turns` is called before each step asks it."""
+
+    def __init__(self, slots: AdapterSlots, waiting: WaitingQueue, rows: int) -> None:
+        self._slots = slots
+        self._waiting = waiting
+        self._most = MOST_OVERTAKING * rows
+        self._first = ""  # the adapter that has been the first to wait since `_since` starts
+        self._since = 0
+        self._opened: list[SlotOf] = []  # for slots that nobody has taken yet
+        self._leaving = ""  # the adapter that must leave for it; "": none yet
+
+    def awaited(self, request: Request) -> Hashable | None:
+        adapter = request.wire.adapter
+        if not adapter:
+            return None
+        if not self._slots.have_room(request):
+            return SlotOf(adapter)
+        return SlotOf(adapter) if adapter == self._leaving and self._is_behind(request) else None
+
+    def take_turns(self) -> None:
+        """Open the lanes of adapters that can have a slot, and see to it that the first of those
+        that cannot gets its turn."""
+        for adapter in self._slots.take_entered():
+            self._waiting.open(SlotOf(adapter))
+        self._opened = [key for key in self._opened if self._waiting.is_open(key)]
+        first = self._waiting.first_parked(SlotOf)
+        while first is not None and len(self._opened) < self._slots.num_takeable:
+            self._opened.append(SlotOf(first.wire.adapter))
+            self._waiting.open(self._opened[-1])
+            first = self._waiting.first_parked(SlotOf)
+        self._reserve(first)
+
+    def _reserve(self, first: Request | None) -> None:
+        """Note who is first, and have another one leave when it has waited for long enough."""
+        adapter = "" if first is None else first.wire.adapter
+        if adapter != self._first:
+            self._first, self._since = adapter, self._slots.num_starts
+            self._release()
+        is_due = bool(adapter) and self._slots.num_starts - self._since >= self._most
+        if is_due and not self._leaving:
+            self._leaving = self._slots.least_used
+
+    def _release(self) -> None:
+        """Nobody has to leave any more."""
+        if self._leaving:
+            leaving, self._leaving = self._leaving, ""
+            self._waiting.open(SlotOf(leaving))
+
+    def _is_behind(self, request: Request) -> bool:
+        """Whether a request comes after the first one that waits for a slot."""
+        first = self._waiting.first_parked(SlotOf)
+        if first is None or first.wire.adapter != self._first:
+            return False
+        return self._waiting.order(first) < self._waiting.order(request)

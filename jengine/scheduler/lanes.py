@@ -1,0 +1,155 @@
+"""Requests in an order of their own, sorted into lanes by what they wait for.
+
+In: places, which say what comes first. Out: the first place of a lane, the first lane of a line.
+Adding, taking out and finding the first take time that grows with the logarithm of their number.
+Must not know requests' insides, or why one waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterator
+from itertools import count
+from typing import Any
+
+from jengine.request import Request
+
+
+class Place:
+    """A request's place in its lane; without a request once it has left."""
+
+    __slots__ = ("lane", "order", "request")
+
+    def __init__(self, request: Request, order: Any) -> None:
+        self.request: Request | None = request
+        self.order = order  # smaller is earlier
+        self.lane: Lane | None = None
+
+    def __lt__(self, other: Place) -> bool:
+        return self.order < other.order
+
+
+class Lane:
+    """The places of requests that wait for the same, `key`.
+
+    One that leaves stays in the heap, empty, until it comes to the top or more are empty than not:
+    so to take out all of them takes no longer than to add them.
+    """
+
+    __slots__ = ("heap", "key", "line", "number", "size")
+
+    def __init__(self, key: Hashable, number: int) -> None:
+        self.key, self.number = key, number
+        self.heap: list[Place] = []
+        self.size = 0
+        self.line: Line | None = None
+
+    def add(self, place: Place) -> None:
+        """Take up a place."""
+        heapq.heappush(self.heap, place)
+        place.lane = self
+        self.size += 1
+
+    def drop(self, place: Place) -> Place:
+        """Take a place out. Returns its request's new place, for another lane."""
+        assert place.lane is self and place.request is not None
+        moved = Place(place.request, place.order)
+        place.request = place.lane = None
+        self.size -= 1
+        if len(self.heap) > 2 * self.size + 16:
+            self.heap = [one for one in self.heap if one.request is not None]
+            heapq.heapify(self.heap)
+        return moved
+
+    @property
+    def first(self) -> Place | None:
+        """The place that is first."""
+        heap = self.heap
+        while heap and heap[0].request is None:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+
+class Line:
+    """Lanes by their first places.
+
+    An entry is right while its place is the first one of its lane, and the lane in this line;
+    others are dropped when they come to the top, or when there are more of them than lanes.
+    """
+
+    def __init__(self) -> None:
+        self._heads: list[tuple[Place, int, Lane]] = []
+        self._lanes: dict[int, Lane] = {}
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def enter(self, lane: Lane) -> None:
+        """A lane from another line, or a new one."""
+        if lane.line is not None:
+            lane.line.leave(lane)
+        lane.line = self
+        self._lanes[lane.number] = lane
+        self.note(lane)
+
+    def leave(self, lane: Lane) -> None:
+        """A lane that is no longer in this line."""
+        del self._lanes[lane.number]
+        lane.line = None
+        self._tidy()
+
+    def note(self, lane: Lane) -> None:
+        """The first place of a lane in this line is another one."""
+        first = lane.first
+        if first is not None:
+            heapq.heappush(self._heads, (first, lane.number, lane))
+        self._tidy()
+
+    def lanes(self) -> list[Lane]:
+        """All lanes, in no order."""
+        return list(self._lanes.values())
+
+    @property
+    def first(self) -> Lane | None:
+        """The lane whose first place is first; None: all are empty."""
+        while self._heads:
+            place, _, lane = self._heads[0]
+            if self._is_right(place, lane):
+                return lane
+            heapq.heappop(self._heads)
+        return None
+
+    def places(self) -> Iterator[Place]:
+        """All places in order, made one by one: the first few take no longer than they are."""
+        # Heaps are read as the trees that they are: an entry comes before its two children.
+        found: list[tuple[Place, int, list[Any], int]] = []
+        numbers, seen = count(), set[int]()
+
+        def visit(heap: list[Any], index: int) -> None:
+            if index < len(heap):
+                place = heap[index][0] if heap is self._heads else heap[index]
+                heapq.heappush(found, (place, next(numbers), heap, index))
+
+        visit(self._heads, 0)
+        while found:
+            place, _, heap, index = heapq.heappop(found)
+            visit(heap, 2 * index + 1)
+            visit(heap, 2 * index + 2)
+            if heap is not self._heads:
+                if place.request is not None:
+                    yield place
+            elif self._is_right(place, lane := heap[index][2]) and lane.number not in seen:
+                seen.add(lane.number)
+                visit(lane.heap, 0)
+
+    def _tidy(self) -> None:
+        if len(self._heads) > 2 * len(self._lanes) + 16:
+            self._heads = [
+                (first, lane.number, lane)
+                for lane in self._lanes.values()
+                if (first := lane.first) is not None
+            ]
+            heapq.heapify(self._heads)
+
+    def _is_right(self, place: Place, lane: Lane) -> bool:
+        return lane.line is self and lane.first is place
