@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from jengine.counts import Counts
 from jengine.engine.core_state import CoreState
+from jengine.engine.interpreter_end import check_not_ending, end_steps_at_exit
 from jengine.engine.own_process import OwnProcess
 from jengine.engine.protocol import Core
 from jengine.engine.sleeping import Sleeping
@@ -44,6 +45,7 @@ class InProcessClient:
         self._steps = 0
         self._began: float | None = None  # when the step in progress began
         self._counted, self._counts = time.monotonic(), Counts()
+        end_steps_at_exit(self)
 
     @property
     def has_work(self) -> bool:
@@ -223,6 +225,11 @@ class InProcessClient:
                 self._ended.clear()
                 self.core.shutdown()
 
+    def wait_for_step(self, seconds: float) -> None:
+        """Return when the step in progress has ended, or after so many seconds."""
+        if self._own.is_here and self._stepping.acquire(timeout=seconds):
+            self._stepping.release()
+
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
         """The core for this thread alone, which has been given everything queued so far."""
@@ -240,6 +247,7 @@ class InProcessClient:
         try:
             with self._next:
                 self._stepping.acquire()
+            check_not_ending()
             yield
         finally:
             # Ctrl-C may come while the lock is waited for: then it is not this thread's.

@@ -103,6 +103,74 @@ print("parent:", llm.generate([1, 2], params, use_tqdm=False)[0].finished)
     assert in_a_process_of_its_own(code).split("\n")[:4] == [*["child: True"] * 3, "parent: True"]
 
 
+DAEMON = """
+import atexit, threading, time
+def look():  # registered first, so it runs last
+    steps = script.steps
+    time.sleep(0.1)
+    print("more steps:", script.steps - steps)
+    print("answered:", llm.generate([1, 2], params, use_tqdm=False)[0].finished)
+    llm.shutdown()
+atexit.register(look)
+from jengine import LLM, SamplingParams
+from tests.engine.scripted import scripted_engine, script_of
+engine = scripted_engine()
+llm, script = LLM.over(engine), script_of(engine)
+script.step_seconds = 0.001
+params = SamplingParams(temperature=0, max_tokens=100)
+def work():
+    while True:
+        llm.generate([3, 4], params, use_tqdm=False)
+threading.Thread(target=work, daemon=True).start()
+while script.steps < 5:
+    pass
+"""
+
+
+def test_no_other_thread_steps_while_the_interpreter_ends() -> None:
+    assert in_a_process_of_its_own(DAEMON).split("\n")[:2] == ["more steps: 0", "answered: True"]
+
+
+IN_XLA = """
+import threading
+from jengine import LLM, SamplingParams
+from tests.api.engines import SMALL_DEMO
+llm = LLM("demo", **SMALL_DEMO)
+params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+begun = threading.Event()
+def work():
+    while True:
+        llm.generate(["Once"] * 4, params, use_tqdm=False)
+        begun.set()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(4))
+def test_a_daemon_thread_in_a_step_does_not_abort_the_process(turn: int) -> None:
+    assert in_a_process_of_its_own(IN_XLA) == ""
+
+
+UNFINISHED = """
+import atexit
+from jengine import AsyncLLM
+left = lambda: llm.engine.program_counts().programs_to_come
+atexit.register(lambda: print(before - left(), flush=True))  # once the threads have ended
+llm = AsyncLLM("demo", show_progress=False,
+               compilation_config={"wait_for": "largest", "cache_dir": CACHE})
+before = left()
+assert before > 5, before
+"""
+
+
+@pytest.mark.slow
+def test_a_program_ends_without_the_rest_of_its_warm_up(tmp_path: Path) -> None:
+    code = UNFINISHED.replace("CACHE", repr(str(tmp_path)))
+    assert int(in_a_process_of_its_own(code)) <= 2, "the one that was compiled, and one begun"
+
+
 def test_a_front_needs_no_jax() -> None:
     code = """
 import asyncio, sys

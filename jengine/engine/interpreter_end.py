@@ -1,0 +1,53 @@
+"""Steps end before the interpreter does.
+
+A daemon thread that comes back from XLA when Python has ended is unwound through C++, which aborts
+the process. So the step in progress is waited for at exit, and no other thread begins one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from functools import cache
+from typing import Protocol
+from weakref import WeakSet
+
+# Seconds that a step may take at exit. One that hangs must not keep the program from ending.
+LAST_STEP_SECONDS = 10.0
+
+
+class Stepping(Protocol):
+    """Something that runs steps in the threads of its callers."""
+
+    def wait_for_step(self, seconds: float) -> None:
+        """Return when the step in progress has ended, or after so many seconds."""
+        ...
+
+
+_steppers: WeakSet[Stepping] = WeakSet()
+_ending: list[int] = []  # the thread that ends the interpreter
+
+
+def end_steps_at_exit(stepper: Stepping) -> None:
+    """Wait at exit for the step that `stepper` runs. It calls `check_not_ending` before each."""
+    _steppers.add(stepper)
+    _register()
+
+
+def check_not_ending() -> None:
+    """End this daemon thread if another one ends the interpreter: SystemExit says nothing there."""
+    if _ending and threading.get_ident() not in _ending:
+        raise SystemExit
+
+
+@cache
+def _register() -> None:
+    # Not at import: functions run in the reverse order, and JAX's, registered at its import, frees
+    # the devices.
+    atexit.register(_end_steps)
+
+
+def _end_steps() -> None:
+    _ending.append(threading.get_ident())
+    for stepper in list(_steppers):
+        stepper.wait_for_step(LAST_STEP_SECONDS)
