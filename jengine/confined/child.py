@@ -1,11 +1,12 @@
 """A confined process from within: answers one message after the other, within its memory.
 
-In: a function from bytes to bytes, and how much memory the process may have. It ends by itself when
-it was not asked for a while, or has grown: then the next message goes to a new process.
+In: what makes a function from bytes to bytes, and says how much memory it may take. It ends by
+itself when it was not asked for a while, or has grown: the next message goes to a new process.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 import sys
@@ -21,22 +22,23 @@ IDLE_SECONDS = 60.0
 # What one that answered may keep of its memory, beyond what it had when it was ready.
 KEPT_BYTES = 128 * 2**20
 MIB = 2**20
+NICE = 5  # steps of the engine go first
 Answer = Callable[[bytearray], Sequence[frames.Part]]
 
 
 def serve(
-    prepare: Callable[[bytearray], Answer],
+    prepare: Callable[[bytearray], tuple[Answer, int]],
     *,
-    most_bytes: int,
     sock: socket.socket | None = None,
     idle_seconds: float = IDLE_SECONDS,
 ) -> None:
-    """Answer until nobody asks. `prepare` makes what answers of the first message; `most_bytes` is
-    the memory that answers may take beyond that."""
+    """Answer until nobody asks. `prepare` makes what answers of the first message, and says how
+    much memory answers may take beyond that."""
     sock = sock or socket.socket(fileno=0)
     _, job = frames.receive(sock, None)
-    answer = prepare(job)
+    answer, most_bytes = prepare(job)
     limit_memory(most_bytes)
+    os.nice(NICE)
     usual = resident_bytes()
     frames.send(sock, frames.READY, (), None)
     with suppress(TimeoutError, EOFError, ConnectionError):

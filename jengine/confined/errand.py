@@ -22,9 +22,12 @@ class GivenUp(RequestError):
 class Errand:
     """Work that ends after so many seconds, waits for a process to start not counted."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, confined: bool = False) -> None:
+        """`confined`: whatever can be done in a confined process is, also what is small."""
         self.seconds = seconds
+        self.confined = confined
         self._until = time.monotonic() + seconds
+        self._paused: float | None = None
         self._lock = threading.Lock()
         self._kill: Callable[[], None] | None = None
         self._cancelled = False
@@ -32,12 +35,19 @@ class Errand:
     @property
     def left(self) -> float:
         """The seconds that are left; none once it was given up."""
-        return 0.0 if self._cancelled else self._until - time.monotonic()
+        return 0.0 if self._cancelled else -self.overdue
+
+    @property
+    def overdue(self) -> float:
+        """The seconds since it was to have ended; below 0 before that."""
+        now = self._paused
+        return (time.monotonic() if now is None else now) - self._until
 
     def cancel(self) -> None:
         """Give it up, from any thread: what runs for it in a process is killed."""
         with self._lock:
             self._cancelled = True
+            self._until = min(self._until, time.monotonic())
             if self._kill is not None:
                 self._kill()
 
@@ -69,18 +79,12 @@ class Errand:
     @contextmanager
     def starting_a_process(self) -> Iterator[None]:
         """Within, time does not count: the next one finds the process running."""
-        began = time.monotonic()
+        self._paused = time.monotonic()
         try:
             yield
         finally:
-            self._until += time.monotonic() - began
+            self._until += time.monotonic() - self._paused
+            self._paused = None
 
 
 current: ContextVar[Errand | None] = ContextVar("errand", default=None)
-
-
-def check() -> None:
-    """Raise GivenUp if the current errand is over."""
-    errand = current.get()
-    if errand is not None:
-        errand.check()

@@ -41,6 +41,7 @@ from jengine.text.tokenizer import Tokenizer
 from jengine.thinking_budget import ReasoningMarks, budget_with
 
 MAX_BAD_WORD_TOKENS = 1024
+MAX_BAD_WORD_CHARACTERS = 8 * MAX_BAD_WORD_TOKENS  # they are tokenized while others wait
 # Beyond these, float32 overflows when a logit is multiplied.
 REPETITION_LIMITS = (1e-30, 1e30)
 SMALLEST_TOP_P = 1e-30
@@ -294,6 +295,12 @@ class InputProcessor:
         """The tokens of each word, as it is and after a space."""
         if not params.bad_words:
             return []
+        characters = sum(map(len, params.bad_words))
+        if characters > MAX_BAD_WORD_CHARACTERS:
+            raise RequestError(
+                f"bad_words: expected at most {MAX_BAD_WORD_CHARACTERS} characters in all; got "
+                f"{characters}."
+            )
         tokenizer = self.prompts.required_tokenizer()
         found = [ids for word in params.bad_words for ids in bad_word_ids(tokenizer, word)]
         total = sum(map(len, found))

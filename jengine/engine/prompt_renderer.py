@@ -91,6 +91,15 @@ class PromptRenderer:
         prompt = TokensPrompt(
             prompt=self._marks.shown(text), prompt_token_ids=self._checked_ids(ids, how)
         )
+        return self.with_images(prompt, images, options)
+
+    def with_images(
+        self,
+        prompt: TokensPrompt,
+        images: Sequence[ImagePart],
+        options: Mapping[str, Any] | None = None,
+    ) -> TokensPrompt:
+        """The prompt of a conversation with its images."""
         if not images:
             self._check_unused(options)
             return prompt
@@ -230,11 +239,10 @@ class PromptRenderer:
         most_chars = LONGEST_TOKEN * self.limits.max_model_len
         if limit is None and len(first) + len(second) > most_chars:
             raise ContextOverflow(self.limits.max_model_len, "has too many characters")
-        cut = {} if limit is None else {"truncation": True, "max_length": limit}
-        found = tokenizer.hf(first[:most_chars], second[:most_chars], **cut)
-        prompt = TokensPrompt(prompt_token_ids=self._checked_ids(found["input_ids"], AS_USUAL))
-        if self.limits.token_types and found.get("token_type_ids") is not None:
-            prompt["token_type_ids"] = list(found["token_type_ids"])
+        ids, types = tokenizer.encode_pair(first[:most_chars], second[:most_chars], limit)
+        prompt = TokensPrompt(prompt_token_ids=self._checked_ids(ids, AS_USUAL))
+        if self.limits.token_types and types:
+            prompt["token_type_ids"] = types
         return prompt
 
     def _checked_types(self, given: Any, count: int) -> list[int]:

@@ -9,7 +9,7 @@ from jengine.confined.frames import Part
 from jengine.media.decoding_process import NAME, SHAPE
 from jengine.media.images import decoded
 
-MOST_BYTES = 4 * 2**30  # of memory
+MOST_BYTES = 4 * 2**30
 
 
 def decode(file: bytearray) -> tuple[Part, ...]:
@@ -18,10 +18,10 @@ def decode(file: bytearray) -> tuple[Part, ...]:
     return SHAPE.pack(*pixels.shape[:2]), pixels.data.cast("B")
 
 
-def prepare(job: bytearray) -> Answer:
-    """Nothing to prepare."""
-    return decode
+def prepare(job: bytearray) -> tuple[Answer, int]:
+    """What answers, and its memory."""
+    return decode, MOST_BYTES
 
 
 if __name__ == "__main__":
-    serve(prepare, most_bytes=MOST_BYTES)
+    serve(prepare)

@@ -128,6 +128,7 @@ class Exporter:
             labels=["model_name"],
         )
         ignored.add_metric([model], stats.ignored_fields)
+        lanes = self._lanes()
         updates = HistogramMetricFamily(
             self._name("update_params_seconds"),
             "Seconds that replacing the parameters took.",
@@ -140,7 +141,29 @@ class Exporter:
             labels=["model_name"],
         )
         dropped.add_metric([model], stats.dropped_frames)
-        return rejections, ignored, dropped, updates
+        return rejections, ignored, dropped, updates, *lanes
+
+    def _lanes(self) -> tuple[Metric, ...]:
+        """What renders and tokenizes requests, where a server does."""
+        busy = GaugeMetricFamily(
+            self._name("rendering_busy_workers"),
+            "Threads and processes that render and tokenize requests now, by kind of request.",
+            labels=["model_name", "lane"],
+        )
+        refused = CounterMetricFamily(
+            self._name("rendering_refused"),
+            "Requests that waited to be rendered and never were, by kind of request.",
+            labels=["model_name", "lane"],
+        )
+        given_up = CounterMetricFamily(
+            self._name("rendering_given_up"),
+            "Requests whose rendering took too long, or whose client left, by kind of request.",
+            labels=["model_name", "lane"],
+        )
+        for lane, counts in self._stats.lanes.items():
+            for family, value in zip((busy, refused, given_up), counts, strict=True):
+                family.add_metric([self._facts.model_name, lane], value)
+        return (busy, refused, given_up) if self._stats.lanes else ()
 
     def _adapter_info(self, use: AdapterUse) -> Metric:
         family = GaugeMetricFamily(

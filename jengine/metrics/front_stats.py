@@ -7,6 +7,7 @@ time, from any thread. What cores count (tokens, steps, the cache) is in their `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jengine.counts import Histogram, RequestTimes
 from jengine.metrics.buckets import REQUEST_LATENCY, bounds
@@ -78,15 +79,24 @@ class EngineHistograms:
         self.histograms[name].observe(value)
 
 
+class LaneCounts(NamedTuple):
+    """Of the threads and processes that render and tokenize one kind of request."""
+
+    busy: int
+    refused: int  # requests that waited and never ran
+    given_up: int  # requests that took too long, or whose client left
+
+
 class FrontStats:
     """Everything that one front counts, by engine."""
 
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self.engines = {0: EngineHistograms(max_model_len)}
-        # Two counters that the server keeps, as it last told them.
+        # What the server counts, as it last told them.
         self.rejections = dict.fromkeys(LIMITS, 0)  # by the limit that refused them
         self.ignored_fields = 0  # that the server does not know
+        self.lanes: dict[str, LaneCounts] = {}  # of the server, by kind of request
         self.dropped_frames = 0  # messages to the core that it could not read
         self.params_updates = Histogram.of(REQUEST_LATENCY)
 

@@ -231,6 +231,7 @@ def route(service: Service, endpoint: Endpoint) -> Route:
 
     async def call(http: Request) -> Response:
         http.state.handler = endpoint.path
+        http.state.text_limits = service.text_limits
         try:
             service.check_kind(endpoint.kind, endpoint.path)
             response = await endpoint.handler(service, http)

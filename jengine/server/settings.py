@@ -63,6 +63,8 @@ class ServerSettings:
     max_n: int = 128
     max_prompts: int = 1024
     max_stop_strings: int = 4
+    max_text_chars: int | None = None  # of one text or conversation; None: 2^20, 16 per token
+    max_messages: int | None = None  # None: 1024, or one per 4 tokens of the context
     # Waiting costs little: what it holds is prompts, so their tokens are the limit.
     max_num_queued_reqs: int | None = None  # None: thousands, see queue_limit
     max_num_queued_tokens: int | None = 4 << 20  # prompt tokens that wait; None: no limit

@@ -39,6 +39,7 @@ _RESERVED = frozenset({
 # fmt: on
 
 
+MOST_TEMPLATE = 128 * 1024  # characters
 # How a template gets the content of messages: as its loops show, as one string, or as parts.
 CONTENT_FORMATS = ("auto", "string", "openai")
 
@@ -113,7 +114,7 @@ def render_chat(
     _check_variables(facts, chat_template_kwargs or {})
     if plain_tools and "tools" not in facts.variables:
         _warn_of_unread_tools(template)
-    return _render(
+    return run_template(
         tokenizer,
         [
             _fit_calls(_fit_content(message, facts, image or "", wanted), f"messages[{index}]")
@@ -127,12 +128,17 @@ def render_chat(
     )
 
 
-def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> str:
+def run_template(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> str:
+    """What a chat template writes of messages, or a RequestError, whatever goes wrong in it."""
+    confined = tokenizer.confined_for(0)
+    if confined is not None:
+        return confined.run_template(messages, options)
     try:
         prompt = tokenizer.hf.apply_chat_template(messages, tokenize=False, **options)
     # A template is a program: rendering it can raise any exception.
     except Exception as error:
-        raise RequestError(f"The chat template refused these messages: {error}") from error
+        why = str(error) or f"it raised {type(error).__name__} without a message"
+        raise RequestError(f"The chat template refused these messages: {why}") from error
     assert isinstance(prompt, str), "one conversation renders to one string"
     return prompt
 
@@ -278,6 +284,10 @@ def _fit_call(call: object, where: str) -> dict[str, Any]:
 @lru_cache(maxsize=32)
 def _read_template(template: str) -> _TemplateFacts:
     """What the template's syntax tree shows; the template is not run."""
+    if len(template) > MOST_TEMPLATE:
+        raise RequestError(
+            f"The chat template has {len(template)} characters; expected {MOST_TEMPLATE} at most."
+        )
     try:
         tree = _parsing_environment().parse(template)
         variables = find_undeclared_variables(tree)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from tokenizers import Tokenizer as Backend
 
+from jengine.confined import errand as errands
 from jengine.errors import CheckpointError, ConfigError, RequestError, lfs_advice
+from jengine.text.confined_tokenizer import ConfinedTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,6 +30,10 @@ REPLACEMENT = "\ufffd"
 def _is_not_torch_notice(record: logging.LogRecord) -> bool:
     return "PyTorch was not found" not in record.getMessage()
 
+
+# Characters of a text that is tokenized in about 20 ms: others may wait for it. And how much slower
+# tokenizers in Python are.
+SHORT, SLOWER = 16 * 1024, 16
 
 # transformers announces at import time that torch is missing; here it is missing on purpose.
 logging.getLogger("transformers").addFilter(_is_not_torch_notice)
@@ -53,6 +59,8 @@ class Tokenizer:
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self.hf = hf
+        self.confined: ConfinedTokenizer | None = None  # for strangers' long texts, in a server
+        self.short = SHORT if hf.is_fast else SHORT // SLOWER
         self._encoding = threading.Lock()
         self.backend: Backend | None = hf.backend_tokenizer if hf.is_fast else None
         self.vocab_size: int = len(hf)  # added tokens included
@@ -97,6 +105,9 @@ class Tokenizer:
         excepted.
         """
         _check_text(text, max_chars)
+        confined = self.confined_for(len(text))
+        if confined is not None:
+            return confined.encode(text, add_special_tokens, max_tokens, side)
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "verbose": False}
         if max_tokens is not None:
             options.update(truncation=True, max_length=max_tokens)
@@ -113,11 +124,54 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text in which special tokens are text like any other."""
+        confined = self.confined_for(len(text))
+        if confined is not None:
+            return confined.encode_plain(text)
         with self._encoding:
             found = self.hf(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         if len(text) < 2 or self.added_tokens.keys().isdisjoint(found):
             return list(found)
         return self.encode_plain(text[:1]) + self.encode_plain(text[1:])
+
+    def encode_pair(
+        self, first: str, second: str, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of two texts as models read pairs, and the type of each; none where types are
+        not told. More than `max_tokens` are cut."""
+        _check_text(first, None)
+        _check_text(second, None)
+        confined = self.confined_for(len(first) + len(second))
+        if confined is not None:
+            return confined.encode_pair(first, second, max_tokens)
+        cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
+        with self._encoding:
+            found: Any = self.hf(first, second, **cut)
+        return list(found["input_ids"]), list(found.get("token_type_ids") or ())
+
+    def beginning(self, text: str, tokens: int) -> str:
+        """The text's beginning that has at most so many tokens."""
+        _check_text(text, None)
+        confined = self.confined_for(len(text))
+        if confined is not None:
+            return confined.beginning(text, tokens)
+        while text:
+            with self._encoding:
+                found: Any = self.hf(text, add_special_tokens=False, return_offsets_mapping=True)
+            if len(found["input_ids"]) <= tokens:
+                break
+            places = found["offset_mapping"]
+            end = min(places[tokens - 1][1], places[tokens][0])
+            text = text[: min(end, len(text) - 1)]
+        return text
+
+    def confined_for(self, size: int) -> ConfinedTokenizer | None:
+        """What does the work on a text of so many characters in place of this object: where this
+        is a server's, and the text long, or one of many. Raises GivenUp if no one waits for it."""
+        errand = errands.current.get()
+        if errand is not None:
+            errand.check()
+        is_long = size > self.short or (errand is not None and errand.confined)
+        return self.confined if is_long else None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`, without transformers' clean-up so that it equals streamed text."""

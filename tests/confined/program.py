@@ -11,7 +11,7 @@ from jengine.confined.child import MIB, Answer, serve
 from jengine.errors import RequestError
 
 
-def prepare(job: bytearray) -> Answer:
+def prepare(job: bytearray) -> tuple[Answer, int]:
     """Answers with the job, where a message asks for it."""
     kept = list[bytes]()
 
@@ -35,8 +35,8 @@ def prepare(job: bytearray) -> Answer:
                 return (str("jax" in sys.modules).encode(),)
         return (str(os.getpid()).encode(),)
 
-    return answer
+    return answer, 512 * MIB
 
 
 if __name__ == "__main__":
-    serve(prepare, most_bytes=512 * MIB, idle_seconds=float(os.environ.get("TEST_IDLE", "60")))
+    serve(prepare, idle_seconds=float(os.environ.get("TEST_IDLE", "60")))

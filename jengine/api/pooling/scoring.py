@@ -22,6 +22,7 @@ from jengine.pooling_outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from jengine.text.chat_template import run_template
 from jengine.text.tokenization import Tokenization
 from jengine.text.tokenizer import Tokenizer
 
@@ -156,14 +157,7 @@ def _texts(given: Any) -> list[str]:
 
 def cut_text(text: str, tokenizer: Tokenizer, limit: int) -> str:
     """The text's beginning that has at most so many tokens; 0: all of it."""
-    while limit and text:
-        found = tokenizer.hf(text, add_special_tokens=False, return_offsets_mapping=True)
-        if len(found["input_ids"]) <= limit:
-            break
-        places = found["offset_mapping"]
-        end = min(places[limit - 1][1], places[limit][0])
-        text = text[: min(end, len(text) - 1)]
-    return text
+    return tokenizer.beginning(text, limit) if limit else text
 
 
 def pair_text(
@@ -181,11 +175,7 @@ def pair_text(
             f"chat_template_kwargs has reserved keys: {', '.join(sorted(reserved))}."
         )
     messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-    text = tokenizer.hf.apply_chat_template(
-        messages, chat_template=template, tokenize=False, **given
-    )
-    assert isinstance(text, str), "tokenize=False"
-    return text
+    return run_template(tokenizer, messages, chat_template=template, **given)
 
 
 def cosine(query: np.ndarray, document: np.ndarray) -> float:

@@ -54,6 +54,10 @@ SERVER_HELP = {
     "enable_tokenizer_info_endpoint": "offer GET /tokenizer_info",
     "stream_interval": "tokens of each streamed chunk",
     "max_body_bytes": "largest body of a request",
+    "max_text_chars": "most characters of one text or conversation; 16 for each token of the "
+    "context, and at least 1048576",
+    "max_messages": "most messages of a conversation; one for each 4 tokens of the context, and at "
+    "least 1024",
     "max_num_queued_reqs": "most completions that may run or wait; 4,096 or more",
     "max_num_queued_tokens": "most prompt tokens that may wait; 4,194,304",
     "max_stored_responses": "most responses of /v1/responses that are kept",

@@ -77,14 +77,14 @@ class AudioJob:
         if self.language:
             self._token(f"<|{self.language}|>", "language")
         rendering, rate = self.service.live.rendering, self.speech.speech.sampling_rate
-        parts = await rendering.run(self._parts)
+        parts = await rendering.media.run(self._parts)
         begins = np.cumsum([0, *map(len, parts)])
         *starts, self.duration = (float(one) / rate for one in begins)
         self.starts = starts
         if not self.language:
             self.language = await self._spoken(parts[0])
         ids = self._beginning()
-        prompts = [await rendering.run(rendering.audio, ids, part) for part in parts]
+        prompts = [await rendering.media.run(rendering.audio, ids, part) for part in parts]
         return Prepared(prompts, [self._params(one) for one in prompts], 0, self.adapter)
 
     def _parts(self) -> list[np.ndarray]:
@@ -100,7 +100,7 @@ class AudioJob:
         languages = list(range(first, self._token("<|translate|>")))
         if not languages:
             raise ApiError(400, "language: this model knows one language alone; give it.")
-        prompt = await rendering.run(rendering.audio, [first - 1], part)
+        prompt = await rendering.media.run(rendering.audio, [first - 1], part)
         params = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=languages)
         found = -1
         async for output in self.service.generate(prompt, params, f"{self.request_id}-language"):

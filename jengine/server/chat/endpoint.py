@@ -17,7 +17,7 @@ from jengine.sampling_params import SamplingParams
 from jengine.server.chat.chunks import ChatChunks
 from jengine.server.chat.fields import ChatRequest, check_chat
 from jengine.server.chat.forced_calls import forced_calls
-from jengine.server.chat.rendering import rendered_chat
+from jengine.server.chat.rendering import lane_of_chat, rendered_chat
 from jengine.server.chat.texts import ChatTexts
 from jengine.server.chat.types import ChatResponse
 from jengine.server.formats.logprobs import prompt_logprobs
@@ -33,6 +33,7 @@ from jengine.server.serving.grammars import check_grammar
 from jengine.server.serving.service import Service
 from jengine.server.version import FINGERPRINT
 from jengine.structured_outputs import StructuredOutputsParams
+from jengine.text.chat_images import ImagePart
 from jengine.text.chat_parser import end_of_reasoning, needs_special_tokens
 
 
@@ -72,14 +73,15 @@ class ChatJob:
 
     async def rendered(self) -> TokensPrompt:
         """The prompt that the template makes of the conversation."""
-        return await self.service.live.rendering.run(self._rendered)
+        rendering, options = self.service.live.rendering, self.request.mm_processor_kwargs
+        prompt, images = await lane_of_chat(rendering, self.request).run(self._rendered)
+        return await rendering.with_images(prompt, images, options)
 
-    def _rendered(self) -> TokensPrompt:
+    def _rendered(self) -> tuple[TokensPrompt, list[ImagePart]]:
         live = self.service.live
-        rendered = rendered_chat(live, self.service.settings, self.request)
-        ignore(self.http, rendered.unread)
-        how, options = tokenization(self.request), self.request.mm_processor_kwargs
-        return live.rendering.conversation(rendered.text, how, rendered.images, options)
+        chat = rendered_chat(live, self.service.settings, self.request)
+        ignore(self.http, chat.unread)
+        return live.rendering.conversation(chat.text, tokenization(self.request)), chat.images
 
     def _params(self, prompt: TokensPrompt) -> SamplingParams | BeamSearchParams:
         request, live = self.request, self.service.live

@@ -1,7 +1,7 @@
 """A request's conversation as the text that its template makes of it.
 
 In: a checked request, the engine's template and the server's settings. Out: text with special
-tokens in it. Runs in a rendering thread. Must not know tokens.
+tokens in it. Runs in a lane. Must not know tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.chat.messages import template_messages, template_variables
+from jengine.server.serving.lanes import Lane
+from jengine.server.serving.rendering import Rendering
 from jengine.server.serving.service import Live
 from jengine.server.settings import ServerSettings
 from jengine.text.chat_images import ImagePart
@@ -25,8 +27,15 @@ class RenderedChat(NamedTuple):
     images: list[ImagePart]
 
 
+def lane_of_chat(rendering: Rendering, request: ChatRequest) -> Lane:
+    """Where to run the template: a template of the request's own may do anything."""
+    given = [request.messages, request.tools, request.chat_template_kwargs]
+    return rendering.lane(given, doubtful=request.chat_template is not None)
+
+
 def rendered_chat(live: Live, settings: ServerSettings, request: ChatRequest) -> RenderedChat:
     """Run the template."""
+    live.rendering.text_limits.check_messages(request.messages, "messages")
     tokenizer = live.rendering.tokenizer
     tools = request.tools
     if settings.exclude_tools_when_tool_choice_none and request.tool_choice == "none":

@@ -18,6 +18,7 @@ from jengine.server.chat.endpoint import ChatJob
 from jengine.server.chat.fields import check_chat
 from jengine.server.errors import ApiError, api_error
 from jengine.server.http.body import read_body
+from jengine.server.http.disconnect import unless_client_leaves
 from jengine.server.http.json_response import json_response
 from jengine.server.http.sse import Chunks
 from jengine.server.messages.blocks import Blocks, Event
@@ -79,7 +80,8 @@ async def _message(service: Service, http: Request) -> Response:
 async def _count(service: Service, http: Request) -> Response:
     service.check_serving()
     request = await read_body(http, CountRequest, strict=False)
-    prompt = await _chat_job(service, http, request).rendered()
+    rendered = _chat_job(service, http, request).rendered()
+    prompt = await unless_client_leaves(http.receive, rendered)
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])})
 
 

@@ -113,13 +113,14 @@ class EmbedJob(PoolingJob):
     prefix = "embd"
 
     def __init__(self, service: Service, http: Request, given: EmbedRequest) -> None:
-        self.given = given
+        self.asked = given
         super().__init__(service, http, given.checked(), "embed")
+        self.given = given
         self.before = self._named_prompt()
 
     def count(self) -> int:
         """One prompt for each text, or for each list of parts."""
-        found = self.given.texts or self.given.inputs or []
+        found = self.asked.texts or self.asked.inputs or []
         most = self.service.settings.max_prompts
         if len(found) > most:
             raise ApiError(
@@ -132,14 +133,14 @@ class EmbedJob(PoolingJob):
         """Texts after their prompt; conversations, with it as what the system says, where the
         model has a template for them."""
         rendering, how = self.service.live.rendering, self.request.tokenization()
-        if self.given.inputs is not None:
-            talks = [self._conversation(parts_of(one)) for one in self.given.inputs]
+        if self.asked.inputs is not None:
+            talks = [self._conversation(parts_of(one)) for one in self.asked.inputs]
             return [rendering.conversation(one, how) for one in talks]
-        texts = self.given.texts or []
+        texts = self.asked.texts or []
         if self.before and self._has_template():
             talks = [self._conversation([{"type": "text", "text": one}]) for one in texts]
             return [rendering.conversation(one, how) for one in talks]
-        return [rendering.prompt(self.before + one, how) for one in texts]
+        return [rendering.rendered(self.before + one, how) for one in texts]
 
     def body(self, pooled: Pooled) -> EmbedResponse:
         """The embeddings in every type that was asked for."""
@@ -148,15 +149,15 @@ class EmbedJob(PoolingJob):
         return EmbedResponse(
             id=self.request_id,
             embeddings={
-                name: TYPES[name](rows) for name in self.given.embedding_types or ("float",)
+                name: TYPES[name](rows) for name in self.asked.embedding_types or ("float",)
             },
-            texts=self.given.texts,
+            texts=self.asked.texts,
             meta=Told(Billed(self.usage(pooled).prompt_tokens)),
             response_type="embeddings_by_type",
         )
 
     def _named_prompt(self) -> str:
-        wanted, known = self.given.input_type, dict(self.pooling.model("embed").config.prompts)
+        wanted, known = self.asked.input_type, dict(self.pooling.model("embed").config.prompts)
         if wanted is None:
             return ""
         if wanted not in known:
@@ -186,8 +187,8 @@ class EmbedJob(PoolingJob):
 
     def _check_lengths(self, pooled: Pooled) -> None:
         """Refuse texts that are longer than asked for, and were not to be cut."""
-        most = self.given.max_tokens
-        if most is None or self.given.truncate != "NONE":
+        most = self.asked.max_tokens
+        if most is None or self.asked.truncate != "NONE":
             return
         longest = max(len(one.prompt_token_ids) for one in pooled)
         if longest > most:

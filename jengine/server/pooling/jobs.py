@@ -57,6 +57,7 @@ class PoolingJob:
         check_common(request)
         self.service = service
         self.request = request
+        self.given: msgspec.Struct = request  # with what is pooled
         self.model, self.adapter = service.live.adapters.checked(request.model)
         self.pooling = Pooling(service.live.front, "server")
         self.task = task
@@ -80,7 +81,10 @@ class PoolingJob:
 
     async def prepare(self) -> Prepared:
         """Tokenize the prompts."""
-        prompts = await self.service.live.rendering.run(self.prompts)
+        given = msgspec.structs.asdict(self.given)
+        doubtful = given.get("chat_template") is not None
+        lane = self.service.live.rendering.lane(given, doubtful=doubtful)
+        prompts = await lane.run(self.prompts)
         if self.request.cache_salt is not None:
             for prompt in prompts:
                 prompt["cache_salt"] = self.request.cache_salt
@@ -136,7 +140,7 @@ class InputJob(PoolingJob):
         how = self.request.tokenization(add_special_tokens=special)
         if isinstance(self.inputs[0], list) and not isinstance(self.inputs[0][0], int):
             return [rendering.conversation(self._chat(one), how) for one in self.inputs]
-        return [rendering.prompt(one, how) for one in self.inputs]
+        return [rendering.rendered(one, how) for one in self.inputs]
 
     def item(self, index: int, data: np.ndarray) -> msgspec.Struct:
         """What the response has for one input."""

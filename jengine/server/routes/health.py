@@ -20,7 +20,7 @@ class Health(msgspec.Struct, omit_defaults=True):
     waiting: int
     last_step_age_s: float | None
     progress: str | None = None  # of the engine's start
-    problem: str | None = None  # of one of several cores
+    problem: str | None = None  # of one of several cores, or of what reads requests
 
 
 class Version(msgspec.Struct):
@@ -37,7 +37,7 @@ class Load(msgspec.Struct):
 
 async def health(service: Service, http: Request) -> Response:
     """200 while all is well; 503 while starting, draining, stalled or dead, also if one of several
-    cores has stalled or died."""
+    cores has stalled or died, or what reads requests is stuck."""
     body = await state_of(service)
     return json_response(body, 200 if body.status == Phase.SERVING.value else 503)
 

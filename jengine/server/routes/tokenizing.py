@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jengine.server.chat.fields import ChatRequest, check_chat
-from jengine.server.chat.rendering import rendered_chat
+from jengine.server.chat.rendering import lane_of_chat, rendered_chat
 from jengine.server.errors import ApiError
 from jengine.server.http.body import ignore, read_body
+from jengine.server.http.disconnect import unless_client_leaves
 from jengine.server.http.json_response import json_response
 from jengine.server.serving.service import Service
 
@@ -56,6 +57,8 @@ async def tokenize(service: Service, http: Request) -> Response:
         check_chat(request, settings)
     tokenizer = live.rendering.tokenizer
 
+    rendering = live.rendering
+
     def work() -> TokenizeResponse:
         text, special = request.prompt, request.add_special_tokens is not False
         if text is None:
@@ -67,12 +70,14 @@ async def tokenize(service: Service, http: Request) -> Response:
                 )  # fmt: skip
             special = bool(request.add_special_tokens)  # the template writes them
             ignore(http, unread)
-        ids = tokenizer.encode(text, special)
-        strings = [str(one) for one in tokenizer.hf.convert_ids_to_tokens(ids)]
-        shown = strings if request.return_token_strs else None
+        rendering.text_limits.check_text(text, "prompt" if request.prompt else "messages")
+        ids, shown = tokenizer.encode(text, special), None
+        if request.return_token_strs:
+            shown = [str(one) for one in tokenizer.hf.convert_ids_to_tokens(ids)]
         return TokenizeResponse(len(ids), live.engine.schedule.max_model_len, ids, shown)
 
-    return json_response(await live.rendering.run(work))
+    lane = lane_of_chat(rendering, request) if request.messages else rendering.lane(request.prompt)
+    return json_response(await unless_client_leaves(http.receive, lane.run(work)))
 
 
 async def detokenize(service: Service, http: Request) -> Response:
@@ -83,8 +88,8 @@ async def detokenize(service: Service, http: Request) -> Response:
     if request.tokens is None:
         raise ApiError(400, "tokens is missing; expected a list of token ids.", param="tokens")
     tokens = live.rendering.limits.in_vocabulary("tokens", request.tokens)
-    tokenizer = live.rendering.tokenizer
-    text = await live.rendering.run(tokenizer.decode, tokens, False)
+    live.rendering.text_limits.check_tokens(tokens, "tokens")
+    text = await unless_client_leaves(http.receive, live.rendering.text_of(tokens))
     return json_response(DetokenizeResponse(text))
 
 

@@ -63,7 +63,8 @@ def judge(service: Service, watch: ProgressWatch) -> None:
     if len(stuck) > service.peers.board.own(Field.STUCK):
         tell_stall(service, stuck)
     service.peers.board.note(Field.STUCK, len(stuck))
-    note_problem(service, [*dead, *(f"{name} makes no progress" for name in stuck)])
+    lanes = [f"all threads for {one.name} are stuck" for one in service.stuck_lanes]
+    note_problem(service, [*dead, *(f"{name} makes no progress" for name in stuck), *lanes])
     if stuck and len(stuck) == len(cores) - len(dead):
         service.phase = Phase.STALLED
     else:
@@ -89,6 +90,6 @@ def note_problem(service: Service, problems: Sequence[str]) -> None:
         return
     service.problem = problem
     if problem is None:
-        logger.warning("All cores of the engine make progress again.")
+        logger.warning("All cores and lanes make progress again.")
     else:
         logger.error("/health is red: %s.", problem)

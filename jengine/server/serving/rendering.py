@@ -1,15 +1,15 @@
-"""Prompts of requests to token ids, in threads of their own and with a deadline.
+"""Prompts of requests to token ids, off the event loop and with a deadline.
 
-In: texts, token ids or conversations. Out: TokensPrompts that fit the model's context. Tokenizing a
-long text and running a template take long, so the event loop never does either.
+In: texts, token ids or conversations. Out: TokensPrompts that fit the model's context. Short texts
+are tokenized in threads of this process; long ones, lists of texts, and templates that a request
+brings, in processes that can be killed; what brings media has threads of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,22 +17,42 @@ from jengine.engine.limits import Limits
 from jengine.engine.prompt_renderer import LONGEST_TOKEN, PromptRenderer
 from jengine.errors import ContextOverflow
 from jengine.prompts import TokensPrompt
-from jengine.server.errors import ApiError
+from jengine.server.http.text_limits import TextLimits, text_size
+from jengine.server.serving.lanes import Lane
 from jengine.text.chat_images import ImagePart
+from jengine.text.confined_tokenizer import ConfinedTokenizer
 from jengine.text.tokenization import Tokenization
-from jengine.text.tokenizer import Tokenizer
+from jengine.text.tokenizer import SHORT, Tokenizer
 
-T = TypeVar("T")
 THREADS = 2
+FEWEST, MOST = 2, 8  # processes for long texts, between which their number is that of cores
+# Memory of a process for long texts: at least, and by the characters that a text may have.
+LEAST_BYTES, CHAR_BYTES = 2**30, 512
 
 
 class Rendering:
-    """The renderer of an engine behind a thread pool."""
+    """The renderer of an engine behind lanes."""
 
-    def __init__(self, prompts: PromptRenderer, timeout: float) -> None:
+    def __init__(self, prompts: PromptRenderer, limits: TextLimits, timeout: float) -> None:
+        self.text_limits = limits
         self._prompts = prompts
-        self._timeout = timeout
-        self._threads = ThreadPoolExecutor(THREADS, "jengine-render")
+        processes = min(max(len(os.sched_getaffinity(0)), FEWEST), MOST)
+        self.short = Lane("short texts", THREADS, timeout)
+        self.long = Lane("long texts", processes, timeout, confined=True)
+        self.media = Lane("media", THREADS, timeout)
+        self._confined: ConfinedTokenizer | None = None
+        if prompts.tokenizer is not None:
+            self._confined = prompts.tokenizer.confined = ConfinedTokenizer(
+                prompts.tokenizer.hf,
+                size=processes,
+                seconds=timeout,
+                most_bytes=max(LEAST_BYTES, CHAR_BYTES * limits.chars),
+            )
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """All lanes."""
+        return self.short, self.long, self.media
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -44,37 +64,45 @@ class Rendering:
         """What prompts are checked against."""
         return self._prompts.limits
 
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of a function that runs in a thread, or 400 after the deadline."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await loop.run_in_executor(self._threads, work, *arguments)
-        except TimeoutError as error:
-            raise ApiError(
-                400,
-                f"Rendering and tokenizing the prompt took longer than {self._timeout:g} seconds "
-                "and was given up. Send a shorter prompt.",
-            ) from error
+    def lane(self, given: Any, *, doubtful: bool = False) -> Lane:
+        """Where to do work on texts, which are somewhere in `given`: by their size. `doubtful`: the
+        work may be long, whatever its size."""
+        short = SHORT if self._prompts.tokenizer is None else self._prompts.tokenizer.short
+        return self.long if doubtful or text_size(given, short) > short else self.short
 
-    def prompt(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
+    async def prompt(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
         """A text or token ids as a prompt that fits."""
+        return await self.lane(given).run(self.rendered, given, how)
+
+    def rendered(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
+        """The same, in this thread."""
         if isinstance(given, str):
             self._check_length(given, how)
         else:
             self.limits.in_vocabulary("prompt", given)
         return self._prompts.render(given, how)
 
-    def conversation(
-        self,
-        text: str,
-        how: Tokenization,
-        images: Sequence[ImagePart] = (),
-        options: Mapping[str, Any] | None = None,
-    ) -> TokensPrompt:
-        """A conversation as its template wrote it, with its images, as a prompt that fits."""
+    def conversation(self, text: str, how: Tokenization) -> TokensPrompt:
+        """A conversation as its template wrote it as a prompt that fits."""
         self._check_length(text, how)
-        return self._prompts.render_chat(text, how, images, options)
+        return self._prompts.render_chat(text, how)
+
+    async def with_images(
+        self,
+        prompt: TokensPrompt,
+        images: Sequence[ImagePart],
+        options: Mapping[str, Any] | None,
+    ) -> TokensPrompt:
+        """The prompt of a conversation with its images."""
+        if not images and not options:
+            return prompt  # as nearly always
+        return await self.media.run(self._prompts.with_images, prompt, images, options)
+
+    async def text_of(self, tokens: list[int]) -> str:
+        """The text of tokens."""
+        if self._confined is None or len(tokens) <= self.tokenizer.short:
+            return await self.short.run(self.tokenizer.decode, tokens, False)
+        return await self.long.run(self._confined.decode, tokens, False)
 
     def without_images(self, messages: Any) -> tuple[Any, list[ImagePart]]:
         """The messages with a mark in place of each image, if the model takes any."""
@@ -92,11 +120,17 @@ class Rendering:
         )
 
     def close(self) -> None:
-        """Let the threads end when they are idle."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Give up what runs, and end the processes."""
+        for lane in self.lanes:
+            lane.close()
+        if self._confined is not None:
+            self._confined.close()
+            if self.tokenizer.confined is self._confined:
+                self.tokenizer.confined = None
 
     def _check_length(self, text: str, how: Tokenization) -> None:
         """Refuse a text that cannot fit, before it is tokenized."""
         most = self.limits.max_model_len
         if how.truncate_prompt_tokens is None and len(text) > LONGEST_TOKEN * most:
             raise ContextOverflow(most, f"has {len(text)} characters, which never fit")
+        self.text_limits.check_text(text, "The prompt")

@@ -24,16 +24,19 @@ from jengine.engine.input_processor import AnyParams
 from jengine.engine.timing import Arrival
 from jengine.errors import EngineDead
 from jengine.metrics.families import Family, families_of
+from jengine.metrics.front_stats import LaneCounts
 from jengine.metrics.registry import process_registry
 from jengine.outputs import Counts, RequestOutput
 from jengine.prompts import TokensPrompt
 from jengine.server.errors import ApiError
+from jengine.server.http.text_limits import TextLimits
 from jengine.server.peers.board import Board, Field
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase, check_serving
 from jengine.server.serving.adapters import ServedAdapters
 from jengine.server.serving.admission import Admission
 from jengine.server.serving.ignored_fields import IgnoredFields
+from jengine.server.serving.lanes import Lane
 from jengine.server.serving.names import ModelNames
 from jengine.server.serving.progress_watch import ProgressWatch
 from jengine.server.serving.rendering import Rendering
@@ -74,6 +77,8 @@ class Service:
             -(-settings.max_stored_response_bytes // self.peers.count),
             settings.response_store_seconds,
         )
+        # Of a model of the shortest context, until the engine's is known.
+        self.text_limits = TextLimits.of(settings.max_text_chars, settings.max_messages, 0)
         self._live: Live | None = None
 
     def note_progress(self, words: str) -> None:
@@ -87,11 +92,18 @@ class Service:
             tokenizer = engine.session.input_processor.prompts.required_tokenizer()
             load_response_template(tokenizer.response_template)  # refused now, not per request
         names = ModelNames.of(engine, settings.served_model_name)
+        self.text_limits = TextLimits.of(
+            settings.max_text_chars, settings.max_messages, engine.schedule.max_model_len
+        )
         self._live = Live(
             engine,
             Front("server", engine),
             AsyncRequests(engine.session),
-            Rendering(engine.session.input_processor.prompts, settings.render_timeout),
+            Rendering(
+                engine.session.input_processor.prompts,
+                self.text_limits,
+                settings.render_timeout,
+            ),
             names,
             ServedAdapters(engine, names, settings.lora_modules),
             Admission(
@@ -235,6 +247,10 @@ class Service:
             stats = self._live.engine.session.stats
             stats.rejections.update(self._live.admission.rejections)
             stats.ignored_fields = self.ignored_fields.count
+            stats.lanes = {
+                one.name: LaneCounts(one.busy, one.refused, one.given_up)
+                for one in self._live.rendering.lanes
+            }
         return families_of(self.registry)
 
     async def current_counts(self) -> Counts:
@@ -247,6 +263,12 @@ class Service:
     def last_step_age(self) -> float | None:
         """Seconds since the engine last made progress; None while it has nothing to do."""
         return None if self.watch is None else self.watch.age
+
+    @property
+    def stuck_lanes(self) -> list[Lane]:
+        """The lanes of which no thread ends what it should have ended."""
+        lanes = () if self._live is None else self._live.rendering.lanes
+        return [one for one in lanes if one.is_stuck]
 
     def check_alive(self) -> None:
         """Notice that the engine has stopped."""

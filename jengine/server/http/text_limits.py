@@ -1,0 +1,110 @@
+"""How much text a request may hold, checked before anything reads it. Must not know any endpoint.
+
+In: a decoded body. Out: nothing, or 400 with the field, the limit, and how to set it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from jengine.server.errors import ApiError
+
+# Fields whose texts are no text to the model: media, which have limits of their own.
+MEDIA = frozenset({"url", "data", "image_url", "image", "video", "file_data", "prompt_embeds"})
+
+
+@dataclass(frozen=True)
+class TextLimits:
+    """Bounds for each text, conversation or list of tools of a request."""
+
+    chars: int
+    messages: int
+
+    @classmethod
+    def of(cls, chars: int | None, messages: int | None, max_model_len: int) -> TextLimits:
+        """The limits as set, or what no prompt of this context exceeds."""
+        return cls(
+            max(2**20, 16 * max_model_len) if chars is None else chars,
+            max(1024, max_model_len // 4) if messages is None else messages,
+        )
+
+    def check(self, body: msgspec.Struct, size: int) -> None:
+        """Refuse a body of so many bytes for the texts and messages in its fields."""
+        for name in ("messages", "input"):
+            self.check_messages(getattr(body, name, None), name)
+        if size <= self.chars:
+            return  # a character is a byte at least
+        for field in msgspec.structs.fields(type(body)):
+            if field.name not in MEDIA:
+                self._check_field(getattr(body, field.name), field.encode_name)
+
+    def check_messages(self, given: Any, name: str) -> None:
+        """Refuse conversations of too many messages."""
+        count = len(given) if isinstance(given, list) and given and is_message(given[0]) else 0
+        if count > self.messages:
+            raise ApiError(
+                400,
+                f"{name} has {count} items; at most {self.messages} are allowed in one request. "
+                "Send fewer, or start the server with a larger --max-messages.",
+                param=name,
+            )
+
+    def check_text(self, text: str, name: str) -> None:
+        """Refuse a text that is too long."""
+        self._check_chars(len(text), name)
+
+    def check_tokens(self, tokens: Sequence[int], name: str) -> None:
+        """Refuse more tokens than a text of the greatest length has at most."""
+        if len(tokens) > self.chars:
+            raise ApiError(
+                400,
+                f"{name} has {len(tokens)} items; at most {self.chars} are allowed. Send fewer, or "
+                "start the server with a larger --max-text-chars.",
+                param=name,
+            )
+
+    def _check_field(self, value: Any, name: str) -> None:
+        texts = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        for one in value if texts else (value,):
+            self._check_chars(text_size(one, self.chars), name)
+
+    def _check_chars(self, chars: int, name: str) -> None:
+        if chars > self.chars:
+            raise ApiError(
+                400,
+                f"{name} has more than {self.chars} characters, which is the most for a text of "
+                "this server. Send a shorter one, or start the server with a larger "
+                "--max-text-chars.",
+                param=name,
+            )
+
+
+def is_message(item: Any) -> bool:
+    """Whether a list with such an item is one of messages, not of texts or tokens."""
+    return isinstance(item, dict)
+
+
+def text_size(value: Any, enough: int) -> int:
+    """The characters in a value, and one for each list and object; counted until there are more
+    than enough."""
+    count, left = 0, [value]
+    while left and count <= enough:
+        one = left.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, Mapping):
+            count += 1 + sum(map(len, one))
+            left += [item for name, item in one.items() if name not in MEDIA or is_nested(item)]
+        elif isinstance(one, list):
+            count += 1
+            left += one if one and not isinstance(one[0], int) else ()
+    return count
+
+
+def is_nested(item: Any) -> bool:
+    """Whether a field that may be media holds other fields."""
+    return isinstance(item, Mapping)

@@ -1,0 +1,68 @@
+"""The process that tokenizes long texts, and runs chat templates on them, with a tokenizer of its
+own. See `confined_tokenizer`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from typing import assert_never
+
+import msgspec
+
+from jengine.confined.child import Answer, serve
+from jengine.confined.frames import Part
+from jengine.text import tokenizer_calls as calls
+from jengine.text.chat_template import run_template
+from jengine.text.tokenizer import Tokenizer, load_tokenizer
+
+
+class Job(msgspec.Struct):
+    """The folder of its tokenizer, and how much memory it may have for a call."""
+
+    folder: str
+    most_bytes: int
+
+
+def answer_of(tokenizer: Tokenizer, call: calls.Call) -> tuple[Part, ...]:
+    """The answer to one call."""
+    match call:
+        case calls.Encode(text, special, most, side):
+            return (packed(tokenizer.encode(text, special, max_tokens=most, side=side)),)
+        case calls.EncodePlain(text):
+            return (packed(tokenizer.encode_plain(text)),)
+        case calls.EncodePair(first, second, most):
+            ids, types = tokenizer.encode_pair(first, second, most)
+            return (packed([len(ids), *ids, *types]),)
+        case calls.Beginning(text, tokens):
+            return (str(len(tokenizer.beginning(text, tokens))).encode(),)
+        case calls.Decode(ids, skip):
+            return (tokenizer.decode(ids, skip).encode("utf-8", "surrogatepass"),)
+        case calls.RunTemplate(messages, options):
+            text = run_template(tokenizer, json.loads(messages), **json.loads(options))
+            return (text.encode("utf-8", "surrogatepass"),)
+        case _:
+            assert_never(call)
+
+
+def packed(ids: list[int]) -> Part:
+    """Numbers as bytes."""
+    return array("i", ids).tobytes()
+
+
+def prepare(job: bytearray) -> tuple[Answer, int]:
+    """What answers, and its memory."""
+    settings = msgspec.msgpack.decode(job, type=Job)
+    tokenizer = load_tokenizer(settings.folder)
+
+    def answer(asked: bytearray) -> tuple[Part, ...]:
+        return answer_of(tokenizer, calls.decoder.decode(asked))
+
+    return answer, settings.most_bytes
+
+
+if __name__ == "__main__":
+    # Where torch is installed, transformers would import it: seconds and memory for nothing.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    serve(prepare)
