@@ -179,7 +179,7 @@ def test_a_text_of_a_million_characters_does_not_hold_up_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entered, go_on = threading.Event(), threading.Event()
-    render = Rendering.rendered
+    render = Rendering.prompt
 
     def held_if_huge(self: Rendering, prompt: Any, *more: Any) -> Any:
         if len(prompt) > 10**5:
@@ -187,7 +187,7 @@ def test_a_text_of_a_million_characters_does_not_hold_up_others(
             assert go_on.wait(PATIENCE)
         return render(self, prompt, *more)
 
-    monkeypatch.setattr(Rendering, "rendered", held_if_huge)
+    monkeypatch.setattr(Rendering, "prompt", held_if_huge)
     with listening() as server:
         huge = Client(server.port).send(
             "/v1/completions", {"prompt": "a" * 10**6, "max_tokens": 1}

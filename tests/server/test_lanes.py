@@ -115,13 +115,13 @@ def test_who_takes_too_long_gets_400_and_who_never_ran_503() -> None:
 def test_a_call_that_waited_and_never_ran_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
-    render = Rendering.rendered
+    render = Rendering.prompt
 
     def held(*given: Any) -> Any:
         assert go_on.wait(PATIENCE)
         return render(*given)
 
-    monkeypatch.setattr(Rendering, "rendered", held)
+    monkeypatch.setattr(Rendering, "prompt", held)
     monkeypatch.setattr(lanes, "GRACE", 0.0)
     with listening(render_timeout=0.2) as server:
         first = [server.connect(prompt="a", max_tokens=1) for _ in range(2)]

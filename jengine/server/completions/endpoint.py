@@ -56,7 +56,7 @@ class CompletionJob:
     async def prepare(self) -> Prepared:
         """Tokenize the prompts and settle how long each answer may be."""
         rendering, how = self.service.live.rendering, tokenization(self.request)
-        prompts = [await rendering.prompt(given, how) for given in self.given]
+        prompts = [await rendering.tokenized(given, how) for given in self.given]
         if self.request.cache_salt is not None:
             for prompt in prompts:
                 prompt["cache_salt"] = self.request.cache_salt

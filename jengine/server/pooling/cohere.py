@@ -140,7 +140,7 @@ class EmbedJob(PoolingJob):
         if self.before and self._has_template():
             talks = [self._conversation([{"type": "text", "text": one}]) for one in texts]
             return [rendering.conversation(one, how) for one in talks]
-        return [rendering.rendered(self.before + one, how) for one in texts]
+        return [rendering.prompt(self.before + one, how) for one in texts]
 
     def body(self, pooled: Pooled) -> EmbedResponse:
         """The embeddings in every type that was asked for."""

@@ -140,7 +140,7 @@ class InputJob(PoolingJob):
         how = self.request.tokenization(add_special_tokens=special)
         if isinstance(self.inputs[0], list) and not isinstance(self.inputs[0][0], int):
             return [rendering.conversation(self._chat(one), how) for one in self.inputs]
-        return [rendering.rendered(one, how) for one in self.inputs]
+        return [rendering.prompt(one, how) for one in self.inputs]
 
     def item(self, index: int, data: np.ndarray) -> msgspec.Struct:
         """What the response has for one input."""

@@ -70,11 +70,11 @@ class Rendering:
         short = SHORT if self._prompts.tokenizer is None else self._prompts.tokenizer.short
         return self.long if doubtful or text_size(given, short) > short else self.short
 
-    async def prompt(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
+    async def tokenized(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
         """A text or token ids as a prompt that fits."""
-        return await self.lane(given).run(self.rendered, given, how)
+        return await self.lane(given).run(self.prompt, given, how)
 
-    def rendered(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
+    def prompt(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
         """The same, in this thread."""
         if isinstance(given, str):
             self._check_length(given, how)
