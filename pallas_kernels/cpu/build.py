@@ -13,6 +13,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ from pallas_kernels.cpu.compiler import (
 
 LONGEST_COMPILE_S = 300
 BETWEEN_LOOKS_S = 0.02
+KILLER = Path(__file__).with_name("kill_groups.py")
 WORK = "compiling-"
 SHOWN_OF_ERRORS = 600
 
@@ -117,7 +119,7 @@ def compile_units(compiler: Sequence[str], jobs: Jobs, work: Path, made: Path) -
 
 
 class Jobs:
-    """Compilers that run at the same time. None of them outlives this process.
+    """Compilers that run at the same time. None of them outlives this process, even a killed one.
 
     They are in sessions of their own: Ctrl-C interrupts who waits for them, and not them.
     """
@@ -129,10 +131,15 @@ class Jobs:
         self._process = os.getpid()
 
     def __enter__(self) -> Jobs:
+        self._killer = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", "-S", str(KILLER)], stdin=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
         atexit.register(self._end)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._killer.communicate()
         self._closed.set()
         atexit.unregister(self._end)
 
@@ -151,22 +158,31 @@ class Jobs:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            self._note("-", process)
             said.close()
         self._running.clear()
 
     def _start(self, command: Sequence[str], work: Path) -> None:
         said = tempfile.TemporaryFile(dir=work)  # noqa: SIM115 - closed with its process
-        self._running[
-            subprocess.Popen(  # noqa: S603
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-                env={**os.environ, "TMPDIR": str(work)}, start_new_session=True,
-            )
-        ] = said  # fmt: skip
+        process = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            env={**os.environ, "TMPDIR": str(work)}, start_new_session=True,
+        )  # fmt: skip
+        self._running[process] = said
+        self._note("+", process)
+
+    def _note(self, what: str, process: subprocess.Popen[bytes]) -> None:
+        """Tell the killer that a process has started or ended."""
+        assert self._killer.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError):  # somebody ended it
+            self._killer.stdin.write(f"{what}{process.pid}\n")
+            self._killer.stdin.flush()
 
     def _look(self) -> None:
         if self._ending.is_set():
             raise NoKernels("this process ended while the kernels were compiled.")
         for process in [one for one in self._running if one.poll() is not None]:
+            self._note("-", process)
             with self._running.pop(process) as said:
                 if process.returncode:
                     said.seek(0)

@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pallas_kernels.cpu import background, build, compiler, library
 from pallas_kernels.cpu.compiler import NoKernels
 from tests.models.tiny_models import write_tiny_native
+from tests.server.listening import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -121,6 +123,22 @@ def test_a_compiler_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.Mon
         build.compiled_library()
     assert killed and not any(Path("/proc", str(process)).exists() for process in killed)
     assert not list(build.private_folder().iterdir())
+
+
+def test_compilers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    driver = "sleep 600 & echo $! > number; mv number pid; wait"
+    code = (
+        "from pathlib import Path; from pallas_kernels.cpu.build import Jobs\n"
+        f"with Jobs() as jobs: jobs.run([['sh', '-c', {driver!r}]], Path())"
+    )
+    paths = {**os.environ, "PYTHONPATH": str(ROOT)}
+    asking = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=paths)
+    until((tmp_path / "pid").exists)
+    number = int((tmp_path / "pid").read_text())
+    assert psutil.pid_exists(number)
+    asking.kill()
+    asking.wait()
+    until(lambda: not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie")
 
 
 def test_what_killed_processes_left_is_removed(
