@@ -24,8 +24,10 @@ if TYPE_CHECKING:  # imported when the first grammar is compiled
 DEADLINE = 5.0  # seconds of compiling one grammar
 PATIENCE = 30.0  # seconds that one may wait for its turn
 THREADS = 2
-# Estimates of the memory of a compiled grammar: for itself, and per byte of its text.
-GRAMMAR_BYTES, TEXT_BYTES = 64 << 10, 32
+# Estimates of the memory of a compiled grammar, with what it remembers once it was followed: for
+# itself, and per byte of its text. llguidance does not tell; regular expressions take 250 KB, lists
+# of choices 120 bytes for each of theirs, schemas of any size less than this.
+GRAMMAR_BYTES, TEXT_BYTES = 256 << 10, 112
 CACHE_BYTES = 256 << 20
 LONGEST_MESSAGE = 400
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -25,6 +27,38 @@ TAGS = (
     '{"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],'
     ' "triggers": ["<f"]}'
 )
+
+
+@pytest.mark.slow
+def test_grammars_take_no_more_memory_than_is_counted() -> None:
+    code = (
+        "import json, resource\n"
+        "from pathlib import Path\n"
+        "from jengine.grammar.compiler import GrammarCompiler\n"
+        "from jengine.structured_outputs import GrammarSpec\n"
+        "from tests.grammar.letters import compiler\n"
+        "def resident():\n"
+        "    pages = int(Path('/proc/self/statm').read_text().split()[1])\n"
+        "    return pages * resource.getpagesize()\n"
+        "def schema(seed, size):\n"
+        "    names = [f'p{seed}_{i}' for i in range(size)]\n"
+        "    kinds = [['string', 'integer', 'number'][i % 3] for i in range(size)]\n"
+        "    properties = {name: {'type': kind} for name, kind in zip(names, kinds)}\n"
+        "    return json.dumps({'type': 'object', 'properties': properties, 'required': names})\n"
+        "one = compiler()\n"
+        "def compile(kind, text):\n"
+        "    one.compiled(GrammarSpec(kind=kind, text=text))\n"
+        "compile('json', schema(-1, 5)), compile('regex', 'a'), compile('choice', '[\"a\"]')\n"
+        "before, kept = resident(), one.kept_bytes\n"
+        "for seed in range(150):\n"
+        "    compile('json', schema(seed, 5)), compile('json', schema(seed, 50))\n"
+        "    compile('regex', '[a-z]{2,9}%d (foo|bar)+[0-9]{1,5}' % seed)\n"
+        "    compile('choice', json.dumps([f'value {seed} {i}' for i in range(100)]))\n"
+        "print(resident() - before, one.kept_bytes - kept)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    taken, counted = map(int, done.stdout.split())
+    assert taken <= counted
 
 
 def deep(levels: int) -> dict[str, Any]:
