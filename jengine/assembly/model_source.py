@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,18 @@ def open_model_source(args: EngineArgs) -> ModelSource:
     # Absolute, so that it is still found after the program has changed its working directory.
     folder = resolve_model(args.model).absolute()
     generation = generation_of(args, folder)
-    tokenizer = tokenizer_of(args, folder)
+    load = cache(lambda: tokenizer_of(args, folder))
     if args.model_impl == "generic":
         register_imported(folder, args.hf_overrides)
-    config = with_dtype(used_config(args, folder, tokenizer), args.dtype)
+    config = with_dtype(used_config(args, folder, load), args.dtype)
     config = with_quantization(config, args.quantization)
-    return ModelSource(config, folder, tokenizer, generation)
+    # Last: of a broken config.json it would say that the tokenizer cannot be loaded.
+    return ModelSource(config, folder, load(), generation)
 
 
-def used_config(args: EngineArgs, folder: Path, tokenizer: Tokenizer | None) -> ModelConfig:
+def used_config(
+    args: EngineArgs, folder: Path, tokenizer: Callable[[], Tokenizer | None]
+) -> ModelConfig:
     """The config of the model in a folder as the settings want it."""
     if is_gguf(folder):
         if args.runner == "pooling" or args.hf_overrides:
@@ -73,7 +77,7 @@ def used_config(args: EngineArgs, folder: Path, tokenizer: Tokenizer | None) -> 
             )
         return read_model_config(folder)
     hf = read_config_file(folder, args.hf_overrides)
-    return with_pooling(args, registry.model_config(hf), hf, folder, lambda: tokenizer)
+    return with_pooling(args, registry.model_config(hf), hf, folder, tokenizer)
 
 
 def check_model(model: Any) -> None:

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from jengine.errors import RequestError
 from jengine.media.images import MOST_BYTES, file_bytes
@@ -77,6 +77,7 @@ class MediaSources:
         host, port = self._host(parts, what)
         address = self._address(host, port, what)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        path = quote(path, safe="!#$%&'()*+,/:;=?@[]~", errors="replace")  # what is not ASCII
         connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
         try:
             plain = self.connect(address, port, SECONDS)
@@ -133,12 +134,17 @@ class MediaSources:
 
 def split(url: str, what: str) -> SplitResult:
     """The parts of a URL that every reader takes apart in the same way."""
-    if "\\" in url or any(ord(char) <= 32 or ord(char) == 127 for char in url):
+    if "\\" in url or any(ord(char) <= 32 or ord(char) == 127 for char in unquote_nul(url)):
         raise RequestError(f"{what}: the URL holds a backslash, a space or a control character.")
     try:
         return urlsplit(url)
     except ValueError:
         raise RequestError(f"{what}: the URL cannot be read.") from None
+
+
+def unquote_nul(url: str) -> str:
+    """The URL with %00 as what it stands for, the one character that no path of a file has."""
+    return url.replace("%00", "\0")
 
 
 def data_bytes(url: str, what: str) -> bytes:

@@ -278,12 +278,24 @@ def _check_folder(folder: Path) -> None:
             f"{folder} has no tokenizer: expected one of {', '.join(_VOCABULARY_FILES)}. "
             "Copy the tokenizer files there, or pass a live tokenizer object."
         )
+    _check_regular(folder)
+    _read_config(folder / "config.json")  # transformers reads it too, and would not name it
     if "auto_map" in _read_config(folder / "tokenizer_config.json"):
         raise CheckpointError(
             f"The tokenizer in {folder} needs Python code from the folder (auto_map in "
             "tokenizer_config.json), and code from a checkpoint is never run. Remove auto_map if "
             "tokenizer.json is enough, or load the tokenizer yourself and pass the object."
         )
+
+
+def _check_regular(folder: Path) -> None:
+    """Refuse what is neither a file nor a folder: reading a FIFO waits for whoever writes it."""
+    for entry in folder.iterdir():
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise CheckpointError(
+                f"{entry} is neither a file nor a folder. A model's folder holds files alone: "
+                "remove it."
+            )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -59,6 +59,7 @@ def test_data_urls() -> None:
         ("http://a.example\\@c.example/", "backslash"),
         ("http://a.example/ x", "a space"),
         ("http://[a.example/", "cannot be read"),
+        ("file:///tmp/a%00.png", "a control character"),
     ],
 )
 def test_what_is_refused_before_a_socket_is_opened(url: str, complaint: str) -> None:
@@ -102,6 +103,9 @@ def test_a_host_of_the_list_is_asked_at_the_address_that_was_checked() -> None:
     sources, asked = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
     assert sources.content("http://a.example/x.png?y=1", "image") == b"abc"
     assert asked[0].startswith(b"GET /x.png?y=1 HTTP/1.1\r\nHost: a.example")
+    sources, asked = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    assert sources.content("http://a.example/é%20.png?ü=1", "image") == b""
+    assert asked[0].startswith(b"GET /%C3%A9%20.png?%C3%BC=1 HTTP/1.1")
     sources, _ = answering(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n")
     with pytest.raises(RequestError, match="answered 302"):
         sources.content("http://a.example/x.png", "image")

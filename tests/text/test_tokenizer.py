@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,11 +69,18 @@ def test_code_named_by_the_model_config_is_not_run(folder: Path) -> None:
     assert not (folder / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_a_damaged_file_is_named(folder: Path, name: str, content: str) -> None:
     (folder / name).write_text(content)
     with pytest.raises(CheckpointError, match=name):
+        load_tokenizer(folder)
+
+
+def test_a_file_that_waits_for_a_writer_is_refused(folder: Path) -> None:
+    (folder / "config.json").unlink(missing_ok=True)
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json is neither a file nor a folder"):
         load_tokenizer(folder)
 
 
