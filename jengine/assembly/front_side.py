@@ -30,7 +30,7 @@ from jengine.errors import ConfigError, RequestError
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.media.options import checked_limits, checked_options
 from jengine.media.pan_and_scan import AFTER_WHOLE, BETWEEN_CROPS
-from jengine.media.processor import MediaProcessor
+from jengine.media.processor import MediaProcessor, Room
 from jengine.media.sources import MediaSources
 from jengine.media.speech import SpeechProcessor
 from jengine.metrics.stats_log import StatsLog
@@ -86,7 +86,11 @@ def engine_of(
         grammars,
         structured,
         RequestProcessors(args, devices),
-        media_processor(args, source),
+        media_processor(
+            args,
+            source,
+            Room(limits.max_model_len, limits.answer_room, limits.most_embeds_bytes),
+        ),
         pooling_input(args, source),
         reasoning_marks(args.reasoning_parser, args.reasoning_config, source.tokenizer),
     )
@@ -106,7 +110,7 @@ def engine_of(
 
 
 def media_processor(
-    args: EngineArgs, source: ModelSource
+    args: EngineArgs, source: ModelSource, room: Room
 ) -> MediaProcessor | SpeechProcessor | Sources | None:
     """What puts images into prompts, or audio or text beside them; None: the model takes none."""
     given = {"limit_mm_per_prompt": args.limit_mm_per_prompt,
@@ -144,6 +148,7 @@ def media_processor(
         of_videos={**video_settings(source.folder), **options},
         encode=None if tokenizer is None else lambda text: tokenizer.encode(text, False),
         join=None if tokenizer is None else partial(joined, tokenizer),
+        room=room,
     )
 
 

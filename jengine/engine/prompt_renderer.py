@@ -104,15 +104,10 @@ class PromptRenderer:
             self._check_unused(options)
             return prompt
         assert self.images is not None, "images are taken out of messages for models with a tower"
-        data: dict[str, list[Any]] = {}
+        data: dict[str, list[tuple[Any, str]]] = {}
         for part in images:
-            data.setdefault(part.kind, []).append(part)
-        for kind, parts in data.items():
-            self.images.check_count(len(parts), kind)
-        opened = {
-            kind: [self.images.opened(part.given, part.where) for part in parts]
-            for kind, parts in data.items()
-        }
+            data.setdefault(part.kind, []).append((part.given, part.where))
+        opened = self.images.opened(data)
         return self.with_media(prompt, opened, options)
 
     def without_images(self, messages: Any) -> tuple[Any, list[ImagePart]]:

@@ -1,26 +1,54 @@
-"""The process that decodes pictures: of the bytes of a file it makes pixels, or says what is wrong.
-See `decoding_process`.
+"""The process that decodes pictures: of the bytes of files it makes sizes or parts, or says what is
+wrong. See `decoding_process`.
 """
 
 from __future__ import annotations
 
+import msgspec
+
+from jengine.confined import frames
 from jengine.confined.child import Answer, serve
-from jengine.confined.frames import Part
-from jengine.media.decoding_process import NAME, SHAPE
-from jengine.media.images import decoded
+from jengine.media.decoding_process import LENGTH, Cut, Measure, Sizes, divided
+from jengine.media.images import opened, plain, size_of
+from jengine.media.layout import cut
 
-MOST_BYTES = 4 * 2**30
+MOST_BYTES = 2 * 2**30  # of memory
 
 
-def decode(file: bytearray) -> tuple[Part, ...]:
-    """The shape and the pixels."""
-    pixels = decoded(bytes(file), NAME)
-    return SHAPE.pack(*pixels.shape[:2]), pixels.data.cast("B")
+def answer(message: bytearray) -> tuple[frames.Part, ...]:
+    """Sizes, and the pixels of parts."""
+    head, files = divided(message)
+    order = msgspec.msgpack.decode(head, type=Measure | Cut)
+    if isinstance(order, Cut):
+        return cut_of(order, bytes(files))
+    sizes, begin = list[tuple[int, int]](), 0
+    for name, length in zip(order.names, order.lengths, strict=True):
+        sizes.append(size_of(bytes(files[begin : begin + length]), name))
+        begin += length
+    return packed(Sizes(sizes))
+
+
+def cut_of(order: Cut, file: bytes) -> tuple[frames.Part, ...]:
+    """The parts of a picture, if it has the size that is expected."""
+    with opened(file, order.name) as image:
+        image = plain(image, order.name)
+        size = (image.height, image.width)
+        if size != order.size:
+            return packed(Sizes([size]))
+        parts = cut(image, order.parts, order.resample)
+    sizes = Sizes([size], [(part.shape[0], part.shape[1]) for part in parts])
+    return (*packed(sizes), *(part.data.cast("B") for part in parts))
+
+
+def packed(sizes: Sizes) -> tuple[bytes, ...]:
+    """The head of an answer."""
+    head = msgspec.msgpack.encode(sizes)
+    return LENGTH.pack(len(head)), head
 
 
 def prepare(job: bytearray) -> tuple[Answer, int]:
     """What answers, and its memory."""
-    return decode, MOST_BYTES
+    return answer, MOST_BYTES
 
 
 if __name__ == "__main__":

@@ -1,36 +1,94 @@
 """Decodes pictures from strangers in processes of their own, with limits of memory and time.
 
-In: the bytes of a file. Out: its pixels, or a RequestError. A decoder that crashes, takes too much
-memory or does not end costs that request alone: the next one gets a new process.
+In: the bytes of files. Out: sizes, and parts of pictures as a model sees them, or a RequestError. A
+decoder that crashes, takes too much memory or does not end costs that request alone.
 """
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from jengine.confined.pool import ConfinedPool
 from jengine.errors import RequestError
+from jengine.media.layout import Part
 
 SECONDS = 10.0
+MOST_PROCESSES = 4
 PROGRAM = "jengine.media.decode_pictures"
-SHAPE: Final = struct.Struct("<II")  # rows and columns, before the pixels
+LENGTH: Final = struct.Struct(
+    "<Q"
+)  # of what is asked or answered, before the bytes that belong to it
 NAME = "\0"  # in place of what the picture is called
 
 
-class DecodingProcess:
-    """Starts with the first picture. From any thread: one picture at a time."""
+class Measure(msgspec.Struct, tag=True, array_like=True):
+    """Asks for the sizes of pictures."""
+
+    names: list[str]
+    lengths: list[int]  # of their files
+
+
+class Cut(msgspec.Struct, tag=True, array_like=True):
+    """Asks for parts of one picture, if it has this size."""
+
+    name: str
+    size: tuple[int, int]
+    parts: tuple[Part, ...]
+    resample: int
+
+
+class Sizes(msgspec.Struct, array_like=True):
+    """Rows and columns: of pictures, or of the one picture and of its parts, which follow."""
+
+    whole: list[tuple[int, int]]
+    parts: list[tuple[int, int]] = []
+
+
+class Decoders:
+    """A few processes, started when they are first needed. From any thread."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        self._pool = ConfinedPool(PROGRAM, size=1, seconds=seconds, what=NAME)
+        size = max(1, min(os.cpu_count() or 1, MOST_PROCESSES))
+        self.pool = ConfinedPool(PROGRAM, size=size, seconds=seconds, what=NAME)
 
-    def pixels(self, data: bytes, what: str) -> np.ndarray:
-        """The picture in a file's bytes."""
+    def sizes(self, names: Sequence[str], files: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Height and width of each picture, by the heads of their files."""
+        order = Measure(list(names), list(map(len, files)))
+        found, _ = self._asked(order, files, names[0])
+        return found.whole
+
+    def cut(self, data: bytes, order: Cut) -> tuple[tuple[int, int], list[np.ndarray]]:
+        """The size that a picture turned out to have, and u8[rows, columns, 3] of its parts; none
+        of these if that is another one."""
+        found, rest = self._asked(order, [data], order.name)
+        parts, begin = list[np.ndarray](), 0
+        for rows, columns in found.parts:
+            end = begin + rows * columns * 3
+            parts.append(np.frombuffer(rest[begin:end], np.uint8).reshape(rows, columns, 3))
+            begin = end
+        return found.whole[0], parts
+
+    def _asked(
+        self, order: Measure | Cut, files: Sequence[bytes], name: str
+    ) -> tuple[Sizes, memoryview]:
+        head = msgspec.msgpack.encode(order)
         try:
-            found = self._pool.ask(data)
+            found = self.pool.ask(b"".join((LENGTH.pack(len(head)), head, *files)))
         except RequestError as error:
-            raise type(error)(str(error).replace(NAME, what)) from None
-        rows, columns = SHAPE.unpack_from(found)
-        return np.frombuffer(found, np.uint8, offset=SHAPE.size).reshape(rows, columns, 3)
+            raise type(error)(str(error).replace(NAME, name)) from None
+        told, rest = divided(found)
+        return msgspec.msgpack.decode(told, type=Sizes), rest
+
+
+def divided(message: bytearray) -> tuple[memoryview, memoryview]:
+    """The head of a message, and what follows it."""
+    view = memoryview(message)
+    (length,) = LENGTH.unpack_from(view)
+    end = LENGTH.size + length
+    return view[LENGTH.size : end], view[end:]

@@ -1,22 +1,23 @@
 """Each family's rule: how a picture becomes patches, and how many tokens stand for it.
 
-In: pixels and the settings of preprocessor_config.json. Out: a MediaItem. A new family is a
-function and a line in RULES.
+In: the size of a picture and the settings of preprocessor_config.json. Out: a Layout. A new family
+is a function and a line in RULES.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
+import msgspec
 
 from jengine.config import VisionConfig
 from jengine.errors import RequestError
+from jengine.media.layout import Layout, Part, checked_size
 from jengine.media.pan_and_scan import BEFORE, crops_of
-from jengine.media.scaling import MOST_RATIO, Scaling, patches_of, size_in_steps
+from jengine.media.scaling import MOST_RATIO, Scaling, size_in_steps
 
 Settings = Mapping[str, Any]
 MOST_ENTRY = 2**40  # of a size in pixels
@@ -24,36 +25,22 @@ MOST_SIDE = 4096  # of a resized picture
 MOST_TILES = 64
 
 
-@dataclass(frozen=True)
-class MediaItem:
-    """One image or video, ready for the encoder."""
-
-    values: np.ndarray  # float32 [patches, numbers of a patch]
-    grid: tuple[int, int, int]  # frames, rows and columns of patches
-    tokens: list[int]  # that take the place of the one placeholder
-    # Places of the first embedding among them: one, or one for each frame.
-    firsts: tuple[int, ...]
-    interval: float = 1.0
-    before: str = ""  # a text that joins the one before the placeholder
-
-
-def any_size(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> MediaItem:
+def any_size(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
     """Qwen2-VL and its successors: the picture's own size, in whole tokens."""
-    scaling, size, side = Scaling().changed(settings), vision.patch_size, vision.merger.side
+    scaling, size = Scaling().changed(settings), vision.patch_size
+    step, part = size * vision.merger.side, Part()
     least, most = pixel_limits(settings)
     if scaling.do_resize:
-        rows, columns = pixels.shape[:2]
-        height, width = size_in_steps(rows, columns, size * side, least, most)
-        pixels = scaling.resized(pixels, height, width)
-    rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
-    if pixels.shape[0] % (size * side) or pixels.shape[1] % (size * side):
+        height, width = checked_size(*size_in_steps(height, width, step, least, most))
+        part = Part((height, width))
+    if height % step or width % step:
         raise RequestError(
-            f"an image has {pixels.shape[1]} x {pixels.shape[0]} pixels; without do_resize "
-            f"expected multiples of {size * side}."
+            f"an image has {width} x {height} pixels; without do_resize expected multiples of "
+            f"{step}."
         )
-    values = patches_of(scaling.applied(pixels), size, side)
-    tokens = [vision.image_token] * (len(values) // vision.merger.patches)
-    return MediaItem(values, (1, rows, columns), tokens, (0,))
+    grid = (1, height // size, width // size)
+    tokens = [vision.image_token] * (math.prod(grid) // vision.merger.patches)
+    return Layout(scaling, (part,), grid, tokens, (0,))
 
 
 def pixel_limits(
@@ -68,37 +55,41 @@ def pixel_limits(
     for name, value in (("min_pixels", least), ("max_pixels", most)):
         if type(value) is not int or not 0 < value < MOST_ENTRY:
             raise RequestError(f"{name}={value!r}: expected a number of pixels.")
+    if least > most:
+        raise RequestError(f"min_pixels={least} is more than max_pixels={most}.")
     return least, most
 
 
-def one_size(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> MediaItem:
+def one_size(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
     """LLaVA: the shorter side becomes the tower's size, and the middle of the picture is taken."""
     scaling, wanted = Scaling().changed(settings), vision.image_size
     if settings.get("do_pad"):
         raise RequestError("do_pad=True: pictures are not padded to squares. Leave it out.")
+    part = Part()
     if scaling.do_resize:
-        pixels = scaling.resized(pixels, *resized_shape(pixels, settings))
+        height, width = checked_size(*resized_shape(height, width, settings))
+        part = Part((height, width))
     if settings.get("do_center_crop", True):
-        pixels = middle(pixels, *crop_of(settings))
-    if pixels.shape[:2] != (wanted, wanted):
+        rows, columns = crop_of(settings)
+        check_middle(height, width, rows, columns)
+        part, height, width = msgspec.structs.replace(part, middle=(rows, columns)), rows, columns
+    if (height, width) != (wanted, wanted):
         raise RequestError(
-            f"an image has {pixels.shape[1]} x {pixels.shape[0]} pixels after preprocessing; this "
-            f"model takes {wanted} x {wanted}."
+            f"an image has {width} x {height} pixels after preprocessing; this model takes "
+            f"{wanted} x {wanted}."
         )
-    values = patches_of(scaling.applied(pixels), vision.patch_size, vision.merger.side)
     side = wanted // vision.patch_size
-    tokens = [vision.image_token] * (len(values) // vision.merger.patches)
-    return MediaItem(values, (1, side, side), tokens, (0,))
+    tokens = [vision.image_token] * (side**2 // vision.merger.patches)
+    return Layout(scaling, (part,), (1, side, side), tokens, (0,))
 
 
-def resized_shape(pixels: np.ndarray, settings: Settings) -> tuple[int, int]:
+def resized_shape(height: int, width: int, settings: Settings) -> tuple[int, int]:
     """Height and width, as `size` says: both, or that of the shorter side."""
     size = settings.get("size", 224)
     size = {"shortest_edge": size} if type(size) is int else size
     if isinstance(size, Mapping) and size.get("height"):
         return sides("size", size)
     least = whole_side("size", size, "shortest_edge")
-    height, width = pixels.shape[:2]
     longer = int(least * max(height, width) / min(height, width))
     if longer > MOST_RATIO * least:
         raise RequestError(
@@ -127,18 +118,16 @@ def whole_side(name: str, given: Any, key: str) -> int:
     return value
 
 
-def middle(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The middle of a picture that is at least so large."""
-    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-    if top < 0 or left < 0:
+def check_middle(height: int, width: int, rows: int, columns: int) -> None:
+    """Raise unless a picture is at least as large as the middle that is to be taken."""
+    if height < rows or width < columns:
         raise RequestError(
-            f"crop_size is {width} x {height}, and the resized image has {pixels.shape[1]} x "
-            f"{pixels.shape[0]} pixels; expected no less."
+            f"crop_size is {columns} x {rows}, and the resized image has {width} x {height} "
+            "pixels; expected no less."
         )
-    return pixels[top : top + height, left : left + width]
 
 
-def tiles(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> MediaItem:
+def tiles(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
     """InternVL: tiles of the tower's size, as many as fit the picture's shape best, and then the
     whole picture as one more."""
     scaling, side = Scaling().changed(settings), vision.image_size
@@ -146,27 +135,28 @@ def tiles(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> Media
         raise RequestError(f"size={settings.get('size')!r}: this model takes tiles of {side}.")
     if not scaling.do_resize:
         raise RequestError(f"do_resize=False: this model takes tiles of {side}.")
-    parts = [scaling.resized(pixels, side, side)]
+    least, most = tile_limits(settings)
+    parts, frames = (Part((side, side)),), 1
+    if settings.get("crop_to_patches", True):
+        rows, columns = tile_grid(height, width, side, least, most)
+        if rows * columns > 1:
+            large = Part(checked_size(rows * side, columns * side), tile=side)
+            parts, frames = (large, *parts), rows * columns + 1
+    count = side // vision.patch_size
+    inside = [vision.image_token] * (frames * count**2 // vision.merger.patches)
+    around = [[] if one is None else [one] for one in (vision.start_token, vision.end_token)]
+    tokens = [*around[0], *inside, *around[1]]
+    return Layout(scaling, parts, (frames, count, count), tokens, (len(around[0]),))
+
+
+def tile_limits(settings: Settings) -> tuple[int, int]:
+    """The fewest and the most tiles of a picture."""
     least, most = settings.get("min_patches", 1), settings.get("max_patches", 12)
     if type(least) is not int or type(most) is not int or not 1 <= least <= most <= MOST_TILES:
         raise RequestError(
             f"min_patches={least!r}, max_patches={most!r}: expected 1 to {MOST_TILES} tiles."
         )
-    if settings.get("crop_to_patches", True):
-        rows, columns = tile_grid(pixels.shape[0], pixels.shape[1], side, least, most)
-        if rows * columns > 1:
-            large = scaling.resized(pixels, rows * side, columns * side)
-            cut = large.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
-            parts = [*cut.reshape(-1, side, side, 3), *parts]
-    values = [
-        patches_of(scaling.applied(part), vision.patch_size, vision.merger.side) for part in parts
-    ]
-    count = side // vision.patch_size
-    inside = [vision.image_token] * (len(parts) * count**2 // vision.merger.patches)
-    around = [[] if one is None else [one] for one in (vision.start_token, vision.end_token)]
-    tokens = [*around[0], *inside, *around[1]]
-    grid = (len(parts), count, count)
-    return MediaItem(np.concatenate(values), grid, tokens, (len(around[0]),))
+    return least, most
 
 
 def tile_grid(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
@@ -187,25 +177,31 @@ def tile_grid(height: int, width: int, side: int, least: int, most: int) -> tupl
     return best
 
 
-def square(pixels: np.ndarray, vision: VisionConfig, settings: Settings) -> MediaItem:
+def square(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
     """Gemma 3: the whole picture as a square, between line breaks and tokens of its own."""
     scans = settings.get("do_pan_and_scan")
     if scans not in (None, True, False):
         raise RequestError(f"do_pan_and_scan={scans!r}: expected true or false.")
-    crops = crops_of(pixels, settings) if scans else []
+    crops = crops_of(height, width, settings) if scans else []
     usual = {"size": {"height": 224, "width": 224}, "image_mean": 0.5, "image_std": 0.5}
     given = {name: value for name, value in settings.items() if value is not None}
     whole = {**usual, "resample": 2, **given, "do_center_crop": False}
-    item = one_size(pixels, vision, whole)
+    layout = one_size(height, width, vision, whole)
     breaks = vision.line_breaks[1:2]
     before = [*breaks, *(one for one in (vision.start_token,) if one is not None)]
     after = [*(one for one in (vision.end_token,) if one is not None), *breaks]
     if crops:
-        return with_crops(item, [one_size(crop, vision, whole) for crop in crops], vision)
-    return replace(item, tokens=[*before, *item.tokens, *after], firsts=(len(before),))
+        each = [
+            one_size(bottom - top, right - left, vision, whole)
+            for left, top, right, bottom in crops
+        ]
+        boxed = [msgspec.structs.replace(one.parts[0], box=box)
+                 for one, box in zip(each, crops, strict=True)]  # fmt: skip
+        return with_crops(layout, boxed, vision)
+    return replace(layout, tokens=[*before, *layout.tokens, *after], firsts=(len(before),))
 
 
-def with_crops(item: MediaItem, crops: list[MediaItem], vision: VisionConfig) -> MediaItem:
+def with_crops(layout: Layout, crops: list[Part], vision: VisionConfig) -> Layout:
     """A picture and its crops, with texts between them."""
     if not vision.crop_texts:
         raise RequestError(
@@ -215,18 +211,19 @@ def with_crops(item: MediaItem, crops: list[MediaItem], vision: VisionConfig) ->
     after_whole, between_crops = vision.crop_texts
     begin, end = ([] if one is None else [one] for one in (vision.start_token, vision.end_token))
     tokens, firsts = list[int](), list[int]()
-    for number, one in enumerate([item, *crops]):
+    for number in range(len(crops) + 1):
         if number:
             tokens += after_whole if number == 1 else between_crops
         firsts.append(len(tokens) + len(begin))
-        tokens += [*begin, *one.tokens, *end]
+        tokens += [*begin, *layout.tokens, *end]
     tokens += vision.line_breaks[1:2]
-    values = np.concatenate([item.values, *(crop.values for crop in crops)])
-    grid = (len(firsts), *item.grid[1:])
-    return MediaItem(values, grid, tokens, tuple(firsts), before=BEFORE)
+    parts, grid = (*layout.parts, *crops), (len(firsts), *layout.grid[1:])
+    return replace(
+        layout, parts=parts, grid=grid, tokens=tokens, firsts=tuple(firsts), before=BEFORE
+    )
 
 
-Rule = Callable[[np.ndarray, VisionConfig, Settings], MediaItem]
+Rule = Callable[[int, int, VisionConfig, Settings], Layout]
 RULES: dict[str, Rule] = {
     "qwen2_vl": any_size,
     "llava": one_size,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from jengine.errors import RequestError
 MOST_PIXELS = 178_956_970
 MOST_BYTES = 32 * 2**20  # of a file
 WHITE = (255, 255, 255)
+ORIENTATION, TURNED = 0x0112, range(5, 9)  # of EXIF: its values with rows and columns exchanged
 # Formats that are opened: plain pictures, whose decoders are in wide use.
 # What decoders of broken files raise.
 DECODER_ERRORS = (
@@ -58,18 +61,35 @@ def file_bytes(path: Path, what: str) -> bytes:
 
 def decoded(data: bytes, what: str) -> np.ndarray:
     """The picture in a file's bytes, turned as its camera says, transparent parts white."""
+    with opened(data, what) as image:
+        return np.array(plain(image, what))
+
+
+def size_of(data: bytes, what: str) -> tuple[int, int]:
+    """Height and width as the head of a file says them, before anything is decoded."""
+    with opened(data, what) as image:
+        # The EXIF of a PNG may be behind its pixels, and is looked for there.
+        is_behind = image.format == "PNG" and "exif" not in image.info
+        turned = not is_behind and image.getexif().get(ORIENTATION) in TURNED
+        return image.size if turned else image.size[::-1]
+
+
+@contextmanager
+def opened(data: bytes, what: str) -> Iterator[Image.Image]:
+    """A file as a picture of one frame that is not too large; what is wrong with it, within too, is
+    a RequestError."""
     if len(data) > MOST_BYTES:
         raise RequestError(f"{what} has {len(data)} bytes; expected at most {MOST_BYTES}.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of broken metadata, and of sizes that are checked here
+            warnings.simplefilter("ignore")  # of broken metadata, and of sizes checked here
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             check_size(image, what)
-            return loaded(image, what, background=WHITE)
+            yield image
     except RequestError:
         raise
+    except MemoryError:
+        raise RequestError(f"{what} takes too much memory to be decoded.") from None
     except UnidentifiedImageError:
         raise RequestError(
             f"{what} is no picture that can be read; expected {', '.join(FORMATS)}."
@@ -90,18 +110,32 @@ def check_size(image: Image.Image, what: str) -> None:
         raise RequestError(f"{what} is animated: it has {frames} frames; expected one.")
 
 
-def loaded(image: Image.Image, what: str, background: tuple[int, int, int] | None) -> np.ndarray:
-    """The pixels of a picture. `background`: what shows through it; None: nothing."""
+def plain(image: Image.Image, what: str) -> Image.Image:
+    """A picture of three colors, turned as its camera says, with what is transparent white. Takes
+    the memory of the one that is given."""
     try:
-        if background is not None:
-            image = ImageOps.exif_transpose(image)
-        has_alpha = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
-        if has_alpha and background is not None:
-            image = image.convert("RGBA")
-            below = Image.new("RGB", image.size, background)
-            below.paste(image, mask=image.getchannel("A"))
-            image = below
-        return np.array(image.convert("RGB"))
+        ImageOps.exif_transpose(image, in_place=True)
+        return in_colors(image, WHITE)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise RequestError(f"{what} cannot be decoded: {error}.") from None
+
+
+def in_colors(image: Image.Image, background: tuple[int, int, int] | None) -> Image.Image:
+    """A picture of three colors. `background`: what shows through it; None: nothing."""
+    has_alpha = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
+    if background is None or not has_alpha:
+        return image if image.mode == "RGB" else image.convert("RGB")
+    above = image if image.mode == "RGBA" else image.convert("RGBA")
+    below = Image.new("RGB", above.size, background)
+    below.paste(above, mask=above.getchannel("A"))
+    return below
+
+
+def loaded(image: Image.Image, what: str, background: tuple[int, int, int] | None) -> np.ndarray:
+    """The pixels of a picture, which stays as it is."""
+    try:
+        turned = image if background is None else ImageOps.exif_transpose(image)
+        return np.array(in_colors(turned, background))
     except (OSError, ValueError, SyntaxError) as error:
         raise RequestError(f"{what} cannot be decoded: {error}.") from None
 

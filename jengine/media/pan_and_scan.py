@@ -1,7 +1,7 @@
 """Gemma 3's pan and scan: a long picture is shown whole and then again in crops side by side.
 
-In: pixels and settings. Out: the crops, none of a picture that is not long. The texts around them
-are those of transformers' processor.
+In: a size and settings. Out: where the crops are, none of a picture that is not long. The texts
+around them are those of transformers' processor.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from jengine.errors import RequestError
 
@@ -20,10 +18,12 @@ BETWEEN_CROPS = "\n\n \n\n"
 MOST_CROPS = 64
 
 
-def crops_of(pixels: np.ndarray, settings: Mapping[str, Any]) -> list[np.ndarray]:
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+
+
+def crops_of(height: int, width: int, settings: Mapping[str, Any]) -> list[Box]:
     """The crops along the longer side, in order; none where the picture is too square or small."""
     smallest, most, ratio = limits_of(settings)
-    height, width = pixels.shape[:2]
     longer, shorter = max(height, width), min(height, width)
     if longer / shorter < ratio:
         return []
@@ -37,10 +37,10 @@ def crops_of(pixels: np.ndarray, settings: Mapping[str, Any]) -> list[np.ndarray
             f"an image has {width} x {height} pixels, too few for {count} crops of {length}: "
             "expected a larger pan_and_scan_min_crop_size."
         )
-    begins = range(0, length * count, length)
+    ends = [(begin, min(begin + length, longer)) for begin in range(0, length * count, length)]
     if width >= height:
-        return [pixels[:, begin : begin + length] for begin in begins]
-    return [pixels[begin : begin + length] for begin in begins]
+        return [(begin, 0, end, height) for begin, end in ends]
+    return [(0, begin, width, end) for begin, end in ends]
 
 
 def limits_of(settings: Mapping[str, Any]) -> tuple[int, int, float]:

@@ -1,37 +1,33 @@
-"""Puts images and videos into prompts: opens them, and replaces each placeholder by as many tokens
-as there are embeddings.
+"""Puts images and videos into prompts: replaces each placeholder by as many tokens as there are
+embeddings.
 
-In: token ids and `multi_modal_data`. Out: longer token ids, and the spans of the embeddings. The
-last ones that were cut into patches are kept, so that the same one costs nothing again.
+In: token ids and `multi_modal_data`. Out: longer token ids, and the spans of the embeddings.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from hashlib import sha256
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from jengine.config import VisionConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
-from jengine.media.decoding_process import DecodingProcess
-from jengine.media.families import RULES, MediaItem
-from jengine.media.images import pixels_of
-from jengine.media.moving_pictures import MOST_FRAMES
+from jengine.media.families import Settings
+from jengine.media.items import Files, ItemMaker, Room
+from jengine.media.layout import MediaItem
+from jengine.media.lowered import check_lowered
 from jengine.media.options import KINDS, KINDS_OF_OTHERS, checked_options, kinds_of
 from jengine.media.sources import MediaSources
-from jengine.media.videos import Encode, are_videos, frames_of, video_item
+from jengine.media.videos import Encode, are_videos
 from jengine.media_spans import MediaKind, MediaSpan
 
 Join = Callable[[list[int], str], list[int]]  # tokens with those of a text behind them
 
-USUAL_LIMIT = 999  # images of a prompt
-KEPT_BYTES = 256 * 2**20
+USUAL_LIMIT = 999  # images of a prompt, where the context has room for them
 NOWHERE = MediaSources()
+ANY_ROOM = Room()
 
 
 class MediaProcessor:
@@ -47,22 +43,18 @@ class MediaProcessor:
         of_videos: Mapping[str, Any] | None = None,
         encode: Encode | None = None,
         join: Join | None = None,
+        room: Room = ANY_ROOM,
     ) -> None:
         """`of_videos`: settings that videos have in place of those of images. `encode`: tokens of a
         text, where texts stand between the frames of a video. `join`: a prompt with a text behind
         it, where one stands before an image."""
         self.vision = vision
+        self.items = ItemMaker(vision, room, encode)
         self._of_videos = dict(of_videos or {})
-        self._encode = encode
         self._join = join
         self._sources = sources
-        self._decoder = DecodingProcess()  # of what comes from strangers
         self._settings = settings
         self._limits = dict(limits or {})
-        self._rule = RULES[vision.family]
-        self._kept: OrderedDict[str, MediaItem] = OrderedDict()
-        self._kept_bytes = 0
-        self._lock = threading.Lock()
 
     def expanded(
         self, ids: list[int], data: Any, options: Mapping[str, Any] | None = None
@@ -70,29 +62,35 @@ class MediaProcessor:
         """The prompt with its images and videos in place of their placeholders."""
         given = self._given(data)
         chosen = self.check_options(options)
-        settings = {"image": {**self._settings, **chosen},
-                    "video": {**self._settings, **self._of_videos, **chosen}}  # fmt: skip
+        usual: dict[MediaKind, Settings] = {
+            "image": self._settings, "video": {**self._settings, **self._of_videos},
+        }  # fmt: skip
+        for kind in [kind for kind, items in given.items() if items]:
+            check_lowered(usual[kind], chosen, kind, self.vision)
+        settings: dict[MediaKind, Settings] = {
+            kind: {**own, **chosen} for kind, own in usual.items()
+        }
         marks: dict[MediaKind, int | None] = {
             "image": self.vision.placeholder,
             "video": self.vision.video_token,
         }
         for kind, items in given.items():
             check_places(kind, sum(one == marks[kind] for one in ids), marks[kind], len(items))
-        left = {kind: iter(enumerate(items)) for kind, items in given.items()}
+        made = self.items.made(given, settings, len(ids))
+        left = {kind: iter(items) for kind, items in made.items()}
         kinds = {marks[kind]: kind for kind in given}
         longer, spans, end = list[int](), list[MediaSpan](), 0
         for place, token in enumerate(ids):
             if token not in kinds:
                 continue
             kind = kinds[token]
-            index, one = next(left[kind])
-            key, item = self._item(kind, one, settings[kind], f"{kind} {index}")
+            key, item = next(left[kind])
             before, after = self._outside(kind, ids, place)
             self._append(longer, ids[end:before])
-            if item.before:
+            if item.layout.before:
                 assert self._join is not None, "its other texts were tokenized too"
-                longer = self._join(longer, item.before)
-            begin = self._append(longer, item.tokens)
+                longer = self._join(longer, item.layout.before)
+            begin = self._append(longer, item.layout.tokens)
             spans += spans_of(item, kind, key, begin, self.vision)
             end = after
         self._append(longer, ids[end:])
@@ -119,24 +117,26 @@ class MediaProcessor:
         ids += more
         return len(ids) - len(more)
 
-    def opened(self, given: Any, what: str) -> Any:
-        """What a part of a chat message leads to: the pixels behind a URL, the image itself, or a
-        list of frames of either kind."""
-        if isinstance(given, list):
-            if len(given) > MOST_FRAMES:
-                raise RequestError(
-                    f"{what} has {len(given)} frames; expected {MOST_FRAMES} at most."
-                )
-            return [self.opened(one, f"{what}, frame {n}") for n, one in enumerate(given)]
-        if not isinstance(given, str):
-            return given
-        return self._decoder.pixels(self._sources.content(given, what), what)
+    def opened(self, parts: Mapping[str, Sequence[tuple[Any, str]]]) -> dict[str, list[Any]]:
+        """What parts of chat messages lead to, by kind: the file behind a URL, the image itself, or
+        a list of frames of either kind. `parts`: what was given, and where."""
+        for kind, several in parts.items():
+            self.check_count(len(several), kind)
+        files = Files(self._sources, self.items.decoders)
+        return {
+            kind: [files.opened(one, where) for one, where in several]
+            for kind, several in parts.items()
+        }
 
     def check_count(self, count: int, kind: str = "image") -> None:
         """Refuse too many images or videos, before any is opened."""
-        most = self._limits.get(kind, USUAL_LIMIT)
+        most = self._limits.get(kind, self._usual_limit)
         if count > most:
             raise RequestError(f"At most {most} {kind}(s) may be provided in one prompt.")
+
+    @cached_property
+    def _usual_limit(self) -> int:
+        return min(USUAL_LIMIT, self.items.most_images(self._settings))
 
     def check_options(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
         """`mm_processor_kwargs` of a request, with names that this model's family knows."""
@@ -175,30 +175,6 @@ class MediaProcessor:
             self.check_count(len(items), kind)
         return found
 
-    def _item(
-        self, kind: str, given: Any, settings: Mapping[str, Any], what: str
-    ) -> tuple[str, MediaItem]:
-        """The patches of a picture or video, and the digest of all that they follow from."""
-        frames = frames_of(given, settings.get("fps"), what) if kind == "video" else None
-        pixels = pixels_of(given, what) if frames is None else frames.pixels
-        key = digest(pixels, {**settings, "seconds": frames.seconds if frames else None})
-        with self._lock:
-            item = self._kept.get(key)
-            if item is not None:
-                self._kept.move_to_end(key)
-                return key, item
-        if frames is None:
-            item = self._rule(pixels, self.vision, settings)
-        else:
-            item = video_item(frames, self.vision, settings, self._encode)
-        with self._lock:
-            if key not in self._kept:
-                self._kept[key] = item
-                self._kept_bytes += item.values.nbytes
-            while self._kept_bytes > KEPT_BYTES:
-                self._kept_bytes -= self._kept.popitem(last=False)[1].values.nbytes
-        return key, item
-
 
 def several(given: Any, are_several: bool) -> list[Any]:
     """Items of a kind as a list."""
@@ -217,18 +193,13 @@ def check_places(kind: str, places: int, token: int | None, given: int) -> None:
         )
 
 
-def digest(pixels: np.ndarray, settings: Mapping[str, Any]) -> str:
-    """The name of a picture in caches: its content, its shape, and how it is resized."""
-    how = msgspec.json.encode([settings, pixels.shape], order="deterministic", enc_hook=str)
-    return sha256(how + np.ascontiguousarray(pixels).data).hexdigest()
-
-
 def spans_of(
     item: MediaItem, kind: MediaKind, key: str, begin: int, vision: VisionConfig
 ) -> list[MediaSpan]:
     """Where the embeddings of an item stand in a prompt that has its tokens from `begin` on."""
-    side, parts = vision.merger.side, len(item.firsts)
-    grid = (item.grid[0] // parts, *item.grid[1:])
+    side, layout = vision.merger.side, item.layout
+    parts = len(layout.firsts)
+    grid = (layout.grid[0] // parts, *layout.grid[1:])
     steps = (grid[0], grid[1] // side, grid[2] // side)
     values = np.split(np.ascontiguousarray(item.values, np.float32), parts)
     return [
@@ -239,9 +210,9 @@ def spans_of(
             kind=kind,
             grid=grid,
             steps=steps,
-            interval=item.interval,
+            interval=layout.interval,
             values=values[number].tobytes(),
             is_whole=vision.sees_ahead,
         )
-        for number, first in enumerate(item.firsts)
+        for number, first in enumerate(layout.firsts)
     ]

@@ -1,23 +1,25 @@
-"""Videos as frames: opened, resized alike, and cut into patches of several frames each.
+"""Videos as frames of one size, resized alike and cut into patches of several frames each.
 
 In: an array of frames, a list of pictures, or an animated picture, and how many of them a second
-has. Out: a MediaItem. Frames are taken as they are given: none is left out.
+has. Out: pictures, and a Layout. Frames are taken as they are given: none is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jengine.config import VisionConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
-from jengine.media.families import MediaItem, Settings, pixel_limits
-from jengine.media.images import MOST_PIXELS, pixels_of
+from jengine.media.families import Settings, pixel_limits
+from jengine.media.images import MOST_PIXELS
+from jengine.media.layout import Layout, Part, checked_size
 from jengine.media.moving_pictures import MOST_FRAMES, is_file, movie_of
-from jengine.media.scaling import Scaling, patches_of, size_in_steps
+from jengine.media.pictures import Picture, picture_of
+from jengine.media.scaling import Scaling, size_in_steps
 
 USUAL_FPS = 24.0  # of frames of which nothing is said
 # What may be said of a video beside its frames.
@@ -29,7 +31,7 @@ Encode = Callable[[str], list[int]]  # a text's tokens
 class Frames(NamedTuple):
     """The frames of a video, and when each is seen."""
 
-    pixels: np.ndarray  # u8[frames, height, width, 3]
+    pictures: list[Picture]
     seconds: tuple[float, ...]
 
 
@@ -58,15 +60,19 @@ def frames_of(given: Any, fps: Any, what: str) -> Frames:
         )
     if not 0 < len(given) <= MOST_FRAMES:
         raise RequestError(f"{what} has {len(given)} frames; expected 1 to {MOST_FRAMES}.")
-    frames = [pixels_of(one, f"{what}, frame {number}") for number, one in enumerate(given)]
-    if sum(one.shape[0] * one.shape[1] for one in frames) > MOST_PIXELS:
-        raise RequestError(f"{what} has more than {MOST_PIXELS} pixels in all frames.")
-    shapes = {one.shape for one in frames}
-    if len(shapes) > 1:
-        raise RequestError(f"{what} has frames of several sizes; expected one size.")
+    frames = [picture_of(one, f"{what}, frame {number}") for number, one in enumerate(given)]
     told = seconds_of(len(frames), facts, fps, what)
     is_told = facts.get("fps") is not None or not seconds
-    return Frames(np.stack(frames), told if is_told else seconds)
+    return Frames(frames, told if is_told else seconds)
+
+
+def size_of_all(frames: Sequence[Picture], what: str) -> tuple[int, int]:
+    """Height and width of all frames of a video."""
+    if sum(math.prod(one.size) for one in frames) > MOST_PIXELS:
+        raise RequestError(f"{what} has more than {MOST_PIXELS} pixels in all frames.")
+    if len({one.size for one in frames}) > 1:
+        raise RequestError(f"{what} has frames of several sizes; expected one size.")
+    return frames[0].size
 
 
 def seconds_of(count: int, facts: Mapping[str, Any], fps: Any, what: str) -> tuple[float, ...]:
@@ -93,36 +99,35 @@ def seconds_of(count: int, facts: Mapping[str, Any], fps: Any, what: str) -> tup
     return tuple(float(place) / rate for place in places)
 
 
-def video_item(
-    frames: Frames, vision: VisionConfig, settings: Settings, encode: Encode | None
-) -> MediaItem:
-    """The patches of a video, and what takes its placeholder's place."""
-    scaling, size, side = Scaling().changed(settings), vision.patch_size, vision.merger.side
-    pixels, each = frames.pixels, vision.frames
+def video_layout(
+    size: tuple[int, int],
+    frame_seconds: Sequence[float],
+    vision: VisionConfig,
+    settings: Settings,
+    encode: Encode | None,
+) -> Layout:
+    """What becomes of the frames of a video, all of this size, and what takes the place of its
+    placeholder."""
+    scaling, step = Scaling().changed(settings), vision.patch_size * vision.merger.side
+    (height, width), each, part = size, vision.frames, Part()
     if scaling.do_resize:
-        height, width = resized_shape(pixels.shape, vision, settings)
-        pixels = np.stack([scaling.resized(one, height, width) for one in pixels])
-    if pixels.shape[1] % (size * side) or pixels.shape[2] % (size * side):
+        shape = (len(frame_seconds), height, width)
+        height, width = checked_size(*resized_shape(shape, vision, settings))
+        part = Part((height, width))
+    if height % step or width % step:
         raise RequestError(
-            f"a video has {pixels.shape[2]} x {pixels.shape[1]} pixels; without do_resize expected "
-            f"multiples of {size * side}."
+            f"a video has {width} x {height} pixels; without do_resize expected multiples of "
+            f"{step}."
         )
-    missing = -len(pixels) % each  # the last frame stands still
-    pixels = np.concatenate([pixels, np.repeat(pixels[-1:], missing, axis=0)])
-    seconds = [*frames.seconds, *[frames.seconds[-1]] * missing]
-    steps = len(pixels) // each
-    # [frames, patches, numbers of a patch of one frame]
-    cut = np.stack([patches_of(scaling.applied(one), size, side) for one in pixels])
-    cut = cut.reshape(steps, each, cut.shape[1], vision.channels, -1).transpose(0, 2, 3, 1, 4)
-    values = cut.reshape(steps * cut.shape[1], -1)
-    grid = (steps, pixels.shape[1] // size, pixels.shape[2] // size)
+    seconds = [*frame_seconds, *[frame_seconds[-1]] * (-len(frame_seconds) % each)]
+    grid = (len(seconds) // each, height // vision.patch_size, width // vision.patch_size)
     assert vision.video_token is not None, "checked before"
-    inside = [vision.video_token] * (cut.shape[1] // vision.merger.patches)
+    inside = [vision.video_token] * (grid[1] * grid[2] // vision.merger.patches)
     if not vision.times_in_text:
-        apart = (frames.seconds[-1] - frames.seconds[0]) / max(len(frames.seconds) - 1, 1)
+        apart = (frame_seconds[-1] - frame_seconds[0]) / max(len(frame_seconds) - 1, 1)
         apart = apart or 1 / USUAL_FPS
         interval = apart * each * vision.steps_per_second if vision.steps_per_second else 1.0
-        return MediaItem(values, grid, inside * steps, (0,), interval)
+        return Layout(scaling, (part,), grid, inside * grid[0], (0,), each, interval)
     middles = [(seconds[at] + seconds[at + each - 1]) / 2 for at in range(0, len(seconds), each)]
     tokens, firsts = list[int](), list[int]()
     for middle in middles:
@@ -130,7 +135,7 @@ def video_item(
         tokens += [one for one in (vision.start_token,) if one is not None]
         firsts.append(len(tokens))
         tokens += [*inside, *(one for one in (vision.end_token,) if one is not None)]
-    return MediaItem(values, grid, tokens, tuple(firsts))
+    return Layout(scaling, (part,), grid, tokens, tuple(firsts), each)
 
 
 def resized_shape(
@@ -140,7 +145,7 @@ def resized_shape(
     apart by text, of all of them."""
     count, height, width = shape[:3]
     step = vision.patch_size * vision.merger.side
-    least, most = pixel_limits(settings, (128 * step * step, 768 * step * step))
+    least, most = pixel_limits(settings, usual_limits(vision))
     if not vision.times_in_text:
         return size_in_steps(height, width, step, least, most)
     if count < vision.frames:
@@ -152,3 +157,9 @@ def resized_shape(
         height, width = int(height * grow), int(width * grow)
     whole = round(count / vision.frames) * vision.frames
     return size_in_steps(height, width, step, least, most, frames=(count, whole))
+
+
+def usual_limits(vision: VisionConfig) -> tuple[int, int]:
+    """The fewest and the most pixels where settings say nothing."""
+    token = (vision.patch_size * vision.merger.side) ** 2
+    return 128 * token, 768 * token

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jengine.engine.limits import Limits
@@ -36,6 +35,6 @@ def test_names_without_an_image_are_checked() -> None:
 def test_tiles_are_always_resized() -> None:
     with pytest.raises(RequestError, match="do_resize=False: this model takes tiles of 16"):
         RULES["internvl"](
-            np.zeros((16, 16, 3), np.uint8), vision_of("internvl"),
+            16, 16, vision_of("internvl"),
             {"do_resize": False, "size": {"height": 16, "width": 16}},
         )  # fmt: skip

@@ -18,8 +18,9 @@ from PIL import Image
 
 from jengine.errors import RequestError
 from jengine.media import images
-from jengine.media.decoding_process import DecodingProcess
+from jengine.media.decoding_process import Cut, Decoders
 from jengine.media.images import decoded, pixels_of
+from jengine.media.layout import Part
 from jengine.media.sources import MediaSources
 from tests.server.listening import until
 
@@ -149,18 +150,25 @@ def test_colors_of_every_mode() -> None:
     np.testing.assert_array_equal(pixels_of(gray)[..., 2], gray)
 
 
-def test_a_process_decodes_for_strangers_and_is_replaced_when_it_ends() -> None:
+def test_processes_decode_for_strangers_and_are_replaced_when_they_end() -> None:
     picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
-    decoder = DecodingProcess(seconds=60)
-    np.testing.assert_array_equal(decoder.pixels(file_of(picture), "image"), np.asarray(picture))
-    with pytest.raises(RequestError, match=r"^image is no picture that can be read"):
-        decoder.pixels(b"no picture", "image")
-    (first,) = decoder._pool.pids
+    file, decoders = file_of(picture), Decoders(seconds=60)
+    order = Cut("image", (4, 4), (Part(), Part((2, 6))), 3)
+    assert decoders.sizes(["image", "other"], [file, file_of(picture.resize((5, 3)))]) == [
+        (4, 4), (3, 5),
+    ]  # fmt: skip
+    size, (whole, small) = decoders.cut(file, order)
+    assert size == (4, 4) and small.shape == (2, 6, 3)
+    np.testing.assert_array_equal(whole, np.asarray(picture))
+    np.testing.assert_array_equal(small, np.asarray(picture.resize((6, 2), 3)))
+    with pytest.raises(RequestError, match=r"^other is no picture that can be read"):
+        decoders.sizes(["image", "other"], [file, b"no picture"])
+    (first,) = decoders.pool.pids
     os.kill(first, signal.SIGKILL)
     until(lambda: not psutil.pid_exists(first))
-    assert decoder.pixels(file_of(picture), "image").shape == (4, 4, 3)
-    (second,), decoder._pool._seconds = decoder._pool.pids, 0.1
+    assert decoders.cut(file, order)[0] == (4, 4)
+    (second,), decoders.pool._seconds = decoders.pool.pids, 0.1
     os.kill(second, signal.SIGSTOP)
     with pytest.raises(RequestError, match=r"^image took longer than 0.1 seconds"):
-        decoder.pixels(file_of(picture), "image")
+        decoders.cut(file, order)
     assert not psutil.pid_exists(second), "it was ended"

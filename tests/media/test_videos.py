@@ -14,8 +14,10 @@ from PIL import Image
 from jengine.config import VisionConfig
 from jengine.errors import JengineError
 from jengine.media.families import RULES
+from jengine.media.layout import MediaItem, Part, item_of
+from jengine.media.pictures import picture_of
 from jengine.media.processor import MediaProcessor
-from jengine.media.videos import frames_of, video_item
+from jengine.media.videos import Frames, frames_of, size_of_all, video_layout
 from jengine.models import registry
 from tests.media.tiny_vision import BEGIN, CONFIGS, END, IMAGE, SMALL_PICTURES, VIDEO, picture
 
@@ -39,6 +41,16 @@ def file_of(frames: np.ndarray, kind: str, **settings: Any) -> bytes:
     return file.getvalue()
 
 
+def pixels_of(frames: Frames) -> np.ndarray:
+    size_of_all(frames.pictures, "video 0")
+    return np.stack([one.cut([Part()], 3)[0] for one in frames.pictures])
+
+
+def image_item(picture: np.ndarray, vision: VisionConfig) -> MediaItem:
+    layout = RULES["qwen2_vl"](*picture.shape[:2], vision, SETTINGS)
+    return item_of(layout, picture_of(picture, "it").cut(layout.parts, 3), vision)
+
+
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_frames_of_animated_pictures(kind: str, tmp_path: Path) -> None:
     colors = np.array([[[0, 0, 0]], [[255, 0, 0]], [[0, 0, 255]], [[255, 255, 255]]], np.uint8)
@@ -50,7 +62,7 @@ def test_frames_of_animated_pictures(kind: str, tmp_path: Path) -> None:
     opened = Image.open(path)
     for given in (data, path, str(path), opened, (opened, {"duration": 1.0})):
         found = frames_of(given, 7, "video 0")
-        assert np.array_equal(found.pixels, frames)
+        assert np.array_equal(pixels_of(found), frames)
         np.testing.assert_allclose(found.seconds, [0, 0.1, 0.3, 0.6])
     assert opened.tell() == 0
     assert frames_of((data, {"fps": 2}), None, "video 0").seconds == (0.0, 0.5, 1.0, 1.5)
@@ -63,7 +75,9 @@ def test_frames_come_as_arrays_or_pictures() -> None:
     assert wanted.seconds == tuple(n / 24 for n in range(5))
     for same in ([*map(picture, [24] * 5, [40] * 5, range(5))], list(FRAMES), (FRAMES, None)):
         found = frames_of(same, None, "video 0")
-        assert np.array_equal(found.pixels, wanted.pixels) and found.seconds == wanted.seconds
+        assert (
+            np.array_equal(pixels_of(found), pixels_of(wanted)) and found.seconds == wanted.seconds
+        )
     facts = {"fps": 4.0, "frames_indices": [0, 2, 4, 6, 8]}
     assert frames_of((FRAMES, facts), 1, "video 0").seconds == (0.0, 0.5, 1.0, 1.5, 2.0)
 
@@ -87,16 +101,18 @@ def test_frames_come_as_arrays_or_pictures() -> None:
 )
 def test_bad_videos(given: Any, complaint: str) -> None:
     with pytest.raises(JengineError, match=complaint):
-        frames_of(given, None, "video 0")
+        size_of_all(frames_of(given, None, "video 0").pictures, "video 0")
 
 
 def test_patches_hold_frames_one_after_the_other() -> None:
     vision = vision_of("qwen2_vl")
     frames = frames_of(FRAMES, None, "v")
-    item = video_item(frames, vision, SETTINGS, None)
-    single = [RULES["qwen2_vl"](one, vision, SETTINGS) for one in FRAMES]
-    assert item.grid == (3, *single[0].grid[1:]) and item.firsts == (0,)
-    assert item.tokens == [VIDEO] * (3 * len(single[0].tokens))
+    layout = video_layout(FRAMES.shape[1:3], frames.seconds, vision, SETTINGS, None)
+    cuts = [one for frame in frames.pictures for one in frame.cut(layout.parts, 3)]
+    item, single = item_of(layout, cuts, vision), [image_item(one, vision) for one in FRAMES]
+    assert layout.grid == (3, *single[0].layout.grid[1:]) and layout.firsts == (0,)
+    assert layout.tokens == [VIDEO] * (3 * len(single[0].layout.tokens))
+    assert item.values.nbytes == layout.value_bytes(vision)
     count = len(single[0].values)
     values = item.values.reshape(3, count, 3, 2, -1)
     for number, place in enumerate([0, 1, 2, 3, 4, 4]):  # the last frame stands still

@@ -11,6 +11,7 @@ import pytest
 
 from jengine import SamplingParams
 from jengine.media.families import RULES
+from jengine.media.layout import cut, item_of
 from jengine.media.processor import spans_of
 from jengine.models.vision_tower import PatchInput
 from jengine.runner.step.patches import pack_patches, places_taken
@@ -58,7 +59,11 @@ def test_patches_and_towers_are_those_of_transformers(family: str, folder: Path)
     vision = model.config.vision
     assert vision is not None
     settings = json.loads((folder / "preprocessor_config.json").read_text())
-    items = [RULES[vision.family](np.asarray(one), vision, settings) for one in PICTURES]
+    layouts = [RULES[vision.family](one.height, one.width, vision, settings) for one in PICTURES]
+    items = [
+        item_of(layout, cut(one, layout.parts, layout.scaling.resample), vision)
+        for layout, one in zip(layouts, PICTURES, strict=True)
+    ]
     inputs = inputs_of(processor_of(family), PROMPTS[0][0], PICTURES)
     for name in ("input_ids", "mm_token_type_ids", "token_type_ids"):
         inputs.pop(name, None)

@@ -1,0 +1,63 @@
+"""How much memory media may take, counted before it is taken.
+
+In: bytes that decoding a picture or a sound will take. Out: room for them, once others have given
+theirs back, or an error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from jengine.confined import errand as errands
+from jengine.errors import CapacityError, RequestError
+
+MIB: Final = 2**20
+FILE_BYTES = 64 * MIB  # of all files of one request
+# Of decoded pixels and samples, which are counted as 3 bytes and 4 bytes: in one request in all,
+# and at any time in all requests.
+REQUEST_BYTES = 1024 * MIB
+SERVER_BYTES = 1024 * MIB
+PATIENCE = 30.0  # seconds until there is room, for who has no deadline
+
+
+class Budget:
+    """Bytes that all requests have together. From any thread."""
+
+    def __init__(self, most: int = SERVER_BYTES) -> None:
+        self.most = most
+        self.taken = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def room_for(self, size: int) -> Iterator[None]:
+        """Within, so many bytes are taken, or all where that is less; waits until others are done.
+        Who holds some does not wait for more, so nobody waits for each other."""
+        errand, size = errands.current.get(), min(size, self.most)
+        seconds = PATIENCE if errand is None else max(errand.left, 0.0)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.taken + size <= self.most, seconds):
+                if errand is not None:
+                    errand.check()
+                raise CapacityError(
+                    f"pictures and sounds of other requests take {self.taken} bytes of "
+                    f"{self.most}, and this one needs {size}. Try again later."
+                )
+            self.taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.taken -= size
+                self._changed.notify_all()
+
+
+def check_request(name: str, size: int, most: int) -> None:
+    """Refuse a request whose media take more than one may have."""
+    if size > most:
+        raise RequestError(
+            f"{name} of the request take {size} bytes; expected at most {most} in all. Send fewer "
+            "or smaller ones."
+        )

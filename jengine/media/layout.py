@@ -1,0 +1,108 @@
+"""What becomes of a picture or a video, known from its size alone; and its patches, once it is cut.
+
+In: pixels of the parts that a layout names. Out: a MediaItem. Must not know families and files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from jengine.config import VisionConfig
+from jengine.errors import RequestError
+from jengine.media.images import MOST_PIXELS
+from jengine.media.scaling import Scaling, patches_of
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a picture as the model sees it; None: all of it, in its own size."""
+
+    size: tuple[int, int] | None = None  # rows and columns that it is resized to
+    box: tuple[int, int, int, int] | None = None  # left, top, right and bottom of what is resized
+    middle: tuple[int, int] | None = None  # rows and columns that are left of what was resized
+    tile: int = 0  # side of the squares that it is cut into; 0: it stays whole
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What takes the place of a placeholder, and the parts that its patches come from."""
+
+    scaling: Scaling
+    parts: tuple[Part, ...]
+    grid: tuple[int, int, int]  # frames, rows and columns of patches
+    tokens: list[int]  # that take the place of the one placeholder
+    # Places of the first embedding among them: one, or one for each frame.
+    firsts: tuple[int, ...]
+    frames: int = 1  # that one patch holds
+    interval: float = 1.0
+    before: str = ""  # a text that joins the one before the placeholder
+
+    def value_bytes(self, vision: VisionConfig) -> int:
+        """The size of the patches."""
+        one = vision.channels * vision.patch_size**2 * self.frames
+        return math.prod(self.grid) * one * np.float32().itemsize
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One image or video, ready for the encoder."""
+
+    values: np.ndarray  # float32 [patches, numbers of a patch]
+    layout: Layout
+
+
+def checked_size(rows: int, columns: int) -> tuple[int, int]:
+    """The size of a resized picture, if that is no giant."""
+    if rows * columns > MOST_PIXELS:
+        raise RequestError(
+            f"an image would be resized to {columns} x {rows} pixels; expected at most "
+            f"{MOST_PIXELS} in all."
+        )
+    return rows, columns
+
+
+def cut(image: Image.Image, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
+    """u8[rows, columns, 3] of each part."""
+    return [cut_part(image, part, resample) for part in parts]
+
+
+def cut_part(image: Image.Image, part: Part, resample: int) -> np.ndarray:
+    """u8[rows, columns, 3] of a part."""
+    if part.box is not None:
+        image = image.crop(part.box)
+    if part.size is not None:
+        image = image.resize(part.size[::-1], resample=Image.Resampling(resample))
+    if part.middle is not None:
+        rows, columns = part.middle
+        top, left = (image.height - rows) // 2, (image.width - columns) // 2
+        image = image.crop((left, top, left + columns, top + rows))
+    return np.array(image)
+
+
+def item_of(layout: Layout, cuts: Sequence[np.ndarray], vision: VisionConfig) -> MediaItem:
+    """The patches of all parts, or of the same part of all frames: f32[patches, colors, frames of a
+    patch, square], in one axis behind the first."""
+    squares = [squares_of(one, layout.parts[at % len(layout.parts)].tile)
+               for at, one in enumerate(cuts)]  # fmt: skip
+    side = vision.merger.side
+    each = [patches_of(one, vision.patch_size, side) for one in chain.from_iterable(squares)]
+    each += each[-1:] * (-len(each) % layout.frames)  # the last frame stands still
+    patches, colors, numbers = each[0].shape
+    steps = np.stack(each).reshape(-1, layout.frames, patches, colors, numbers)
+    ordered = steps.transpose(0, 2, 3, 1, 4).reshape(-1, colors, layout.frames * numbers)
+    return MediaItem(layout.scaling.applied(ordered).reshape(len(ordered), -1), layout)
+
+
+def squares_of(pixels: np.ndarray, side: int) -> Sequence[np.ndarray]:
+    """The squares of a picture, row by row; the whole picture where they have no side."""
+    if not side:
+        return [pixels]
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    cells = pixels.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
+    return list(cells.reshape(-1, side, side, 3))

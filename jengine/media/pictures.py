@@ -1,0 +1,124 @@
+"""Pictures of prompts: of which size they are, what they are called in caches, and their parts.
+
+A user's own are arrays or pictures in memory, or files that are read here; those of strangers are
+files that other processes decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from jengine.media.decoding_process import Cut, Decoders
+from jengine.media.images import check_size, file_bytes, opened, pixels_of, plain, size_of
+from jengine.media.layout import Part, cut
+
+
+class Picture(Protocol):
+    """One picture, or one frame of a video."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width, known before anything is decoded."""
+        ...
+
+    @property
+    def cost(self) -> int:
+        """Bytes that decoding it for a stranger takes."""
+        ...
+
+    def content(self) -> tuple[str, bytes | memoryview]:
+        """What its pixels follow from, and the kind of that."""
+        ...
+
+    def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
+        """u8[rows, columns, 3] of its parts; none if it is of another size, which it then has."""
+        ...
+
+
+class OwnPicture:
+    """A picture in memory, whose pixels are made when they are needed."""
+
+    cost = 0
+
+    def __init__(self, given: Any, what: str) -> None:
+        if isinstance(given, Image.Image):
+            check_size(given, what)
+            self.size = (given.height, given.width)
+        else:
+            given = pixels_of(given, what)
+            self.size = given.shape[:2]
+        self._given, self._what = given, what
+
+    def content(self) -> tuple[str, bytes | memoryview]:
+        """Its pixels."""
+        pixels = pixels_of(self._given, self._what)
+        return "pixels", pixels.data.cast("B")
+
+    def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
+        """u8[rows, columns, 3] of its parts."""
+        return cut(Image.fromarray(pixels_of(self._given, self._what)), parts, resample)
+
+
+class PictureFile:
+    """A file. `decoders`: the processes that read it; None: it is a user's own, and read here."""
+
+    def __init__(self, data: bytes, what: str, decoders: Decoders | None = None) -> None:
+        self.data, self.what, self.decoders = data, what, decoders
+        self.size = size_of(data, what) if decoders is None else (0, 0)  # until it is measured
+
+    @property
+    def cost(self) -> int:
+        """Bytes of its pixels, if it is a stranger's."""
+        return 0 if self.decoders is None else 3 * prod(self.size)
+
+    def content(self) -> tuple[str, bytes | memoryview]:
+        """The file."""
+        return "file", self.data
+
+    def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
+        """u8[rows, columns, 3] of its parts; none if it is of another size, which it then has."""
+        if self.decoders is not None:
+            order = Cut(self.what, self.size, tuple(parts), resample)
+            self.size, found = self.decoders.cut(self.data, order)
+            return found
+        with opened(self.data, self.what) as image:
+            image = plain(image, self.what)
+            is_other, self.size = image.size[::-1] != self.size, image.size[::-1]
+            return [] if is_other else cut(image, parts, resample)
+
+
+def picture_of(given: Any, what: str) -> Picture:
+    """A picture as users give it."""
+    if isinstance(given, PictureFile):
+        return given
+    if isinstance(given, (str, Path)):
+        return PictureFile(file_bytes(Path(given), what), what)
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return PictureFile(bytes(given), what)
+    return OwnPicture(given, what)
+
+
+def measure(pictures: Sequence[Picture]) -> None:
+    """Have the sizes of strangers' files read, all in one message."""
+    files = [one for one in pictures if isinstance(one, PictureFile) and one.decoders is not None]
+    if files and (decoders := files[0].decoders) is not None:
+        sizes = decoders.sizes([one.what for one in files], [one.data for one in files])
+        for one, size in zip(files, sizes, strict=True):
+            one.size = size
+
+
+def digest(pictures: Sequence[Picture], how: bytes) -> str:
+    """The name in caches of what pictures become in one way."""
+    found = sha256(how)
+    for one in pictures:
+        kind, content = one.content()
+        found.update(f"{kind} {one.size} {len(content)} ".encode())
+        found.update(content)
+    return found.hexdigest()
