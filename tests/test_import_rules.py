@@ -56,7 +56,7 @@ ALLOWED = {
     # Talks with servers: knows no engine.
     "client": {"nouns"},
     "runner": {"nouns", "connectors", *DEVICE_HALF, *LEAVES},
-    "executor": {"nouns", "runner", "grammar", "sharding"},
+    "executor": {"nouns", "runner", "grammar", "sampling", "sharding"},
     "metrics": {"nouns"},
     "engine": {*BELOW_ENGINE, "metrics"},
     "distributed": {*BELOW_ENGINE, "engine"},
@@ -141,6 +141,7 @@ NO_JAX = {
     "jengine.sampling.features",
     "jengine.sampling.admission",
     "jengine.sampling.inputs",
+    "jengine.sampling.raised",
     "jengine.runner.report_types",
     "jengine.runner.variants.buckets",
     "jengine.runner.variants.features",

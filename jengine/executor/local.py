@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine.errors import EngineDead
+from jengine.executor.own_functions import OwnFunctions, watched
 from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
 from jengine.executor.worker_calls import answer
@@ -26,6 +27,7 @@ class LocalExecutor:
     def __init__(self, runner: PlanRunner) -> None:
         self.step = -1  # the last one begun
         self._runner: PlanRunner | None = runner
+        self._functions = OwnFunctions()
 
     @property
     def runner(self) -> PlanRunner:
@@ -38,7 +40,9 @@ class LocalExecutor:
     def submit(self, plan: Plan) -> PendingOutput:
         """Queue the plan's step."""
         self.step = plan.step
-        return ReadStep(self.runner.submit(plan), read)
+        uses = self._functions.uses(plan, self.runner.loaded.functions_of)
+        step = ReadStep(self.runner.submit(plan), read)
+        return watched(uses, step) if uses else step
 
     @engine_context()
     def update_weights(self, values: Mapping[str, Any]) -> None:

@@ -169,7 +169,7 @@ class GrammarRows:
             for item, row, _ in entries
             if item in refused and row.matcher.refusal is not None
         }
-        return output._replace(tokens=marked, refusals=reasons)
+        return output._replace(tokens=marked, refusals={**output.refusals, **reasons})
 
     def _jumped(self, entries: Sequence[MaskedEntry]) -> dict[int, list[int]]:
         """Item -> tokens that a grammar forces. Every other row has its next mask now."""

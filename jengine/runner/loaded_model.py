@@ -31,6 +31,7 @@ from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Ladders, StepShapes
 from jengine.runner.variants.tap_sets import TapSets
 from jengine.sampling.processor_sets import ProcessorSets
+from jengine.sampling.raised import Raised
 from sharding.mesh import steps_may_queue
 from sharding.placement import Placement
 
@@ -187,6 +188,11 @@ class LoadedModel:
                 "the engine's parameters were deleted: another computation donated them, such as a "
                 "training step. Call update_params with the new ones first."
             )
+
+    def functions_of(self, new: NewRow) -> list[Raised]:
+        """The errors of the sets of functions that a new row uses: taps and logits processors."""
+        used = self.taps.raised_by(new.taps), self.processors.raised_by(new.sampling.processors)
+        return [one for one in used if one is not None]
 
     def program_counts(self) -> ProgramCounts:
         """How many programs are compiled, and how many remain."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from jengine.errors import RequestError
+from jengine.sampling.raised import Raised
 
 # f(logits) or f(ids, logits): f32[vocab] and i32[length] of one row -> f32[vocab]
 Processor = Callable[..., Any]
@@ -27,6 +28,7 @@ class ProcessorSet:
 
     number: int
     functions: tuple[Processor, ...]
+    raised: Raised = field(default_factory=Raised, compare=False)
 
     def __str__(self) -> str:
         return f"logits_processors={self.number}"
@@ -60,6 +62,10 @@ class ProcessorSets:
                 self._check(function)
             self._sets.append(ProcessorSet(len(self._sets) + 1, wanted))
             return len(self._sets)
+
+    def raised_by(self, number: int) -> Raised | None:
+        """The errors of the functions of a set."""
+        return self._sets[number - 1].raised if number else None
 
     def of(self, numbers: np.ndarray) -> tuple[ProcessorSet, ...]:
         """The sets that these rows use, each once."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.errors import RequestError
+from jengine.sampling.callbacks import guarded
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.processor_sets import Processor, ProcessorSet
 from jengine.sampling.state import RowState
@@ -35,7 +37,8 @@ def processed_logits(
         for one in sets:
             changed = logits
             for function in one.functions:
-                changed = jax.vmap(lambda i, x, f=function: call_processor(f, i, x))(ids, changed)
+                call = guarded(partial(call_processor, function), one.raised.note)
+                changed = jax.vmap(call)(ids, changed)
             mine = (inputs.processors == one.number)[:, None]
             logits = jnp.where(mine, changed, logits)
         return logits

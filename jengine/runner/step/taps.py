@@ -4,11 +4,13 @@ change those of the tokens whose rows asked for it."""
 from __future__ import annotations
 
 import inspect
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array
 
 from jengine.runner.variants.tap_sets import Intervention, TapSet
+from jengine.sampling.callbacks import guarded
 
 
 class StepTaps:
@@ -28,7 +30,8 @@ class StepTaps:
         for taps in self.sets:
             for point, function in taps.intervene:
                 if point == name:
-                    changed = call_intervention(function, value, self.positions)
+                    call = guarded(partial(call_intervention, function), taps.raised.note)
+                    changed = call(value, self.positions)
                     value = jnp.where((self.owners == taps.number)[:, None], changed, value)
         for taps in self.sets:
             if name in taps.capture:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from jengine.sampling.raised import Raised
 
 # fn(values) or fn(values, positions): f32 [tokens, width] and i32 [tokens] -> [tokens, width]
 Intervention = Callable[..., Any]
@@ -26,6 +28,7 @@ class TapSet:
     number: int
     capture: tuple[str, ...]
     intervene: tuple[tuple[str, Intervention], ...]
+    raised: Raised = field(default_factory=Raised, compare=False)
 
     def __str__(self) -> str:
         return f"taps={self.number}"
@@ -61,6 +64,10 @@ class TapSets:
         if not numbers.any():
             return ()
         return tuple(self._sets[number] for number in np.unique(numbers).tolist() if number)
+
+    def raised_by(self, number: int) -> Raised | None:
+        """The errors of the functions of a set that is in use."""
+        return self._sets[number].raised if number else None
 
     def _number(
         self, capture: tuple[str, ...], intervene: tuple[tuple[str, Intervention], ...]
