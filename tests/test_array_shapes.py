@@ -71,9 +71,11 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
         "llama4",
         "bamba",
         "gemma4",
+        "apertus",
     )
     for family in whole:
         trace_scores(tiny(family))
+    trace_scores(tiny("cohere", use_qk_norm=True))
     for family in (
         "mistral",
         "qwen3_moe",

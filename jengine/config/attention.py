@@ -110,8 +110,9 @@ class AttentionConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     # RMS norm of queries and keys: of each head alone, or of all heads of a token as one vector;
-    # `unit` is that of each head, without weights.
-    qk_norm: Literal["head", "whole", "unit"] | None = None
+    # `unit` is that of each head, without weights. `behind_rotation` is that of each head, after
+    # its rotation, and `layer` a layer norm of each head, which has weights of its own.
+    qk_norm: Literal["head", "whole", "unit", "behind_rotation", "layer"] | None = None
     value_norm: bool = False  # whether values have an RMS norm of each head, without weights
     keys_are_values: bool = False  # whether values are the keys before norm and rotation
     # The earlier layer whose keys and values it reads, having none of its own.

@@ -9,8 +9,11 @@ from jengine.config.attention import AttentionConfig, LatentConfig
 from jengine.config.recurrent import RecurrentConfig
 from jengine.config.side_by_side import SideBySideConfig
 
-# `clamped_swiglu` is a gate of its own: it takes both halves of a gated MLP.
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "clamped_swiglu"]
+# `clamped_swiglu` is a gate of its own: it takes both halves of a gated MLP. `xielu` has parameters
+# and is of plain MLPs alone.
+Activation = Literal[
+    "silu", "gelu_tanh", "gelu", "relu", "relu_squared", "clamped_swiglu", "xielu"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class AttentionInputs(NamedTuple):
     sinks: Array | None = None  # [kv_heads, group]
     # f32[kv_heads, group, distances], as `layers.distance_bias` orders them.
     biases: Array | None = None
+    query_scale: Array | None = None  # f32[dim] what rotated queries are multiplied by
 
     def normalized(self) -> AttentionInputs:
         """The inputs with the norms already applied."""
@@ -79,7 +80,13 @@ class AttentionInputs(NamedTuple):
         if self.rotation is not None:
             with jax.named_scope("rope"):
                 q, k = (rotate(heads, *self.rotation) for heads in (q, k))
-        return q, k, v
+        return self.scaled(q), k, v
+
+    def scaled(self, q: Float[Array, "*tokens dim"]) -> Float[Array, "*tokens dim"]:
+        """Rotated queries as scores take them."""
+        if self.query_scale is None:
+            return q
+        return (q * jnp.broadcast_to(self.query_scale, q.shape)).astype(q.dtype)
 
 
 class ReadInputs(NamedTuple):

@@ -31,6 +31,19 @@ def gated(both: Float[Array, "..."], activation: str, axis: int = -2) -> Float[A
     return ACTIVATIONS[activation](gate) * up
 
 
+def xielu(
+    x: Float[Array, "*shape"],
+    positive: Float[Array, "*shape"],
+    negative: Float[Array, "*shape"],
+    slope: Float[Array, "*shape"],
+    highest: Float[Array, "*shape"],
+) -> Float[Array, "*shape"]:
+    """A parabola above zero and an exponential below, on a line through both, as in Apertus."""
+    above = jax.nn.softplus(positive) * x * x
+    below = (jnp.expm1(jnp.minimum(x, highest)) - x) * (slope + jax.nn.softplus(negative))
+    return jnp.where(x > 0, above, below) + slope * x
+
+
 def clamped_swiglu(gate: Float[Array, "*shape"], up: Float[Array, "*shape"]) -> Array:
     """gate * sigmoid(alpha * gate) * (up + 1), both cut off at the limit, as in gpt-oss."""
     gate = jnp.minimum(gate, SWIGLU_LIMIT)

@@ -59,5 +59,16 @@ def layer_norm(
     return normed + jnp.broadcast_to(bias.astype(jnp.float32), x.shape)
 
 
+def head_layer_norm(
+    x: Float[Array, "*heads dim"], weight: Float[Array, "*own_heads dim"], eps: float
+) -> Float32[Array, "*heads dim"]:
+    """(x - mean(x)) / std(x) of each head, times weights of its own."""
+    x = x.astype(jnp.float32)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    normed = centred * lax.rsqrt(variance + eps)
+    return normed * jnp.broadcast_to(weight.astype(jnp.float32), x.shape)
+
+
 def _last_axes(weight: Array) -> tuple[int, ...]:
     return tuple(range(-weight.ndim, 0))

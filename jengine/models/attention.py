@@ -16,7 +16,7 @@ from jax import Array
 from jengine.config import AttentionConfig
 from jengine.layers.attention import AttentionInputs, HeadNorms, ReadInputs
 from jengine.layers.distance_bias import biases_by_distance
-from jengine.layers.norm import rms_norm
+from jengine.layers.norm import head_layer_norm, rms_norm
 from jengine.layers.rope import rotate
 from jengine.models.context import StepContext
 from jengine.models.linear import Factory, Linear, Norm
@@ -73,13 +73,17 @@ class Attention(nnx.Module):
         qkv = self.qkv(x, norm=norm, live=context.live)  # [..., KV, G + 2, D]
         if self.config.keys_are_values or self.config.value_norm:
             qkv = self._with_values(qkv)
+        if self.config.qk_norm == "layer":
+            qkv = self._with_layer_norms(qkv)
         if self.config.temperature is not None:
             qkv = qkv * self._temperature(context.positions)
         rope = self.config.rope
         rotation = None if rope is None else context.rotation(rope, self.config.head_dim)
         sinks = self.sinks[...] if self.config.sinks else None
         biases = self._biases(context)
-        inputs = AttentionInputs(self.config, qkv, self._norms(), rotation, sinks, biases)
+        inputs = AttentionInputs(
+            self.config, qkv, self._norms(), rotation, sinks, biases, self._query_scale()
+        )
         with jax.named_scope("attend"):
             mixed = context.mix(self.layer, inputs)
         mixed = mixed.reshape(*mixed.shape[:-2], -1)
@@ -124,10 +128,29 @@ class Attention(nnx.Module):
         is_query = jnp.broadcast_to(jnp.arange(group + 2)[:, None] < group, shape)
         return jnp.where(is_query, jnp.broadcast_to(factor[..., None, None, None], shape), 1.0)
 
-    def _norms(self) -> HeadNorms | None:
-        if self.config.qk_norm is None:
+    def _with_layer_norms(
+        self, qkv: Float[Array, "*tokens kv_heads parts dim"]
+    ) -> Float32[Array, "*tokens kv_heads parts dim"]:
+        """Queries, keys and values, of which the first two are normalised by head."""
+        parts = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1:, :]
+        q, k = (
+            head_layer_norm(heads, norm.weight[...], norm.eps)
+            for heads, norm in zip(parts[:2], (self.q_norm, self.k_norm), strict=True)
+        )
+        return jnp.concatenate([q, k[..., None, :], parts[2].astype(q.dtype)], axis=-2)
+
+    def _query_scale(self) -> Float32[Array, " dim"] | None:
+        """What is left of norms behind the rotation, which does not change a head's length: the
+        weights of both, as scores are sums of products."""
+        if self.config.qk_norm != "behind_rotation":
             return None
-        if self.config.qk_norm == "unit":
+        q, k = (norm.weight[...].astype(jnp.float32) for norm in (self.q_norm, self.k_norm))
+        return q * k
+
+    def _norms(self) -> HeadNorms | None:
+        if self.config.qk_norm in (None, "layer"):
+            return None
+        if self.config.qk_norm in ("unit", "behind_rotation"):
             ones = jnp.ones((self.config.head_dim,))
             return HeadNorms(ones, ones, self.eps, 0.0)
         weights = self.q_norm.weight[...], self.k_norm.weight[...]

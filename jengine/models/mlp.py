@@ -15,10 +15,11 @@ from flax import nnx
 from jax import Array
 
 from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
-from jengine.layers.mlp import gated
+from jengine.layers.initializer import Initializer
+from jengine.layers.mlp import gated, xielu
 from jengine.layers.moe import Picked, route
 from jengine.models.linear import Factory, Linear, Norm
-from jengine.models.parameter import zeros
+from jengine.models.parameter import parameter, zeros
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
@@ -61,12 +62,15 @@ class GatedMLP(nnx.Module):
 
 
 class PlainMLP(nnx.Module):
-    """down(act(up(x)))."""
+    """down(act(up(x))). The activation of some has parameters (`xielu`)."""
 
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
         self.activation, bias = config.activation, config.biases
         self.up = Linear(factory, (hidden,), (inner,), ("embed", "mlp"), bias=bias, inner=True)
+        self.is_learned = config.activation == "xielu"
+        if self.is_learned:
+            self.rates = Xielu(factory)
         self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=bias)
 
     def __call__(
@@ -77,8 +81,30 @@ class PlainMLP(nnx.Module):
         residual: Float[Array, "*tokens hidden"] | None = None,
         live: Int[Array, "*tokens"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
-        inner = self.up(x, norm=norm, activation=self.activation, live=live)
+        activation = None if self.is_learned else self.activation
+        inner = self.up(x, norm=norm, activation=activation, live=live)
+        if self.is_learned:
+            inner = self.rates(inner)
         return self.down(inner, residual=residual, live=live)
+
+
+class Xielu(nnx.Module):
+    """An activation whose curvature on both sides of zero is learned."""
+
+    def __init__(self, factory: Factory):
+        def number(mean: float) -> nnx.Param:
+            return parameter(factory.rngs, (1,), (None,), factory.dtype, Initializer(mean=mean))
+
+        # softplus of the first two is 0.8 and 0.3; the other two are the same in all models.
+        self.positive, self.negative = number(0.2033), number(-1.0502)
+        self.slope, self.highest = number(0.5), number(-1e-6)
+
+    def __call__(self, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
+        positive, negative, slope, highest = (
+            jnp.broadcast_to(one[...].astype(jnp.float32), x.shape)
+            for one in (self.positive, self.negative, self.slope, self.highest)
+        )
+        return xielu(x.astype(jnp.float32), positive, negative, slope, highest)
 
 
 class ExpertsMLP(nnx.Module):

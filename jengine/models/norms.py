@@ -121,7 +121,7 @@ def head_norms(factory: Factory, config: AttentionConfig) -> tuple[RmsNorm, RmsN
     if config.qk_norm in (None, "unit"):
         return None
     kv, dim = config.num_kv_heads, config.head_dim
-    if config.qk_norm == "head":
+    if config.qk_norm in ("head", "behind_rotation"):
         q = k = (dim,), ("head_dim",)
     else:
         q = (kv, config.group, dim), ("kv_heads", None, None)

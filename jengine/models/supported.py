@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from jengine.config import AttentionConfig, LatentConfig, ModelConfig
+from jengine.config import RECURRENT, AttentionConfig, LatentConfig, ModelConfig
 from jengine.models import registry
 from jengine.models.architectures import FAMILIES
 
@@ -46,7 +46,9 @@ def layers_of(config: ModelConfig) -> str:
     """What decides which features a model has."""
     mixers = [layer.mixer for layer in config.layers]
     kinds = {
-        "recurrent and attention": config.has_recurrent,
+        "recurrent": all(isinstance(mixer, RECURRENT) for mixer in mixers),
+        "recurrent and attention": config.has_recurrent
+        and not all(isinstance(mixer, RECURRENT) for mixer in mixers),
         "attention": not config.has_recurrent and isinstance(mixers[0], AttentionConfig),
         "latent attention": isinstance(mixers[0], LatentConfig),
         "experts": config.has_experts,

@@ -59,13 +59,13 @@ GUESSES, MAX_ROWS, MAX_LENGTH, BLOCK = 2, 4, 128, 8
 KEPT_EMBEDDINGS = 11
 
 
-def tiny(family: str) -> ModelConfig:
+def tiny(family: str, **own: Any) -> ModelConfig:
     """A decoder."""
     # A share of heads of 10 dimensions that is even.
     settings = {"architectures": [FAMILIES[family]], "dtype": "bfloat16"} | (
         {"partial_rotary_factor": 0.4} if family == "bamba" else {}
     )
-    return registry.model_config({**tiny_settings(family, **SIZES), **settings})
+    return registry.model_config({**tiny_settings(family, **SIZES), **settings, **own})
 
 
 def tiny_pooling(architecture: str, **settings: Any) -> ModelConfig:

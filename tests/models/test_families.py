@@ -284,6 +284,37 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite_hybrid",
         {"num_local_experts": 0, "position_embedding_type": "rope", "attention_bias": True},
     ),
+    "hunyuan": ("hunyuan", {"attention_bias": True}),
+    "hunyuan-alpha": (
+        "hunyuan",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "alpha": 50.0,
+                "factor": 1.0,
+                "rope_theta": 1e4,
+                "mscale": 1.0,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "apertus": ("apertus", {}),
+    "apertus-other-choices": (
+        "apertus",
+        {"rope_parameters": LLAMA3_ROPE, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "cohere-plus": ("cohere", {"use_qk_norm": True}),
+    "mamba2": ("mamba2", {}),
+    "mamba2-biases": (
+        "mamba2",
+        {
+            "use_bias": True,
+            "use_conv_bias": False,
+            "tie_word_embeddings": True,
+            "n_groups": 1,
+            "time_step_limit": (0.2, 0.9),
+        },
+    ),
     "nemotron-h": ("nemotron_h", {}),
     "nemotron-h-biases": ("nemotron_h", {"mlp_bias": True, "use_bias": True, "time_step_min": 0.3}),
     "qwen3-5": ("qwen3_5", {}),
@@ -371,7 +402,8 @@ LATER = {
     "starcoder2", "glm4-moe-lite", "falcon-h1-gate-alone", "falcon-h1-norm-first",
     "starcoder2-plain", "arcee", "ernie4-5",
     "glm4-moe-lite-layers", "minimax-m2",
-    "minicpm3-longrope", "bloom-untied-6-heads", "mpt",
+    "minicpm3-longrope", "bloom-untied-6-heads", "mpt", "hunyuan-alpha", "apertus-other-choices",
+    "mamba2-biases", "llama4-chunks",
 }  # fmt: skip
 ALL_VARIANTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in VARIANTS]
 

@@ -39,6 +39,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("mpt", {"num_attention_heads": 3, "hidden_size": 36}),
     "falcon-h1": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "granite-hybrid": ("granite_hybrid", {"logits_scaling": 0.3, "residual_multiplier": 0.8}),
+    "mamba2": ("mamba2", {}),
+    "hunyuan": ("hunyuan", {}),
+    "apertus": ("apertus", {}),
+    "cohere-plus": ("cohere", {"use_qk_norm": True}),
     "nemotron-h": ("nemotron_h", {}),
     "qwen3-next": ("qwen3_next", {}),
     "gpt-oss": ("gpt_oss", {"num_hidden_layers": 3}),
@@ -103,4 +107,5 @@ def test_greedy_answers_equal_transformers(name: str, tmp_path: Path) -> None:
     # The longest request fits, and little more.
     with rebuilt(llm, num_blocks=18) as small:
         assert answers(small.generate(prompts(), params)) == answers(outputs)
-        assert small.stats().preemptions > 0
+        grows = any(group.spec.kind != "recurrent" for group in small.engine.cache.groups)
+        assert small.stats().preemptions > 0 or not grows

@@ -192,7 +192,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_neox", {"rotary_pct": 0.1}, "partial_rotary_factor"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
     ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim"),
-    ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
+    ("cohere2", {"use_qk_norm": True}, "use_qk_norm"),
     ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
     ("phi", {"qk_layernorm": True}, "qk_layernorm"),
     ("phi", {"tie_word_embeddings": True}, "tie_word_embeddings"),

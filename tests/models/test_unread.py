@@ -30,6 +30,10 @@ IF_UNUSED = {
     # What transformers' model does not read either: all published MPT have slopes.
     "mpt": {"init_device", "learned_pos_emb", "norm_type", "emb_pdrop", "embedding_fraction"},
     "falcon_h1": {"mamba_chunk_size", "num_logits_to_keep", "mamba_expand"},
+    "mamba2": {
+        *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size"),
+        *("rescale_prenorm_residual", "residual_in_fp32"),
+    },
     "nemotron_h": {
         # First values of parameters, and ways to compute.
         *("time_step_max", "time_step_floor", "time_step_limit", "rescale_prenorm_residual"),

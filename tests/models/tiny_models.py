@@ -64,6 +64,9 @@ FAMILIES = {
     "arcee": "ArceeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "hunyuan": "HunYuanDenseV1ForCausalLM",
+    "apertus": "ApertusForCausalLM",
 }
 # Those that slow tests of whole engines run: the layers of others are made of the same parts.
 DISTINCT = (
@@ -279,6 +282,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "ssm_multipliers": [0.8, 0.9, 1.1, 0.7, 1.2],
         "mlp_multipliers": [0.9, 1.1],
     },
+    "hunyuan": {"head_dim": 12},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 12},
     "bamba": {**MAMBA2, "num_hidden_layers": 3, "attn_layer_indices": [1]},
     "llama4": {
         "head_dim": 12,
@@ -308,6 +313,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
 }
 # Families whose config.json has other names for these sizes.
 OWN_NAMES: dict[str, dict[str, str | None]] = {
+    "mamba2": dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads")),
     "gpt2": {
         "hidden_size": "n_embd",
         "intermediate_size": "n_inner",
@@ -393,8 +399,8 @@ def write_tiny(
     model = getattr(transformers, architecture)(config)
     with torch.no_grad():
         # transformers starts norms at one and biases at zero, which would hide a mix-up.
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or name.endswith("norm.weight"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
         for name, parameter in model.named_parameters():
             # Nothing else scales its scores. As sharp as they are with norms of one, float32 itself

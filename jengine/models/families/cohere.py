@@ -32,7 +32,7 @@ from jengine.models.tensors.checkpoint import Names
 
 SECOND = "Cohere2ForCausalLM"
 ARCHITECTURES = ("CohereForCausalLM", SECOND)
-MODELS = "Command R, Command R7B, Command A"
+MODELS = "Command R, Command R+, Command R7B, Command A"
 NAMES = Names(rotates_neighbours=True)
 DEFAULTS = Defaults(
     vocab_size=256000,
@@ -55,13 +55,15 @@ FIRST_DEFAULTS = replace(DEFAULTS, rope_theta=500000.0)
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     """The decoder that a Cohere config.json describes."""
     fields = Fields(hf)
-    if fields.flag("use_qk_norm", False):
-        fields.refuse("use_qk_norm", "false: a norm with weights of its own per head is not built")
     is_second = SECOND in (fields.values.get("architectures") or ())
     defaults = DEFAULTS if is_second else FIRST_DEFAULTS
     num_layers = read_num_layers(fields, defaults)
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, defaults, qkv_bias=bias, output_bias=bias)
+    if fields.flag("use_qk_norm", False):
+        if is_second:
+            fields.refuse("use_qk_norm", "false: these models have no such norms")
+        attention = replace(attention, qk_norm="layer")
     layer = LayerConfig(attention, read_mlp(fields, defaults))
     if is_second:
         pattern = fields.integer("sliding_window_pattern", 4)
@@ -86,6 +88,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         **(windows if config.architecture == SECOND else {}),
         "model_type": "cohere2" if config.architecture == SECOND else "cohere",
         "attention_bias": written_attention(config).qkv_bias,
+        **({"use_qk_norm": True} if written_attention(config).qk_norm else {}),
         "logit_scale": config.logit_scale,
         "pad_token_id": None,
     }

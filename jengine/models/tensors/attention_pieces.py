@@ -53,7 +53,7 @@ def attention_pieces(
         shape = (config.distance_bias.buckets, config.num_heads)
         name = f"{layer}{names.distance_bias}.weight"
         pieces["attention.distance_bias"] = (Piece(name, shape, transpose=True),)
-    if config.qk_norm in ("head", "whole"):
+    if config.qk_norm not in (None, "unit"):
         q, k = f"{layer}{names.q_norm}.weight", f"{layer}{names.k_norm}.weight"
         pieces["attention.q_norm.weight"] = _head_norm(q, (kv, config.group), config, names)
         pieces["attention.k_norm.weight"] = _head_norm(k, (kv,), config, names)
@@ -157,14 +157,16 @@ def _head_norm(
 ) -> tuple[Piece, ...]:
     """The norm of one head, or of all `heads` as one vector."""
     dim, lanes = config.head_dim, rotated_lanes(config, names)
-    if config.qk_norm == "head":
+    if config.qk_norm in ("head", "behind_rotation"):
         if lanes is ALL_LANES:
             return (Piece(name, (dim,)),)
         return tuple(Piece(name, (dim,), (ours,), source=(theirs,)) for ours, theirs in lanes)
-    size, every = math.prod(heads) * dim, (EVERY,) * len(heads)
+    count, every = math.prod(heads), (EVERY,) * len(heads)
+    is_matrix = config.qk_norm == "layer"  # in checkpoints
+    shape, view = ((count, dim), heads) if is_matrix else ((count * dim,), (*heads, dim))
     if lanes is ALL_LANES:
-        return (Piece(name, (size,)),)
+        return (Piece(name, shape),)
     return tuple(
-        Piece(name, (size,), (*every, ours), source=(*every, theirs), view=(*heads, dim))
+        Piece(name, shape, (*every, ours), source=(*every, theirs), view=view)
         for ours, theirs in lanes
     )

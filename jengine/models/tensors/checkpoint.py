@@ -27,7 +27,8 @@ class Piece:
 
     Most checkpoints store a matrix as [outputs, inputs], parameters are [inputs, outputs]
     (`transpose`); the two axes are then split into those of `parameter[index]`. Where `source`
-    takes lanes of every head, `view` says how the first axis is split for it. All steps are views
+    takes lanes of every head, `view` says how the first axis is split for it; a parameter of one
+    number has an axis that the tensor lacks. All steps are views
     with an inverse. Of an `optional` tensor that a file leaves out, the parameter has zeros.
     """
 
@@ -56,7 +57,7 @@ class Piece:
         """The inverse: the checkpoint's tensor, or its slice `source`, out of the parameter."""
         part = parameter[self.index]
         if not self.transpose:
-            return part.reshape(self.source_shape)
+            return part.reshape(self.source_shape if self.source else self.shape)
         *outputs, inputs = self.source_shape
         return np.moveaxis(part.reshape(inputs, *outputs), 0, -1)
 
@@ -171,6 +172,7 @@ class Names:
     # Without a gate, only up.
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    rates: str = "mlp.act_fn"  # the module of an activation with parameters
     router: str = "mlp.gate"
     choice_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name
     experts: str = "mlp.experts"

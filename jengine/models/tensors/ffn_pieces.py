@@ -12,7 +12,16 @@ def ffn_pieces(hidden: int, config: FfnConfig, names: Names, layer: str) -> Piec
     if isinstance(config, ExpertsConfig):
         return _experts_mlp(hidden, config, names, layer)
     up = tuple(layer + name for name in names.gate_up)
-    return _mlp("mlp", hidden, config, names, up, layer + names.down)
+    pieces = _mlp("mlp", hidden, config, names, up, layer + names.down)
+    if config.activation == "xielu":
+        theirs = layer + names.rates
+        pieces |= {
+            "mlp.rates.positive": (Piece(f"{theirs}.alpha_p", (1,)),),
+            "mlp.rates.negative": (Piece(f"{theirs}.alpha_n", (1,)),),
+            "mlp.rates.slope": (Piece(f"{theirs}.beta", (), view=(1,)),),
+            "mlp.rates.highest": (Piece(f"{theirs}.eps", (), view=(1,)),),
+        }
+    return pieces
 
 
 def _mlp(

@@ -106,6 +106,7 @@ def _write_and_attend(
 ) -> tuple[Array, Array]:  # fmt: skip
     """What the step's queries read, [T, heads, dim], and the cache with its keys and values."""
     q, cache = _write(cache, layer, inputs, view.slots, shapes, placement)
+    q = inputs.scaled(q)
     return _attend(q, cache, layer, inputs, view, bucket, shapes, placement), cache
 
 

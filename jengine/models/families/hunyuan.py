@@ -1,0 +1,76 @@
+"""HunYuan (dense): queries and keys have a norm of each head behind their rotation, whose base
+a fixed number may stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jengine.config import LayerConfig, ModelConfig
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_attention,
+    read_decoder,
+    read_mlp,
+    read_num_layers,
+)
+from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.models.tensors.checkpoint import Names
+
+ARCHITECTURES = ("HunYuanDenseV1ForCausalLM",)
+MODELS = "HunYuan (dense)"
+NAMES = Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
+DEFAULTS = Defaults(
+    vocab_size=290943,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=None,
+    head_dim=None,
+    max_position=2048,
+    norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+ROPES = ("rope_scaling", "rope_parameters")
+ALPHA = "alpha"
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    """The decoder that a HunYuan config.json describes."""
+    plain, alpha = without_alpha(hf)
+    fields = Fields(plain)
+    bias = fields.flag("attention_bias", False)
+    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
+    rope, dim = attention.rope, attention.head_dim
+    assert rope is not None, "read with one"
+    if rope.attention_factor != 1.0:
+        fields.refuse("rope_scaling", "one without a factor, which norms behind it would undo")
+    if alpha is not None:
+        rope = replace(rope, theta=rope.theta * alpha ** (dim / (dim - 2)))
+    attention = replace(attention, rope=rope, qk_norm="behind_rotation")
+    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+    return read_decoder(fields, DEFAULTS, (layer,) * read_num_layers(fields, DEFAULTS))
+
+
+def without_alpha(hf: Mapping[str, object]) -> tuple[dict[str, object], float | None]:
+    """The keys with a plain rotation where published files call it dynamic, and the number that
+    stretches its base, which makes it a fixed one."""
+    plain, alpha = dict(hf), None
+    for key in ROPES:
+        part = Fields(hf).part(key)
+        if part is None or not part.values.get(ALPHA):
+            continue
+        alpha = part.number(ALPHA, above_minimum=True)
+        theta = part.values.get("rope_theta")
+        plain[key] = {"rope_type": "default"} if theta is None else {"rope_theta": theta}
+    return plain, alpha
+
+
+def write_config(config: ModelConfig) -> dict[str, object]:
+    """The inverse of `read_config`."""
+    bias = written_attention(config).qkv_bias
+    return {**write_decoder(config), "model_type": "hunyuan_v1_dense", "attention_bias": bias}
