@@ -15,7 +15,7 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.flags import ENGINE_HELP, add_field_flags
 from jengine.assembly.settings.short_flags import SHORT_FLAGS
 from jengine.assembly.settings.values import template_text
-from jengine.assembly.settings.vllm_args import VLLM_SETTINGS
+from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS
 from jengine.assembly.settings.vllm_tuning import SERVERS, WITHOUT_EFFECT
 from jengine.cli.parser import Parser
 from jengine.sampling_params import SamplingParams
@@ -61,6 +61,10 @@ def add_engine_flags(
             "--distributed-executor-backend", dest=BACKEND, metavar="TEXT",
             default=argparse.SUPPRESS, help=argparse.SUPPRESS,
         )  # fmt: skip
+        for name in SPECULATION:
+            kind = int if name == "spec_tokens" else str
+            group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
+                               help=argparse.SUPPRESS, type=kind)  # fmt: skip
         for name, default in IDLE.items():
             group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
                                help=argparse.SUPPRESS, **form_of(default))  # fmt: skip
@@ -95,7 +99,7 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def given_engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given, as they were given."""
-    names = {*ENGINE_HELP, BACKEND, *IDLE}
+    names = {*ENGINE_HELP, BACKEND, *SPECULATION, *IDLE}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 

@@ -12,7 +12,13 @@ import pytest
 import jengine
 from jengine.assembly.settings import vllm_tuning
 from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.vllm_args import FEATURES, INSTEAD, RENAMED, VLLM_SETTINGS
+from jengine.assembly.settings.vllm_args import (
+    FEATURES,
+    INSTEAD,
+    RENAMED,
+    SPECULATION,
+    VLLM_SETTINGS,
+)
 from jengine.assembly.settings.vllm_tuning import WITHOUT_EFFECT
 from jengine.errors import ConfigError, UnsupportedFeature
 from tests.assembly.vllm_arguments import VLLM_ARGUMENTS
@@ -29,7 +35,7 @@ OLDER = {
 def test_every_name_of_vllm_is_known_once() -> None:
     assert len(VLLM_ARGUMENTS) > 240
     tables = [*FEATURES.values(), *INSTEAD.values(), *WITHOUT_EFFECT.values()]
-    known = [*FIELDS, *RENAMED, *(name for names in tables for name in names)]
+    known = [*FIELDS, *RENAMED, *SPECULATION, *(name for names in tables for name in names)]
     assert set(VLLM_ARGUMENTS) <= set(known)
     assert len(known) == len(set(known))
     assert set(known) - FIELDS - set(VLLM_ARGUMENTS) == {*OLDER, "memory_utilization"}
@@ -73,6 +79,10 @@ def test_what_changes_no_answer_is_taken_and_the_log_says_why(
         ({"compilation_config": 3}, {}),
         ({"compilation_config": {"level": 3, "cudagraph_mode": "NONE", "decode_rows": [4]}},
          {"compilation_config": {"decode_rows": [4]}}),
+        ({"spec_method": "ngram", "spec_tokens": 3},
+         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),
+        ({"spec_tokens": 3, "speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),
         ({"language_model_only": True}, {"limit_mm_per_prompt": {"image": 0, "video": 0}}),
         ({"language_model_only": False, "limit_mm_per_prompt": {"image": 1}},
          {"limit_mm_per_prompt": {"image": 1}}),
@@ -109,7 +119,6 @@ def test_defaults_that_many_scripts_write_down_are_accepted() -> None:
         ),
         ({"cpu_offload_params": ["mlp"]}, "with cpu_offload_gb"),
         ({"worker_cls": "odd"}, "executor='package.module:Class'"),
-        ({"stream_interval": 4}, "set stream_interval in SamplingParams"),
     ],
 )
 def test_refusals_say_what_to_do(options: dict[str, Any], advice: str) -> None:
@@ -123,6 +132,8 @@ def test_names_that_mean_the_same() -> None:
     assert EngineArgs("demo", async_scheduling=False).overlap is False
     assert EngineArgs("demo", use_tqdm_on_load=False).show_progress is False
     assert EngineArgs("demo", distributed_executor_backend="ray").executor == "ray"
+    with pytest.raises(ConfigError, match=r"speculative_config\['method'\] is 'ngram'.*'suffix'"):
+        EngineArgs("demo", speculative_config={"method": "ngram"}, spec_method="suffix")
     with pytest.raises(ConfigError, match="async_scheduling and overlap mean the same"):
         EngineArgs("demo", async_scheduling=False, overlap=True)
     with pytest.raises(ConfigError, match="mean the same; give one"):

@@ -85,6 +85,8 @@ def test_flags_of_vllm_that_change_no_answer_are_taken() -> None:
         "--attention-backend", "FLASH_ATTN", "--no-enable-mfu-metrics",
     )  # fmt: skip
     assert serve.engine_args(arguments) == serve.engine_args(arguments_of())
+    drafts = serve.engine_args(arguments_of("--spec-method", "ngram", "--spec-tokens", "3"))
+    assert drafts.speculative_config == {"method": "ngram", "num_speculative_tokens": 3}
 
 
 def processes(*words: str) -> int:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from jengine.assembly.settings.flags import ENGINE_HELP, add_field_flags
-from jengine.assembly.settings.vllm_args import RENAMED, VLLM_SETTINGS
+from jengine.assembly.settings.vllm_args import RENAMED, SPECULATION, VLLM_SETTINGS
 from jengine.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, owner: type[Any]) -> argpa
 
 def given_settings(args: argparse.Namespace, owner: type[Any]) -> dict[str, Any]:
     """The settings among parsed flags, by jengine's names and by vLLM's."""
-    names = {*(item.name for item in fields(owner)), *RENAMED, *VLLM_SETTINGS}
+    names = {*(item.name for item in fields(owner)), *RENAMED, *SPECULATION, *VLLM_SETTINGS}
     given = {name: value for name, value in vars(args).items() if name in names}
     if given.get("model") is None:
         raise ConfigError("--model is missing: give a model folder, or demo.")

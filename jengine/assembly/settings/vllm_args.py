@@ -21,6 +21,11 @@ RENAMED = {
     "language_model_only": "limit_mm_per_prompt",
 }
 
+# vLLM's name -> the key of speculative_config that it stands for.
+SPECULATION = {
+    "spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens",
+}  # fmt: skip
+
 # feature -> its settings with vLLM's defaults. A list holds several accepted values.
 FEATURES: dict[str, dict[str, Any]] = {
     "quantization": {"quantization_config": None, "kv_cache_dtype_skip_layers": None},
@@ -29,10 +34,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "enable_mixed_moe_lora_format": False, "enable_moe_shared_loras": False,
         "max_lora_cls_labels": None,
     },
-    "speculative decoding": {
-        "spec_method": None, "spec_model": None, "spec_tokens": None,
-        "per_request_spec_decode_metrics": "none",
-    },
+    "speculative decoding": {"per_request_spec_decode_metrics": "none"},
     "multimodal input": {
         "enable_mm_embeds": False, "interleave_mm_strings": False, "media_io_kwargs": None,
         "mm_encoder_only": False, "mm_encoder_attn_dtype": None,
@@ -94,7 +96,6 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "sliding windows are part of the model, with a cache of their own size": {
         "disable_sliding_window": False,
     },
-    "set stream_interval in SamplingParams": {"stream_interval": 1},
     "parsers of reasoning are built in; give the name of one as reasoning_parser": {
         "reasoning_parser_plugin": ["", None],
     },
@@ -133,7 +134,7 @@ VLLM_SETTINGS = _settings()
 def own_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given, in EngineArgs' names; refuses what needs something that is not there."""
     result: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in with_speculation(owner, given).items():
         executor = named_executor(name, value)
         if executor is None and name in VLLM_SETTINGS:
             check_use(owner, name, value)
@@ -148,6 +149,22 @@ def own_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{owner}: {name} and {new} mean the same; give one of them.")
         result[new] = value
     return result
+
+
+def with_speculation(owner: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with those of single keys of speculative_config in their place."""
+    parts = {key: given[name] for name, key in SPECULATION.items() if given.get(name) is not None}
+    rest = {name: value for name, value in given.items() if name not in SPECULATION}
+    config = rest.get("speculative_config") or {}
+    if not parts or not isinstance(config, Mapping):
+        return rest
+    for key, value in parts.items():
+        if config.get(key, value) != value:
+            raise ConfigError(
+                f"{owner}: speculative_config[{key!r}] is {config[key]!r}, and a setting of its "
+                f"own says {value!r}; give one of them."
+            )
+    return {**rest, "speculative_config": {**config, **parts}}
 
 
 def named_executor(name: str, value: Any) -> str | None:

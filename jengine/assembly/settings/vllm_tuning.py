@@ -20,6 +20,7 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     SERVERS: {
         "served_model_name": None, "max_num_queued_reqs": None, "max_num_queued_tokens": None,
         "shutdown_timeout": 0, "enable_log_requests": False, "disable_log_requests": True,
+        "stream_interval": 1,
     },
     "media are decoded and cut up in this process, and what is encoded is found by its content": {
         "mm_processor_cache_gb": 4, "mm_processor_cache_type": "lru",
