@@ -1,13 +1,7 @@
-"""Audio as users give it: arrays with a sampling rate, or files. Out: samples at the model's rate.
-
-Files are read by the standard library (WAV), or by soundfile where that is installed.
-"""
+"""Audio as users give it, arrays with a sampling rate. Out: samples at the model's rate."""
 
 from __future__ import annotations
 
-import importlib
-import io
-import wave
 from typing import Any
 
 import numpy as np
@@ -15,9 +9,7 @@ import numpy as np
 from jengine.errors import RequestError
 
 LEAST_RATE, MOST_RATE = 100, 768_000
-MOST_SECONDS = 600.0
-# Bytes of a sample -> its type in WAV files; 3 bytes are read by hand.
-TYPES = {1: np.uint8, 2: "<i2", 4: "<i4"}
+AT_ONCE = 2**19  # numbers of a Fourier transform that are worked on at once
 
 
 def samples_of(given: Any, rate: int, what: str) -> np.ndarray:
@@ -37,7 +29,7 @@ def samples_of(given: Any, rate: int, what: str) -> np.ndarray:
             f"{what} has samples of type {array.dtype}; expected floats from -1 to 1. Divide "
             "integers by the largest number of their type."
         )
-    array = array.astype(np.float32)
+    array = array.astype(np.float32, copy=False)
     if not np.isfinite(array).all():
         raise RequestError(f"{what} has samples that are not finite numbers.")
     if array.ndim == 2:  # the shorter axis is that of channels
@@ -67,69 +59,36 @@ def resampled(samples: np.ndarray, own: int, wanted: int) -> np.ndarray:
     margin = own // 10
     length = len(samples) + 2 * margin
     seconds = -(-length // own)  # in whole seconds both rates have whole numbers of samples
-    spectrum = np.fft.rfft(samples, 1) if not len(samples) else np.fft.rfft(
-        np.pad(samples, (margin, seconds * own - margin - len(samples)))
-    )  # fmt: skip
     count = seconds * wanted
-    found = np.fft.irfft(spectrum[: count // 2 + 1], count) * (wanted / own)
+    bins = min(count, seconds * own) // 2 + 1
+    spectrum = lowest_bins(samples, margin, own, seconds, bins)
+    found = np.fft.irfft(spectrum, count) * (wanted / own)
     begin = round(margin * wanted / own)
     return found[begin : begin + -(-len(samples) * wanted // own)].astype(np.float32)
 
 
-def read_file(content: bytes, what: str) -> tuple[np.ndarray, int]:
-    """Samples [samples] of one channel, and their rate."""
-    if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
-        try:
-            return _wav(content, what)
-        except (wave.Error, EOFError) as error:
-            if _soundfile() is None:
-                raise RequestError(
-                    f"{what} is a WAV file that cannot be read: {error}. Expected samples as "
-                    "integers (PCM); install soundfile for other kinds."
-                ) from None
-    library = _soundfile()
-    if library is None:
-        raise RequestError(
-            f"{what} is no WAV file (it begins with {content[:4]!r}); other formats are read where "
-            "the package soundfile is installed. Convert it to WAV, or install soundfile."
-        )
-    try:
-        with library.SoundFile(io.BytesIO(content)) as file:
-            _check_length(file.frames, file.samplerate, what)
-            samples = file.read(dtype="float32", always_2d=True)
-            return samples.mean(axis=1), checked_rate(file.samplerate, what)
-    except (RuntimeError, ValueError) as error:
-        raise RequestError(f"{what} cannot be read: {error}") from None
+def lowest_bins(samples: np.ndarray, before: int, rows: int, columns: int, bins: int) -> np.ndarray:
+    """c128[bins]: the lowest frequencies of samples between silences, `before` of them in front and
+    rows x columns with them in all.
 
-
-def _soundfile() -> Any:
-    try:
-        return importlib.import_module("soundfile")
-    except ImportError:
-        return None
-
-
-def _wav(content: bytes, what: str) -> tuple[np.ndarray, int]:
-    with wave.open(io.BytesIO(content)) as file:
-        rate, size = checked_rate(file.getframerate(), what), file.getsampwidth()
-        _check_length(file.getnframes(), rate, what)
-        data, channels = file.readframes(file.getnframes()), file.getnchannels()
-    whole = len(data) // (size * channels) * size * channels
-    if not whole:
-        raise RequestError(f"{what} has no samples.")
-    data = data[:whole]
-    if size == 3:
-        three = np.frombuffer(data, np.uint8).reshape(-1, 3)
-        values = np.pad(three, ((0, 0), (1, 0))).reshape(-1).view("<i4").astype(np.float32)
-        size = 4
-    else:
-        values = np.frombuffer(data, TYPES[size]).astype(np.float32)
-    values = (values - 128) / 128 if size == 1 else values / 2.0 ** (8 * size - 1)
-    return values.reshape(-1, channels).mean(axis=1), rate
-
-
-def _check_length(samples: int, rate: int, what: str) -> None:
-    if samples > MOST_SECONDS * rate:
-        raise RequestError(
-            f"{what} lasts {samples / rate:.0f} s; expected at most {MOST_SECONDS:.0f} s."
-        )
+    A Fourier transform in two steps, over every columns-th sample and then over these: a whole one
+    would take many times the memory, most of all where the length has large factors.
+    """
+    whole = np.zeros((rows, columns), np.float32)
+    whole.reshape(-1)[before : before + len(samples)] = samples
+    half = np.empty((rows // 2 + 1, columns), np.complex64)  # the others are their conjugates
+    step = max(1, AT_ONCE // rows)
+    for begin in range(0, columns, step):
+        part = whole[:, begin : begin + step].astype(np.float64)
+        half[:, begin : begin + step] = np.fft.rfft(part, axis=0)
+    del whole
+    found = np.empty((-(-bins // rows), rows), np.complex128)
+    step, turns = max(1, AT_ONCE // columns), -2j * np.pi / (rows * columns)
+    for begin in range(0, rows, step):
+        index = np.arange(begin, min(begin + step, rows))
+        is_other = index > rows // 2
+        part = half[np.where(is_other, rows - index, index)].astype(np.complex128)
+        part[is_other] = part[is_other].conj()
+        part *= np.exp(turns * np.outer(index, np.arange(columns)))
+        found[:, index] = np.fft.fft(part, axis=1)[:, : len(found)].T
+    return found.reshape(-1)[:bins]

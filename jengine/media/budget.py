@@ -1,6 +1,6 @@
 """How much memory media may take, counted before it is taken.
 
-In: bytes that decoding a picture or a sound will take. Out: room for them, once others have given
+In: bytes that decoding pictures or sounds will take. Out: room for them, once others have given
 theirs back, or an error.
 """
 
@@ -16,10 +16,10 @@ from jengine.errors import CapacityError, RequestError
 
 MIB: Final = 2**20
 FILE_BYTES = 64 * MIB  # of all files of one request
-# Of decoded pixels and samples, which are counted as 3 bytes and 4 bytes: in one request in all,
-# and at any time in all requests.
+# Of decoded pixels, counted as 3 bytes: in one request in all, and at any time in all requests.
 REQUEST_BYTES = 1024 * MIB
 SERVER_BYTES = 1024 * MIB
+SOUND_BYTES = 512 * MIB  # of all channels of one sound, as 4 bytes a sample
 PATIENCE = 30.0  # seconds until there is room, for who has no deadline
 
 
@@ -42,7 +42,7 @@ class Budget:
                 if errand is not None:
                     errand.check()
                 raise CapacityError(
-                    f"pictures and sounds of other requests take {self.taken} bytes of "
+                    f"pictures of other requests take {self.taken} bytes of "
                     f"{self.most}, and this one needs {size}. Try again later."
                 )
             self.taken += size

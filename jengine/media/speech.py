@@ -15,8 +15,10 @@ import numpy as np
 
 from jengine.config import SpeechConfig
 from jengine.errors import RequestError, nearest_name
-from jengine.media.audio import read_file, samples_of
+from jengine.media.audio import samples_of
 from jengine.media.log_mel import log_mel
+from jengine.media.sound_files import read_file
+from jengine.media.sounds import SoundDecoders
 from jengine.media_spans import MediaSpan
 
 
@@ -25,6 +27,11 @@ class SpeechProcessor:
 
     def __init__(self, speech: SpeechConfig) -> None:
         self.speech = speech
+        self.decoders = SoundDecoders()  # of what comes from strangers
+
+    def opened(self, file: bytes, what: str) -> np.ndarray:
+        """The samples of a stranger's file."""
+        return self.decoders.samples(file, self.speech.sampling_rate, what)
 
     def expanded(
         self, ids: list[int], data: Any, options: Mapping[str, Any] | None = None

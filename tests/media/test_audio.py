@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import wave
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from jengine.config import SpeechConfig
 from jengine.errors import RequestError
-from jengine.media.audio import read_file, resampled, samples_of
+from jengine.media import audio
+from jengine.media.audio import resampled, samples_of
 from jengine.media.log_mel import log_mel
+from jengine.media.sound_files import Head, one_channel, read_file
 from jengine.media.speech import SpeechProcessor
 from tests.media.tiny_whisper import extractor, sound
 
@@ -29,6 +32,66 @@ def wav(samples: np.ndarray, rate: int, size: int, channels: int = 1) -> bytes:
         out.setframerate(rate)
         out.writeframes(np.ascontiguousarray(data).tobytes())
     return file.getvalue()
+
+
+def told(file: bytes, place: int, *values: int) -> bytes:
+    """A WAV file whose head says other numbers, of two bytes each."""
+    return file[:place] + np.array(values, "<u2").tobytes() + file[place + 2 * len(values) :]
+
+
+def resampled_at_once(samples: np.ndarray, own: int, wanted: int) -> np.ndarray:
+    """The same as `resampled`, with one transform of all samples in float64."""
+    margin = own // 10
+    seconds = -(-(len(samples) + 2 * margin) // own)
+    whole = np.pad(samples.astype(float), (margin, seconds * own - margin - len(samples)))
+    count = seconds * wanted
+    spectrum = np.fft.rfft(whole)[: count // 2 + 1]
+    begin = round(margin * wanted / own)
+    found = np.fft.irfft(spectrum, count) * (wanted / own)
+    return found[begin : begin + -(-len(samples) * wanted // own)]
+
+
+@pytest.mark.parametrize("own", [8000, 16001, 44100])
+@pytest.mark.parametrize("seconds", [0.01, 2.3])
+def test_resampling_in_parts_is_that_of_the_whole(
+    own: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = np.random.default_rng(own).standard_normal(int(own * seconds)).astype(np.float32)
+    wanted = resampled_at_once(noise, own, 16000)
+    for at_once in (3000, 2**19):
+        monkeypatch.setattr(audio, "AT_ONCE", at_once)
+        np.testing.assert_allclose(resampled(noise, own, 16000), wanted, atol=3e-6)
+
+
+def test_samples_are_counted_before_they_are_read() -> None:
+    def never() -> Iterator[np.ndarray]:
+        raise AssertionError("it was read")
+        yield
+
+    for head, complaint in (
+        (Head(96000 * 590, 96000, 8), "samples of it of the request take 1812480000 bytes"),
+        (Head(96000 * 601, 96000, 1), "lasts 601 s"),
+    ):
+        with pytest.raises(RequestError, match=complaint):
+            one_channel(never(), head, "it")
+
+
+def test_heads_that_say_other_lengths() -> None:
+    file = wav(sound(0.05, 300), 16000, 2)
+    whole, _ = read_file(file, "it")
+    for length in (0xFFFF, 2):  # the upper half of the length of the samples
+        longer, _ = read_file(told(file, 42, length), "it")
+        np.testing.assert_array_equal(longer, whole)
+    shorter, _ = read_file(told(file, 40, 100), "it")
+    np.testing.assert_array_equal(shorter, whole[:50])
+
+
+def test_a_process_decodes_for_strangers() -> None:
+    processor, file = SpeechProcessor(SPEECH), wav(sound(0.3, 440), 44100, 2)
+    wanted = samples_of(read_file(file, "it"), 16000, "it")
+    np.testing.assert_array_equal(processor.opened(file, "it"), wanted)
+    with pytest.raises(RequestError, match=r"^it has no samples"):
+        processor.opened(wav(np.zeros(0), 16000, 2), "it")
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.777, 1.0])
@@ -75,6 +138,9 @@ def test_channels_are_averaged() -> None:
         (b"OggS" + bytes(100), "no WAV file"),
         (b"RIFF\0\0\0\0WAVEfmt ", "cannot be read"),
         (wav(np.zeros(0), 16000, 2), "no samples"),
+        (told(wav(np.zeros(8), 16000, 4), 32, 8, 64), "its samples have 64 bits"),
+        (told(wav(np.zeros(8), 16000, 1), 24, 5), "sampling rate 5"),
+        (wav(np.zeros(60_100), 100, 1), "lasts 601 s"),
         ((np.zeros(10, np.int16), 16000), "floats from -1 to 1"),
         ((np.zeros(10), 0), "sampling rate"),
         ((np.zeros((2, 3, 4)), 16000), "expected samples"),
@@ -83,7 +149,7 @@ def test_channels_are_averaged() -> None:
     ],
 )
 def test_bad_audio_is_refused(given: object, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jengine.media.audio._soundfile", lambda: None)
+    monkeypatch.setattr("jengine.media.sound_files._soundfile", lambda: None)
     with pytest.raises(RequestError, match=message):
         SpeechProcessor(SPEECH).expanded([5], {"audio": given})
 

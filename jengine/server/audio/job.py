@@ -16,7 +16,6 @@ import numpy as np
 from msgspec import UNSET
 from starlette.requests import Request
 
-from jengine.media.audio import read_file, samples_of
 from jengine.media.parts import parts_of
 from jengine.media.speech import SpeechProcessor
 from jengine.outputs import RequestOutput
@@ -89,8 +88,7 @@ class AudioJob:
 
     def _parts(self) -> list[np.ndarray]:
         speech = self.speech.speech
-        given = read_file(self.content, "file")
-        samples = samples_of(given, speech.sampling_rate, "file")
+        samples = self.speech.opened(self.content, "file")
         return parts_of(samples, speech.samples, speech.sampling_rate)
 
     async def _spoken(self, part: np.ndarray) -> str:

@@ -1,0 +1,29 @@
+"""The process that decodes sounds: of the bytes of a file it makes samples at a model's rate, or
+says what is wrong. See `sounds`.
+"""
+
+from __future__ import annotations
+
+from jengine.confined import frames
+from jengine.confined.child import Answer, serve
+from jengine.media.audio import samples_of
+from jengine.media.sound_files import read_file
+from jengine.media.sounds import NAME, RATE
+
+MOST_BYTES = 2 * 2**30  # of memory
+
+
+def answer(message: bytearray) -> tuple[frames.Part, ...]:
+    """f32[samples]."""
+    (rate,) = RATE.unpack_from(message)
+    given = read_file(bytes(memoryview(message)[RATE.size :]), NAME)
+    return (samples_of(given, rate, NAME).data.cast("B"),)
+
+
+def prepare(job: bytearray) -> tuple[Answer, int]:
+    """What answers, and its memory."""
+    return answer, MOST_BYTES
+
+
+if __name__ == "__main__":
+    serve(prepare)
