@@ -9,32 +9,28 @@ from __future__ import annotations
 import base64
 import binascii
 import http.client
-import ipaddress
-import socket
-import ssl
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from jengine.errors import RequestError
-from jengine.media.images import MOST_BYTES, file_bytes
+from jengine.media.addresses import is_public
+from jengine.media.downloads import (
+    SECONDS,
+    Connect,
+    Deadline,
+    Lookups,
+    Resolve,
+    Target,
+    connected,
+    download,
+    resolved,
+)
+from jengine.media.folder_files import folder_file
+from jengine.media.images import MOST_BYTES
 
 LONGEST_SHOWN = 80
-SECONDS = 5.0  # for a connection, and for each read
-Resolve = Callable[[str, int], Sequence[str]]
-Connect = Callable[[str, int, float], socket.socket]
-
-
-def resolved(host: str, port: int) -> list[str]:
-    """The addresses of a host."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
-
-
-def connected(address: str, port: int, seconds: float) -> socket.socket:
-    """A socket to an address."""
-    return socket.create_connection((address, port), seconds)
+LOOKUPS = Lookups()
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,7 @@ class MediaSources:
     folder: Path | None = None  # whose files may be read by file: URLs; None: no file may
     resolve: Resolve = resolved
     connect: Connect = connected
+    seconds: float = SECONDS  # for one file over HTTP
 
     def content(self, url: str, what: str) -> bytes:
         """The bytes that a URL leads to."""
@@ -66,40 +63,32 @@ class MediaSources:
                 f"{what}: Cannot load local files without `--allowed-local-media-path`. Send the "
                 "image as a data: URL."
             )
-        root, path = self.folder.resolve(), Path(unquote(parts.path)).resolve()
-        if parts.netloc not in ("", "localhost") or not path.is_relative_to(root):
-            raise RequestError(
-                f"{what}: the file path is not a subpath of `--allowed-local-media-path`."
-            )
-        return file_bytes(path, what)
+        if parts.netloc not in ("", "localhost"):
+            raise RequestError(f"{what}: a file: URL names the host {parts.netloc!r}.")
+        return folder_file(self.folder, unquote(parts.path), MOST_BYTES, what)
 
     def _download(self, parts: SplitResult, what: str) -> bytes:
         host, port = self._host(parts, what)
-        address = self._address(host, port, what)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         path = quote(path, safe="!#$%&'()*+,/:;=?@[]~", errors="replace")  # what is not ASCII
-        connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
+        deadline = Deadline(self.seconds)
         try:
-            plain = self.connect(address, port, SECONDS)
-            secure = parts.scheme == "https"
-            context = ssl.create_default_context()
-            connection.sock = context.wrap_socket(plain, server_hostname=host) if secure else plain
-            connection.request("GET", path, headers={"Accept": "image/*"})
-            return self._body(connection.getresponse(), what)
+            address = self._address(host, port, deadline, what)
+            target = Target(host, port, address, path, parts.scheme == "https")
+            status, data = download(target, self.connect, MOST_BYTES, deadline)
+        except TimeoutError:
+            raise RequestError(
+                f"{what}: {host} did not give the image within {self.seconds:g} seconds."
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(
                 f"{what}: {host} did not give the image: {type(error).__name__}."
             ) from None
-        finally:
-            connection.close()
-
-    def _body(self, response: http.client.HTTPResponse, what: str) -> bytes:
-        if response.status != 200:
+        if status != 200:
             raise RequestError(
-                f"{what}: the server answered {response.status}; expected 200, as redirects are "
-                "not followed."
+                f"{what}: the server answered {status}; expected 200, as redirects are not "
+                "followed."
             )
-        data = response.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise RequestError(f"{what} has more than {MOST_BYTES} bytes.")
         return data
@@ -119,15 +108,12 @@ class MediaSources:
             )
         return host, port or (443 if parts.scheme == "https" else 80)
 
-    def _address(self, host: str, port: int, what: str) -> str:
+    def _address(self, host: str, port: int, deadline: Deadline, what: str) -> str:
         """An address of the host that anyone may reach."""
-        try:
-            found = self.resolve(host, port)
-        except OSError:
-            found = ()
+        found = LOOKUPS.addresses(self.resolve, host, port, deadline)
         if not found:
             raise RequestError(f"{what}: {host} has no address.")
-        if not all(ipaddress.ip_address(one.split("%")[0]).is_global for one in found):
+        if not all(map(is_public, found)):
             raise RequestError(f"{what}: {host} is an address of a private network.")
         return found[0]
 

@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,13 @@ import psutil
 import pytest
 from PIL import Image
 
-from jengine.errors import RequestError
+from jengine.confined import errand as errands
+from jengine.errors import CapacityError, RequestError
 from jengine.media import images
+from jengine.media import sources as sources_module
+from jengine.media.addresses import is_public
 from jengine.media.decoding_process import Cut, Decoders
+from jengine.media.downloads import MOST_LOOKUPS, Lookups
 from jengine.media.images import decoded, pixels_of
 from jengine.media.layout import Part
 from jengine.media.sources import MediaSources
@@ -74,7 +80,13 @@ def test_data_urls_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
         CLOSED.content("data:image/png;base64," + "AAAA" * 10, "image")
 
 
-@pytest.mark.parametrize("address", ["10.0.0.7", "127.0.0.1", "169.254.169.254", "::1", "fc00::1"])
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.7", "127.0.0.1", "169.254.169.254", "::1", "fc00::1", "fe80::1%eth0", "224.0.0.1",
+     "ff02::1", "ff0e::1", "::ffff:10.0.0.7", "::127.0.0.1", "64:ff9b::10.0.0.7",
+     "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2002:7f00:1::", "2002:a9fe:a9fe::1",
+     "2001:0:5db8:d822:0:0:80ff:fffe"],
+)  # fmt: skip
 def test_hosts_in_private_networks_are_not_asked(address: str) -> None:
     sources = MediaSources(("a.example",), resolve=lambda *_: [address], connect=never)
     with pytest.raises(RequestError, match="private network"):
@@ -86,7 +98,7 @@ def answering(answer: bytes) -> tuple[MediaSources, list[bytes]]:
     asked: list[bytes] = []
 
     def connect(address: str, port: int, seconds: float) -> socket.socket:
-        assert (address, port) == ("93.184.216.34", 80)
+        assert (address, port) == ("93.184.216.34", 80) and 0 < seconds <= 10
         ours, theirs = socket.socketpair()
 
         def serve() -> None:
@@ -110,6 +122,92 @@ def test_a_host_of_the_list_is_asked_at_the_address_that_was_checked() -> None:
     sources, _ = answering(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n")
     with pytest.raises(RequestError, match="answered 302"):
         sources.content("http://a.example/x.png", "image")
+
+
+@pytest.mark.parametrize(
+    "address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822", "2002:5db8:d822::1"]
+)
+def test_addresses_that_anyone_may_reach(address: str) -> None:
+    assert is_public(address)
+
+
+def dripping(address: str, port: int, seconds: float) -> socket.socket:
+    """A host that begins to answer and goes on byte by byte, for ever."""
+    ours, theirs = socket.socketpair()
+
+    def drip() -> None:
+        with theirs:
+            theirs.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while True:
+                try:
+                    theirs.sendall(b"x")
+                except OSError:
+                    return
+                time.sleep(0.02)
+
+    threading.Thread(target=drip, daemon=True).start()
+    return ours
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_one_deadline_is_over_all_of_a_download(scheme: str) -> None:
+    sources = MediaSources(("a.example",), None, lambda *_: ["93.184.216.34"], dripping, 0.3)
+    if scheme == "https":  # the handshake gets no answer
+        silent = socket.socketpair()
+        sources = replace(sources, connect=lambda *_: silent[0])
+    with pytest.raises(RequestError, match=r"did not give the image within 0.3 seconds"):
+        sources.content(f"{scheme}://a.example/x.png", "image")
+
+
+def test_a_lookup_that_does_not_end_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = threading.Event()
+    monkeypatch.setattr(sources_module, "LOOKUPS", Lookups())
+    slow = MediaSources(("a.example",), None, lambda *_: [str(held.wait(60))], never, 0.01)
+    for _ in range(MOST_LOOKUPS):
+        with pytest.raises(RequestError, match=r"within 0.01 seconds"):
+            slow.content("http://a.example/x.png", "image")
+    with pytest.raises(CapacityError, match="16 names of hosts are being looked up"):
+        slow.content("http://a.example/x.png", "image")
+    held.set()
+
+
+def test_a_client_that_leaves_ends_its_download() -> None:
+    errand = errands.Errand(60)
+    token = errands.current.set(errand)
+    sources = MediaSources(("a.example",), None, lambda *_: ["93.184.216.34"], dripping, 60)
+    threading.Timer(0.1, errand.cancel).start()
+    try:
+        with pytest.raises(errands.GivenUp):
+            sources.content("http://a.example/x.png", "image")
+    finally:
+        errands.current.reset(token)
+
+
+def test_only_regular_files_are_read_and_no_links(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    (root / "folder").mkdir(parents=True)
+    (root / "folder" / "a.png").write_bytes(b"abc")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "link").symlink_to(root)
+    (root / "link.png").symlink_to(tmp_path / "secret")
+    (root / "inner.png").symlink_to(root / "folder" / "a.png")
+    (root / "way").symlink_to(root / "folder")
+    os.mkfifo(root / "fifo")
+    sources = MediaSources(folder=tmp_path / "link", resolve=never, connect=never)
+    for start in (tmp_path / "link", root):
+        assert sources.content(f"file://{start}/folder/a.png", "image") == b"abc"
+    for name, complaint in (
+        ("link.png", "expected a file that is no link"),
+        ("inner.png", "expected a file that is no link"),
+        ("way/a.png", "expected a file that is no link"),
+        ("fifo", "is no regular file"),
+        ("folder", "is no regular file"),
+        ("missing", "No such file"),
+        ("folder/a.png/b", "Not a directory"),
+        ("", "not a subpath"),
+    ):
+        with pytest.raises(RequestError, match=complaint):
+            sources.content(f"file://{root}/{name}", "image")
 
 
 def test_files_of_one_folder(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""A file over HTTP, all of it within one deadline: looking up, connecting, TLS, head and body.
+
+In: a URL's parts, and how to reach hosts. Out: bytes, or an error that says what was missing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, TypeVar
+
+from jengine.confined import errand as errands
+from jengine.errors import CapacityError
+
+SECONDS = 10.0
+MOST_LOOKUPS = 16  # at once; nobody can end one
+T = TypeVar("T")
+Resolve = Callable[[str, int], Sequence[str]]
+Connect = Callable[[str, int, float], socket.socket]
+
+
+def resolved(host: str, port: int) -> list[str]:
+    """The addresses of a host."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def connected(address: str, port: int, seconds: float) -> socket.socket:
+    """A socket to an address."""
+    return socket.create_connection((address, port), seconds)
+
+
+class Deadline:
+    """When a download must have ended; no later than the errand that it is for."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._errand = errands.current.get() or errands.Errand(math.inf)
+        self._until = time.monotonic() + min(seconds, self._errand.left)
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left; TimeoutError if there are none."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    @contextmanager
+    def closing(self, sock: socket.socket) -> Iterator[None]:
+        """Within, the socket ends with the deadline, or with the errand, whatever is done with it.
+        Then TimeoutError or GivenUp."""
+        sock.settimeout(self.left)
+        timer = threading.Timer(self.left, self._end, (sock,))
+        timer.daemon = True
+        timer.start()
+        try:
+            with self._errand.run_by(lambda: end(sock)):
+                yield
+            self._check()  # a body without a length seems to be whole when it is cut off
+        except (OSError, http.client.HTTPException):
+            self._check()
+            raise
+        finally:
+            timer.cancel()
+
+    def _check(self) -> None:
+        """Raise GivenUp or TimeoutError if it is over."""
+        self._errand.check()
+        _ = self.left
+
+    def _end(self, sock: socket.socket) -> None:
+        self._until = time.monotonic()
+        end(sock)
+
+
+def end(sock: socket.socket) -> None:
+    """End what others do with a socket; that of TLS would say goodbye first."""
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class Lookups:
+    """Looks hosts up in threads that nobody has to wait for."""
+
+    def __init__(self) -> None:
+        self._places = threading.BoundedSemaphore(MOST_LOOKUPS)
+
+    def addresses(
+        self, resolve: Resolve, host: str, port: int, deadline: Deadline
+    ) -> Sequence[str]:
+        """The addresses of a host."""
+        if not self._places.acquire(blocking=False):
+            raise CapacityError(f"{MOST_LOOKUPS} names of hosts are being looked up. Try again.")
+        found: list[Sequence[str] | OSError] = []
+        done = threading.Event()
+
+        def look_up() -> None:
+            try:
+                found.append(resolve(host, port))
+            except OSError as error:
+                found.append(error)
+            finally:
+                self._places.release()
+                done.set()
+
+        threading.Thread(target=look_up, name="jengine-lookup", daemon=True).start()
+        if not done.wait(deadline.left):
+            raise TimeoutError
+        if not found or isinstance(found[0], OSError):
+            return ()
+        return found[0]
+
+
+class Target(NamedTuple):
+    """What is asked for, and where."""
+
+    host: str
+    port: int
+    address: str
+    path: str
+    is_secure: bool
+
+
+def download(target: Target, connect: Connect, most: int, deadline: Deadline) -> tuple[int, bytes]:
+    """The status of the answer, and its body, or one byte more than the most."""
+    connection = http.client.HTTPConnection(target.host, target.port)
+    try:
+        plain = connect(target.address, target.port, deadline.left)
+        connection.sock = plain
+        if target.is_secure:
+            context = ssl.create_default_context()
+            connection.sock = context.wrap_socket(
+                plain, server_hostname=target.host, do_handshake_on_connect=False
+            )
+        with deadline.closing(connection.sock):
+            if isinstance(connection.sock, ssl.SSLSocket):
+                connection.sock.do_handshake()
+            connection.request("GET", target.path, headers={"Accept": "image/*"})
+            response = connection.getresponse()
+            return response.status, response.read(most + 1) if response.status == 200 else b""
+    finally:
+        connection.close()
