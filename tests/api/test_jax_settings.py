@@ -196,6 +196,26 @@ def test_an_engine_goes_on_whatever_the_process_sets_later(
         same(others(running, given), wanted[1])
 
 
+@pytest.mark.slow
+def test_programs_are_compiled_in_the_background_whatever_the_process_has_set(
+    full_folder: Path,
+) -> None:
+    settings: dict[str, Any] = {
+        "skip_tokenizer_init": True, "max_model_len": 96, "max_num_seqs": 4,
+        "max_num_batched_tokens": 64, "compilation_config": {
+            "decode_rows": [2, 4], "prefill_tokens": [32, 64], "variants": ["greedy"],
+            "wait_for": "largest",
+        },
+    }  # fmt: skip
+    greedy = GREEDY.clone(logprobs=None)
+    with LLM(full_folder, **settings) as llm:
+        wanted = llm.generate(PROMPTS, greedy, use_tqdm=False)
+    process = together([for_the_process(values) for values in FOR_THE_PROCESS.values()])
+    with process, LLM(full_folder, **settings) as llm:
+        assert llm.wait_until_warm(120)
+        same(llm.generate(PROMPTS, greedy, use_tqdm=False), wanted)
+
+
 EACH: dict[str, Setting] = {
     **{f"{name}, in a thread": make for name, make in FOR_A_THREAD.items()},
     **{
