@@ -6,8 +6,9 @@ in flight (that sample for it and are not back). The rest is derived or saves lo
 
 from __future__ import annotations
 
+from array import array
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -45,6 +46,14 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     forks: bool = False
 
 
+class ReadPrompt(NamedTuple):
+    """What is made of a prompt in the thread that brings it: steps would wait for a long one."""
+
+    tokens: array[int]  # i32
+    weights_version: int
+    joined_hashes: bytes = b""  # of its first blocks, for these weights
+
+
 class Status(Enum):
     """Where a request is. Everything after PREEMPTED is finished."""
 
@@ -70,6 +79,7 @@ class Request:
         "capacity",
         "ending_ids",
         "first_token_at",
+        "joined_hashes",
         "known_at_admission",
         "last_step",
         "num_cached_tokens",
@@ -94,14 +104,23 @@ class Request:
         "wire",
     )  # fmt: skip
 
-    def __init__(self, wire: WireRequest, max_model_len: int, admission_order: int) -> None:
-        self.wire = wire
+    def __init__(
+        self,
+        wire: WireRequest,
+        max_model_len: int,
+        admission_order: int,
+        prompt: ReadPrompt | None = None,
+    ) -> None:
+        prompt = prompt or ReadPrompt(array("i", wire.prompt_token_ids), 0)
+        # Its tokens are below, in a quarter of the memory; embeddings are divided by their number.
+        is_text = wire.embeds is None
+        self.wire = msgspec.structs.replace(wire, prompt_token_ids=[]) if is_text else wire
         self.request_id = wire.request_id
         self.status = WAITING
         self.row = -1
         self.sampler_row = 0  # 1 + its row in the sampler's pool, while it runs and needs one
         self.adapter_slot = 0  # where the step has its adapter, while it runs and needs one
-        self.token_ids: list[int] = list(wire.prompt_token_ids)
+        self.token_ids = prompt.tokens
         self.prompt_length = len(wire.prompt_token_ids)
         self.num_computed = 0
         self.num_in_flight = 0
@@ -109,11 +128,12 @@ class Request:
         self.cap = min(max_model_len, self.prompt_length + wire.max_tokens)
         self.admission_order = admission_order
         self.block_hashes: list[bytes] = []
+        self.joined_hashes = prompt.joined_hashes  # the first of them, until they are needed
         self.records: Any = None  # what steps say of its tokens: see kvcache.token_records
         self.num_preemptions = 0
         self.num_cached_tokens = -1
         self.num_outside_tokens = -1  # loaded from outside of the device; -1: not looked up there
-        self.weights_version = 0
+        self.weights_version = prompt.weights_version
         # Computed tokens whose step has been committed: what no step in flight still has to do.
         self.num_processed = 0
         # Tokens known at admission. Below it the row runs tokens from the host, then its own.

@@ -18,7 +18,7 @@ from jengine.errors import EngineDead, RequestError
 from jengine.executor.calls import CALLS
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
-from jengine.request import Request, WireRequest
+from jengine.request import ReadPrompt, Request, WireRequest
 
 # Seconds between two looks at running steps. Each replica has its next step queued meanwhile.
 GLANCE = 1e-4
@@ -65,20 +65,23 @@ class DataParallelCore:
         """Raise a RequestError if no schedule could ever answer a request."""
         self.replicas[0].check(wire)
 
-    def add(self, wire: WireRequest) -> None:
+    def read(self, wire: WireRequest) -> ReadPrompt:
+        """What `add` takes of a prompt. The hash of a block is the same in every cache."""
+        return self.replicas[0].read(wire)
+
+    def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
         """Queue a request in the replica that it names, that caches its prefix, or in the least
         loaded one."""
         self.check_alive()
         if wire.request_id in self.router:
             raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
-        # The hash of a block is the same in every cache, so hashes are computed once.
-        length = len(wire.prompt_token_ids)
-        request = Request(wire, length, 0)
+        length, prompt = len(wire.prompt_token_ids), prompt or self.read(wire)
+        request = Request(wire, length, 0, prompt)
         found = [one.scheduler.cache.find_prefix(request) for one in self.replicas]
         chosen = wire.replica
         if chosen is None:
             chosen = self.router.replica_for(found, request.block_hashes)
-        self.replicas[chosen].add(wire, request.block_hashes)
+        self.replicas[chosen].add(wire, prompt)
         self.router.enter(wire.request_id, Placed(chosen, length, request.block_hashes))
 
     def abort(self, request_id: str) -> TokenDelta | None:

@@ -37,7 +37,7 @@ from jengine.executor.multihost.messages import (
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.plan import Plan
-from jengine.request import WireRequest
+from jengine.request import ReadPrompt, WireRequest
 
 
 class FollowingCore:
@@ -84,7 +84,10 @@ class FollowingCore:
         """Raise a RequestError if no schedule could ever answer a request."""
         self._check(wire)
 
-    def add(self, wire: WireRequest) -> None:
+    def read(self, wire: WireRequest) -> None:
+        """Nothing: the leader looks prompts up."""
+
+    def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
         """Expect answers to a request, which the leader has too."""
         self.check_alive()
         self.check(wire)

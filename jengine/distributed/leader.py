@@ -16,7 +16,7 @@ from jengine.executor.multihost.executors import LeadingExecutor
 from jengine.executor.multihost.messages import RequestAborted, StepDone, StepRead
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
-from jengine.request import WireRequest
+from jengine.request import ReadPrompt, WireRequest
 
 
 class LeadingCore:
@@ -51,9 +51,13 @@ class LeadingCore:
         """Raise a RequestError if no schedule could ever answer a request."""
         self.core.check(wire)
 
-    def add(self, wire: WireRequest) -> None:
+    def read(self, wire: WireRequest) -> ReadPrompt | None:
+        """What `add` takes of a prompt."""
+        return self.core.read(wire)
+
+    def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
         """Queue a request. It is compared with those of the others before it runs."""
-        self.core.add(wire)
+        self.core.add(wire, prompt)
         self.unchecked[wire.request_id] = wire
 
     def abort(self, request_id: str) -> TokenDelta | None:

@@ -7,7 +7,7 @@ the last one are read. Must not know text, devices, or the readers of the answer
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
 from jengine.outputs import TokenDelta
 from jengine.plan import Plan
-from jengine.request import WireRequest
+from jengine.request import ReadPrompt, WireRequest
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 
@@ -27,9 +27,9 @@ class EngineCore:
 
     `programs` says how many programs are compiled; without it that is not known here.
 
-    Every method but `check`, `check_alive` and `health` is called between two steps, by one thread
-    at a time. `engine.client` sees to that: callers from outside, such as a finalizer that the
-    garbage collector runs inside `schedule`, only append to the client's queue.
+    Every method but `check`, `read`, `check_alive` and `health` is called between two steps, by
+    one thread at a time. `engine.client` sees to that: callers from outside, such as a finalizer
+    that the garbage collector runs inside `schedule`, only append to the client's queue.
     """
 
     def __init__(
@@ -62,10 +62,14 @@ class EngineCore:
         """Raise a RequestError if no schedule could ever answer a request."""
         refuse_impossible(wire, self.scheduler.config, self.scheduler.cache)
 
-    def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
-        """Queue a request in the scheduler, with the hashes of its first blocks if known."""
+    def read(self, wire: WireRequest) -> ReadPrompt:
+        """What `add` takes of a prompt. Any thread may ask."""
+        return self.scheduler.cache.read(wire)
+
+    def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
+        """Queue a request in the scheduler, whose prompt may have been read before."""
         self.check_alive()
-        self.scheduler.add(wire, block_hashes)
+        self.scheduler.add(wire, prompt)
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """End a request. Returns its last delta, or None if it is unknown or has ended."""

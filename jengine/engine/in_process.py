@@ -18,7 +18,7 @@ from jengine.engine.sleeping import Sleeping
 from jengine.errors import EngineDead, RequestError
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
-from jengine.request import WireRequest
+from jengine.request import ReadPrompt, WireRequest
 
 T = TypeVar("T")
 # Seconds between two looks at the core's counts while steps run.
@@ -38,7 +38,8 @@ class InProcessClient:
         self.core = core
         self.sleeping = Sleeping()
         self._own = OwnProcess()
-        self._queue: deque[WireRequest | str] = deque()  # a string is the id of a request to abort
+        # A string is the id of a request to abort.
+        self._queue: deque[tuple[WireRequest, ReadPrompt | None] | str] = deque()
         self._ended: list[TokenDelta] = []  # last deltas that no step has returned yet
         self._stepping = threading.RLock()  # knows its thread, which `_alone` relies on
         self._next = threading.Lock()  # held by the thread that gets `_stepping` next
@@ -56,7 +57,7 @@ class InProcessClient:
         """Queue a request, or raise a RequestError if no schedule could ever answer it."""
         self.check_alive()
         self.core.check(wire)
-        self._queue.append(wire)
+        self._queue.append((wire, self.core.read(wire)))
 
     def abort(self, request_id: str) -> None:
         """Queue the end of a request."""
@@ -259,10 +260,10 @@ class InProcessClient:
         while self._queue:
             item = self._queue.popleft()
             try:
-                ended = self.core.abort(item) if isinstance(item, str) else self.core.add(item)
+                ended = self.core.abort(item) if isinstance(item, str) else self.core.add(*item)
             except RequestError as error:
-                assert isinstance(item, WireRequest), "an abort refuses nothing"
-                ended = refused(item, error)
+                assert not isinstance(item, str), "an abort refuses nothing"
+                ended = refused(item[0], error)
             if ended is not None:
                 self._ended.append(ended)
 

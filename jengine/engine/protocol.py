@@ -1,7 +1,7 @@
 """The methods of an engine core, in whichever process its requests are scheduled.
 
-`engine.client` calls them between two steps, one thread at a time. `check`, `check_alive` and
-`health` may be called at any time.
+`engine.client` calls them between two steps, one thread at a time. `check`, `read`, `check_alive`
+and `health` may be called at any time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from jengine.counts import Counts
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
-from jengine.request import WireRequest
+from jengine.request import ReadPrompt, WireRequest
 
 
 class Core(Protocol):
@@ -39,8 +39,13 @@ class Core(Protocol):
         """
         ...
 
-    def add(self, wire: WireRequest) -> None:
-        """Queue a request."""
+    def read(self, wire: WireRequest) -> ReadPrompt | None:
+        """What `add` takes of a prompt, made by the thread that brings it; None: nothing is needed
+        here. May be called while a step runs."""
+        ...
+
+    def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
+        """Queue a request, whose prompt may have been read before."""
         ...
 
     def abort(self, request_id: str) -> TokenDelta | None:

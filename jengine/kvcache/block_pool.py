@@ -142,6 +142,10 @@ class BlockPool:
         blocks = self._blocks_of.get(key)
         return next(iter(blocks)) if blocks else None
 
+    def finds_any(self, keys: Iterable[bytes]) -> bool:
+        """Whether one of these contents can be found."""
+        return not self._blocks_of.keys().isdisjoint(keys)
+
     def publish(self, block: int, key: bytes, *, told: bool = True) -> None:
         """Make an owned block findable. Several blocks may hold the same content. Where it is not
         `told`, journals, events and the outbox do not hear of it."""

@@ -24,7 +24,7 @@ from jengine.kvcache.residency import BlockResidency
 from jengine.kvcache.tails import Tails
 from jengine.kvcache.token_records import TokenRecords
 from jengine.plan import Forks, NewBlocks
-from jengine.request import Request
+from jengine.request import ReadPrompt, Request, WireRequest
 
 NEVER = 2**62
 
@@ -86,6 +86,10 @@ class CacheCoordinator:
             <= group.num_units
             for one, group in zip(self.config.groups, self.groups, strict=True)
         )
+
+    def read(self, wire: WireRequest) -> ReadPrompt:
+        """A prompt with what looking it up takes. The only method that any thread may call."""
+        return self._prefixes.read(wire)
 
     def find_prefix(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
         """Tokens of a request without blocks that are cached already: whole blocks, and all but the

@@ -87,7 +87,7 @@ class EventLog:
         return BlockStored(
             block_hashes=[number_of(one) for one in hashes[first : first + count]],
             parent_block_hash=number_of(hashes[first - 1]) if first else None,
-            token_ids=request.token_ids[first * size : (first + count) * size],
+            token_ids=request.token_ids[first * size : (first + count) * size].tolist(),
             block_size=size,
             lora_id=wire.adapter_number or None,
             medium=MEDIUM,

@@ -7,7 +7,7 @@ It is a security boundary: every string is length-prefixed, so no two inputs sha
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from os import urandom
 
@@ -32,9 +32,23 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: Sequence[ExtraKey
     return sha256(encoded).digest()
 
 
+def block_hashes(
+    parent: bytes, token_ids: Sequence[int], size: int, extra: Iterable[Sequence[ExtraKey]]
+) -> list[bytes]:
+    """Hashes of full blocks of this size, each with its extra keys, that follow `parent`."""
+    tokens, length, found = array("q", token_ids).tobytes(), _number(size), []
+    for start, keys in zip(range(0, len(tokens), 8 * size), extra, strict=True):
+        parts = (parent, length, tokens[start : start + 8 * size], _encode_keys(keys))
+        parent = sha256(b"".join(parts)).digest()
+        found.append(parent)
+    return found
+
+
 def extra_keys(wire: WireRequest, block_index: int, block_size: int) -> list[ExtraKey]:
     """Inputs besides tokens that change a block's content; the chain hands them to later blocks."""
     keys: list[ExtraKey] = []
+    if block_index and wire.embeds is None and not wire.media:
+        return keys
     if wire.cache_salt is not None and block_index == 0:
         keys.append(("cache_salt", wire.cache_salt))
     if wire.taps and block_index == 0:

@@ -13,7 +13,7 @@ from jengine.config import CacheConfig
 from jengine.kvcache.contents import Contents
 from jengine.kvcache.group_cache import Elsewhere, GroupCache, nowhere
 from jengine.kvcache.token_records import TokenRecords
-from jengine.request import Request
+from jengine.request import ReadPrompt, Request, WireRequest
 
 
 class PrefixLookup:
@@ -44,6 +44,10 @@ class PrefixLookup:
     def contents(self, request: Request, num_blocks: int) -> list[bytes]:
         """The hashes of a request's known blocks, at least the first `num_blocks`."""
         return self._contents.of(request, num_blocks)
+
+    def read(self, wire: WireRequest) -> ReadPrompt:
+        """A prompt with what looking it up takes. For any thread."""
+        return self._contents.read(wire, hashes=self._enabled)
 
     def find(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
         """Tokens of a request without blocks that are cached already, in whole blocks.
@@ -86,7 +90,7 @@ class PrefixLookup:
         if not self.may_read(request) or not any(group.holds_back for group in self._groups):
             return None
         blocks = (request.num_known - 1) // self._block_size
-        contents = self.contents(request, blocks)
+        contents = self._contents.seen(request, blocks)
         writers = (group.writer(contents, blocks) for group in self._groups)
         return next((writer for writer in writers if writer is not None), None)
 

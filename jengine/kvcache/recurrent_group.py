@@ -121,7 +121,10 @@ class RecurrentGroup:
         if not coming:
             return None
         blocks, holder = max(coming)
-        return holder if blocks > self.longest_hit(contents, most) else None
+        every = (self._every or self._block_size) // self._block_size
+        longer = contents[blocks - 1 : most : every]
+        is_there = self.pool.finds_any([content + self._suffix for content in longer])
+        return None if is_there else holder
 
     def chunk_end(self, start: int, end: int) -> int:
         """At the last multiple of `snapshot_every` in the chunk, if there is one."""

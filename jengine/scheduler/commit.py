@@ -107,7 +107,7 @@ class Committer:
         taken, ending = counted_tokens(request, tokens)
         if request.wire.repetition is not None:
             taken, ending = cut_at_repetition(request, request.wire.repetition, taken, ending)
-        request.token_ids += taken
+        request.token_ids.extend(taken)
         delta = TokenDelta(
             request_id=request.request_id,
             token_ids=taken,

@@ -82,6 +82,12 @@ class PlanBuilder:
         """What is left for chunks."""
         return min(self.budget, self.prompt_limit - self.prompt_tokens)
 
+    @property
+    def reads(self) -> bool:
+        """Whether it samples for a request whose every token is read."""
+        ended = (one for one, length in self.chunks if one.num_computed + length == one.num_known)
+        return any(request.reads_each_token for request in (*self.decodes, *ended))
+
     def cost(self, length: int) -> int:
         """Budget of a chunk: the tiles it touches."""
         return -(-length // self.tile) * self.tile

@@ -22,7 +22,7 @@ from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.prompt_cuts import PromptCuts
 
 # Waiting requests that one step parks: the others are looked at by the next ones.
-MOST_PARKED = 32
+MOST_PARKED = 16
 
 
 class TooLong(NamedTuple):
@@ -56,7 +56,9 @@ class Planner:
         self._cuts = PromptCuts(config.prefill_sizes, config.full_step)
         self._budget_refused = 0  # budget with which the request at the head did not fit
         self._too_long: TooLong | None = None
-        self._read_step = -1  # the last plan that samples for a request whose every token is read
+        # The last plan that samples for a request whose every token is read, and the last but for
+        # the one in the making.
+        self._read_step = self._read_before = -1
 
     def schedule_running(self, builder: PlanBuilder) -> None:
         """In list order; one that cannot run now does not hold up those after it."""
@@ -67,6 +69,7 @@ class Planner:
         # Requests whose every token is read wait for each other: two groups in turn would need
         # twice as many steps. Stages need several groups.
         wait = self._spacing == 1 and self._read_step > self._flights.committed
+        self._read_before = self._read_step
         for request in tuple(running):
             if builder.budget <= 0:
                 break
@@ -116,7 +119,9 @@ class Planner:
             self._add_chunk(request, request.num_computed, length, builder)
             if request.sent < request.known_at_admission:
                 sent, request.sent = request.sent, request.known_at_admission
-                builder.known.append(KnownTokens(request.row, sent, request.token_ids[sent:]))
+                builder.known.append(
+                    KnownTokens(request.row, sent, request.token_ids[sent:].tolist())
+                )
 
     def _admit(self, request: Request, builder: PlanBuilder) -> bool:
         """Give the next waiting request a row and its first chunk, if both fit."""
@@ -142,7 +147,7 @@ class Planner:
         builder.new_rows.append(
             NewRow(
                 request.row,
-                list(request.token_ids),
+                request.token_ids.tolist(),
                 request.prompt_length,
                 request.wire.sampling,
                 request.wire.taps,
@@ -214,6 +219,8 @@ class Planner:
                 return False  # once its steps in flight are read, its window frees blocks
             victim = self._victim()
             builder.withdraw(victim)
+            if not builder.reads:
+                self._read_step = self._read_before
             builder.preempted = True
             self._requests.preempt(victim)
             if victim is request:

@@ -15,7 +15,7 @@ from jengine.errors import ConfigError, RequestError
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import NO_ENTRIES, Plan
-from jengine.request import RUNNING, Request, WireRequest
+from jengine.request import RUNNING, ReadPrompt, Request, WireRequest
 from jengine.scheduler.adapter_turns import AdapterTurns
 from jengine.scheduler.commit import Committer
 from jengine.scheduler.flights import Flight, Flights
@@ -171,18 +171,17 @@ class Scheduler:
         self._transfers.done(plan.step, output)
         return self._committer.commit(flight, output)
 
-    def add(self, wire: WireRequest, block_hashes: Sequence[bytes] = ()) -> None:
+    def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
         """Queue a request, or raise a RequestError if it could never run.
 
-        `block_hashes` are those of its first blocks, as far as they are known.
+        `prompt` is what the cache has read of it, in any thread.
         """
         if self.knows(wire.request_id):
             raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
         refuse_impossible(wire, self.config, self.cache)
-        request = Request(wire, self.config.max_model_len, self._num_arrived)
+        prompt = prompt or self.cache.read(wire)
+        request = Request(wire, self.config.max_model_len, self._num_arrived, prompt)
         self._num_arrived += 1
-        request.block_hashes = list(block_hashes)
-        request.weights_version = self.cache.weights_version
         self._requests.arrive(request)
         awaited = self._adapters.awaited(request)
         if awaited is not None:  # at once, so that no step has to look at it

@@ -6,6 +6,7 @@ commits as EngineCore does: the next step is queued while one runs. Must not kno
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from jengine.config import CacheConfig, ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import Plan
-from jengine.request import Request, WireRequest
+from jengine.request import ReadPrompt, Request, WireRequest
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.scheduler import Scheduler
 from jengine.simulation.host_tier import HostTier
@@ -149,7 +150,11 @@ class Replica:
 
     def add(self, wire: WireRequest, hashes: Sequence[bytes] = ()) -> None:
         """Queue a request."""
-        self.scheduler.add(wire, hashes)
+        self.scheduler.add(wire, self._prompt(wire, hashes))
+
+    def _prompt(self, wire: WireRequest, hashes: Sequence[bytes]) -> ReadPrompt:
+        tokens, version = array("i", wire.prompt_token_ids), self.cache.weights_version
+        return ReadPrompt(tokens, version, b"".join(hashes))
 
     def take_in(self, incoming: Incoming) -> None:
         """Queue a request behind the keys and values that have been copied here."""
@@ -218,7 +223,7 @@ class Replica:
             else:
                 self.cache.publish(request, incoming.tokens)
                 self.cache.free(request)
-        scheduler.add(wire, incoming.hashes)
+        scheduler.add(wire, self._prompt(wire, incoming.hashes))
         return True
 
     @property

@@ -16,7 +16,7 @@ from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, RequestError, UnexpectedCompile
 from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.kvcache.hashing import block_hash
+from jengine.kvcache.hashing import block_hashes
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import Plan
 from jengine.request import WireRequest
@@ -216,11 +216,11 @@ def test_a_request_may_name_its_replica() -> None:
 def test_blocks_are_hashed_once_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Sequence[int]] = []
 
-    def counted(parent: bytes, tokens: Sequence[int], extra: Any) -> bytes:
-        hashed.append(tokens)
-        return block_hash(parent, tokens, extra)
+    def counted(parent: bytes, tokens: Sequence[int], size: int, extra: Any) -> list[bytes]:
+        hashed.extend(list(tokens[at : at + size]) for at in range(0, len(tokens), size))
+        return block_hashes(parent, tokens, size, extra)
 
-    monkeypatch.setattr("jengine.kvcache.contents.block_hash", counted)
+    monkeypatch.setattr("jengine.kvcache.contents.block_hashes", counted)
     replicas = Replicas()
     wire = make_wire(21, "a", max_tokens=12)
     replicas.add(wire)

@@ -57,7 +57,7 @@ def test_only_known_tokens_are_published():
     request.num_computed += 5  # in flight: their tokens are not back
     cache.publish(request, request.num_computed)
     assert cache.find_prefix(make_request([0, 1, 2, 3, 4], "b")) == 0
-    request.token_ids += [3, 4]
+    request.token_ids.extend([3, 4])
     cache.publish(request, request.num_computed)
     assert cache.find_prefix(make_request([0, 1, 2, 3, 4], "b")) == 4
 

@@ -8,12 +8,15 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from msgspec.structs import replace
 
 from jengine.plan import RowSampling
-from jengine.request import WireRequest
+from jengine.request import Request, WireRequest
 from jengine.scheduler.gates import GrammarReady
+from jengine.scheduler.plan_builder import PlanBuilder
+from jengine.scheduler.planning import MOST_PARKED
 from jengine.structured_outputs import GrammarSpec
 from tests.grammar.letters import EOS, ids, regex
 from tests.scheduler.masked_loop import any_schedule, followed, masked, searched, submitted
@@ -24,11 +27,18 @@ WORDS = "[a-z]{3}( [a-z]{2}){2}"
 
 
 def ruled(
-    name: str, spec: GrammarSpec | None = None, prompt: int = 5, max_tokens: int = 30
+    name: str,
+    spec: GrammarSpec | None = None,
+    prompt: int = 5,
+    max_tokens: int = 30,
+    priority: int = 0,
 ) -> WireRequest:
     """A request with a grammar."""
     sampling = RowSampling(grammar=spec or regex(WORDS), stop_ids=[EOS])
-    return make_wire(prompt, name, sampling=sampling, eos_token_ids=[EOS], max_tokens=max_tokens)
+    return make_wire(
+        prompt, name, sampling=sampling, eos_token_ids=[EOS], max_tokens=max_tokens,
+        priority=priority,
+    )  # fmt: skip
 
 
 def answer(loop: Loop, name: str) -> str:
@@ -212,7 +222,7 @@ def test_one_question_a_step_for_many_requests_of_a_grammar() -> None:
         assert loop.schedule() is None
         assert jobs.asked == 100, "nothing is asked while nothing is told"
     jobs.turn()
-    for _ in range(5):
+    for _ in range(100 // MOST_PARKED + 2):
         assert loop.schedule() is None
     asked = jobs.asked
     assert loop.schedule() is None
@@ -399,3 +409,48 @@ def test_a_grammar_that_begins_later_leaves_drafts_free_until_then() -> None:
     plain.add(ruled("a", begins, max_tokens=12))
     plain.drain()
     assert loop.tokens["a"] == plain.tokens["a"]
+
+
+def planned_in_vain(loop: Loop) -> bool:
+    """Whether rows with a mask wait for a step, though no step in flight samples for one."""
+    flights, planner = loop.scheduler._flights, loop.scheduler._planner
+    reads = any(
+        request.reads_each_token and wants
+        for flight in flights._flights
+        for request, wants in zip(
+            flight.requests, flight.plan.entries.wants_tokens.tolist(), strict=True
+        )
+    )
+    return planner._read_step > flights.committed and not reads
+
+
+def test_a_masked_row_that_is_withdrawn_holds_no_other_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    withdrawn: list[str] = []
+    withdraw = PlanBuilder.withdraw
+
+    def noted(builder: PlanBuilder, request: Request) -> None:
+        planned = [*builder.decodes, *(one for one, _ in builder.chunks)]
+        if request.reads_each_token and request in planned:
+            withdrawn.append(request.request_id)
+        withdraw(builder, request)
+
+    monkeypatch.setattr(PlanBuilder, "withdraw", noted)
+    for blocks in (11, 13):
+        loop = followed(
+            blocks=blocks, policy="priority", max_num_batched_tokens=8, max_model_len=32
+        )
+        for number in range(12):
+            name = f"r{number}"
+            if number % 3:
+                loop.add(ruled(name, prompt=9 + number % 5, max_tokens=11, priority=12 - number))
+            else:
+                loop.add(make_wire(7 + number % 4, name, max_tokens=12, priority=12 - number))
+            for _ in range(3):
+                loop.step()
+                assert not planned_in_vain(loop)
+        while loop.scheduler.has_unfinished:
+            loop.step()
+            assert not planned_in_vain(loop)
+    assert len(withdrawn) > 5, "the case was met"
