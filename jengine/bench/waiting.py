@@ -1,0 +1,252 @@
+"""What a step of the scheduler alone costs by how many requests wait, and for what.
+
+    python -m jengine.bench.waiting [--counts 0 1000 100000] [--output-json FILE]
+
+Eight streams decode while so many requests wait for one thing, in caches of several families. A
+step is planned and committed: the median microseconds, and the calls of Python functions, which
+are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jengine.bench.surroundings import shown_command, surroundings
+from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
+from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.media_spans import MediaSpan
+from jengine.outputs import StepOutput
+from jengine.plan import RowSampling
+from jengine.request import Request, WireRequest
+from jengine.scheduler.gates import GrammarReady, MakeGate
+from jengine.scheduler.scheduler import Scheduler
+from jengine.scheduler.tiered_transfers import TieredTransfers
+from jengine.structured_outputs import GrammarSpec
+
+STREAMS, BLOCK_SIZE, IMAGE = 8, 16, 64
+STEPS, COUNTED = 60, BLOCK_SIZE  # timed, and counted: as streams fill a block each
+CHUNK = 4 * BLOCK_SIZE  # tokens of prompts in a step, after which states are kept
+PREFIX = (STEPS + COUNTED + 8) * CHUNK  # tokens of a prompt that runs in all steps
+FULL = CacheGroup(CacheSpec("full", 8, 128), (0,))
+FAMILIES: Mapping[str, tuple[CacheGroup, ...]] = {
+    "full": (FULL,),
+    "full and sliding": (FULL, CacheGroup(CacheSpec("sliding", 8, 128, 512), (1,))),
+    "full and recurrent": (
+        FULL,
+        CacheGroup(CacheSpec("recurrent", 0, 0, window=4, snapshot_every=CHUNK), (1,)),
+    ),
+}
+
+
+class Running:
+    """A compilation that does not end."""
+
+    is_over, has_begun = False, True
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """There is nothing to tell."""
+
+
+class NeverMade:
+    """A gate of requests that wait for a program which is not compiled."""
+
+    def __init__(self, wake: Callable[[Hashable], None]) -> None:
+        """Nothing is woken."""
+
+    def awaited(self, request: Request) -> str | None:
+        """The program, but for the streams."""
+        return None if request.request_id.startswith("stream") else "program"
+
+
+class Everywhere:
+    """A connector that has every content of requests with parameters, and never brings one."""
+
+    def source(self, wire: WireRequest) -> str | None:
+        return None if wire.kv_transfer is None else ""
+
+    def holds(self, key: bytes, source: str) -> bool:
+        return True
+
+    def lost(self, key: bytes, source: str) -> None:
+        pass
+
+    def forget(self, key: bytes) -> None:
+        pass
+
+    def finished(self, wire: WireRequest, num_tokens: int) -> Mapping[str, Any]:
+        return {}
+
+    def reset(self) -> None:
+        pass
+
+
+class Kind(NamedTuple):
+    """What requests wait for: settings of streams and of those that wait, by their numbers."""
+
+    waiting: Callable[[int], dict[str, Any]]
+    stream: Mapping[str, Any] = {}
+    schedule: Mapping[str, Any] = {}
+    gates: Sequence[MakeGate] = ()
+    prompt: int = 2 * BLOCK_SIZE  # tokens that those that wait share
+    with_prefix: bool = False  # a long prompt runs that begins as theirs do
+    fetches: bool = False
+    families: Sequence[str] = tuple(FAMILIES)
+    most: int = 1_000_000  # requests: what they keep of long prompts must fit the memory
+
+
+def image(number: int) -> dict[str, Any]:
+    """An image of the device's whole room; that of the streams is read until they end."""
+    grid = (1, 8, 8)
+    return {"media": [MediaSpan(0, IMAGE, f"image {number}", "audio", grid, grid)]}
+
+
+def grammar(text: str) -> dict[str, Any]:
+    """A grammar that is being compiled."""
+    return {"sampling": RowSampling(grammar=GrammarSpec(kind="regex", text=text))}
+
+
+grammars: Sequence[MakeGate] = (partial(GrammarReady, lambda spec: Running()),)
+lora: Mapping[str, Any] = {"max_loras": 1}
+KINDS: Mapping[str, Kind] = {
+    "a row": Kind(lambda number: {}, schedule={"max_num_seqs": STREAMS}),
+    "an adapter's slot": Kind(lambda number: {"adapter": "b"}, {"adapter": "a"}, lora),
+    "slots of as many adapters": Kind(
+        lambda number: {"adapter": f"b{number}"}, {"adapter": "a"}, lora
+    ),
+    "a grammar": Kind(lambda number: grammar("x"), gates=grammars),
+    "a program": Kind(lambda number: {}, gates=[NeverMade]),
+    "room for images": Kind(image, image(-1), {"encoder_tokens": IMAGE}),
+    "the states of a prefix": Kind(
+        lambda number: {},
+        with_prefix=True,
+        prompt=PREFIX,
+        families=["full and recurrent"],
+        # So that there is room for others beside the prefix.
+        schedule={
+            "max_num_batched_tokens": STREAMS + 2 * CHUNK,
+            "long_prefill_token_threshold": CHUNK,
+        },
+        most=10_000,
+    ),
+    "blocks from elsewhere": Kind(
+        lambda number: {"kv_transfer": {}}, fetches=True, families=["full"]
+    ),
+}
+
+
+class Work:
+    """A scheduler with streams, and requests that wait."""
+
+    def __init__(self, kind: Kind, family: str, waiting: int) -> None:
+        groups = FAMILIES[family]
+        self._numbers = count()
+        config = CacheConfig(groups, BLOCK_SIZE, (8192,) * len(groups))
+        schedule: dict[str, Any] = {
+            "max_num_seqs": 2 * STREAMS, "max_num_batched_tokens": CHUNK + STREAMS,
+            "max_model_len": 3 * PREFIX, "prefill_tile": 1, **kind.schedule,
+        }  # fmt: skip
+        cache = CacheCoordinator(config)
+        transfers = TieredTransfers(cache, (512,), 8, Everywhere()) if kind.fetches else None
+        self.scheduler = Scheduler(
+            ScheduleConfig(**schedule), cache, gates=kind.gates, transfers=transfers
+        )
+        for number in range(STREAMS):
+            self._add(f"stream {number}", [number] * BLOCK_SIZE, 2 * PREFIX, kind.stream)
+        while self.scheduler.num_waiting:
+            self.step()
+        shared = list(range(kind.prompt))
+        if kind.with_prefix:
+            self._add("stream of a prefix", shared, 1, {})
+            self.step()
+        for number in range(waiting):
+            own = [*shared, number]
+            prompt = own if kind.with_prefix else [STREAMS + number % 1000] * kind.prompt
+            self._add(f"waiting {number}", prompt, 4, kind.waiting(number))
+        if not kind.with_prefix:
+            self._settle()
+
+    def step(self) -> None:
+        """Plan and commit one."""
+        plan = self.scheduler.schedule()
+        assert plan is not None
+        sampled = int(np.count_nonzero(plan.entries.wants_tokens))
+        self.scheduler.commit(plan, StepOutput(np.full((sampled, 1), 7, np.int32)))
+
+    def _settle(self) -> None:
+        """Run steps until none parks a request any more."""
+        parked = -1
+        while parked != (parked := self.scheduler._requests.waiting.num_parked):
+            self.step()
+
+    def _add(self, name: str, prompt: list[int], most: int, more: Mapping[str, Any]) -> None:
+        settings: dict[str, Any] = {"sampling": RowSampling(), **more}
+        self.scheduler.add(
+            WireRequest(request_id=name, prompt_token_ids=prompt, max_tokens=most, **settings)
+        )
+
+
+def calls(work: Work) -> float:
+    """Calls of Python functions in a step."""
+    made = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal made
+        made += event == "call"
+
+    sys.setprofile(note)
+    try:
+        for _ in range(COUNTED):
+            work.step()
+    finally:
+        sys.setprofile(None)
+    return made / COUNTED
+
+
+def measure(kind: str, family: str, waiting: int, steps: int = STEPS) -> dict[str, Any]:
+    """One case."""
+    work, seconds = Work(KINDS[kind], family, waiting), list[float]()
+    for _ in range(steps):
+        began = time.perf_counter()
+        work.step()
+        seconds.append(time.perf_counter() - began)
+    counted = calls(work)
+    assert work.scheduler.num_waiting == waiting, "they wait to the end"
+    return {
+        "waits_for": kind, "family": family, "waiting": waiting,
+        "step_us": round(statistics.median(seconds) * 1e6, 1),
+        "worst_us": round(max(seconds) * 1e6, 1), "calls": counted,
+    }  # fmt: skip
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--counts", type=int, nargs="+", default=[0, 1000, 10_000, 100_000])
+    parser.add_argument("--output-json", type=Path, metavar="FILE")
+    args = parser.parse_args(words)
+    cases = []
+    for name, kind in KINDS.items():
+        for family in kind.families:
+            for waiting in (one for one in args.counts if one <= kind.most):
+                cases.append(measure(name, family, waiting))
+                print(*cases[-1].values(), sep="  ", flush=True)
+    command = shown_command("jengine.bench.waiting", sys.argv[1:])
+    result = {"command": command, "bench": "waiting", **surroundings(), "cases": cases}
+    print(json.dumps(result))
+    if args.output_json is not None:
+        args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
