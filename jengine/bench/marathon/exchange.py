@@ -58,8 +58,10 @@ class Reply(NamedTuple):
 async def exchange(
     port: int, method: str, path: str, body: Any = None, manner: Manner = PATIENT
 ) -> Reply:
-    """Send a request to a server on this machine, and read in the client's manner."""
-    data = b"" if body is None else json.dumps(body).encode()
+    """Send a request to a server on this machine, and read in the client's manner. A body of bytes
+    is sent as it is."""
+    is_ready = isinstance(body, bytes)
+    data = body if is_ready else b"" if body is None else json.dumps(body).encode()
     head = (
         f"{method} {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"

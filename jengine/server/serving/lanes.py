@@ -8,7 +8,6 @@ killed with their errand, and its thread only waits for them.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -21,12 +20,6 @@ T = TypeVar("T")
 # Seconds after its deadline in which work that heeds it has ended.
 GRACE = 5.0
 GLANCE = 0.05
-
-
-class Work(Future[T]):
-    """One call that waits in a lane, or runs; its errand is there once it has begun."""
-
-    errand: Errand | None = None
 
 
 class Lane:
@@ -58,20 +51,20 @@ class Lane:
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """The result of a call."""
         begun: list[Errand] = []
-        context = contextvars.copy_context()
-        job = self._pool.submit(context.run, self._work, begun, work, *arguments)
-        future = asyncio.wrap_future(job)
+        job = self._pool.submit(self._work, begun, work, *arguments)
         try:
-            await asyncio.wait((future,), timeout=self._seconds)
-            while not future.done():
-                await self._hurry(future, job, begun)
-            return future.result()
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return await asyncio.wrap_future(job)  # cancels the job if it has not begun
+            except TimeoutError:
+                return await self._late(job, begun)
         except GivenUp:
-            self.given_up += 1
+            self.given_up += job.done()
             raise
         finally:
-            if not future.done():
-                self._give_up(job, begun)
+            if not job.done() and begun:  # nobody waits for it
+                begun[0].cancel()
+                self.given_up += 1
 
     def close(self) -> None:
         """Let the threads end when they are idle; what runs in processes is given up."""
@@ -82,30 +75,27 @@ class Lane:
     def _work(self, begun: list[Errand], work: Callable[..., T], *arguments: Any) -> T:
         """Run a call in one of the threads."""
         errand = Errand(self._seconds, confined=self._confined)
-        errands.current.set(errand)
+        token = errands.current.set(errand)
         self._running.add(errand)
         begun.append(errand)
         try:
             return work(*arguments)
         finally:
             self._running.discard(errand)
+            errands.current.reset(token)
 
-    async def _hurry(
-        self, future: asyncio.Future[Any], job: Future[Any], begun: list[Errand]
-    ) -> None:
-        """Wait on for a call that has begun, until its time is over."""
-        if not begun and job.cancel():
+    async def _late(self, job: Future[T], begun: list[Errand]) -> T:
+        """The result of a call that has waited: its own time began when it did."""
+        if job.cancelled():
             self.refused += 1
             raise ApiError(
                 503,
                 f"The server is busy with {self.name} of other requests: this one waited for "
                 f"{self._seconds:g} seconds. Try again later.",
             )
-        if begun and begun[0].left <= 0:
-            raise begun[0].given_up()
-        await asyncio.wait((future,), timeout=begun[0].left if begun else GLANCE)
-
-    def _give_up(self, job: Future[Any], begun: list[Errand]) -> None:
-        """End a call that nobody waits for."""
-        if not job.cancel() and begun:
-            begun[0].cancel()
+        while not job.done():
+            left = begun[0].left if begun else GLANCE
+            if left <= 0:
+                raise begun[0].given_up()
+            await asyncio.wait((asyncio.wrap_future(job),), timeout=left)
+        return job.result()

@@ -1,0 +1,193 @@
+"""The search itself: strangers, bystanders, and the verdict.
+
+In: settings. Out: a result as JSON has it, with the list of what failed and the numbers of the
+requests that did it, by which they can be made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jengine.bench.marathon.exchange import Manner, Reply, exchange
+from jengine.bench.marathon.injector import wait_until_ready
+from jengine.bench.marathon.run import alongside, end_of
+from jengine.bench.marathon.server import ServerFailed, ServerProcess
+from jengine.bench.marathon.watch import Watch
+from jengine.bench.strangers.bodies import Bodies
+
+SETTLES_WITHIN = 10.0  # seconds in which memory comes back
+SHOWN = 20
+NO_ERRORS = (501, 503)  # a feature that is not built; no room now, with Retry-After
+LEAVING = Manner(leaves_after=0)
+HONEST = (
+    ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 1}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What must hold meanwhile."""
+
+    most_latency: float = 2.0  # seconds until a bystander is answered
+    most_growth_mb: float = 300.0  # of the server's memory, once it has settled
+
+
+@dataclass(frozen=True)
+class Search(Limits):
+    """How long, how much, and of which requests."""
+
+    model: str
+    flags: tuple[str, ...] = ()  # of `jengine serve`
+    seconds: float = 60.0
+    strangers: int = 8  # requests at once
+    seed: int = 0
+    first: int = 0  # the number of the first request
+    start_limit: float = 300.0
+
+
+class Strangers:
+    """Clients that send one case after the other."""
+
+    def __init__(self, port: int, bodies: Bodies, first: int) -> None:
+        self.sent = 0
+        self.statuses: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self._port = port
+        self._bodies = bodies
+        self._next = first
+
+    async def attack(self) -> None:
+        """Send until it is cancelled."""
+        while True:
+            number, self._next = self._next, self._next + 1
+            case = self._bodies.case(number)
+            manner = LEAVING if case.leaves else Manner(patience=60.0)
+            reply = await exchange(self._port, "POST", case.path, case.body, manner)
+            self.sent += 1
+            self.statuses[f"{case.path}: {reply.status}"] += 1
+            if not case.leaves and is_error(reply):
+                told = reply.problem or reply.body[:300]
+                self.errors.append(f"request {number} ({case.path}): {reply.status} {told}")
+
+
+class Bystanders:
+    """Clients that ask for a word, and how long they wait for it."""
+
+    def __init__(self, port: int) -> None:
+        self.seconds: list[float] = []
+        self.failures: list[str] = []
+        self._port = port
+
+    async def ask(self, path: str, body: dict[str, Any]) -> None:
+        """Ask until it is cancelled."""
+        while True:
+            began = time.monotonic()
+            reply = await exchange(self._port, "POST", path, body, Manner(patience=30.0))
+            self.seconds.append(time.monotonic() - began)
+            if reply.status != 200:
+                self.failures.append(f"{path}: {reply.status} {reply.problem or reply.body[:200]}")
+            await asyncio.sleep(0.1)
+
+
+def is_error(reply: Reply) -> bool:
+    """Whether an answer is a fault of the server: none at all, or 5xx without a good reason."""
+    if reply.status == 503:
+        return "retry-after" not in reply.headers
+    return reply.status == 0 or (reply.status >= 500 and reply.status not in NO_ERRORS)
+
+
+async def run(search: Search, log: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run it all. The server is killed, whatever happens here."""
+    server = ServerProcess(search.model, list(search.flags), log, env)
+    server.start()
+    try:
+        if not await wait_until_ready(server, search.start_limit):
+            raise ServerFailed(f"the server did not start:\n{server.log_text()[-2000:]}")
+        return await searched(search, server)
+    finally:
+        server.kill()
+
+
+async def searched(search: Search, server: ServerProcess) -> dict[str, Any]:
+    """The result of a search on a server that is ready."""
+    document = json.loads((await exchange(server.port, "GET", "/openapi.json")).body)
+    strangers = Strangers(server.port, Bodies(document, search.seed), search.first)
+    bystanders, watch = Bystanders(server.port), Watch(server, lambda: False)
+    for path, body in HONEST:  # compiles what they need
+        await exchange(server.port, "POST", path, body)
+    before = megabytes(server)
+    async with asyncio.timeout(None), alongside(watch.watch(0.5)):
+        work = [bystanders.ask(*one) for one in HONEST]
+        work += [strangers.attack() for _ in range(search.strangers)]
+        tasks = [asyncio.ensure_future(one) for one in work]
+        done, _ = await asyncio.wait(
+            tasks, timeout=search.seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()  # raises what ended it
+    after = await settled(server, before + search.most_growth_mb)
+    ending = await end_of(server)
+    watch.scan(disturbed=False)
+    seconds = sorted(bystanders.seconds)
+    result: dict[str, Any] = {
+        "bench": "strangers",
+        "settings": {**asdict(search), "flags": list(search.flags)},
+        "requests": strangers.sent,
+        "statuses": dict(sorted(strangers.statuses.items())),
+        "errors": strangers.errors[:SHOWN],
+        "bystanders": {
+            "answered": len(seconds) - len(bystanders.failures),
+            "failures": bystanders.failures[:SHOWN],
+            "median_s": round(seconds[len(seconds) // 2], 3) if seconds else None,
+            "slowest_s": round(seconds[-1], 3) if seconds else None,
+        },
+        "resident_mb": {
+            "before": before,
+            "most": max(one.resident_mb for one in watch.samples),
+            "after": after,
+        },
+        "forbidden_log_lines": watch.forbidden[:SHOWN],
+        **ending,
+    }
+    return {**result, "failed": failures(search, result)}
+
+
+def megabytes(server: ServerProcess) -> float:
+    """The memory of all processes of the server."""
+    return round(server.resident_bytes() / 2**20, 1)
+
+
+async def settled(server: ServerProcess, enough: float) -> float:
+    """The server's memory once it has come back, or the time for that is over."""
+    end = time.monotonic() + SETTLES_WITHIN
+    while (found := megabytes(server)) > enough and time.monotonic() < end:
+        await asyncio.sleep(0.2)
+    return found
+
+
+def failures(search: Limits, result: dict[str, Any]) -> list[str]:
+    """What is not as it must be, in words."""
+    bystanders, memory = result["bystanders"], result["resident_mb"]
+    checks = {
+        "errors of the server": bool(result["errors"]),
+        "bystanders were not answered": bool(bystanders["failures"] or not bystanders["answered"]),
+        f"a bystander waited for more than {search.most_latency:g} s": (
+            (bystanders["slowest_s"] or 0.0) > search.most_latency
+        ),
+        f"memory grew by more than {search.most_growth_mb:g} MB": (
+            memory["after"] - memory["before"] > search.most_growth_mb
+        ),
+        "forbidden lines in the log": bool(result["forbidden_log_lines"]),
+        "the server did not end as it must": result["exit_status"] != 0 or result["orphans"] > 0,
+    }
+    return [what for what, failed in checks.items() if failed]
