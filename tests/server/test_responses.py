@@ -265,6 +265,7 @@ def test_items_as_input(parsing: TestClient, say: Say) -> None:
             400,
         ),
         ({"background": True}, "background", 400),
+        ({"use_beam_search": True}, "use_beam_search", 400),
         ({"conversation": "x"}, "conversation", 400),
         ({"prompt": {"id": "x"}}, "prompt", 400),
         ({"previous_response_id": "resp_x"}, "previous_response_id", 404),

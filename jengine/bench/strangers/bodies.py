@@ -84,7 +84,7 @@ class Bodies:
             return {name: self._value(rng, inner[name], depth + 1) for name in names}
         if told.get("type") == "array":
             one = self._value(rng, told.get("items") or {}, depth + 1)
-            return [one] * rng.choice((0, 1, 2, 5, 2000))
+            return copies(rng, one)
         return self._plain(rng, told)
 
     def _plain(self, rng: random.Random, told: Mapping[str, Any]) -> Json:
@@ -112,12 +112,18 @@ def anything(rng: random.Random, depth: int) -> Json:
         lambda: rng.choice(NUMBERS),
         lambda: text(rng),
         lambda: rng.choice((None, True, False)),
-        lambda: [anything(rng, depth + 1)] * rng.choice((0, 1, 3, 50)) if depth < 3 else [],
+        lambda: copies(rng, anything(rng, depth + 1)) if depth < 3 else [],
         lambda: {text(rng)[:100]: anything(rng, depth + 1)} if depth < 3 else {},
         lambda: nested(rng.choice((10, 70, 900))),
         lambda: {"$ref": rng.choice(REFERENCES), "$defs": {"a": {"$ref": "#/$defs/a"}}},
     )
     return rng.choice(makers)()
+
+
+def copies(rng: random.Random, one: Json) -> list[Json]:
+    """A list of a value over and over, which is not longer than the longest text."""
+    most = LONG // (len(json.dumps(one)) + 1)
+    return [one] * min(rng.choice((0, 1, 2, 5, 5, 2000, 500_000)), most)
 
 
 def nested(levels: int) -> Json:

@@ -95,6 +95,7 @@ def check_responses(request: ResponsesRequest, settings: ServerSettings) -> None
         ("background", "Leave it out and wait for the response, or stream it."),
         ("conversation", "Send previous_response_id, or the items as input."),
         ("prompt", "Send its text as instructions and input."),
+        ("use_beam_search", "Send /v1/chat/completions."),
     ):
         if getattr(request, name):
             raise ApiError(400, f"{name} is not supported. {advice}", param=name)
