@@ -114,8 +114,9 @@ def plain_dict(name: str, given: Any) -> dict[str, Any] | None:
     try:
         if isinstance(given, Mapping):
             return msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=dict[str, Any])
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError, RecursionError):
         pass
     raise RequestError(
-        f"{name}={given!r:.80}: expected a dict of text to numbers, text, lists and dicts."
+        f"{name}={given!r:.80}: expected a dict of text to numbers of 64 bits, text, lists "
+        "and dicts."
     )

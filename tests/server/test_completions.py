@@ -252,6 +252,8 @@ def test_arguments_for_processors_reach_the_engine(client: TestClient) -> None:
     response = client.post(PATH, json={"prompt": "hello", "vllm_xargs": {"target_token": 3}})
     assert "extra_args" in error_of(response, 501)["message"]
     assert client.post(PATH, json={"prompt": "hello", "vllm_xargs": {}}).status_code == 200
+    huge = client.post(PATH, json={"prompt": "hello", "vllm_xargs": {"a": 2**70}})
+    assert "numbers of 64 bits" in error_of(huge, 400)["message"]
 
 
 def test_what_engines_say_of_blocks_goes_in_and_comes_out(
