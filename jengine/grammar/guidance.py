@@ -24,6 +24,9 @@ def compiled(spec: GrammarSpec, tokenizer: LLTokenizer | None) -> tuple[LLMatche
         wrong, found = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
         return None, found[0] if wrong else ""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+    if not matcher.is_error():
+        # What a first mask takes, seconds for some, is kept for all copies: no step waits for it.
+        matcher.deep_copy().compute_bitmask()
     return matcher, matcher.get_error()
 
 

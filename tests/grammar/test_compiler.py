@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from jengine.errors import JengineError, RequestError, UnsupportedFeature
 from jengine.grammar import compiler as compiling
@@ -129,6 +130,28 @@ def test_the_cache_forgets_what_was_not_asked_for_lately() -> None:
     assert one.begin(regex("a")) is jobs["a"], "asked for lately"
     assert one.begin(regex("b")) is not jobs["b"], "the oldest went"
     assert one.kept_bytes <= 3 * compiling.GRAMMAR_BYTES + 1000
+
+
+def test_a_first_mask_is_computed_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+
+    class Noted:
+        def __init__(self, *given: Any, **options: Any) -> None:
+            self.real = LLMatcher(*given, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "compute_bitmask":
+                threads.append(threading.current_thread().name)
+            return getattr(self.real, name)
+
+        def deep_copy(self) -> Noted:
+            copy = Noted.__new__(Noted)
+            copy.real = self.real.deep_copy()
+            return copy
+
+    monkeypatch.setattr(guidance, "LLMatcher", Noted)
+    assert compiler().compiled(regex("a+")) is not None
+    assert len(threads) == 1 and threads[0].startswith("jengine-grammar")
 
 
 def test_a_slow_grammar_is_refused_and_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,6 +299,8 @@ def test_a_grammar_that_grows_too_large_while_it_runs_is_the_clients(
 ) -> None:
     body = {"prompt": "a", "structured_outputs": {"regex": "(a{1000}){1000}"}, "stream": stream}
     error = error_of(client.post(COMPLETIONS, json=body), 400)
-    assert "too many expressions" in error["message"]
+    # On a busy machine its time is over before that.
+    reason = re.compile("too many expressions|takes longer than")
+    assert reason.search(error["message"])
     lines = [one.getMessage() for one in caplog.records if one.name.startswith("jengine")]
-    assert len(lines) == 1 and "too many expressions" in lines[0]
+    assert len(lines) == 1 and reason.search(lines[0])
