@@ -64,7 +64,7 @@ ALLOWED = {
     "api": BELOW_API,
     "routing": {"nouns", "client", "distributed"},
     "planning": ABOVE_API,
-    "bench": {*ABOVE_API, "client"},
+    "bench": {*ABOVE_API, "client", "research"},
     "research": ABOVE_API,
     "simulation": {*ABOVE_API, "planning", "bench", "client"},
     "server": ABOVE_API,
@@ -121,6 +121,7 @@ DEVICE_LIBRARIES = {"jax", "flax", "orbax"}
 # Programs of their own, which nothing imports: torch may be there.
 OTHER_PROCESSES = {
     "jengine.research.torch_reference",
+    "jengine.bench.fidelity.reference",
     "jengine.bench.gpu.torch_peer",
     "jengine.bench.peers.embeddings_peer",
     "jengine.bench.peers.images_peer",

@@ -206,6 +206,19 @@ def hostile_grammars(result: dict[str, Any]) -> Iterator[Row]:
     )  # fmt: skip
 
 
+def fidelity(result: dict[str, Any]) -> Iterator[Row]:
+    """The largest error of all draws on one implementation."""
+    families = [row for row in result["families"] if row["draws"]]
+    worst = max(families, key=lambda row: row["largest"])
+    ill = sum(row["ill_conditioned"] for row in families)
+    work = (
+        f"{result['draws']} random configs of {len(families)} families, {result['implementation']} "
+        f"({result['instructions']}), beside transformers: largest error of a log-probability, of "
+        f"{worst['family']}; {result['failed']} too far off, {ill} ill-conditioned"
+    )
+    yield Row(work, f"{result['largest']:.1e}")
+
+
 def schemes(result: dict[str, Any]) -> Iterator[Row]:
     """What configurations of one model cost, beside the first that is not the truth."""
     truth, plain, *_ = result["schemes"]
@@ -300,6 +313,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "adapters": adapters,
     "disaggregated": disaggregated,
     "hostile_grammars": hostile_grammars,
+    "fidelity": fidelity,
     "schemes": schemes,
     "conversations": conversations,
     "embeddings": embeddings,

@@ -39,6 +39,7 @@ def test_every_bench_has_rows() -> None:
         "adapters",
         "conversations",
         "embeddings",
+        "fidelity",
         "grammars",
         "hostile_grammars",
         "images",
@@ -96,6 +97,17 @@ def test_rows_of_grammars() -> None:
     lines = table.markdown_table([masks, engine]).splitlines()[2:]
     assert "vocabulary of 32,000; 9 of 9 finished answers fit their JSON schemas; p99" in lines[0]
     assert "| 950 tok/s | 1,000 tok/s, no grammar | 0.95 |" in lines[1]
+
+
+def test_rows_of_fidelity() -> None:
+    row = {"family": "llama", "draws": 4, "largest": 2e-5, "ill_conditioned": 1}
+    found = {"bench": "fidelity", **AROUND, "implementation": "cpu", "instructions": "AVX2",
+             "draws": 4, "failed": 0, "largest": 2e-5,
+             "families": [row, {**row, "family": "gpt2", "draws": 0, "largest": 0.0}]}  # fmt: skip
+    (made,) = table.fidelity(found)
+    assert made.ours == "2.0e-05"
+    assert made.work.startswith("4 random configs of 1 families, cpu (AVX2), beside transformers")
+    assert made.work.endswith("of llama; 0 too far off, 1 ill-conditioned")
 
 
 def test_rows_of_hostile_grammars() -> None:

@@ -1,0 +1,1 @@
+"""Random small configs of every family, against transformers, on each implementation."""

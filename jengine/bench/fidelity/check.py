@@ -1,0 +1,159 @@
+"""One draw on one implementation: log-probabilities and greedy tokens against transformers.
+
+A prompt alone; one that begins with its blocks, which are in the prefix cache; and two together, of
+which the second one's prompt is cut into chunks.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jengine.api.llm import LLM
+from jengine.bench.fidelity.draws import drawn
+from jengine.bench.fidelity.families import FAMILIES
+from jengine.bench.fidelity.implementations import Implementation
+from jengine.bench.fidelity.transformers_process import Transformers
+from jengine.outputs import RequestOutput
+from jengine.research.ours import decoded, finished, scored, teacher_forced
+from jengine.sampling_params import SamplingParams
+
+PROMPT, ANSWER, BLOCK, CHUNK = 40, 8, 16, 64
+LARGEST_TOKEN = 88  # of the smallest vocabulary that is drawn
+LIMIT, ILL_CONDITIONED = 1e-4, 1e-3
+# As far from float64 as torch in float32, times this, is no error of ours.
+AS_INEXACT = 3.0
+# Root mean squares of the errors of ours and of torch's in bfloat16, which round at other places.
+AS_ROUNDED = 1.1
+SETTINGS = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "max_logprobs": -1,
+    "max_model_len": PROMPT + ANSWER + 2,
+    "max_num_seqs": 4,
+    "num_gpu_blocks_override": 32,
+    "block_size": BLOCK,
+    "show_progress": False,
+    "compilation_config": {"decode_rows": [4], "prefill_tokens": [CHUNK]},
+}
+
+
+class Found(NamedTuple):
+    """How far one draw is from transformers."""
+
+    error: float  # of log-probabilities, the largest
+    limit: float
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is within the limit."""
+        return self.error <= self.limit
+
+
+def check(theirs: Transformers, family: str, number: int, how: Implementation) -> Found:
+    """The draw with this number; JengineError where either side refuses it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        theirs.write(
+            folder, FAMILIES[family], drawn(family, number), seed=number, dtype=how.dtype,
+            unscaled=family == "gemma4",
+        )  # fmt: skip
+        prompts = prompts_of(number)
+        answers = answered(folder, prompts, how)
+        texts = [prompt + one.tokens for prompt, one in zip(prompts, answers, strict=True)]
+        return compared(theirs, folder, texts, answers, how)
+
+
+def prompts_of(number: int) -> list[list[int]]:
+    """Four prompts, of which the second begins as the first."""
+    rng = np.random.default_rng(number)
+    first, second, *rest = (rng.integers(3, LARGEST_TOKEN, PROMPT).tolist() for _ in range(4))
+    return [first, first[: 2 * BLOCK + 1] + second[2 * BLOCK + 1 :], *rest]
+
+
+class Answer(NamedTuple):
+    """Greedy tokens, and the log-probabilities of the sequence's last positions."""
+
+    tokens: list[int]
+    rows: np.ndarray
+
+
+def answered(folder: Path, prompts: Sequence[list[int]], how: Implementation) -> list[Answer]:
+    """Ours."""
+    first, second, *rest = prompts
+    with LLM(folder, **{**SETTINGS, **how.settings, "dtype": how.dtype}) as llm:
+        outputs = [
+            *llm.generate([first], scored(ANSWER), use_tqdm=False),
+            *llm.generate([second], of_answer(), use_tqdm=False),
+            *llm.generate(rest, scored(ANSWER), use_tqdm=False),
+        ]
+    return [as_answer(finished(output)) for output in outputs]
+
+
+def of_answer() -> SamplingParams:
+    """As `scored`, but for the prompt, whose scores would be computed without the prefix cache."""
+    given = scored(ANSWER)
+    given.prompt_logprobs = None
+    return given
+
+
+def as_answer(output: RequestOutput) -> Answer:
+    """The rows of the prompt, where they were asked for, and of the answer."""
+    rows = decoded(output)
+    if output.prompt_logprobs is not None:
+        rows = np.concatenate([teacher_forced(output)[:-1], rows])
+    return Answer(list(output.outputs[0].token_ids), rows)
+
+
+def compared(
+    theirs: Transformers, folder: Path, texts: Sequence[list[int]], answers: Sequence[Answer],
+    how: Implementation,
+) -> Found:  # fmt: skip
+    """The largest difference of log-probabilities; tokens that are not the likeliest count too."""
+    expected = theirs.score(folder, texts, "float32")
+    if how.dtype != "float32":
+        rounded = theirs.score(folder, texts, how.dtype)
+        limit = AS_ROUNDED * spread(own_rows(rounded, answers), own_rows(expected, answers))
+        return Found(spread([one.rows for one in answers], own_rows(expected, answers)), limit)
+    if not all(np.isfinite(one.rows).all() for one in answers):
+        return Found(float("inf"), LIMIT, "numbers that are not finite")
+    error = max(distance(answers, expected), worse_than_best(answers, expected))
+    if not LIMIT < error <= ILL_CONDITIONED:
+        return Found(error, LIMIT)
+    exact = theirs.score(folder, texts, "float64")
+    inexact = float(np.abs(expected - exact).max())
+    if distance(answers, exact) > AS_INEXACT * inexact:
+        return Found(error, LIMIT, f"float32 of torch is {inexact:.1e} from float64")
+    return Found(error, ILL_CONDITIONED, f"ill-conditioned: torch {inexact:.1e} from float64")
+
+
+def own_rows(scores: np.ndarray, answers: Sequence[Answer]) -> list[np.ndarray]:
+    """The positions of which an answer has rows: those before the last token."""
+    return [row[:-1][-len(one.rows) :] for row, one in zip(scores, answers, strict=True)]
+
+
+def distance(answers: Sequence[Answer], expected: np.ndarray) -> float:
+    """The largest difference."""
+    pairs = zip(answers, own_rows(expected, answers), strict=True)
+    return max(float(np.abs(one.rows - rows).max()) for one, rows in pairs)
+
+
+def spread(ours: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """The root mean square of the differences."""
+    squares = [((one - rows) ** 2).mean() for one, rows in zip(ours, expected, strict=True)]
+    return float(np.sqrt(np.mean(squares)))
+
+
+def worse_than_best(answers: Sequence[Answer], expected: np.ndarray) -> float:
+    """How far below the likeliest token one of an answer's tokens is, by half: both may be off."""
+    found = 0.0
+    for one, rows in zip(answers, own_rows(expected, answers), strict=True):
+        last = rows[-ANSWER:]
+        chosen = np.take_along_axis(last, np.asarray(one.tokens)[:, None], axis=1)[:, 0]
+        found = max(found, float((last.max(1) - chosen).max()) / 2)
+    return found

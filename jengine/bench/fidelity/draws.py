@@ -1,0 +1,393 @@
+"""Random configs of a family: its tiny config with everything varied that its reader reads.
+
+Out: settings as transformers' config class takes them, the same for the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from jengine.bench.fidelity.families import FAMILIES, own_settings, tiny_settings
+from jengine.bench.fidelity.variations import (
+    CHOICES,
+    FLAGS,
+    HEADS_DIVIDE,
+    KINDS,
+    MARKS,
+    PATTERN,
+    TURNS_PART,
+    VARIATIONS,
+    Draw,
+    Settings,
+    Variation,
+    draw_rope,
+    mixed_layers,
+    one_of,
+)
+from jengine.errors import CheckpointError
+from jengine.models.registry import model_config
+
+# Hypothesis begins with the simplest example, which is the same for every seed.
+EXAMPLES = 3
+
+
+class Own(NamedTuple):
+    """What of a family's variations is otherwise than that of the others."""
+
+    choices: Mapping[str, Sequence[Any]] = {}
+    without: tuple[str, ...] = ()  # keys that stay as they are
+    variations: tuple[Variation, ...] = ()  # in place of those with the same first key
+    marks: Settings = {}  # for shared variations
+
+
+def draw_two_ropes(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Rotations of full layers and of those with windows."""
+    return {
+        "rope_parameters": {
+            f"{kind}_attention": draw_rope(draw, given, ())["rope_parameters"]
+            for kind in ("full", "sliding")
+        }
+    }
+
+
+def draw_proportional(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Gemma 4's rotations: of part of a full layer's head, of a whole head in windows."""
+    share = one_of(draw, (0.25, 0.5, 1.0))
+    return {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": 1e6
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": one_of(draw, (500.0, 1e4))},
+        }
+    }  # fmt: skip
+
+
+def draw_gemma4(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Layers of two kinds, of which the last ones read keys of others, and what depends on them."""
+    shared = one_of(draw, (0, 1, 3))
+    found = {
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": shared > 0 and draw(st.booleans()),
+        "attention_k_eq_v": draw(st.booleans()),
+        "global_head_dim": one_of(draw, (8, 16, 40)),
+        "sliding_window": one_of(draw, (5, 16)),
+        "vocab_size_per_layer_input": given["vocab_size"],
+    }
+    if not shared and draw(st.booleans()):
+        found["layer_types"] = None
+    if found["attention_k_eq_v"]:
+        heads = given["num_attention_heads"]
+        found["num_global_key_value_heads"] = one_of(
+            draw, [heads] + [kv for kv in (1, 2) if not heads % kv]
+        )
+    return found
+
+
+def draw_no_rope(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Layers without rotation: named one by one, or each n-th."""
+    layers = given["num_hidden_layers"]
+    named = draw(st.lists(st.integers(0, 1), min_size=layers, max_size=layers))
+    every = one_of(draw, (2, 3, 4))
+    by_name = draw(st.booleans()) and any(named)
+    return {"no_rope_layers": named} if by_name else {"no_rope_layer_interval": every}
+
+
+def draw_moe_layers(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Llama 4's layers of experts."""
+    return {"interleave_moe_layer_step": one_of(draw, (1, 2))}
+
+
+def draw_nemotron_h(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Layers of one block each, an MLP after some of the others."""
+    mixers = [
+        "linear_attention", "full_attention",
+        *draw(st.lists(st.sampled_from(("linear_attention", "full_attention")), max_size=2)),
+    ]  # fmt: skip
+    kinds = [kind for mixer in mixers for kind in (mixer, *["mlp"] * draw(st.integers(0, 1)))]
+    heads = one_of(draw, (1, 2, 3, 4))
+    return {
+        "layers_block_type": kinds,
+        "mamba_num_heads": heads,
+        "n_groups": one_of(draw, [groups for groups in (1, 2, 3, 4) if not heads % groups]),
+        "mamba_head_dim": one_of(draw, (5, 12, 16)),
+    }
+
+
+def draw_bamba(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Some layers with attention."""
+    layers = one_of(draw, (2, 3, 4))
+    full = draw(st.lists(st.integers(0, layers - 1), min_size=1, max_size=layers - 1, unique=True))
+    return {"num_hidden_layers": layers, "attn_layer_indices": sorted(full)}
+
+
+def draw_mamba2(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Heads of Mamba-2 alone, which are as wide as the hidden size, or twice."""
+    expand, heads = one_of(draw, (1, 2)), one_of(draw, (1, 2, 3, 4))
+    hidden = heads * one_of(draw, (5, 8, 11, 16))
+    return {
+        "num_heads": heads,
+        "n_groups": one_of(draw, [groups for groups in (1, 2, 3, 4) if not heads % groups]),
+        "expand": expand,
+        "hidden_size": hidden,
+        "head_dim": expand * hidden // heads,
+    }
+
+
+def draw_falcon(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Mamba-2 of a width of its own, and biases that go together."""
+    heads = one_of(draw, (1, 2, 3, 4))
+    dim = one_of(draw, (5, 10, 16))
+    bias = draw(st.booleans())
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": dim,
+        "mamba_d_ssm": heads * dim,
+        "mamba_n_groups": one_of(draw, [groups for groups in (1, 2, 3, 4) if not heads % groups]),
+        "mamba_proj_bias": bias,
+        "projectors_bias": bias,
+    }
+
+
+def draw_rotary_part(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """MiniMax's rotation of the first part of a head."""
+    rotated = one_of(draw, [size for size in (4, 8, 16) if size <= given["head_dim"]])
+    share = rotated / given["head_dim"]
+    rope = {"rope_type": "default", "rope_theta": one_of(draw, (1e4, 5e6))}
+    return {"rotary_dim": rotated, "rope_parameters": {**rope, "partial_rotary_factor": share}}
+
+
+def draw_alibi_scores(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """MPT's scores."""
+    return {
+        "attn_config": {
+            "softmax_scale": one_of(draw, (None, 0.1, 0.3)),
+            "alibi_bias_max": one_of(draw, (4, 8)),
+        }
+    }
+
+
+def draw_latent_layers(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Layers of experts by a name each."""
+    layers = given["num_hidden_layers"]
+    kinds = st.lists(st.sampled_from(("dense", "sparse")), min_size=layers, max_size=layers)
+    return {"mlp_layer_types": draw(kinds)}
+
+
+def draw_methods(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """DeepSeek-V2's experts of the best groups, or of all."""
+    return {"topk_method": one_of(draw, ("greedy", "group_limited_greedy"))}
+
+
+MIXED_DELTA = Variation(("num_hidden_layers", "layer_types"), mixed_layers("linear_attention"))
+SLIDING_PATTERN = {PATTERN: True}
+DIVIDED = Own(marks={HEADS_DIVIDE: True})
+TWO_ROPES = Variation(("rope_parameters",), draw_two_ropes)
+NO_HEAD_DIM = Own(without=("head_dim",))
+PARTIAL = Own(marks={TURNS_PART: True})
+GLM = Own({"eos_token_id": (2, [3, 5])}, marks=PARTIAL.marks)
+SILU = {"hidden_act": ("silu",)}
+DEEPSEEK_ROPES = {KINDS: ("default", "yarn")}
+DELTA = Own(SILU, marks=PARTIAL.marks, variations=(MIXED_DELTA,))
+GEMMA4_KEYS = (
+    "num_kv_shared_layers", "use_double_wide_mlp", "attention_k_eq_v", "global_head_dim",
+    "num_global_key_value_heads", "vocab_size_per_layer_input",
+)  # fmt: skip
+FALCON_KEYS = (
+    "mamba_n_heads", "mamba_n_groups", "mamba_d_head", "mamba_d_ssm", "projectors_bias",
+)  # fmt: skip
+NOTHING = Own()
+OWN: Mapping[str, Own] = {
+    "llama": DIVIDED,
+    "arcee": DIVIDED,
+    "gemma": Own(without=("hidden_act", "hidden_activation")),
+    "gemma2": Own(marks={**SLIDING_PATTERN, **DIVIDED.marks}),
+    "gemma3": Own(
+        marks={**SLIDING_PATTERN, **DIVIDED.marks}, variations=(TWO_ROPES,),
+        without=("attn_logit_softcapping",),
+    ),
+    "gemma4": Own(
+        {"rms_norm_eps": (1e-2, 1e-3)},
+        variations=(
+            Variation(("rope_parameters",), draw_proportional),
+            Variation(GEMMA4_KEYS, draw_gemma4),
+        ),
+        without=("num_hidden_layers",),
+    ),
+    "phi3": Own(without=("head_dim",), marks={KINDS: ("default", "longrope"), **PARTIAL.marks}),
+    "gpt2": NO_HEAD_DIM,
+    "gpt_neox": Own(without=("head_dim", "num_key_value_heads"), marks=PARTIAL.marks),
+    "opt": NO_HEAD_DIM,
+    "bloom": NO_HEAD_DIM,
+    "mpt": Own(
+        without=("head_dim", "logit_scale"),
+        variations=(Variation(("attn_config",), draw_alibi_scores),),
+    ),
+    "phi": Own(marks=PARTIAL.marks, without=("tie_word_embeddings",)),
+    "stablelm": Own(without=("head_dim",), marks=PARTIAL.marks),
+    "glm": GLM, "glm4": GLM, "glm4_moe": PARTIAL, "nemotron": PARTIAL,
+    "qwen2_moe": Own(without=("sliding_window",)),
+    "deepseek_v2": Own(
+        marks={**DEEPSEEK_ROPES, HEADS_DIVIDE: True},
+        variations=(Variation(("topk_method",), draw_methods),),
+        without=("norm_topk_prob", "mlp_bias", "rope_interleave"),
+    ),
+    "deepseek_v3": Own(marks=DEEPSEEK_ROPES),
+    "glm4_moe_lite": Own(
+        marks=DEEPSEEK_ROPES, variations=(Variation(("mlp_layer_types",), draw_latent_layers),),
+        without=("first_k_dense_replace",),
+    ),
+    "minicpm3": Own(
+        marks={KINDS: ("default", "longrope"), HEADS_DIVIDE: True},
+        without=("rope_interleave", "mlp_bias"),
+    ),
+    "gpt_oss": Own(SILU, marks={**SLIDING_PATTERN, KINDS: ("default", "yarn")}),
+    "llama4": Own(
+        {"attention_chunk_size": (512,)},
+        variations=(
+            Variation(("no_rope_layers", "no_rope_layer_interval"), draw_no_rope),
+            Variation(("interleave_moe_layer_step",), draw_moe_layers),
+        ),
+    ),
+    "smollm3": Own(
+        variations=(Variation(("no_rope_layers", "no_rope_layer_interval"), draw_no_rope),),
+        without=("sliding_window",),
+    ),
+    "hunyuan": Own(marks={KINDS: ("default", "linear", "dynamic", "llama3")}),
+    "apertus": Own({"hidden_act": ("xielu", "silu", "relu2")}),
+    "mamba2": Own(
+        {**SILU, "state_size": (5, 12, 16)},
+        variations=(Variation(("num_heads", "n_groups", "head_dim", "expand"), draw_mamba2),),
+    ),
+    "cohere2": Own(marks=SLIDING_PATTERN, without=("use_qk_norm",)),
+    "olmo3": Own(marks=SLIDING_PATTERN, variations=(TWO_ROPES,)),
+    "exaone4": Own(marks=SLIDING_PATTERN),
+    "lfm2": Own(
+        variations=(Variation(("num_hidden_layers", "layer_types"), mixed_layers("conv")),),
+        without=("hidden_act",),
+    ),
+    "bamba": Own(
+        SILU, marks=PARTIAL.marks,
+        variations=(Variation(("num_hidden_layers", "attn_layer_indices"), draw_bamba),),
+    ),
+    "granite_hybrid": Own(
+        {**SILU, "position_embedding_type": ("rope", "nope")}, variations=(MIXED_DELTA,)
+    ),
+    "nemotron_h": Own(
+        {"mamba_hidden_act": ("silu",)},
+        variations=(Variation(("mamba_num_heads", "n_groups", "mamba_head_dim"), draw_nemotron_h),),
+        without=("rope_parameters", "num_hidden_layers"),
+    ),
+    "falcon_h1": Own(
+        SILU, variations=(Variation(FALCON_KEYS, draw_falcon),),
+        without=("mamba_proj_bias",),
+    ),
+    "qwen3_next": DELTA,
+    "qwen3_5": DELTA,
+    "qwen3_5_moe": DELTA,
+    "minimax_m2": Own(
+        variations=(Variation(("rope_parameters", "rotary_dim"), draw_rotary_part),),
+        without=("shared_intermediate_size", "norm_topk_prob"),
+    ),
+}  # fmt: skip
+
+
+def drawn(family: str, number: int) -> Settings:
+    """The config with this number, as transformers' config class takes it."""
+    found: list[Settings] = []
+
+    @seed(number)
+    @settings(
+        max_examples=EXAMPLES, phases=[Phase.generate], database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(configs(family))
+    def keep(one: Settings) -> None:
+        found.append(one)
+
+    keep()
+    return found[-1]
+
+
+def configs(family: str) -> st.SearchStrategy[Settings]:
+    """All configs of a family that may be drawn."""
+    return _configs(family, _ours_read(family))
+
+
+@cache
+def _ours_read(family: str) -> frozenset[str]:
+    """What the family's reader looks at, by the names that most families have."""
+    names = {key: key for key in varied_keys(family)} | own_settings(family)
+    keys = [theirs for theirs in names.values() if theirs]
+    tiny, architecture = tiny_settings(family), FAMILIES[family]
+    read = read_keys(tiny, architecture, keys)
+    # Some keys are read only with a flag that a tiny config has not.
+    flags = {key: True for key in read if CHOICES.get(key) == FLAGS}
+    for more in (flags, {"use_sliding_window": True}):
+        with suppress(CheckpointError):
+            read |= read_keys({**tiny, **more}, architecture, keys)
+    return frozenset(ours for ours, theirs in names.items() if theirs in read)
+
+
+def varied_keys(family: str) -> set[str]:
+    """All keys that draws of a family may vary."""
+    own = OWN.get(family, NOTHING)
+    decided = (key for one in (*VARIATIONS, *own.variations) for key in one.keys)
+    return {*CHOICES, *own.choices, *decided} - set(own.without)
+
+
+@st.composite
+def _configs(draw: Draw, family: str, read: Collection[str]) -> Settings:
+    own = OWN.get(family, NOTHING)
+    made: Settings = {**full_settings(family), **own.marks}
+    choices = {**CHOICES, **own.choices}
+    for key in sorted(read & choices.keys()):
+        made[key] = one_of(draw, choices[key])
+    for variation in variations_of(own):
+        if variation.keys[0] in read:
+            made |= variation.draw(draw, made, read)
+    return tiny_settings(family, **{key: made[key] for key in made.keys() - MARKS})
+
+
+def variations_of(own: Own) -> list[Variation]:
+    """A family's variations in the order in which they depend on each other."""
+    replaced = {one.keys[0]: one for one in own.variations}
+    shared = [replaced.pop(one.keys[0], one) for one in VARIATIONS]
+    return [*shared, *replaced.values()]
+
+
+def read_keys(
+    hf: Mapping[str, Any], architecture: str, candidates: Collection[str]
+) -> frozenset[str]:
+    """Those of the keys that the family's reader looks at, found by a value that no key may have.
+
+    Readers that copy a config.json look at all of it, so that what they ask for says nothing.
+    """
+    whole = {**hf, "architectures": [architecture]}
+    plain = model_config(whole)
+    found = set()
+    for key in candidates:
+        try:
+            if model_config({**whole, key: Poison()}) != plain:
+                found.add(key)
+        except (CheckpointError, AttributeError, TypeError, ValueError):
+            found.add(key)
+    return frozenset(found)
+
+
+class Poison:
+    """A value of no type that a config.json may have."""
+
+
+def full_settings(family: str) -> Settings:
+    """The family's tiny config by the names that most families have."""
+    names = own_settings(family)
+    back = {theirs: ours for ours, theirs in names.items() if theirs}
+    return {back.get(key, key): value for key, value in tiny_settings(family).items()}

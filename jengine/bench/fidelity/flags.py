@@ -1,0 +1,21 @@
+"""The command's flags. Must not import jax: what they say is set before it is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from jengine.bench.fidelity.families import FAMILIES
+from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The parser."""
+    made = argparse.ArgumentParser(prog="python -m jengine.bench.fidelity", description=description)
+    made.add_argument("--family", nargs="+", choices=FAMILIES, metavar="F", help="default: all")
+    made.add_argument("--draws", type=int, default=10, metavar="N", help="of each family")
+    made.add_argument("--seed", type=int, default=0, metavar="S", help="number of the first draw")
+    made.add_argument("--implementation", choices=IMPLEMENTATIONS, default="cpu")
+    made.add_argument("--seconds", type=float, help="begin no draw after so many")
+    made.add_argument("--output-json", type=Path, metavar="FILE")
+    return made

@@ -1,0 +1,81 @@
+"""transformers in a child process, which answers one question after the other.
+
+In: settings, folders and token ids. Out: config.json, model folders, log-probabilities. torch is
+never imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from jengine.errors import JengineError
+
+PROGRAM = Path(__file__).with_name("reference.py")
+
+
+class Refused(JengineError, ValueError):
+    """What transformers says of a config that it does not take."""
+
+
+class Transformers:
+    """The child process; it ends with the block that opened it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._child = subprocess.Popen(  # noqa: S603
+            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Transformers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.close()
+        self._child.wait()
+        self._child.stdout.close()
+        self._folder.cleanup()
+
+    def config(self, architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The config.json that it makes of some settings."""
+        return self._ask("config", architecture=architecture, settings=settings)
+
+    def write(
+        self, folder: Path, architecture: str, settings: Mapping[str, Any], *, seed: int,
+        dtype: str, unscaled: bool,
+    ) -> None:  # fmt: skip
+        """Write a model of random weights. unscaled: its attention has no factor for scores."""
+        self._ask(
+            "write", folder=str(folder), architecture=architecture, settings=settings, seed=seed,
+            dtype=dtype, unscaled=unscaled,
+        )  # fmt: skip
+
+    def score(self, folder: Path, tokens: Sequence[Sequence[int]], dtype: str) -> np.ndarray:
+        """Log-probabilities after each token of sequences of one length, computed in a dtype."""
+        out = Path(self._folder.name) / "scores.npy"
+        self._ask("score", folder=str(folder), tokens=tokens, dtype=dtype, out=str(out))
+        return np.load(out)
+
+    def _ask(self, operation: str, **job: Any) -> dict[str, Any]:
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write(json.dumps({"operation": operation, **job}) + "\n")
+        self._child.stdin.flush()
+        line = self._child.stdout.readline()
+        if not line:
+            raise JengineError("the process with transformers has ended: see its messages above")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return answer["answer"]
