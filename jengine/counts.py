@@ -91,6 +91,8 @@ class ProgramTotals(msgspec.Struct, frozen=True):
     useful_tokens: int = 0
     computed_tokens: int = 0  # padding included
     awaited: int = 0  # programs that are compiled right now while a step waits for them
+    awaited_seconds: float = 0.0  # for which steps have waited for the compiler
+    late: dict[str, int] = {}  # compilations after warm-up, by part of the step
 
     def plus(self, other: ProgramTotals) -> ProgramTotals:
         """The programs of both."""
@@ -102,6 +104,11 @@ class ProgramTotals(msgspec.Struct, frozen=True):
             self.useful_tokens + other.useful_tokens,
             self.computed_tokens + other.computed_tokens,
             self.awaited + other.awaited,
+            self.awaited_seconds + other.awaited_seconds,
+            {
+                part: self.late.get(part, 0) + other.late.get(part, 0)
+                for part in {*self.late, *other.late}
+            },
         )
 
 

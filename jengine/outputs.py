@@ -68,9 +68,6 @@ class StepOutput(NamedTuple):
     refusals: dict[int, Refusal] = {}  # item of a refused token -> why; made on the host
     # Item -> tokens that a grammar forces behind the sampled ones; made on the host.
     forced: dict[int, list[int]] = {}
-    # Of the first half of a step that is split: f32[slots, vocab], and i32[slots].
-    logits: Any = None
-    positions: Any = None
     # Numbers of the fetches that have ended since the plan before, and whether each has succeeded.
     transfers_done: dict[int, bool] = {}
     pooled: Any = None  # f32[entries, width]: what a pooling model makes of each row

@@ -30,6 +30,7 @@ from tests.array_shapes.steps import (
     tiny_stack,
     tiny_text,
     tiny_vision,
+    trace_chain,
     trace_encoder,
     trace_scores,
     trace_step,
@@ -90,7 +91,7 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
     for method in GUESSERS:
         trace_step(tiny("mistral"), BUCKET, known["sampled"], method=method)
     trace_step(tiny("mistral"), BUCKET, known["sampled"], stored="int8")
-    trace_step(tiny("mistral"), BUCKET, known["scored"], is_split=True)
+    trace_chain(tiny("mistral"), BUCKET, known["scored"])
     adapted = variants(5, "raw_logprobs", adapters=True)["scored+adapters"]
     trace_step(tiny("mistral"), BUCKET, adapted, slots=2)
     trace_pooling()

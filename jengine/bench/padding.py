@@ -31,6 +31,7 @@ from jengine.runner.plans.packing import bucket_for
 from jengine.runner.plans.rows import Rows
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.runner_config import RunnerConfig
+from jengine.runner.variants.features import Features
 from jengine.scheduler.scheduler import Scheduler
 
 MODEL = "llama-8b"
@@ -68,7 +69,7 @@ class CountingExecutor:
         """Count the plan."""
         self.rows.apply(plan)
         bucket = bucket_for(plan, self.rows, self.steps.ladders)
-        features = self.steps.programs.common[-1]
+        features = Features()
         entry = self.ledger.entries.get((bucket, features))
         if entry is None:
             entry = LedgerEntry(bucket, features, 0.0, 0, 0)
@@ -157,7 +158,7 @@ def report(chats: list[Chat], device: str) -> dict[str, Any]:
         "padding": round(1 - useful / computed, 4),
         "padded_time": round(1 - executor.useful_seconds / executor.seconds, 4),
         "steps": sum(entry.hits for entry in entries),
-        "steps_with_prompts": sum(e.hits for e in entries if e.bucket.prefill_tokens),
+        "steps_with_prompts": sum(e.hits for e in entries if e.useful_prompt_tokens),
     }
 
 

@@ -17,6 +17,7 @@ from jengine.counts import ProgramTotals
 from jengine.distributed.data_parallel import DataParallelCore
 from jengine.distributed.follower import FollowingCore
 from jengine.distributed.leader import LeadingCore
+from jengine.distributed.program_gate import program_gates
 from jengine.engine.core import EngineCore
 from jengine.engine.protocol import Core
 from jengine.errors import ConfigError
@@ -63,8 +64,14 @@ class CoreParts:
     transfers: Callable[[CacheCoordinator, int], BlockTransfers | None] = lambda *_: None
     launch: Callable[[], None] = lambda: None  # queues the steps of replicas that step together
 
-    def core(self, executor: Executor, programs: ProgramSource, replica: int = 0) -> EngineCore:
-        """The core whose steps this executor runs."""
+    def core(
+        self,
+        executor: Executor,
+        programs: ProgramSource,
+        replica: int = 0,
+        gates: tuple[MakeGate, ...] = (),
+    ) -> EngineCore:
+        """The core whose steps this executor runs, with more gates of its scheduler."""
         watched = self.watched(executor)
         cache = CacheCoordinator(self.cache)
         scheduler = Scheduler(
@@ -72,7 +79,7 @@ class CoreParts:
             cache,
             depth=self.depth,
             spacing=self.stages,
-            gates=self.gates,
+            gates=(*self.gates, *gates),
             check_drafts=watched.checked_drafts,
             recorder=Recorder(replica),
             transfers=self.transfers(cache, replica),
@@ -87,6 +94,7 @@ class CoreParts:
                 # Replicas share their programs, which are counted once.
                 ProgramTotals if replica else runner.loaded.program_totals,
                 replica,
+                program_gates(runner.loaded),
             )
             for replica, runner in enumerate(self.runners)
         ]

@@ -95,6 +95,8 @@ COUNTERS = (
     counter("compile", "Programs compiled, or loaded compiled, by bucket.", "bucket"),
     counter("compile_seconds", "Seconds spent on compiling, or on loading compiled programs."),
     counter("unexpected_recompiles", "Compilations after warm-up, for which a step had to wait."),
+    counter("step_compile_wait_seconds", "Seconds for which steps have waited for the compiler."),
+    counter("late_compiles", "Compilations after warm-up, by part of the step.", "part"),
 )
 REQUEST_HISTOGRAMS = (
     histogram(

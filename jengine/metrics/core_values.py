@@ -84,6 +84,8 @@ FROM_COUNTS: dict[str, Callable[[Counts], Values]] = {
     "compile": lambda counts: dict(counts.programs.compiles),
     "compile_seconds": lambda counts: plain(counts.programs.seconds),
     "unexpected_recompiles": lambda counts: plain(counts.programs.unexpected),
+    "step_compile_wait_seconds": lambda counts: plain(counts.programs.awaited_seconds),
+    "late_compiles": lambda counts: dict(counts.programs.late),
 }
 FROM_COST: dict[str, Callable[[StepCost], float]] = {
     "estimated_flops_per_gpu": lambda cost: cost.operations,

@@ -22,9 +22,11 @@ from jengine.runner.joint_runner import JointGroup, JointRunner
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.media_runner import MediaRunner
 from jengine.runner.pipeline_runner import PipelineRunner
+from jengine.runner.processed_runner import ProcessedRunner
 from jengine.runner.programs.background import BackgroundWarmUp
 from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.programs.encoders import Encoders, Packer
+from jengine.runner.programs.late import LatePrograms
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.runner.programs.programs import Programs
 from jengine.runner.programs.warm_up import ProgressBar, warm_up
@@ -32,7 +34,6 @@ from jengine.runner.resize import Resizing
 from jengine.runner.runner import PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.sizing import Sizing
-from jengine.runner.split_runner import SplitRunner
 from jengine.runner.step.adapters import implementation_of
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder, Leaves
@@ -81,7 +82,8 @@ def build_runners(
         )
     cache, first = sizings[0].settle([one.device for one in sizings])
     programs = replica_programs([one.compiler(cache) for one in sizings], config)
-    programs[0].keep(*first)
+    for one in first:
+        programs[0].keep(*one)
     taps = taps_of(programs)
     processors = processors_of(programs[0], model_config.vocab_size)
     models = tuple(
@@ -100,6 +102,12 @@ def build_runners(
         warm_up(running, wanted.first if config.early_start else wanted.all, bar)
         for loaded in models:
             loaded.warm_up(admission=any(tier.sampling.adjust for tier in config.tiers))
+    # Processes of one mesh would have to agree on which programs there are.
+    alone = len(whole.processes) == 1
+    if config.shapes.chained and config.warm_up and not config.strict and alone:
+        late = LatePrograms(running)
+        for loaded in models:
+            loaded.late = loaded.programs.late = late
     if config.early_start:
         background = BackgroundWarmUp(running, config.programs.later)
         for loaded in models:
@@ -148,7 +156,7 @@ def encoders_of(
 
 def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> PlanRunner:
     """The runner for the model: with stages, a pipeline runner; with processors on the host, one
-    that splits its steps; with images or prompts of embeddings, one that brings those."""
+    that runs them; with images or prompts of embeddings, one that brings those."""
     if loaded.placement.num_stages > 1:
         return PipelineRunner(loaded)
     if model.vision is not None:
@@ -168,7 +176,7 @@ def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) ->
         return Runner(loaded)
     shapes = config.shapes
     limits = ProcessorConfig(loaded.vocab_size, shapes.max_rows, shapes.max_model_len)
-    return SplitRunner(loaded, HostProcessors(config.host_processors, limits))
+    return ProcessedRunner(loaded, HostProcessors(config.host_processors, limits))
 
 
 def cross_packer(model: ModelConfig) -> Packer:
@@ -184,7 +192,14 @@ def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) ->
     late = (tier for tier in tiers if not any(other.covers(tier) for other in ready))
     ledger = CompileLedger(on_first_use=tuple(late))
     return [
-        Programs(compiler, tiers, ledger, strict=config.strict, planned=config.programs.all)
+        Programs(
+            compiler,
+            tiers,
+            ledger,
+            strict=config.strict,
+            planned=config.programs.all,
+            largest=config.ladders.largest,
+        )
         for compiler in compilers
     ]
 

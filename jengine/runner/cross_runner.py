@@ -4,12 +4,9 @@ audio before its step, and tells every step which rows of the encoder's array ea
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 
-from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
@@ -41,6 +38,5 @@ class CrossRunner(Runner):
     def _put(self) -> jax.Array:
         return jax.device_put(self._places.copy(), self.loaded.placement.everywhere)
 
-    def _run(self, plan: Plan, packed: PackedStep, program: Any, *, adapters: bool) -> StepOutput:
-        given = CrossInput(packed.buffer, self._encoders.rows, self._on_device)
-        return self.loaded.run(program, given, adapters=adapters)
+    def _input(self, plan: Plan, packed: PackedStep) -> CrossInput:
+        return CrossInput(packed.buffer, self._encoders.rows, self._on_device)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
@@ -56,13 +55,13 @@ class EmbedsRunner(Runner):
             first += length
         return found
 
-    def _run(self, plan: Plan, packed: PackedStep, program: Any, *, adapters: bool) -> StepOutput:
+    def _input(self, plan: Plan, packed: PackedStep) -> Any:
         chunks = self._chunks(plan)
         if not chunks:
-            return super()._run(plan, packed, program, adapters=adapters)
+            return packed.buffer
         tokens = packed.bucket.num_tokens
         rows, mask = np.zeros((tokens, self._hidden), np.float32), np.zeros(tokens, bool)
         for first, given in chunks:
             places = packed.chunk_base + packed.chunk_tokens[first : first + len(given)]
             rows[places], mask[places] = given, True
-        return self.loaded.run(program, EmbedsInput(packed.buffer, rows, mask), adapters=adapters)
+        return EmbedsInput(packed.buffer, rows, mask)

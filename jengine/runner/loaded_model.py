@@ -16,19 +16,21 @@ from jengine.counts import ProgramTotals
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.lora.stacks import AdapterStacks
 from jengine.lora.store import AdapterStore
-from jengine.outputs import StepOutput
 from jengine.plan import NewRow, TokenMasks
 from jengine.runner.programs.admission import RowAdmission
 from jengine.runner.programs.background import BackgroundWarmUp
 from jengine.runner.programs.block_tables import BlockWriter
-from jengine.runner.programs.compiler import Compiled
-from jengine.runner.programs.programs import Programs
+from jengine.runner.programs.late import LatePrograms
+from jengine.runner.programs.programs import Found, Programs
 from jengine.runner.programs.token_masks import MaskWriter
 from jengine.runner.report_types import ProgramCounts
 from jengine.runner.sleep import Asleep, take_weights
 from jengine.runner.step.leaves import LeafOrder, Leaves
+from jengine.runner.step.parts import owned_fields, read_fields, with_fields
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Ladders, StepShapes
+from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
 from jengine.runner.variants.tap_sets import TapSets
 from jengine.sampling.processor_sets import ProcessorSets
 from jengine.sampling.raised import Raised
@@ -74,6 +76,7 @@ class LoadedModel:
         self._blocks = BlockWriter(programs.compiler)
         self._masks = MaskWriter(programs.compiler)
         self.background: BackgroundWarmUp | None = None  # compiles programs while steps run
+        self.late: LatePrograms | None = None  # compiles what warm-up leaves out, while steps run
         self.closing: list[Callable[[], None]] = []  # called once no step runs any more
         self._may_queue = steps_may_queue(self.placement.mesh)
 
@@ -116,23 +119,32 @@ class LoadedModel:
             raise UnsupportedFeature("LoRA adapters: create the engine with enable_lora=True.")
         return self.adapters.store
 
-    def run(self, program: Compiled, packed: Any, *, adapters: bool = False) -> StepOutput:
-        """Queue a step; `adapters`: of a program that takes them. Waits for it only where devices
-        cannot queue steps."""
-        leaves = self.leaves + self.guesser_leaves
-        if adapters and self.adapters is not None:
-            leaves += self.adapters.leaves
-        self.state, output = program(leaves, self.state, packed)
+    def run(self, found: Found, given: Any) -> Any:
+        """Queue a program: its results. Waits for it only where devices cannot queue steps."""
+        program, features = found.program, found.entry.features
+        leaves = self._taken_by(features)
+        if features.part is Part.STEP:
+            self.state, output = program(leaves, self.state, given)
+        else:
+            owned = owned_fields(features)
+            fields, output = program(
+                leaves, self._fields(owned), self._fields(read_fields(features)), given
+            )
+            self.state = with_fields(owned, fields, self.state)
         if not self._may_queue:
-            jax.block_until_ready(self.state.last_token)
+            jax.block_until_ready((output, self.state.last_token))
         return output
 
-    def finish(
-        self, second: Compiled, packed: Any, half: StepOutput, logits: np.ndarray
-    ) -> StepOutput:
-        """Queue the second half of a split step, with logits that the host has changed."""
-        self.state, output = second(self.state, packed, half.logits, half.positions, logits)
-        return output
+    def _taken_by(self, features: Features) -> Leaves:
+        """The leaves that such a program takes."""
+        stacks = self.adapters.leaves if features.adapters and self.adapters is not None else ()
+        leaves = self.leaves + self.guesser_leaves
+        if features.part is Part.STEP:
+            return leaves + stacks
+        return self.programs.compiler.used(leaves, features, stacks)
+
+    def _fields(self, names: tuple[str, ...]) -> tuple[Any, ...]:
+        return tuple(getattr(self.state, name) for name in names)
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
         """Write the sampler's state and the adapters of new rows, after the steps queued before."""
@@ -208,7 +220,8 @@ class LoadedModel:
 
     def close(self) -> None:
         """Stop compiling in the background. Replicas share that thread."""
-        if self.background is not None:
-            self.background.stop()
+        for compiling in (self.background, self.late):
+            if compiling is not None:
+                compiling.stop()
         while self.closing:
             self.closing.pop()()

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from jengine.media_spans import MediaSpan, offset_after, planes_of
-from jengine.outputs import StepOutput
 from jengine.plan import NewRow, Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
@@ -56,9 +55,9 @@ class MediaRunner(Runner):
             given = jax.device_put(self._offsets.copy(), state.offsets.sharding)
             self.loaded.state = state._replace(offsets=given)
 
-    def _run(self, plan: Plan, packed: PackedStep, program: Any, *, adapters: bool) -> StepOutput:
+    def _input(self, plan: Plan, packed: PackedStep) -> Any:
         if not any(row in self._spans for row in plan.entries.rows[plan.num_decodes :].tolist()):
-            return super()._run(plan, packed, program, adapters=adapters)
+            return packed.buffer
         tokens = packed.bucket.num_tokens
         index, planes = np.full(tokens, -1, np.int32), np.full((3, tokens), -1, np.int32)
         ahead = np.zeros(tokens, np.int32)
@@ -70,8 +69,7 @@ class MediaRunner(Runner):
                 index[places], ahead[places] = self._embeddings(spans, start, length)
                 planes[:, places] = planes_of(spans, start + length)[:, start:]
             first += length
-        given = MediaInput(packed.buffer, self._encoders.rows, index, planes, ahead)
-        return self.loaded.run(program, given, adapters=adapters)
+        return MediaInput(packed.buffer, self._encoders.rows, index, planes, ahead)
 
     def _embeddings(
         self, spans: list[MediaSpan], start: int, length: int

@@ -98,7 +98,7 @@ class PipelineRunner:
         features = NOTHING if leaving is None else leaving.features
         smallest = common_bucket(packed, loaded.ladders)
         bucket = loaded.programs.bucket_for(smallest, features)
-        program, entry = loaded.programs.find(bucket, features)
+        found = loaded.programs.find(bucket, features)
         packed = [None if one is None else moved(one, bucket, loaded.shapes) for one in packed]
         self._held = running[:-1]
         if leaving is not None:
@@ -107,8 +107,8 @@ class PipelineRunner:
             loaded.mask(leaving.plan.masks)
         plans = [one.plan for one in running if one is not None]
         with PROFILER.step(plans[0].step if plans else -1, bucket):
-            output = loaded.run(program, self._input(packed, bucket))
-        entry.count(
+            output = loaded.run(found, self._input(packed, bucket))
+        found.entry.count(
             sum(plan.num_tokens for plan in plans) // len(running),
             prompt_tokens=sum(plan.num_prompt_tokens for plan in plans) // len(running),
         )

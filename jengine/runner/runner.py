@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -14,13 +14,15 @@ from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed
-from jengine.runner.plans.packing import PackedStep, bucket_for, pack
+from jengine.runner.plans.packing import PackedStep, bucket_for, pack, score_chunks
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
-from jengine.runner.programs.compiler import Compiled
+from jengine.runner.programs.programs import Found
+from jengine.runner.step.parts import Forwarded
 from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
 
 
 class StepHandle(Protocol):
@@ -62,12 +64,10 @@ class Runner:
 
     def submit(self, plan: Plan) -> PendingStep:
         """Queue the step of this plan. Waits for no step."""
-        loaded, rows, programs = self.loaded, self._rows, self.loaded.programs
+        loaded, rows = self.loaded, self._rows
         rows.apply(plan)
-        features = self._needed(plan)
-        smallest = bucket_for(plan, rows, loaded.ladders)
-        bucket = programs.bucket_for(smallest, features)
-        program, entry = programs.find(bucket, features)
+        chain = loaded.programs.chain(bucket_for(plan, rows, loaded.ladders), self._needed(plan))
+        bucket = chain.bucket
         new_blocks = block_entries(plan.new_blocks)
         with PROFILER.pack():
             packed = pack(plan, rows, bucket, loaded.shapes, new_blocks)
@@ -75,8 +75,9 @@ class Runner:
         loaded.admit(plan.new_rows)
         loaded.mask(plan.masks)
         with PROFILER.step(plan.step, bucket):
-            output = self._run(plan, packed, program, adapters=entry.features.adapters)
-        entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
+            output = self._run(plan, packed, chain.parts)
+        for found in chain.parts.values():
+            found.entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
         return PendingStep(plan, packed, output)
 
     def drain(self) -> None:
@@ -87,11 +88,35 @@ class Runner:
         loaded = self.loaded
         return needed(plan, self._rows, loaded.vocab_size, loaded.taps, loaded.processors)
 
-    def _run(
-        self, plan: Plan, packed: PackedStep, program: Compiled, *, adapters: bool
+    def _run(self, plan: Plan, packed: PackedStep, parts: dict[Part, Found]) -> StepOutput:
+        """Queue the programs of a packed plan."""
+        given = self._input(plan, packed)
+        if Part.STEP in parts:
+            return self.loaded.run(parts[Part.STEP], given)
+        forwarded = self.loaded.run(parts[Part.FORWARD], given)
+        output = self._sampled(plan, packed, parts, forwarded)
+        return output._replace(
+            prompt_logprobs=self._scored(packed, parts.get(Part.SCORE)),
+            captured=forwarded.captured,
+            experts=forwarded.experts,
+        )
+
+    def _input(self, plan: Plan, packed: PackedStep) -> Any:
+        """The packed plan, and what comes beside it."""
+        return packed.buffer
+
+    def _sampled(
+        self, plan: Plan, packed: PackedStep, parts: dict[Part, Found], forwarded: Forwarded
     ) -> StepOutput:
-        """Queue the program of a packed plan; `adapters`: whether it takes any."""
-        return self.loaded.run(program, packed.buffer, adapters=adapters)
+        """Queue what samples a token of each slot."""
+        return self.loaded.run(parts[Part.SAMPLE], forwarded.slots)
+
+    def _scored(self, packed: PackedStep, score: Found | None) -> Any:
+        """Queue what scores the prompt tokens of the forward before, a chunk at a time."""
+        if score is None or not len(packed.chunk_tokens):
+            return None
+        chunks = score_chunks(packed, self.loaded.shapes, score.entry.bucket.num_tokens)
+        return [self.loaded.run(score, chunk) for chunk in chunks]
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans; shapes and dtypes were checked before."""

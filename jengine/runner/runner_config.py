@@ -9,7 +9,7 @@ from jengine.logits_processor import LogitsProcessor
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.variants.buckets import Ladders, StepShapes
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.program_list import ProgramList
+from jengine.runner.variants.program_list import ChainPrograms, ProgramList
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,12 @@ class RunnerConfig:
     adapters: AdapterConfig | None = None  # None: requests have none
 
     @property
-    def programs(self) -> ProgramList:
+    def programs(self) -> ProgramList | ChainPrograms:
         """What is compiled."""
+        if self.shapes.chained:
+            return ChainPrograms(
+                self.ladders, self.tiers, self.shapes.slot_rungs,
+                self.shapes.scored_at_once, self.takes_images,
+                splits=bool(self.host_processors),
+            )  # fmt: skip
         return ProgramList(self.ladders, self.tiers, self.shapes.one_segment, self.takes_images)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import jax
@@ -68,8 +69,8 @@ class Sizing:
 
     def settle(
         self, devices: Sequence[jax.Device]
-    ) -> tuple[CacheConfig, tuple[Compiled, LedgerEntry]]:
-        """The cache size and the largest program for it. `devices`: one per replica."""
+    ) -> tuple[CacheConfig, list[tuple[Compiled, LedgerEntry]]]:
+        """The cache size and the largest programs for it. `devices`: one per replica."""
         demands = self._demands()
         asked = self._asked_for(demands)
         if asked is not None:
@@ -83,7 +84,7 @@ class Sizing:
         planned = planned_blocks(demands, available, self._estimated_scratch(), recorded, enough)
         cache = self._cache(planned)
         first = self._largest(cache)
-        blocks = settled_blocks(demands, planned, first[1].temp_bytes, available, enough)
+        blocks = settled_blocks(demands, planned, scratch_of(first), available, enough)
         if blocks != planned:
             cache = self._cache(blocks)
             first = self._largest(cache)
@@ -157,8 +158,12 @@ class Sizing:
             keeps_records=keeps_records, keeps_tails=copies and not keeps_records,
         )  # fmt: skip
 
-    def _largest(self, cache: CacheConfig) -> tuple[Compiled, LedgerEntry]:
-        return self.compiler(cache).compile(self.config.ladders.largest, self.config.tiers[-1])
+    def _largest(self, cache: CacheConfig) -> list[tuple[Compiled, LedgerEntry]]:
+        wanted = self.config.programs
+        keys = wanted.first if self.config.early_start else wanted.largest
+        compiler = self.compiler(cache)
+        with ThreadPoolExecutor(len(keys), "compile") as pool:
+            return list(pool.map(lambda key: compiler.compile(*key), keys))
 
     def compiler(self, cache: CacheConfig) -> StepCompiler:
         """Compiles steps for a cache of this size."""
@@ -174,6 +179,7 @@ class Sizing:
             replace(self.config.choices, arriving=running.arriving),
             None if guesser is None else guesser.program(len(leaves)),
             splits=bool(self.config.host_processors),
+            width=self.model.hidden_size,
             hidden=self.config.given_embeds,
             encoder=encoder_shape(self.model, self.config.encoder_tokens),
             cross_positions=0 if cross is None else cross.positions,
@@ -215,7 +221,21 @@ class Sizing:
             shapes.most_drafts,
             self.model.rotates_by_planes,
             self.model.hidden_size if pooling is not None and pooling.sums_tokens else 0,
+            self._prompts(),
         )
+
+    def _prompts(self) -> tuple[int, int] | None:
+        """The shape of the hidden states that forwards leave to be scored, in whole chunks."""
+        shapes, sizes = self.config.shapes, self.config.ladders.prefill_tokens
+        if not (shapes.chained and sizes):
+            return None
+        chunk = shapes.scored_at_once
+        return -(-sizes[-1] // chunk) * chunk, self.model.hidden_size
+
+
+def scratch_of(programs: Iterable[tuple[Compiled, LedgerEntry]]) -> int:
+    """The scratch memory of the program that takes most: they run one after the other."""
+    return max(entry.temp_bytes for _, entry in programs)
 
 
 def encoder_shape(model: ModelConfig, tokens: int) -> tuple[int, int] | None:

@@ -26,6 +26,7 @@ from jengine.errors import ConfigError
 from jengine.runner.programs import background
 from jengine.runner.programs.programs import Programs
 from jengine.runner.programs.warm_up import compile_in_turn
+from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.program_list import Key
 from pallas_kernels.choice import cpu_problem
 from tests.api.engines import answers, random_prompts
@@ -108,18 +109,19 @@ def test_the_largest_program_answers_until_the_others_are_there(folder: Path, ga
         expected = [answers(complete.generate(prompts, params)) for params in (PARAMS, SAMPLED)]
     assert gate.began == []
     with early(folder, gate) as llm:
-        assert llm.stats().programs == 1 and llm.stats().programs_to_come == 7
+        assert llm.stats().programs == 2 and llm.stats().programs_to_come == 7
         assert "7 still to be compiled" in str(llm.stats())
         assert str(llm.ledger).count("not compiled yet") == 7
         assert not llm.wait_until_warm(0.01)
         assert [answers(llm.generate(prompts, params)) for params in (PARAMS, SAMPLED)] == expected
-        assert list(sizes(llm)) == ["4+64x6 random"]
+        assert list(sizes(llm)) == ["4+64x6 forward", "6 slots sample random"]
         gate.open()
         assert llm.wait_until_warm()
-        assert llm.stats().programs == 8 and llm.stats().programs_to_come == 0
+        assert llm.stats().programs == 9 and llm.stats().programs_to_come == 0
         assert "not compiled yet" not in str(llm.ledger)
         assert [answers(llm.generate(prompts, params)) for params in (PARAMS, SAMPLED)] == expected
-        assert {"2+0x6 greedy", "4+0x6 random"} <= set(sizes(llm))
+        assert {"2 slots sample greedy", "4 slots sample random"} <= set(sizes(llm))
+        assert {"2+0x6 forward", "4+0x6 forward"} <= set(sizes(llm))
         assert llm.stats().compiles_after_warm_up == 0
     assert len(set(gate.began)) == len(gate.began) == 7
 
@@ -127,12 +129,15 @@ def test_the_largest_program_answers_until_the_others_are_there(folder: Path, ga
 @pytest.mark.slow
 def test_a_program_is_used_as_soon_as_it_is_there(folder: Path, gate: Gate) -> None:
     with early(folder, gate) as llm:
-        gate.permits.release()
-        while llm.stats().programs < 2:
+        # What samples comes first, and then the smallest decode step.
+        gate.permits.release(5)
+        while llm.stats().programs < 7:
             threading.Event().wait(0.005)
         llm.generate(random_prompts(9), PARAMS)
-        # The first that is made: the smallest decode step, in the variant that covers both.
-        assert sizes(llm) == {"4+64x6 random": 1, "2+0x6 random": 4}
+        assert sizes(llm) == {
+            "4+64x6 forward": 1, "6 slots sample random": 1,
+            "2+0x6 forward": 4, "2 slots sample greedy": 4,
+        }  # fmt: skip
 
 
 def test_what_steps_ask_for_most_is_compiled_next(folder: Path, gate: Gate) -> None:
@@ -148,17 +153,20 @@ def test_what_steps_ask_for_most_is_compiled_next(folder: Path, gate: Gate) -> N
         with pytest.raises(RuntimeError, match="the order is enough"):
             llm.wait_until_warm()
     made = [f"{bucket} {features}" for bucket, features in gate.began]
-    # The first was begun before the request came; the long prompt ran once, each answer four times.
-    assert made[:3] == ["2+0x6 random", "2+0x6 greedy", "4+64x6 greedy"]
-    # Then in the order given: every size in the variant for all, and the cheaper variant.
-    assert made[3:6] == ["4+0x6 random", "4+32x6 random", "4+0x6 greedy"] and len(made) == 7
+    # The first was begun before the request came, whose answer ran one token at a time.
+    assert made[:2] == ["2 slots sample greedy", "2+0x6 forward"]
+    # Then in the order given: what samples, and the other sizes.
+    assert made[2:5] == [
+        "2 slots sample random", "4 slots sample greedy", "4 slots sample random",
+    ]  # fmt: skip
+    assert made[5:] == ["4+0x6 forward", "4+32x6 forward"]
 
 
 def test_requests_are_answered_without_a_program_that_does_not_compile(
     folder: Path, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(key: Key) -> None:
-        if not key[0].prefill_tokens:
+        if isinstance(key[0], Bucket) and not key[0].prefill_tokens:
             raise RuntimeError("the compiler is ill")
 
     caplog.set_level(logging.ERROR, logger="jengine")
@@ -168,7 +176,7 @@ def test_requests_are_answered_without_a_program_that_does_not_compile(
         with pytest.raises(RuntimeError, match="the compiler is ill"):
             llm.wait_until_warm()
         assert llm.generate(random_prompts(9), PARAMS)[0].finished
-        assert sizes(llm) == {"4+32x6 greedy": 5}
+        assert sizes(llm) == {"4+32x6 forward": 5, "6 slots sample greedy": 5}
         assert llm.stats().programs_to_come == 2 and llm.stats().compiles_after_warm_up == 0
     told = [record for record in caplog.records if "while serving failed" in record.getMessage()]
     assert len(told) == 2 and all(record.exc_info for record in told)

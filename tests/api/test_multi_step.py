@@ -16,6 +16,7 @@ from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
+from jengine.runner.variants.buckets import Bucket
 from tests.api.engines import (
     answers,
     is_idle,
@@ -51,7 +52,9 @@ def llm(request: pytest.FixtureRequest) -> Iterator[jengine.LLM]:
 
 def burst_calls(llm: jengine.LLM) -> int:
     return sum(
-        entry.hits for (bucket, _), entry in llm.ledger.entries.items() if bucket.is_multi_step
+        entry.hits
+        for entry in llm.ledger.entries.values()
+        if isinstance(entry.bucket, Bucket) and entry.bucket.is_multi_step
     )
 
 

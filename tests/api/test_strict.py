@@ -15,6 +15,7 @@ import pytest
 import jengine
 from jengine import RequestOutputKind, SamplingParams
 from jengine.errors import UnexpectedCompile
+from jengine.runner.variants.parts import Part
 from tests.api.engines import VOCAB, is_idle, random_prompts
 from tests.models.tiny_models import write_tiny_native
 
@@ -97,7 +98,7 @@ def test_nothing_compiles_after_warm_up(folder: Path) -> None:
     compilation = {**LADDERS, "variants": ["greedy", "scored"]}
     llm = jengine.LLM(folder, strict=True, compilation_config=compilation, **SETTINGS)
     programs = len(llm.ledger.entries)
-    assert programs == 4
+    assert programs == 2 + 2 * 2 + 1, "forwards, two ways to sample for each, and scores"
     with counted_compiles() as seen:
         finished = serve(llm, 500, random.Random(0))
     assert finished > 300
@@ -107,9 +108,10 @@ def test_nothing_compiles_after_warm_up(folder: Path) -> None:
     assert ledger.compiles_after_warm_up == 0
     assert len(ledger.entries) == programs
     steps = llm.engine.in_process.core.scheduler._flights.next_step
-    assert sum(entry.hits for entry in ledger.entries.values()) == steps
+    forwards = [one for one in ledger.entries.values() if one.features.part is Part.FORWARD]
+    assert sum(entry.hits for entry in forwards) == steps
     assert all(entry.hits > 0 for entry in ledger.entries.values())
-    for entry in ledger.entries.values():
+    for entry in forwards:
         assert 0 < entry.useful_tokens <= entry.hits * entry.bucket.num_tokens
         assert 0 <= entry.padded_share < 1
     text = str(ledger)
@@ -149,7 +151,7 @@ def test_a_missing_variant_ends_what_ran_beside_it(greedy_only: jengine.LLM) -> 
     assert greedy(greedy_only) == before
 
 
-def test_without_strict_a_late_compile_is_one_warning(
+def test_without_strict_a_request_waits_for_its_programs_alone(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # First of all: other tests may have left this logger more talkative.
@@ -157,29 +159,32 @@ def test_without_strict_a_late_compile_is_one_warning(
     compilation = {**LADDERS, "variants": ["greedy"]}
     llm = jengine.LLM(folder, compilation_config=compilation, **SETTINGS)
     params = SamplingParams(seed=1, max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY)
+    programs = len(llm.ledger.entries)
     for _ in range(2):
         assert llm.generate(random_prompts(9), params)[0].finished
-    assert llm.ledger.compiles_after_warm_up == 1
-    assert llm.stats().compiles_after_warm_up == 1
-    [told] = [record.getMessage() for record in caplog.records]
-    assert told.startswith("a step waits for its program, ") and "['variants']" in told
-    assert "4+64x6 with features random, which is compiled now" in told
+    # The request waited, and no step: for what samples at each size, in the most capable variant.
+    assert llm.ledger.compiles_after_warm_up == llm.stats().compiles_after_warm_up == 0
+    late = [one for one in llm.ledger.entries.values() if one.beside_steps]
+    assert len(late) == len(llm.ledger.entries) - programs == 2
+    assert {one.features.part for one in late} == {Part.SAMPLE}
+    assert llm.ledger.totals.late == {"sample": 2} and not llm.ledger.totals.awaited_seconds
+    assert not caplog.records
     assert llm.stats().on_first_use[0] == "random"
     assert "compiled on first use: random, random+adjust" in str(llm.stats())
     # The variant of warm-up also runs what a cheaper one would.
     compilation = {**LADDERS, "variants": ["sampled"]}
     sampled = jengine.LLM(folder, compilation_config=compilation, **SETTINGS)
     assert sampled.stats().on_first_use[0] == "random+adjust"
-    assert str(llm.ledger).count("compiled late") == 1
+    assert str(llm.ledger).count("compiled beside steps") == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variants", "programs"),
     [
-        (["scored"], 2),
-        (["full", "scored"], 3),  # one decode step for both
-        (["full"], 2),
+        (["scored"], 5),  # two forwards, what samples behind them, and what scores
+        (["full", "scored"], 5),  # which sample by the same programs
+        (["full"], 4),
     ],
 )
 def test_every_choice_of_variants_warms_up_all_it_needs(

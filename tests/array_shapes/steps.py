@@ -31,18 +31,20 @@ from jengine.models.guess_heads.mtp import Mtp
 from jengine.models.reading.pooling import PoolingFacts, read_pooling
 from jengine.runner.build import cross_packer
 from jengine.runner.programs.encoders import encoding
-from jengine.runner.step import second_half as halves
 from jengine.runner.step.across import CrossInput
 from jengine.runner.step.attention_backend import cache_dtype
 from jengine.runner.step.guessers import METHODS, ParallelDraftModel
 from jengine.runner.step.multi_step import multi_step
+from jengine.runner.step.parts import BODIES, ChosenInput
 from jengine.runner.step.patches import pack_patches
 from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program
+from jengine.runner.step.score_input import ScoreInput
 from jengine.runner.step.state import StepState, empty_state
-from jengine.runner.step.step import MediaInput, step, step_across, step_with_embeds
+from jengine.runner.step.step import MediaInput, step
 from jengine.runner.step.step_input import packed_size
-from jengine.runner.variants.buckets import Bucket, ChosenExperts, StepShapes
+from jengine.runner.variants.buckets import NO_TOKENS, Bucket, ChosenExperts, StepShapes
 from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.media.tiny_bart import CONFIG as BART
@@ -157,7 +159,7 @@ def guesser_of(method: str | None, config: ModelConfig) -> Any:
 
 def trace_step(
     config: ModelConfig, bucket: Bucket, features: Features, *, stored: str | None = None,
-    method: str | None = None, is_split: bool = False,
+    method: str | None = None,
     slots: int = 0,
 ) -> None:  # fmt: skip
     """Trace a step through the paged cache, which may guess, with a model of its own or heads. A
@@ -186,20 +188,48 @@ def trace_step(
     state = abstract_state(config, groups, held, guesses=GUESSES if program_of_guesser else 0)
     program = Program(
         bucket, replace(features, drafts=runs_drafts), shapes, rebuild,
-        Placement(one_device_mesh()), guesser=program_of_guesser, is_split=is_split,
+        Placement(one_device_mesh()), guesser=program_of_guesser,
         adapters=adapters_of(config, slots) if slots else None,
     )  # fmt: skip
     leaves += program.adapters.leaves if program.adapters else ()
     packed: Any = jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)
     run = multi_step if bucket.is_multi_step else step
     if config.vision is not None:
-        run, packed = step_with_embeds, with_images(config, bucket, packed)
+        packed = with_images(config, bucket, packed)
     if config.cross_encoder is not None:
-        run, packed = step_across, across(config, config.cross_encoder.positions, packed)
-    state, half = jax.eval_shape(partial(run, program=program), leaves, state, packed)
-    if is_split:
-        given = (packed, half.logits, half.positions, half.logits)
-        jax.eval_shape(partial(halves.second_half, program=program), state, *given)
+        packed = across(config, config.cross_encoder.positions, packed)
+    jax.eval_shape(partial(run, program=program), leaves, state, packed)
+
+
+def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None:
+    """Trace a step that is a chain of programs, with and without processors of the host."""
+    groups = cache_groups(config.layer_specs)
+    shapes = StepShapes(
+        groups, BLOCK, 8, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, attention="xla",
+        most_drafts=2, draft_window=4,
+    )  # fmt: skip
+    leaves, rebuild = abstract_model(config)
+    state = abstract_state(config, groups, cache_dtype("bfloat16", "xla", None), guesses=0)
+    rows = (bucket.prefill_tokens, config.hidden_size)
+    state = state._replace(prompts=jax.ShapeDtypeStruct(rows, jnp.float32))
+
+    def run(part: Part, given: Any) -> Any:
+        nonlocal state
+        program = Program(
+            bucket if part is Part.FORWARD else NO_TOKENS, features.of(part), shapes, rebuild,
+            Placement(one_device_mesh()), head_leaves=tuple(range(len(leaves))),
+            num_leaves=len(leaves),
+        )  # fmt: skip
+        body = partial(BODIES[part], program=program)
+        state, found = jax.eval_shape(body, leaves, state, given)
+        return found
+
+    slots = run(Part.FORWARD, jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)).slots
+    run(Part.SAMPLE, slots)
+    logits = run(Part.LOGITS, slots)
+    run(Part.CHOOSE, ChosenInput(slots, logits, logits))
+    number, targets = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8,)))
+    run(Part.SCORE, ScoreInput(number, targets, None))
 
 
 def abstract_state(

@@ -12,7 +12,7 @@ import pytest
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, DeviceDefaults
 from jengine.assembly.sizes.schedule_sizes import schedule_config
-from jengine.assembly.sizes.step_sizes import runner_config
+from jengine.assembly.sizes.step_sizes import is_chained, runner_config
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
@@ -22,14 +22,16 @@ from jengine.runner.programs.compiler_options import CompilerChoices, capability
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.programs.programs import Programs
 from jengine.runner.runner_config import RunnerConfig
-from jengine.runner.variants.buckets import Bucket, Ladders
+from jengine.runner.variants.buckets import Bucket, Ladders, Slots
 from jengine.runner.variants.features import Features, variants
-from jengine.runner.variants.program_list import Key, ProgramList
+from jengine.runner.variants.parts import Part
+from jengine.runner.variants.program_list import ChainPrograms, Key, ProgramList
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.admission import row_bytes
 
 LARGE = model_config(PUBLISHED["llama-8b"])
 KNOWN = variants(20, "raw_logprobs")
+OWN_IDS = replace(KNOWN["full"], sampling=replace(KNOWN["full"].sampling, own_ids=True))
 LADDERS = Ladders((8, 32, 128, 256), (256, 512, 1024, 2048, 4096, 8192), (4,))
 
 
@@ -41,37 +43,57 @@ def defaults(device: str, *, penalises: bool = False, **settings: Any) -> Runner
 
 
 @pytest.mark.parametrize(
-    ("device", "settings", "programs"),
+    ("device", "settings", "forwards", "heads"),
     [
-        ("gpu", {}, 31),
-        ("gpu", {"penalises": True}, 27),
-        ("gpu", {"max_num_seqs": 1024}, 43),
-        ("gpu", {"max_num_seqs": 4}, 15),
-        ("gpu", {"strict": True}, 52),
-        ("cpu", {}, 14),
-        ("cpu", {"penalises": True}, 7),
+        ("gpu", {}, 21, 16),
+        ("gpu", {"penalises": True}, 21, 11),
+        ("gpu", {"max_num_seqs": 1024}, 31, 19),
+        ("gpu", {"max_num_seqs": 4}, 7, 7),
+        ("gpu", {"strict": True}, 21, 20),
+        ("cpu", {}, 7, 12),
+        ("cpu", {"penalises": True}, 7, 7),
     ],
 )
 def test_an_engine_compiles_few_programs(
-    device: str, settings: dict[str, Any], programs: int
+    device: str, settings: dict[str, Any], forwards: int, heads: int
 ) -> None:
     wanted = defaults(device, **settings).programs
-    assert len(set(wanted.all)) == len(wanted.all) == programs
-    assert {*wanted.first, *wanted.later} == set(wanted.all)
-    assert len(wanted.later) == programs - 1
+    parts = [tier.part for _, tier in wanted.all]
+    assert (parts.count(Part.FORWARD), len(parts)) == (forwards, forwards + heads)
+    assert len(set(wanted.all)) == len(wanted.all)
+    for first in (wanted.first, wanted.largest):
+        assert {*first, *wanted.later} == set(wanted.all) or first == wanted.largest
+        assert [tier.part for _, tier in first] == [Part.FORWARD, Part.SAMPLE]
+    assert isinstance(wanted.later[0][0], Slots)
 
 
-@pytest.mark.parametrize(("device", "rows", "more"), [("cpu", 8, 4), ("gpu", 256, 4)])
+@pytest.mark.parametrize(("device", "rows", "more"), [("cpu", 8, 2), ("gpu", 256, 4)])
 def test_drafts_add_few_programs(device: str, rows: int, more: int) -> None:
     """Decodes without drafts have programs of their own, prompts have not."""
     ngram = {"method": "ngram", "num_speculative_tokens": 3}
     programs = defaults(device, speculative_config=ngram).programs
-    plain = [(bucket, tier) for bucket, tier in programs.all if not tier.drafts]
+    assert isinstance(programs, ChainPrograms)
+    plain = [bucket for bucket, tier in programs.forwards if not tier.drafts]
     assert len(plain) == more
-    assert {bucket.prefill_tokens for bucket, _ in plain} == {0}
-    assert max(bucket.decode_rows for bucket, _ in plain) == rows
+    assert {bucket.prefill_tokens for bucket in plain} == {0}
+    assert max(bucket.decode_rows for bucket in plain) == rows
     assert programs.first[0][1].drafts
-    assert {*programs.first, *programs.later} == set(programs.all)
+
+
+@pytest.mark.parametrize(
+    ("settings", "chained"),
+    [
+        ({}, True),
+        ({"deterministic": True, "attention_backend": "xla"}, False),
+        ({"joint_replicas": True}, False),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, True),
+    ],
+)
+def test_most_engines_run_chains(settings: dict[str, Any], chained: bool) -> None:
+    args, usual = EngineArgs("any", **settings), DEVICE_DEFAULTS["cpu"]
+    schedule = schedule_config(args, LARGE, usual)
+    assert is_chained(args, LARGE, schedule, stages=1) == chained
+    assert not is_chained(args, LARGE, schedule, stages=2)
 
 
 def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
@@ -172,6 +194,13 @@ def programs_of(wanted: ProgramList) -> Programs:
     )
 
 
+def chains_of(config: RunnerConfig) -> Programs:
+    """Programs of an engine whose steps are chains; none is compiled, and none can be."""
+    compiler: Any = SimpleNamespace(shapes=config.shapes, splits=False)
+    tiers, wanted = list(config.tiers), config.programs.all
+    return Programs(compiler, tiers, CompileLedger(), strict=False, planned=wanted)
+
+
 def keep(programs: Programs, *keys: Key) -> None:
     for bucket, features in keys:
         programs.keep("compiled", LedgerEntry(bucket, features, 0.0, 0, 0))
@@ -216,32 +245,43 @@ def test_prompts_with_images_find_planned_programs() -> None:
         programs.find(mixed, replace(KNOWN["scored"], embeds=True))
 
 
-def test_every_step_finds_a_planned_program() -> None:
-    wanted = defaults("gpu").programs
-    programs = programs_of(wanted)
-    for bucket in wanted.ladders.buckets():
-        for needed in KNOWN.values():
-            if needed.prompt_logprobs is not None and not bucket.prefill_tokens:
-                continue  # a step without prompts scores none
-            found = programs.bucket_for(bucket, needed)
-            assert found.covers(bucket)
-            able = [tier for where, tier in wanted.all if where == found and tier.covers(needed)]
-            assert able
+@pytest.mark.parametrize("settings", [{}, {"strict": True}, {"penalises": True}])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_every_step_finds_planned_programs(device: str, settings: dict[str, Any]) -> None:
+    config = defaults(device, **settings)
+    programs = chains_of(config)
+    keep(programs, *config.programs.all)
+    for bucket in config.ladders.buckets():
+        for needed in [*KNOWN.values(), OWN_IDS]:
+            chain = programs.chain(bucket, needed)
+            assert chain.bucket == bucket
+            for part, found in chain.parts.items():
+                assert found.entry.features.covers(needed.of(part))
+    assert len(programs.ledger.entries) == len(config.programs.all), "nothing was compiled"
 
 
-def test_the_smallest_that_is_compiled_stands_in_for_one_that_is_to_come() -> None:
-    wanted = defaults("gpu").programs
-    programs = programs_of(wanted)
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_smallest_that_is_compiled_stands_in_for_one_that_is_to_come(device: str) -> None:
+    """At every moment of warm-up each step that finds its heads anywhere runs at once."""
+    config = defaults(device)
+    wanted, programs = config.programs, chains_of(config)
     keep(programs, *wanted.first)
     programs.expect_later(wanted.later)
-    decode, largest = wanted.ladders.decode_rows, wanted.ladders.largest
+    decode, largest = config.ladders.decode_rows, config.ladders.largest
     small = Bucket(decode[0], 0, largest.pages)
-    assert programs.bucket_for(small, KNOWN["greedy"]) == largest
-    keep(programs, (Bucket(decode[1], 0, largest.pages), KNOWN["adjusted"]))
-    assert programs.bucket_for(small, KNOWN["greedy"]).decode_rows == decode[1]
-    assert programs.ledger.asked_for((small, KNOWN["sampled"])) == 2
-    keep(programs, (small, KNOWN["sampled"]))
-    assert programs.bucket_for(small, KNOWN["greedy"]) == small
+    assert programs.chain(small, KNOWN["sampled"]).bucket == largest
+    forward = KNOWN["greedy"].of(Part.FORWARD)
+    assert programs.ledger.asked_for((small, forward)) == 1
+    ready = set[str]()
+    for key in wanted.later:
+        keep(programs, key)
+        if key in wanted.largest:
+            ready |= {"adjusted", "full"}
+        for name in ("greedy", "sampled", *ready):
+            chain = programs.chain(small, KNOWN[name])
+            assert set(chain.parts) == {Part.FORWARD, Part.SAMPLE}
+    assert programs.chain(small, KNOWN["full"]).bucket == small
+    assert len(programs.ledger.entries) == len(wanted.all), "nothing was compiled"
 
 
 def test_the_samplers_state_is_a_pool_of_limited_size() -> None:

@@ -20,6 +20,9 @@ from jengine.errors import ConfigError, nearest_name
 from jengine.runner.variants.buckets import FEWEST_DECODE_ROWS, Ladders, StepShapes
 from jengine.runner.variants.features import Features, pooling_variants, variants, with_drafts
 
+# The variants that can do more than sample from the model's own logits.
+CAPABLE = ("adjusted", "full", "scored")
+
 
 class StepPrograms(NamedTuple):
     """The sizes of steps, and the variants of each."""
@@ -43,7 +46,10 @@ def step_programs(
     """The programs of steps. `adapted`: requests may have LoRA adapters. `penalises`: requests
     have penalties unless they say otherwise."""
     most = config.vocab_size if args.max_logprobs < 0 else min(args.max_logprobs, config.vocab_size)
-    known = variants(most, args.logprobs_mode, adapters=adapted, drafts=schedule.most_drafts > 0)
+    known = variants(
+        most, args.logprobs_mode, adapters=adapted, drafts=schedule.most_drafts > 0,
+        own_ids=shapes.chained,
+    )  # fmt: skip
     if schedule.one_segment:
         return one_program(schedule, shapes, known, compilation)
     ladders = ladders_for(schedule, shapes, compilation, defaults.first_rungs)
@@ -51,6 +57,8 @@ def step_programs(
     if config.pooling is not None:
         ladders = pooling_ladders(ladders)
     usual = tuple(known) if args.strict else usual_variants(defaults.variants, penalises)
+    if shapes.chained:  # sampling compiles no model, so every request finds its programs
+        usual = tuple(dict.fromkeys((*usual, *CAPABLE)))
     wanted = with_drafted(known, tuple(compilation.get("variants", usual)))
     if config.pooling is not None:
         known = pooling_variants(by_token=config.pooling.task in TOKEN_TASKS)
@@ -77,7 +85,7 @@ def usual_variants(variants: tuple[str, ...], penalises: bool) -> tuple[str, ...
     some models say, the adjusted variant is the common one."""
     if not penalises:
         return variants
-    return ("adjusted", *(name for name in variants if name in ("full", "scored")))
+    return tuple(dict.fromkeys(("adjusted", *(one for one in variants if one in CAPABLE))))
 
 
 def with_drafted(known: dict[str, Features], wanted: Sequence[str]) -> tuple[str, ...]:

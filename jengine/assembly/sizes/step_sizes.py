@@ -31,7 +31,7 @@ from jengine.quantization.backends import matmul_backend
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.attention_backend import attention_backend, cache_dtype
-from jengine.runner.variants.buckets import Ladders, StepShapes
+from jengine.runner.variants.buckets import Ladders, StepShapes, slot_rungs
 
 
 def runner_config(
@@ -60,6 +60,8 @@ def runner_config(
         args, config, schedule, shapes, compilation, defaults,
         adapted=adapters is not None, penalises=penalises,
     )  # fmt: skip
+    if shapes.chained:
+        shapes = replace(shapes, slot_rungs=slot_rungs(programs.ladders, shapes))
     return RunnerConfig(
         shapes=shapes,
         ladders=programs.ladders,
@@ -196,7 +198,27 @@ def step_shapes(
         adapter_slots=schedule.max_loras,
         uncached=cache_dtype(config.dtype, attention).name,
         experts=chosen_experts(args, config, schedule, stages),
+        chained=is_chained(args, config, schedule, stages),
         most_ahead=0 if config.vision is None else config.vision.most_ahead,
+    )
+
+
+def is_chained(
+    args: EngineArgs, config: ModelConfig, schedule: ScheduleConfig, stages: int
+) -> bool:
+    """Whether steps are chains of programs. They are one where what is behind the model has to run
+    with it: in stages, for replicas that run together, in the one shape of deterministic mode, for
+    vectors of prompts, and where the device guesses or drops drafts."""
+    speculative = schedule.speculative
+    guesses = speculative is not None and speculative.on_device
+    settles = schedule.most_drafts > 0 and config.has_recurrent
+    return not (
+        stages > 1
+        or args.joint_replicas
+        or schedule.one_segment
+        or config.pooling is not None
+        or guesses
+        or settles
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from jengine.plan import NO_GUESSER, POOLED_AS, Plan
-from jengine.runner.plans.rows import Rows
+from jengine.request import WireRequest
+from jengine.runner.plans.rows import Rows, wanted_columns
 from jengine.runner.variants.buckets import StepShapes
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.tap_sets import TapSets
@@ -39,6 +40,30 @@ def needed(
         adapters=bool(settings["adapter"][owners].any()),
         drafts=runs_drafts(plan, rows.shapes),
         pooling=POOLED_AS[int(settings["pools"][owners].max(initial=0))],
+    )
+
+
+def needed_by(
+    wire: WireRequest, vocab_size: int, taps: TapSets, processors: ProcessorSets
+) -> Features:
+    """The features of the steps of one request."""
+    sampling = wire.sampling
+
+    def wanted(count: int | None) -> int | None:
+        return most_wanted(np.array([wanted_columns(count)]), vocab_size)
+
+    return Features(
+        SamplingFeatures(
+            random=sampling.temperature > 0,
+            adjust=sampling.has_sampler_state,
+            logprobs=wanted(0 if sampling.logprob_ids else sampling.logprobs),
+            own_ids=bool(sampling.logprob_ids),
+            processors=processors.of(np.array([sampling.processors])),
+        ),
+        prompt_logprobs=wanted(sampling.prompt_logprobs),
+        taps=taps.of(np.array([wire.taps])),
+        adapters=bool(wire.adapter),
+        embeds=bool(wire.media) or wire.embeds is not None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from jengine.plan import Plan
 from jengine.runner.plans.rows import Rows
 from jengine.runner.step.draft_input import DraftInput
+from jengine.runner.step.score_input import ScoreInput
 from jengine.runner.step.step_input import StepInput
 from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
 from jengine.sampling.inputs import fill_sampling
@@ -110,6 +112,26 @@ def pack(
         inputs.multi_step.endings[slots] = rows.settings["endings"][owners]
     chunk_base = 0 if shapes.one_segment else bucket.decode_rows
     return PackedStep(buffer, bucket, slots, chunk_tokens, chunk_base, widths)
+
+
+def score_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator[ScoreInput]:
+    """The prefill tokens of a packed plan, so many at a time; padding behind them is left out."""
+    inputs = StepInput.over(packed.buffer, packed.bucket, shapes)
+    tokens = int(packed.chunk_tokens.max(initial=-1)) + 1
+    targets = inputs.heads.targets
+    adapters = None
+    if shapes.adapter_slots:
+        tiles = inputs.adapters.slots[packed.bucket.decode_rows :]
+        adapters = np.repeat(tiles, shapes.prefill_tile)
+    for first in range(0, tokens, size):
+        chunk = slice(first, first + size)
+        own = None if adapters is None else padded(adapters[chunk], size)
+        yield ScoreInput(np.int32(first), padded(targets[chunk], size), own)
+
+
+def padded(numbers: np.ndarray, size: int) -> np.ndarray:
+    """These and as many zeros as are missing."""
+    return np.pad(numbers, (0, size - len(numbers)))
 
 
 def slot_widths(plan: Plan) -> np.ndarray | None:

@@ -39,7 +39,9 @@ class PendingStep:
     def result(self) -> StepOutput:
         """Wait for the step and read its results."""
         output, packed = self.output, self.packed
-        prompt_logprobs = scores_of(output.prompt_logprobs, lambda x: x[packed.chunk_tokens])
+        prompt_logprobs = scores_of(
+            joined(output.prompt_logprobs), lambda x: x[packed.chunk_tokens]
+        )
         captured, experts = {}, None
         if output.captured or output.experts is not None:
             decodes = np.arange(self.plan.num_decode_rows)
@@ -81,6 +83,13 @@ class PendingStep:
 def pooled_of(rows: Any, places: np.ndarray) -> np.ndarray | None:
     """The rows of a pooling model at these places, on the host."""
     return None if rows is None else np.asarray(rows)[places]
+
+
+def joined(scores: Any) -> StepLogprobs | None:
+    """Log-probabilities of prompt tokens, which one program returns whole, or several in chunks."""
+    if not isinstance(scores, list):
+        return scores
+    return StepLogprobs(*(np.concatenate(parts) for parts in zip(*scores, strict=True)))
 
 
 def scores_of(

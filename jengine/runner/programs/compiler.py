@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from jengine.outputs import StepOutput
 from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
@@ -19,20 +18,31 @@ from jengine.runner.step.across import CrossInput
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.multi_step import multi_step
+from jengine.runner.step.parts import (
+    BODIES,
+    READS_HEAD,
+    ChosenInput,
+    SlotInput,
+    on_fields,
+    owned_fields,
+    read_fields,
+)
 from jengine.runner.step.pipeline_step import PACKED_AXES, pipeline_step
 from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program, Stages
-from jengine.runner.step.second_half import Halves, second_half
+from jengine.runner.step.score_input import ScoreInput
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step import (
-    EmbedsInput,
-    MediaInput,
-    step,
-    step_across,
-    step_with_embeds,
+from jengine.runner.step.step import EmbedsInput, MediaInput, step
+from jengine.runner.step.step_input import packed_size, section_size
+from jengine.runner.variants.buckets import (
+    FEWEST_DECODE_ROWS,
+    NO_TOKENS,
+    Bucket,
+    Slots,
+    StepShapes,
 )
-from jengine.runner.step.step_input import packed_size
-from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
+from jengine.sampling.acceptance import Drafted
 from sharding.jax_settings import engine_context
 from sharding.placement import Placement
 
@@ -52,7 +62,9 @@ class StepCompiler:
     choices: CompilerChoices = field(default_factory=CompilerChoices)
     guesser: GuesserProgram | None = None  # None: steps make no guesses
     hidden: int = 0  # width of embeddings that are given
-    splits: bool = False  # whether steps are split, for logits processors of the host
+    width: int = 0  # of hidden states
+    # Whether the host changes logits before a token is sampled from them.
+    splits: bool = False
     adapters: AdapterProgram | None = None  # None: rows have none
     encoder: tuple[int, int] | None = None  # shape of the encoder's array; None: there is none
     # Positions that a row may read of it by cross attention; 0: its rows are embeddings.
@@ -62,55 +74,90 @@ class StepCompiler:
     joined: JoinedReplicas | None = None
 
     @engine_context()
-    def compile(self, bucket: Bucket, features: Features) -> tuple[Compiled, LedgerEntry]:
+    def compile(self, size: Bucket | Slots, features: Features) -> tuple[Compiled, LedgerEntry]:
         """The executable and what it cost."""
         began = time.perf_counter()
         device = self.placement.mesh.devices.flat[0]
-        options = self.choices.options(device, bucket.num_tokens)
-        lowered = self.lower(bucket, features)
-        compiled = first = lowered.compile(compiler_options=options)
-        if self.splits:
-            second = self.lower_second(bucket, features, lowered.out_info[1])
-            compiled = Halves(first, second.compile(compiler_options=options))
+        options = self.choices.options(device, size.num_tokens)
+        compiled = self.lower(size, features).compile(compiler_options=options)
         give_back_freed_memory()
-        memory = first.memory_analysis()
+        memory = compiled.memory_analysis()
         return compiled, LedgerEntry(
-            bucket,
+            size,
             features,
             seconds=time.perf_counter() - began,
             temp_bytes=memory.temp_size_in_bytes if memory else 0,
             code_bytes=memory.generated_code_size_in_bytes if memory else 0,
         )
 
-    def lower(self, bucket: Bucket, features: Features) -> jax.stages.Lowered:
+    def lower(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
         """The lowered program. Its text names no devices, so it is equal for all replicas."""
-        body = partial(self._body(bucket, features), program=self._program(bucket, features))
+        if features.part is not Part.STEP:
+            return self._lowered_part(size, features)
+        assert isinstance(size, Bucket), "a step runs tokens"
+        body = partial(self._body(size), program=self._program(size, features))
         leaves, state = self.leaves, self.state
         if self.joined is not None:
             body = self.joined.mapped(body, leaves)
             state = jax.tree.map(self.joined.shape, state)
         jitted = jax.jit(body, donate_argnums=1, out_shardings=self._kept)
-        if features.adapters and self.adapters is not None:
-            leaves += self.adapters.leaves
-        return jitted.lower(leaves, state, self._input(bucket, features))
+        leaves += self.adapter_leaves(features)
+        return jitted.lower(leaves, state, self._input(size, features))
 
-    def lower_second(
-        self, bucket: Bucket, features: Features, half: StepOutput
-    ) -> jax.stages.Lowered:
-        """The lowered second half of a step whose first one has results of these shapes."""
-        body = partial(second_half, program=self._program(bucket, features))
-        jitted = jax.jit(body, donate_argnums=0, out_shardings=self._kept)
-        logits, positions = (
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.placement.everywhere)
-            for x in (half.logits, half.positions)
+    def _lowered_part(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
+        """A program of a chain (`step.parts`)."""
+        owned, read = (
+            tuple(getattr(self.state, name) for name in names)
+            for names in (owned_fields(features), read_fields(features))
         )
-        return jitted.lower(self.state, self._packed(bucket), logits, positions, logits)
+        body = on_fields(self._program(size, features), BODIES[features.part])
+        kept = jax.tree.map(lambda x: x.sharding, owned)
+        jitted = jax.jit(body, donate_argnums=1, out_shardings=(kept, self.placement.everywhere))
+        if isinstance(size, Bucket):
+            given = self._input(size, features)
+        else:
+            shape = partial(self._everywhere, dtype=np.int32)
+            given = GIVEN[features.part](self, size.count, shape)
+        return jitted.lower(self.used(self.leaves, features), owned, read, given)
 
-    def _program(self, bucket: Bucket, features: Features) -> Program:
+    def used(self, leaves: Leaves, features: Features, adapters: Leaves | None = None) -> Leaves:
+        """The leaves that such a program takes; `adapters`: those of adapters, None for their
+        shapes."""
+        part = features.part
+        own = self.adapter_leaves(features) if adapters is None else adapters
+        if part in READS_HEAD:
+            of_head = own[self.adapters.of_head] if own and self.adapters is not None else ()
+            return (*(leaves[place] for place in self.head_leaves), *of_head)
+        return () if part is Part.CHOOSE else leaves + own
+
+    def adapter_leaves(self, features: Features) -> Leaves:
+        """The shapes of adapters' arrays, where a program takes them."""
+        return self.adapters.leaves if features.adapters and self.adapters is not None else ()
+
+    @cached_property
+    def head_leaves(self) -> tuple[int, ...]:
+        """Indices of the leaves that the output head reads."""
+        rows = jax.ShapeDtypeStruct((FEWEST_DECODE_ROWS, self.width), np.float32)
+        traced = jax.make_jaxpr(lambda leaves, rows: self.rebuild(leaves).logits(rows))(
+            self.leaves, rows
+        ).jaxpr
+        read = {id(one) for equation in traced.eqns for one in equation.invars}
+        return tuple(
+            place for place, one in enumerate(traced.invars[: len(self.leaves)]) if id(one) in read
+        )
+
+    def _program(self, size: Bucket | Slots, features: Features) -> Program:
+        of_head = self.head_leaves if features.part in READS_HEAD else ()
+        bucket = size if isinstance(size, Bucket) else NO_TOKENS
         return Program(
             bucket, features, self.shapes, self.rebuild, self._running, self.stages, self.guesser,
-            self.splits, self.adapters if features.adapters else None,
+            self.adapters if features.adapters else None, of_head, len(self.leaves),
         )  # fmt: skip
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a row."""
+        return self.state.rows.marks.shape[1]
 
     @property
     def _running(self) -> Placement:
@@ -125,11 +172,7 @@ class StepCompiler:
             return jax.tree.map(lambda x: x.sharding, whole), self.joined.by_replica
         return jax.tree.map(lambda x: x.sharding, self.state), self.placement.everywhere
 
-    def _body(self, bucket: Bucket, features: Features) -> Callable[..., Any]:
-        if self.cross_positions:
-            return step_across
-        if features.embeds:
-            return step_with_embeds
+    def _body(self, bucket: Bucket) -> Callable[..., Any]:
         if self.stages is not None:
             return pipeline_step
         return multi_step if bucket.is_multi_step else step
@@ -162,3 +205,40 @@ class StepCompiler:
         where = self.placement.sharding(axes, shape)
         packed = jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
         return packed if self.joined is None else self.joined.shape(packed)
+
+
+# What makes int32 or other arrays' shapes, which all devices have whole.
+Shape = Callable[..., Any]
+
+
+def slot_input(compiler: StepCompiler, count: int, shape: Shape) -> SlotInput:
+    """The shapes of what a forward hands on about so many slots."""
+    shapes = compiler.shapes
+    most = shapes.most_drafts
+    return SlotInput(
+        ends=shape((count, compiler.width), dtype=np.float32),
+        section=shape((section_size(count, shapes),)),
+        positions=shape((count,)),
+        drafts=Drafted(shape((count,)), shape((count, most))) if most else None,
+        adapters=shape((count,)) if shapes.adapter_slots else None,
+    )
+
+
+def chosen_input(compiler: StepCompiler, count: int, shape: Shape) -> ChosenInput:
+    """The shapes of logits that the host has changed."""
+    logits = shape((count, compiler.vocab_size), dtype=np.float32)
+    return ChosenInput(slot_input(compiler, count, shape), logits, logits)
+
+
+def score_input(compiler: StepCompiler, count: int, shape: Shape) -> ScoreInput:
+    """The shapes of a chunk of so many prompt tokens."""
+    adapters = shape((count,)) if compiler.shapes.adapter_slots else None
+    return ScoreInput(shape(()), shape((count,)), adapters)
+
+
+GIVEN: dict[Part, Callable[[StepCompiler, int, Shape], Any]] = {
+    Part.SAMPLE: slot_input,
+    Part.LOGITS: slot_input,
+    Part.CHOOSE: chosen_input,
+    Part.SCORE: score_input,
+}

@@ -23,6 +23,7 @@ from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
 from sharding.placement import put
 
 IMAGES = "images"  # the logical axis of runs side by side
@@ -124,7 +125,7 @@ class Encoders:
         memory = compiled.memory_analysis()
         entry = LedgerEntry(
             Bucket(0, size * self._ways, 0),
-            Features(encoder=True),
+            Features(part=Part.ENCODER),
             seconds=time.perf_counter() - began,
             temp_bytes=memory.temp_size_in_bytes if memory else 0,
             code_bytes=memory.generated_code_size_in_bytes if memory else 0,

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, field
 
 from jengine.counts import ProgramTotals
 from jengine.runner.report_types import ProgramCounts
-from jengine.runner.variants.buckets import Bucket
+from jengine.runner.variants.buckets import Bucket, Slots
 from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import RUNS_TOKENS
 from jengine.runner.variants.program_list import Key
 
 # Widths of the printed columns: bucket, features, seconds, megabytes, hits, padded share.
@@ -22,12 +23,13 @@ COLUMNS = (16, 44, 8, 8, 7, 7)
 class LedgerEntry:
     """One program."""
 
-    bucket: Bucket
+    bucket: Bucket | Slots
     features: Features
     seconds: float  # tracing, lowering and compiling, or loading from the persistent cache
     temp_bytes: int  # scratch memory of one run
     code_bytes: int
-    after_warm_up: bool = False
+    after_warm_up: bool = False  # a step waited for it
+    beside_steps: bool = False  # requests waited for it, and no step
     compiles: int = 1  # one per data-parallel replica
     hits: int = 0
     runs: int = 0  # of the step: a multi-step decode has several per hit
@@ -43,6 +45,8 @@ class LedgerEntry:
     def count(self, tokens: int, repeats: int = 1, prompt_tokens: int = 0) -> None:
         """Count one call with this many real tokens. A multi-step decode may have ended early."""
         self.hits += 1
+        if self.features.part not in RUNS_TOKENS:
+            return
         self.runs += repeats
         self.useful_tokens += tokens
         self.useful_prompt_tokens += prompt_tokens
@@ -58,6 +62,7 @@ class CompileLedger:
     entries: dict[Key, LedgerEntry] = field(default_factory=dict)
     warm_up_seconds: float = 0.0
     awaited: int = 0  # programs that are compiled right now while a step waits for them
+    awaited_seconds: float = 0.0  # for which steps have waited
     # Programs still to be compiled in the background, and how many steps would have run in each.
     to_come: dict[Key, int] = field(default_factory=dict)
     # Variants that warm-up leaves out: the first step that needs one waits for its program.
@@ -96,7 +101,11 @@ class CompileLedger:
     def prefill_padding(self) -> float:
         """Share of the computed prefill tokens that were padding."""
         entries = list(self.entries.values())
-        computed = sum(entry.runs * entry.bucket.prefill_tokens for entry in entries)
+        computed = sum(
+            entry.runs * entry.bucket.prefill_tokens
+            for entry in entries
+            if isinstance(entry.bucket, Bucket)
+        )
         useful = sum(entry.useful_prompt_tokens for entry in entries)
         return 1 - useful / computed if computed else 0.0
 
@@ -122,7 +131,19 @@ class CompileLedger:
             late += entry.compiles if entry.after_warm_up else 0
             useful += entry.useful_tokens
             computed += entry.runs * entry.bucket.num_tokens
-        return ProgramTotals(compiles, seconds, late, useful, computed, self.awaited)
+        return ProgramTotals(
+            compiles, seconds, late, useful, computed, self.awaited, self.awaited_seconds,
+            self._late_by_part(),
+        )  # fmt: skip
+
+    def _late_by_part(self) -> dict[str, int]:
+        """Compilations after warm-up, by part of the step."""
+        found: dict[str, int] = {}
+        for entry in list(self.entries.values()):
+            if entry.after_warm_up or entry.beside_steps:
+                part = entry.features.part.value
+                found[part] = found.get(part, 0) + entry.compiles
+        return found
 
     def as_dicts(self) -> list[dict[str, object]]:
         """For JSON."""
@@ -144,6 +165,7 @@ class CompileLedger:
             f"{entry.bucket!s:>16} {entry.features!s:>44} {entry.seconds:8.2f} "
             f"{entry.temp_bytes / 1e6:8.1f} {entry.hits:7d} {entry.padded_share:7.1%}"
             + ("  compiled late" if entry.after_warm_up else "")
+            + ("  compiled beside steps" if entry.beside_steps else "")
             for entry in entries
         ]
         to_come = [

@@ -6,18 +6,42 @@ A program that is missing after warm-up is compiled with a warning or, in strict
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from jengine.errors import UnexpectedCompile
 from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
-from jengine.runner.variants.buckets import Bucket
+from jengine.runner.variants.buckets import NO_TOKENS, Bucket, Slots
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.program_list import Key
+from jengine.runner.variants.parts import Part
+from jengine.runner.variants.program_list import Key, StepKey, of_part
 from jengine.runner.variants.tap_sets import TapSet
 
 logger = logging.getLogger(__name__)
+
+
+class LateCompiler(Protocol):
+    """What compiles programs while steps run."""
+
+    def ask(self, keys: Iterable[Key]) -> None:
+        """Compile these when there is time. Returns at once."""
+        ...
+
+
+class Found(NamedTuple):
+    """A compiled program, and its place in the ledger."""
+
+    program: Compiled
+    entry: LedgerEntry
+
+
+class Chain(NamedTuple):
+    """The programs of one step, in the order in which they run."""
+
+    bucket: Bucket
+    parts: dict[Part, Found]
 
 
 class Programs:
@@ -31,27 +55,35 @@ class Programs:
         *,
         strict: bool,
         planned: Sequence[Key] = (),
+        largest: Bucket | None = None,
     ) -> None:
         self.compiler = compiler
         self.tiers = tiers
+        self._tiers_of = {part: of_part(tiers, part) for part in Part}
         self.strict = strict
         self.ledger = ledger
         # What the engine compiles at its start, or on first use if it compiles nothing then. Any
         # other program is compiled when a step needs it, for the step's bucket.
         self._planned = tuple(planned)
-        self._smallest: dict[
-            Key, Key | None
-        ] = {}  # bucket and features of a step -> planned program
+        # Bucket and features of a step -> the planned program that runs it.
+        self._smallest: dict[StepKey, StepKey | None] = {}
         self._compiled: dict[Key, Compiled] = {}
         # To be compiled in the background; larger programs run their steps meanwhile.
         self._later: set[Key] = set()
         self._warm = False
+        self._largest = largest or NO_TOKENS  # the bucket that every step fits in
+        self.late: LateCompiler | None = None  # what compiles programs while steps run
+        # What the last step needed, of whose rows the next ones may be.
+        self.last_needed = Features()
+        # Size and features of a step -> its programs, once nothing is to come.
+        self._chains: dict[tuple[Bucket, Features], Chain] = {}
 
     def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
         """Add a program that was compiled while sizing or in the background."""
         key = (entry.bucket, entry.features)
         self.ledger.add(entry)  # first, since `find` reads the entry of every compiled program
         self._compiled[key] = compiled
+        self._chains.clear()  # before a chain can be kept that does not know this program
         self._later.discard(key)
 
     def expect_later(self, keys: Iterable[Key]) -> None:
@@ -59,34 +91,124 @@ class Programs:
         self._later.update(self.missing(keys))
         self.ledger.expect(self._later)
 
-    def bucket_for(self, bucket: Bucket, needed: Features) -> Bucket:
-        """The bucket in which a step of this size runs now.
+    def chain(self, smallest: Bucket, needed: Features) -> Chain:
+        """The programs that run a step of this size now, compiled if there are none."""
+        self.last_needed = needed
+        known = self._chains.get((smallest, needed))
+        if known is None:
+            known = self._chain_of(smallest, needed)
+            if not (self._later or needed.own_functions):  # else a better one is to come
+                self._chains[smallest, needed] = known
+        return known
+
+    def _chain_of(self, smallest: Bucket, needed: Features) -> Chain:
+        shapes = self.compiler.shapes
+        if not shapes.is_chained(smallest):
+            own = needed.of(Part.STEP)
+            bucket = self.bucket_for(smallest, own)
+            return Chain(bucket, {Part.STEP: self.find(bucket, own)})
+        own = needed.of(Part.FORWARD)
+        heads = [needed.of(part) for part in self._sampling]
+        bucket = self.bucket_for(smallest, own, heads)
+        slots = Slots(shapes.num_slots(bucket))
+        found = {Part.FORWARD: self.find(bucket, own)}
+        found |= {one.part: self.find(slots, one) for one in heads}
+        if needed.prompt_logprobs is not None:
+            size = Slots(shapes.scored_at_once)
+            found[Part.SCORE] = self.find(size, needed.of(Part.SCORE))
+        return Chain(bucket, found)
+
+    def bucket_for(
+        self, bucket: Bucket, needed: Features, heads: Sequence[Features] = ()
+    ) -> Bucket:
+        """The bucket in which a step of this size runs now, behind which these heads run.
 
         It is that of the smallest planned program that covers the step, since rare variants have
-        fewer buckets; while that program is not compiled, of the smallest compiled one.
+        fewer buckets; while that program or a head for its slots is not compiled, of the smallest
+        compiled one that has them.
         """
-        if needed.is_rare:  # no planned program is
-            return bucket
+        if needed.own_functions:  # no planned program has them
+            return self._smallest_ready(bucket, needed)
         asked = (bucket, needed)
         if asked not in self._smallest:
             self._smallest[asked] = self._smallest_of(self._planned, *asked)
         wanted = self._smallest[asked]
         if wanted is None:
             return bucket
-        if wanted in self._later:
+        if self._later and not (wanted not in self._later and self._has_heads(wanted, heads)):
             self.ledger.note_asked(wanted)
-            wanted = self._smallest_of(list(self._compiled), *asked) or wanted
+            ready = [key for key in list(self._compiled) if self._has_heads(key, heads)]
+            wanted = self._smallest_of(ready, *asked) or wanted
         return wanted[0]
 
-    def _smallest_of(self, keys: Sequence[Key], bucket: Bucket, needed: Features) -> Key | None:
+    @property
+    def _sampling(self) -> tuple[Part, ...]:
+        """The parts that sample."""
+        return (Part.LOGITS, Part.CHOOSE) if self.compiler.splits else (Part.SAMPLE,)
+
+    def _has_heads(self, key: Key, heads: Sequence[Features]) -> bool:
+        """Whether these heads are compiled for the slots of such a program."""
+        size = key[0]
+        if not heads or isinstance(size, Slots):
+            return not heads
+        slots = Slots(self.compiler.shapes.num_slots(size))
+        return all(
+            any((slots, tier) in self._compiled for tier in self._able(head)) for head in heads
+        )
+
+    def _smallest_ready(self, bucket: Bucket, needed: Features) -> Bucket:
+        """The smallest compiled bucket for a step with functions of the callers'; the right one
+        comes later where a thread can compile it."""
+        found = self._smallest_of(list(self._compiled), bucket, needed)
+        if found is None or self.late is None:
+            return bucket
+        if found[0] != bucket:
+            self.late.ask([(bucket, found[1])])
+        return found[0]
+
+    def _smallest_of(self, keys: Sequence[Key], bucket: Bucket, needed: Features) -> StepKey | None:
         """The program among these that runs such a step with the least padding."""
-        able = [key for key in keys if key[0].covers(bucket) and key[1].covers(needed)]
+        able = {tier: place for place, tier in enumerate(self._able(needed))}
+        found = [
+            (size, tier)
+            for size, tier in keys
+            if isinstance(size, Bucket) and size.covers(bucket) and tier in able
+        ]
 
-        def size(key: Key) -> tuple[int, int, int]:
-            tier = replace(key[1], embeds=False)
-            return key[0].num_tokens, key[0].pages, self.tiers.index(tier)
+        def size(key: StepKey) -> tuple[int, int, int]:
+            return key[0].num_tokens, key[0].pages, able[key[1]]
 
-        return min(able, key=size, default=None)
+        return min(found, key=size, default=None)
+
+    def lacking(self, needed: Features) -> list[Key]:
+        """Programs that a request with these features must wait for, so that no step waits.
+
+        There must be a forward that is large enough for every step, and behind it the heads; for
+        other sizes, heads that are to come will do.
+        """
+        shapes = self.compiler.shapes
+        if not shapes.chained:
+            return []
+        slots = [Slots(count) for count in shapes.slot_rungs]
+        found = [key for part in self._sampling for key in self._lacking(slots, needed.of(part))]
+        if needed.prompt_logprobs is not None:
+            found += self._lacking([Slots(shapes.scored_at_once)], needed.of(Part.SCORE))
+        return found + self._lacking([self._largest], needed.of(Part.FORWARD))
+
+    def _lacking(self, sizes: Sequence[Bucket | Slots], needed: Features) -> list[Key]:
+        able, last = self._able(needed), sizes[-1]
+        for tier in able:
+            coming = all((one, tier) in self._compiled or (one, tier) in self._later
+                         for one in sizes)  # fmt: skip
+            if coming and (last, tier) in self._compiled:
+                return []
+        # The most capable one also runs what is in the batch beside it.
+        tier = next((tier for tier in able if (last, tier) in self._later), able[-1])
+        return [
+            (one, tier)
+            for one in sizes
+            if (one, tier) not in self._compiled and (one is last or (one, tier) not in self._later)
+        ]
 
     def missing(self, wanted: Iterable[Key]) -> list[Key]:
         """Those that are not compiled yet."""
@@ -102,6 +224,7 @@ class Programs:
         """Have these in place of all programs."""
         self.compiler = compiler
         self._compiled.clear()
+        self._chains.clear()
         for program in programs.values():
             self.keep(*program)
 
@@ -109,30 +232,42 @@ class Programs:
         """Treat programs that are compiled from now on as late: a step waits for them."""
         self._warm = True
 
-    def find(self, bucket: Bucket, needed: Features) -> tuple[Compiled, LedgerEntry]:
-        """The cheapest compiled program that can run this step; if none can, it is compiled now."""
-        tiers = self.tiers
-        if needed.is_rare or needed.embeds:  # no tier has either
-            tiers = [tier.with_rare_of(needed) for tier in tiers]
-        for tier in tiers:
-            if tier.covers(needed) and (bucket, tier) in self._compiled:
-                return self._compiled[bucket, tier], self.ledger.entries[bucket, tier]
-        features = next((tier for tier in tiers if tier.covers(needed)), needed)
-        self._late(bucket, features)
-        return self._compiled[bucket, features], self.ledger.entries[bucket, features]
+    def find(self, size: Bucket | Slots, needed: Features) -> Found:
+        """The cheapest compiled program that can run this; if none can, it is compiled now."""
+        able = self._able(needed)
+        for tier in able:
+            if (size, tier) in self._compiled:
+                return Found(self._compiled[size, tier], self.ledger.entries[size, tier])
+        features = able[0] if able else needed
+        if (size, features) in self._later:
+            self.ledger.note_asked((size, features))
+        self._late(size, features)
+        return Found(self._compiled[size, features], self.ledger.entries[size, features])
+
+    def _able(self, needed: Features) -> list[Features]:
+        """The variants that can run this, cheapest first. Where none that is planned can, they are
+        joined with what is rare, behind those that were compiled for more functions."""
+        tiers = self._tiers_of[needed.part]
+        able = [tier for tier in tiers if tier.covers(needed)]
+        if able:
+            return able
+        joined = [tier.with_rare_of(needed) for tier in tiers]
+        compiled = [tier for _, tier in list(self._compiled) if tier.covers(needed)]
+        return list(dict.fromkeys([*compiled, *(one for one in joined if one.covers(needed))]))
 
     def expect(self, bucket: Bucket, needed: Features) -> None:
         """Raise now what strict mode would raise after the plan was queued."""
         if self.strict:
-            self.find(self.bucket_for(bucket, needed), needed)
+            self.chain(bucket, needed)
 
     def forget(self, taps: TapSet) -> None:
         """Drop the programs of a tap set that will not be used again."""
         for bucket, features in [key for key in list(self._compiled) if taps in key[1].taps]:
             del self._compiled[bucket, features]
+            self._chains.clear()
             self.ledger.entries.pop((bucket, features), None)  # shared with other replicas
 
-    def _late(self, bucket: Bucket, features: Features) -> None:
+    def _late(self, bucket: Bucket | Slots, features: Features) -> None:
         if self.strict and self._warm:
             raise UnexpectedCompile(
                 f"strict mode: step {bucket} with features {features} was not compiled in warm-up. "
@@ -146,10 +281,17 @@ class Programs:
                 bucket, features,
             )  # fmt: skip
         self.ledger.awaited += 1
+        began = time.perf_counter()
         try:
             compiled, entry = self.compiler.compile(bucket, features)
+        except Exception as error:
+            raise UnexpectedCompile(
+                f"step {bucket} with features {features} could not be compiled: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         finally:
             self.ledger.awaited -= 1
+            self.ledger.awaited_seconds += time.perf_counter() - began
         if self._warm:
             entry.after_warm_up = True
             logger.info("compiled in %.2f s", entry.seconds)

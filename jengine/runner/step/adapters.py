@@ -78,21 +78,18 @@ class AdapterRows:
 
 
 class HeadAdapters:
-    """What adapters add to the logits of some of a step's tokens."""
+    """What adapters add to logits."""
 
-    def __init__(
-        self, weight: LowRankWeight, stacks: Sequence[Array], slots: Array, implementation: str
-    ) -> None:
+    def __init__(self, weight: LowRankWeight, stacks: Sequence[Array], implementation: str) -> None:
         self._weight = weight
         self._down, self._up = stacks
-        self._slots = slots  # i32 [tokens]
         self._implementation = implementation
 
     def added(
-        self, rows: Float[Array, "rows hidden"], tokens: Int[Array, " rows"]
+        self, rows: Float[Array, "rows hidden"], slots: Int[Array, " rows"]
     ) -> Float32[Array, "rows vocab"]:
-        """For the hidden states of these tokens."""
-        own = AdapterRows(self._slots[tokens], self._weight.slots, self._implementation)
+        """For these hidden states, of tokens whose rows have these adapter slots."""
+        own = AdapterRows(slots, self._weight.slots, self._implementation)
         return own.added(self._weight, self._down, self._up, rows)
 
 
@@ -115,22 +112,20 @@ def add_adapters(
     leaves: tuple[Array, ...],
     slots: Int[Array, " tokens"],
     implementation: str,
-) -> HeadAdapters | None:
-    """Have the layers of a model, which this trace has built, add the adapters of these tokens.
-    Returns those of the head, which sees other rows."""
-    modules, head = weighted(model), None
+) -> None:
+    """Have the layers of a model, which this trace has built, add the adapters of these tokens;
+    not its head, which sees other rows."""
+    modules = weighted(model)
     most = next(iter(weights.values())).slots
     rows = AdapterRows(slots, most, implementation)
     for index, (path, weight) in enumerate(weights.items()):
-        stacks = leaves[2 * index : 2 * index + 2]
         if path == HEAD:
-            head = HeadAdapters(weight, stacks, slots, implementation)
             continue
+        stacks = leaves[2 * index : 2 * index + 2]
         module = modules[path]
         assert isinstance(module, (Linear, Embedding)), "adapters are for these alone"
         made = rows.looked_up if weight.is_table else rows.added
         module.adapters = _closure(made, weight, *stacks)
-    return head
 
 
 def _closure(made: Callable[..., Array], weight: LowRankWeight, down: Array, up: Array) -> Added:

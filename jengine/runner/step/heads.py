@@ -13,25 +13,21 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jengine.outputs import NO_TOKEN, StepOutput
-from jengine.runner.step.hidden import Hidden
+from jengine.runner.step.hidden import Hidden, logits_of
 from jengine.runner.step.pool import pool_head
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
+from jengine.runner.variants.buckets import SCORED_AT_ONCE, SCORED_AT_ONCE_ON_GPUS
 from jengine.sampling import SamplingInput, sample, score_tokens
 from jengine.sampling.acceptance import Drafted, last_of_each
 from jengine.sampling.logprobs import Logprobs
-
-# Prompt tokens per chunk of prompt log-probabilities, which bounds the memory of their logits.
-SCORED_AT_ONCE = 64
-SCORED_AT_ONCE_ON_GPUS = 128
 
 
 def run_heads(hidden: Hidden, state: StepState, program: Program) -> tuple[StepState, StepOutput]:
     """The results of all heads of the program's features."""
     results: dict[str, Any] = {}
     for name in program.features.heads:
-        head = logits_head if program.is_split and name == "sampled" else HEADS[name]
-        state, found = head(hidden, state, program)
+        state, found = HEADS[name](hidden, state, program)
         results.update(found)
     return state, StepOutput(**results)
 
@@ -40,16 +36,8 @@ def sample_head(
     hidden: Hidden, state: StepState, program: Program
 ) -> tuple[StepState, dict[str, Any]]:
     """Sample the token that follows each slot's row."""
-    logits = slot_logits(hidden, state, program)
+    logits = slot_logits(hidden, program)
     return sample_slots(logits, hidden.sampling, hidden.drafts, state, program)
-
-
-def logits_head(
-    hidden: Hidden, state: StepState, program: Program
-) -> tuple[StepState, dict[str, Any]]:
-    """The logits of the slots and their positions, from which another program samples."""
-    found = slot_logits(hidden, state, program).astype(jnp.float32)
-    return state, {"tokens": None, "logits": found, "positions": hidden.sampling.positions}
 
 
 def sample_slots(
@@ -80,7 +68,7 @@ def sample_slots(
     owners, tokens = slots.rows, sampled.tokens
     if drafts is not None and sampled.counts is not None:
         is_last = last_of_each(sampled.counts, drafts.offsets)
-        owners = jnp.where(is_last, owners, state.last_token.shape[0])  # past the end: dropped
+        owners = jnp.where(is_last, owners, program.shapes.max_rows)  # past the end: dropped
         tokens = jnp.where(sampled.counts, tokens, NO_TOKEN)
     state = state._replace(
         last_token=state.last_token.at[owners].set(fed_back, mode="drop"),
@@ -90,13 +78,18 @@ def sample_slots(
     return state, {"tokens": tokens, "logprobs": sampled.logprobs}
 
 
-def slot_logits(hidden: Hidden, state: StepState, program: Program) -> Array:
+def slot_logits(hidden: Hidden, program: Program) -> Array:
     """The logits of the sampling slots, f32 [S, vocab]; those of padding may be left out."""
     # In one segment prompts are scored at padding slots too, with the same logits.
     if program.shapes.one_segment:
         return hidden.end_logits
-    live = jnp.where(hidden.sampling.rows < state.last_token.shape[0], 0, -1)
-    return hidden.logits(hidden.ends, live, hidden.heads.logit_index)
+    live = live_slots(hidden.sampling, program)
+    return logits_of(hidden.model, hidden.ends, live, hidden.adapters, hidden.end_adapters)
+
+
+def live_slots(slots: SamplingInput, program: Program) -> Array:
+    """i32[S]: -1 for slots of padding."""
+    return jnp.where(slots.rows < program.shapes.max_rows, 0, -1)
 
 
 def prompt_logprobs_head(
@@ -114,7 +107,9 @@ def prompt_logprobs_head(
     places = program.bucket.decode_rows + jnp.arange(tokens, dtype=jnp.int32)
 
     def score(states: Array, targets: Array, places: Array) -> Logprobs:
-        return score_tokens(hidden.logits(states, None, places), targets, wanted, program.sampler)
+        own = None if hidden.token_adapters is None else hidden.token_adapters[places]
+        logits = logits_of(hidden.model, states, None, hidden.adapters, own)
+        return score_tokens(logits, targets, wanted, program.sampler)
 
     with jax.named_scope("score_prompts"):
         in_chunks = score_in_turn if program.shapes.attention == "triton" else score_in_loop

@@ -27,21 +27,33 @@ class Hidden(NamedTuple):
     drafts: Drafted | None = None
     adapters: HeadAdapters | None = None  # of the output head
     batch: Batch | None = None
+    token_adapters: Array | None = None  # i32[D + T] the adapter slot of each token
 
     @property
     def end_logits(self) -> Array:
         """f32 [S, vocab]."""
-        return self.logits(self.ends, None, self.heads.logit_index)
+        return logits_of(self.model, self.ends, None, self.adapters, self.end_adapters)
 
-    def logits(self, rows: Array, live: Array | None, tokens: Array) -> Array:
-        """Logits of these hidden states, which are those of `tokens` of the step. Rows where
-        `live` is -1 may be left out."""
-        model = self.model
-        if self.adapters is not None:
-            return model.adapted_logits(rows, live, self.adapters.added(rows, tokens))
-        if live is None or not isinstance(model, LanguageModel):
-            return model.logits(rows)
-        return model.live_logits(rows, live)
+    @property
+    def end_adapters(self) -> Array | None:
+        """i32[S] the adapter slots of the sampling slots."""
+        return None if self.token_adapters is None else self.token_adapters[self.heads.logit_index]
+
+
+def logits_of(
+    model: Any,
+    rows: Array,
+    live: Array | None,
+    adapters: HeadAdapters | None = None,
+    slots: Array | None = None,
+) -> Array:
+    """f32 [rows, vocab]: logits of these hidden states, whose adapters are in these slots. Rows
+    where `live` is -1 may be left out."""
+    if adapters is not None and slots is not None:
+        return model.adapted_logits(rows, live, adapters.added(rows, slots))
+    if live is None or not isinstance(model, LanguageModel):
+        return model.logits(rows)
+    return model.live_logits(rows, live)
 
 
 class Ran(NamedTuple):

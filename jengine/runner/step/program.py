@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jengine.lora.weights import LowRankWeight
+from jengine.lora.weights import HEAD, LowRankWeight
 from jengine.models.stages import StageLayout
 from jengine.runner.step.adapters import HeadAdapters, add_adapters, token_slots
 from jengine.runner.step.leaves import Leaves
@@ -46,6 +46,13 @@ class AdapterProgram:
     leaves: Any  # abstract: the arrays of all weights, two of each
     implementation: str  # of matmuls with them
 
+    @property
+    def of_head(self) -> slice:
+        """Which leaves are of the output head; none if adapters leave it alone."""
+        paths = list(self.weights)
+        first = 2 * paths.index(HEAD) if HEAD in paths else 0
+        return slice(first, first + (2 if HEAD in paths else 0))
+
 
 class Models(NamedTuple):
     """What a step runs, made while it is traced."""
@@ -53,11 +60,13 @@ class Models(NamedTuple):
     model: Any
     guess: Any = None  # what guesses its tokens
     head_adapters: HeadAdapters | None = None  # what adapters add to its logits
+    token_adapters: Any = None  # i32[D + T] the adapter slot of each token; None: there are none
 
 
 @dataclass(frozen=True)
 class Program:
-    """A step's shape and features, and the model that it runs."""
+    """The shape and features of a step, and the model that it runs. The bucket of a program that
+    reads hidden states of slots is empty."""
 
     bucket: Bucket
     features: Features
@@ -66,23 +75,38 @@ class Program:
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
     guesser: GuesserProgram | None = None  # None: steps make no guesses
-    is_split: bool = False  # it ends with logits, and `second_half` samples
     adapters: AdapterProgram | None = None  # None: rows have none
+    # Indices of the leaves that the output head reads, among so many; programs behind a forward
+    # are given these alone.
+    head_leaves: tuple[int, ...] = ()
+    num_leaves: int = 0
 
     def models(self, leaves: Leaves, inputs: StepInput) -> Models:
         """The models of a step with these leaves and inputs."""
         own = leaves[: len(leaves) - (0 if self.adapters is None else len(self.adapters.leaves))]
         first = len(own) if self.guesser is None else self.guesser.first_leaf
-        model, head, guess = self.rebuild(own[:first]), None, None
+        model, head, guess, slots = self.rebuild(own[:first]), None, None, None
         if self.adapters is not None:
             slots = token_slots(inputs.adapters.slots, self.bucket, self.shapes)
-            head = add_adapters(
-                model, self.adapters.weights, leaves[len(own) :], slots,
-                self.adapters.implementation,
-            )  # fmt: skip
+            adapted, stacks = self.adapters, leaves[len(own) :]
+            add_adapters(model, adapted.weights, stacks, slots, adapted.implementation)
+            if of_head := stacks[adapted.of_head]:
+                head = HeadAdapters(adapted.weights[HEAD], of_head, adapted.implementation)
         if self.guesser is not None and self.features.drafts:
             guess = self.guesser.method(self.guesser.rebuild(own[first:]))
-        return Models(model, guess, head)
+        return Models(model, guess, head, slots)
+
+    def head(self, leaves: Leaves) -> tuple[Any, HeadAdapters | None]:
+        """The model with the leaves of its output head alone, and the head's adapters, whose leaves
+        follow."""
+        own = self.head_leaves
+        model = self.rebuild(with_gaps(leaves[: len(own)], own, self.num_leaves))
+        stacks = leaves[len(own) :]
+        if self.adapters is None or not stacks:
+            return model, None
+        return model, HeadAdapters(
+            self.adapters.weights[HEAD], stacks, self.adapters.implementation
+        )
 
     @property
     def kept_points(self) -> tuple[str, ...]:
@@ -99,3 +123,11 @@ class Program:
         """The sampler's implementation: its kernels need unsharded logits, so a single device."""
         alone, kernels = self.placement.mesh.size == 1, self.shapes.attention
         return kernels if alone and kernels != "xla" else None
+
+
+def with_gaps(leaves: Leaves, places: tuple[int, ...], count: int) -> tuple[Any, ...]:
+    """These leaves at their places among so many, and None at all others."""
+    found: list[Any] = [None] * count
+    for place, leaf in zip(places, leaves, strict=True):
+        found[place] = leaf
+    return tuple(found)

@@ -37,6 +37,9 @@ class StepState(NamedTuple):
     offsets: Array | None = None
     # f32[rows, hidden] sum of each row's hidden states so far. None: no row wants it.
     sums: Array | None = None
+    # f32[tokens, hidden] of the prompt tokens of the last forward, which programs behind it score.
+    # None: a step is one program.
+    prompts: Array | None = None
 
 
 class Held(NamedTuple):
@@ -51,6 +54,7 @@ def empty_state(
     cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
     held: Held | None = None, max_adjusted: int | None = None, kernels: str | None = None,
     guesses: int = 0, masked_drafts: int = 0, offsets: bool = False, summed: int = 0,
+    prompts: tuple[int, int] | None = None,
 ) -> StepState:  # fmt: skip
     """An empty state. Its `jax.eval_shape` gives the sizes of a state without memory.
 
@@ -58,7 +62,8 @@ def empty_state(
     rows of the sampler's pool; None: `max_rows`. `kernels`: the implementation that makes the
     caches of a lone device. `guesses`: tokens that steps guess for a row. `masked_drafts`: drafts
     of a row after which a token mask may hold. `offsets`: whether images shift positions.
-    `summed`: width of hidden states that each row sums.
+    `summed`: width of hidden states that each row sums. `prompts`: the most prompt tokens of a
+    forward, and the width of their hidden states; None: a step is one program.
     """
     stages = 1 if held is None else held.stages
     pages = -(-max_model_len // cache.block_size)
@@ -75,6 +80,7 @@ def empty_state(
         guesses=jnp.full((max_rows, guesses), -1, jnp.int32) if guesses else None,
         offsets=jnp.zeros(max_rows, jnp.int32) if offsets else None,
         sums=jnp.zeros((max_rows, summed), jnp.float32) if summed else None,
+        prompts=None if prompts is None else jnp.zeros(prompts, jnp.float32),
     )
 
 

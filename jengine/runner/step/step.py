@@ -1,6 +1,7 @@
-"""The step: one XLA program per (bucket, features). State in, state out; no globals.
+"""The step: state in, state out; no globals.
 
-embed -> layers -> heads (sample, score) -> new state. Python branches only on static values.
+embed -> layers -> heads (sample, score) -> new state. `parts` makes a program of its own of the
+model and of each head; `step` is all of it in one. Python branches only on static values.
 """
 
 from __future__ import annotations
@@ -69,34 +70,45 @@ class MediaInput(NamedTuple):
         return GivenEmbeddings(rows, self.index >= 0, is_final=True)
 
 
+class Beside(NamedTuple):
+    """What comes beside a packed plan."""
+
+    given: GivenEmbeddings | None = None
+    media: MediaInput | None = None
+    cross: CrossReader | None = None
+
+
+NOTHING_BESIDE = Beside()
+# What a step takes: a packed plan, alone or with something beside it.
+Given = Array | EmbedsInput | MediaInput | CrossInput
+
+
+def inputs_of(given: Given, program: Program) -> StepInput:
+    """The sections of a packed plan."""
+    packed = given.packed if isinstance(given, (EmbedsInput, MediaInput, CrossInput)) else given
+    return StepInput.over(packed, program.bucket, program.shapes)
+
+
+def beside_of(given: Given, inputs: StepInput, program: Program, model: Any) -> Beside:
+    """What comes beside the plan, for this model."""
+    if isinstance(given, CrossInput):
+        config = model.config
+        width = config.cross_width // config.cross_index(len(config.layers))
+        cross = cross_reader(given, inputs, program.bucket, program.shapes, width)
+        return Beside(cross=cross)
+    if isinstance(given, MediaInput):
+        return Beside(given.given, given)
+    return Beside(given.given) if isinstance(given, EmbedsInput) else Beside()
+
+
 def step(
-    leaves: Leaves, state: StepState, packed: Array, *, program: Program
+    leaves: Leaves, state: StepState, packed: Given, *, program: Program
 ) -> tuple[StepState, StepOutput]:
     """Run the packed plan."""
-    inputs = StepInput.over(packed, program.bucket, program.shapes)
-    return run(program.models(leaves, inputs), inputs, extended(state, inputs), program)
-
-
-def step_with_embeds(
-    leaves: Leaves, state: StepState, packed: EmbedsInput | MediaInput, *, program: Program
-) -> tuple[StepState, StepOutput]:
-    """Run the packed plan, with these embeddings in place of looked up ones."""
-    inputs = StepInput.over(packed.packed, program.bucket, program.shapes)
+    inputs = inputs_of(packed, program)
     models = program.models(leaves, inputs)
-    media = packed if isinstance(packed, MediaInput) else None
-    return run(models, inputs, extended(state, inputs), program, packed.given, media)
-
-
-def step_across(
-    leaves: Leaves, state: StepState, packed: CrossInput, *, program: Program
-) -> tuple[StepState, StepOutput]:
-    """Run the packed plan of a model that attends to an encoder's output."""
-    inputs = StepInput.over(packed.packed, program.bucket, program.shapes)
-    models = program.models(leaves, inputs)
-    config = models.model.config
-    width = config.cross_width // config.cross_index(len(config.layers))
-    cross = cross_reader(packed, inputs, program.bucket, program.shapes, width)
-    return run(models, inputs, extended(state, inputs), program, cross=cross)
+    beside = beside_of(packed, inputs, program, models.model)
+    return run(models, inputs, extended(state, inputs), program, beside)
 
 
 def extended(state: StepState, inputs: StepInput) -> StepState:
@@ -110,18 +122,44 @@ def run(
     inputs: StepInput,
     state: StepState,
     program: Program,
-    given: GivenEmbeddings | None = None,
-    media: MediaInput | None = None,
-    cross: CrossReader | None = None,
+    beside: Beside = NOTHING_BESIDE,
 ) -> tuple[StepState, StepOutput]:
     """Run the step of these inputs."""
-    model, guess, head_adapters = models
+    state, found = pass_through(models, inputs, state, program, beside)
+    state, output = run_heads(found.leaving, state, program)
+    batch, count = found.ran.batch, inputs.drafts.count
+    state = found.held.settled(state, inputs.tokens.decode_rows, batch, program.placement)
+    guess = models.guess
+    state = with_guesses(state, output.tokens, found.leaving, found.ran, guess, count, program)
+    return state, output._replace(
+        captured=found.captured,
+        experts=found.experts,
+        guesses=None if guess is None else state.guesses,
+    )
+
+
+class Pass(NamedTuple):
+    """What a step's tokens have become when they leave the model, while it is traced."""
+
+    leaving: Hidden
+    ran: Ran
+    held: HeldStates
+    captured: dict[int, dict[str, Array]]
+    experts: Array | None
+
+
+def pass_through(
+    models: Models, inputs: StepInput, state: StepState, program: Program, beside: Beside
+) -> tuple[StepState, Pass]:
+    """Run the model on the step's tokens: the state with their keys and values, and the rest."""
+    model, _, head_adapters, token_adapters = models
     bucket, shapes = program.bucket, program.shapes
     drafts = run_drafts(
         inputs.drafts, row_lengths(inputs, state), row_guesses(inputs, state), shapes,
         runs_any=program.has_drafts,
     )  # fmt: skip
     tokens = input_tokens(inputs.tokens, state, drafts)
+    media = beside.media
     planes, ahead = (None, None) if media is None else (media.planes, media.ahead)
     batch = batch_of(inputs, state, bucket, shapes, drafts)
     batch = batch._replace(ahead=ahead if shapes.most_ahead else None)
@@ -141,38 +179,31 @@ def run(
         tap,
         stripes.of_tokens(batch.positions),
         program.kept_points,
-        given,
+        beside.given,
         rotary_planes(positions, row_of_token(inputs, bucket, shapes), state.offsets, planes),
-        cross,
+        beside.cross,
         keeps_experts=shapes.experts is not None,
     )
     striped = model(stripes.of_tokens(tokens), context)
     hidden = stripes.in_order(striped)
-    state = state._replace(caches=context.caches)
     ends = inputs.heads.logit_index
-    sampling = with_positions(inputs.sampling, batch.positions[ends])
-    prompts = hidden[bucket.decode_rows :]
-    guesses = slot_drafts(drafts, len(ends), shapes.most_drafts)
     leaving = Hidden(
         model,
         stripes.taken(striped, ends),
-        prompts,
+        hidden[bucket.decode_rows :],
         inputs.heads,
-        sampling,
-        guesses,
+        with_positions(inputs.sampling, batch.positions[ends]),
+        slot_drafts(drafts, len(ends), shapes.most_drafts),
         head_adapters,
         batch,
+        token_adapters,
     )
-    state, output = run_heads(leaving, state, program)
-    state = held.settled(state, inputs.tokens.decode_rows, batch, program.placement)
     ran = Ran(tokens, hidden, batch, rows, attention, context.kept)
-    count = inputs.drafts.count
-    state = with_guesses(state, output.tokens, leaving, ran, guess, count, program)
-    guesses = None if guess is None else state.guesses
+    experts = None
     if shapes.experts is not None and context.experts is not None:
         experts = experts_of_tokens(context.experts, shapes.experts, len(tokens))
-        output = output._replace(experts=experts)
-    return state, output._replace(captured=taps.captured, guesses=guesses)
+    state = state._replace(caches=context.caches)
+    return state, Pass(leaving, ran, held, taps.captured, experts)
 
 
 def input_tokens(

@@ -260,6 +260,28 @@ def packed_parts(bucket: Bucket, shapes: StepShapes) -> tuple[slice, slice, slic
     return slice(0, embedded), slice(embedded, read), slice(read, len(layout.padding))
 
 
+def sampling_section(bucket: Bucket, shapes: StepShapes) -> slice:
+    """Where the sampler's section is in the packed buffer."""
+    return layout_of(bucket, shapes).sections["sampling"]
+
+
+def section_size(slots: int, shapes: StepShapes) -> int:
+    """Numbers in the sampler's section for so many slots."""
+    return sum(math.prod(shape) for shape, _, _ in sampling_layout(slots, shapes.max_rows).values())
+
+
+def sampling_views(section: Array, slots: int, shapes: StepShapes) -> SamplingInput:
+    """The fields of a traced section for so many slots."""
+    found: dict[str, Array] = {}
+    offset = 0
+    for name, field in sampling_layout(slots, shapes.max_rows).items():
+        one = Field(*field)
+        size = math.prod(one.shape)
+        found[name] = device_view(section[offset : offset + size], one)
+        offset += size
+    return SamplingInput(**found)
+
+
 def tile_of_token(bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
     """The query tile that each token belongs to."""
     decodes = jnp.arange(bucket.decode_rows, dtype=jnp.int32)

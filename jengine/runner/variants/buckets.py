@@ -17,6 +17,9 @@ from jengine.errors import ConfigError
 FEWEST_DECODE_ROWS = 2
 # A prefill with so many padded decode rows costs hardly more; with this many times as many it does.
 FEW_ROWS = 8
+# Prompt tokens per chunk of prompt log-probabilities, which bounds the memory of their logits.
+SCORED_AT_ONCE = 64
+SCORED_AT_ONCE_ON_GPUS = 128
 # Stop ids per row at which a multi-step decode ends early. A row with more of them may run longer
 # than needed; the scheduler drops those tokens.
 ENDINGS = 8
@@ -53,6 +56,25 @@ class Bucket:
             and self.pages >= other.pages
             and self.repeats == other.repeats
         )
+
+
+NO_TOKENS = Bucket(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The size of a program that reads the hidden states of so many sampling slots, or of so many
+    prompt tokens."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} slots"
+
+    @property
+    def num_tokens(self) -> int:
+        """Hidden states that it reads, padding included."""
+        return self.count
 
 
 @dataclass(frozen=True)
@@ -106,6 +128,11 @@ class StepShapes:
     experts: ChosenExperts | None = None
     # To how many later tokens of its image a token attends at most.
     most_ahead: int = 0
+    # Whether sampling and the scores of prompts are programs of their own behind the model's; else
+    # a step is one program.
+    chained: bool = False
+    # What sampling slots are rounded up to, so that few programs sample for all buckets.
+    slot_rungs: tuple[int, ...] = ()
 
     def has_drafts(self, bucket: Bucket) -> bool:
         """Whether decode rows of this bucket may be drafts."""
@@ -129,8 +156,20 @@ class StepShapes:
         return min(tiles, -(-tiles // self.joined_tiles) + self.max_rows)
 
     def num_slots(self, bucket: Bucket) -> int:
-        """Positions with logits: one per decode row, and one per row that is prefilled."""
-        return bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
+        """Positions with logits: one per decode row, and one per row that is prefilled; padded to a
+        rung where there are rungs."""
+        needed = bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
+        return next((rung for rung in self.slot_rungs if rung >= needed), needed)
+
+    @property
+    def scored_at_once(self) -> int:
+        """Prompt tokens that a program scores at a time."""
+        return SCORED_AT_ONCE_ON_GPUS if self.attention == "triton" else SCORED_AT_ONCE
+
+    def is_chained(self, bucket: Bucket) -> bool:
+        """Whether a step of this size runs in several programs. Those of a multi-step decode are
+        one, as each run samples the next one's tokens."""
+        return self.chained and not bucket.is_multi_step
 
     def num_new_blocks(self, bucket: Bucket) -> int:
         """Blocks that the step itself can add to tables: enough for its tokens. A cached prefix may
@@ -255,6 +294,13 @@ def rung(what: str, ladder: tuple[int, ...], size: int) -> int:
         if entry >= size:
             return entry
     raise AssertionError(f"a plan has {size} {what}; the largest bucket has {ladder[-1]}")
+
+
+def slot_rungs(ladders: Ladders, shapes: StepShapes) -> tuple[int, ...]:
+    """Numbers of sampling slots that get programs: those of decodes alone, and the most of all."""
+    buckets = list(ladders.buckets())
+    decodes = {shapes.num_slots(one) for one in buckets if not one.prefill_tokens}
+    return tuple(sorted({*decodes, max(map(shapes.num_slots, buckets))}))
 
 
 def grow(first: int, last: int, factor: int) -> tuple[int, ...]:

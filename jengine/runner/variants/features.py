@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from jengine.plan import POOLED_AS
+from jengine.runner.variants.parts import FEATURES_OF, Part
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
 from jengine.sampling.processor_sets import ProcessorSet
@@ -24,9 +25,13 @@ class Features:
     adapters: bool = False
     drafts: bool = False  # decode rows may be drafts, and a model that guesses reads the step
     embeds: bool = False  # some tokens come as embeddings
-    encoder: bool = False  # no step at all, but images to embeddings
     # What it makes of hidden states in place of tokens, one of POOLED_AS.
     pooling: str = ""
+    part: Part = Part.STEP  # the program of a step that has them
+
+    def of(self, part: Part) -> Features:
+        """Those that this part depends on."""
+        return Features(part=part, **{name: getattr(self, name) for name in FEATURES_OF[part]})
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -40,30 +45,27 @@ class Features:
         """Functions of the caller's. A step with any is compiled when it is first needed."""
         return (*self.taps, *self.sampling.processors)
 
-    @property
-    def is_rare(self) -> bool:
-        """Whether no variant that is compiled ahead has them."""
-        return bool(self.own_functions) or self.sampling.own_ids
-
     def with_rare_of(self, other: Features) -> Features:
         """These features, with the functions of others, their rows' own ids to score and their
         input of embeddings."""
         rare = other.sampling
-        sampling = replace(self.sampling, processors=rare.processors, own_ids=rare.own_ids)
+        own_ids = rare.own_ids or self.sampling.own_ids
+        sampling = replace(self.sampling, processors=rare.processors, own_ids=own_ids)
         return replace(self, sampling=sampling, taps=other.taps, embeds=other.embeds)
 
     def covers(self, other: Features) -> bool:
         """Whether a step with these features can run a plan that needs `other`."""
         mine, theirs = self.sampling, other.sampling
         return (
-            mine.random >= theirs.random
+            self.part == other.part
+            and mine.random >= theirs.random
             and mine.adjust >= theirs.adjust
             and holds(mine.logprobs, theirs.logprobs)
             and holds(self.prompt_logprobs, other.prompt_logprobs)
             and self.adapters >= other.adapters
             and self.drafts >= other.drafts
-            and mine.own_ids == theirs.own_ids
-            and self.own_functions == other.own_functions
+            and mine.own_ids >= theirs.own_ids
+            and set(self.own_functions) >= set(other.own_functions)
             and self.embeds == other.embeds
             and POOLED_AS.index(self.pooling) >= POOLED_AS.index(other.pooling)
         )
@@ -91,10 +93,12 @@ class Features:
             "adapters": self.adapters,
             **{str(one): True for one in self.own_functions},
             "embeds": self.embeds,
-            "encoder": self.encoder,
             f"pooled {self.pooling}": bool(self.pooling),
         }
-        return "+".join(name for name, used in parts.items() if used) or "greedy"
+        names = "+".join(name for name, used in parts.items() if used)
+        if "sampling" in FEATURES_OF[self.part]:
+            names = names or "greedy"
+        return names if self.part is Part.STEP else f"{self.part.value} {names}".rstrip()
 
 
 def holds(have: int | None, want: int | None) -> bool:
@@ -113,15 +117,21 @@ def with_drafts(name: str) -> str:
 
 
 def variants(
-    max_logprobs: int, mode: LogprobsMode, *, adapters: bool = False, drafts: bool = False
+    max_logprobs: int,
+    mode: LogprobsMode,
+    *,
+    adapters: bool = False,
+    drafts: bool = False,
+    own_ids: bool = False,
 ) -> dict[str, Features]:
     """The variants an engine may compile, cheapest first; the last one covers all others.
 
     Each covers the ones before it, but with `adapters` there are two of each: one of them is for
     batches without any, which pay nothing for adapters. With `drafts` there are two of those that
-    most steps need, one of which runs none; the others may always run drafts.
+    most steps need, one of which runs none; the others may always run drafts. With `own_ids` those
+    with log-probabilities also score the ids that rows name.
     """
-    known = plain_variants(max_logprobs, mode)
+    known = plain_variants(max_logprobs, mode, own_ids=own_ids)
     if drafts:
         known = {
             name: features
@@ -147,12 +157,14 @@ def pooling_variants(*, by_token: bool) -> dict[str, Features]:
     return {"tokens": found["tokens"]} if by_token else found
 
 
-def plain_variants(max_logprobs: int, mode: LogprobsMode) -> dict[str, Features]:
+def plain_variants(
+    max_logprobs: int, mode: LogprobsMode, *, own_ids: bool = False
+) -> dict[str, Features]:
     """Those without adapters."""
     greedy = Features(SamplingFeatures(logprobs_mode=mode))
     sampled = Features(replace(greedy.sampling, random=True))
     adjusted = Features(replace(sampled.sampling, adjust=True))
-    full = Features(replace(adjusted.sampling, logprobs=max_logprobs))
+    full = Features(replace(adjusted.sampling, logprobs=max_logprobs, own_ids=own_ids))
     return {
         "greedy": greedy,
         "sampled": sampled,

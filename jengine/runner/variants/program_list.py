@@ -5,18 +5,138 @@ In: ladders of sizes and the variants asked for. Out: keys. Must not know compil
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jengine.runner.variants.buckets import Bucket, Ladders, rung
+from jengine.runner.variants.buckets import Bucket, Ladders, Slots, rung
 from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
 
-Key = tuple[Bucket, Features]  # names a program
+Key = tuple[Bucket | Slots, Features]  # names a program
+StepKey = tuple[Bucket, Features]  # and one that runs the tokens of a step
+
+
+def of_part(tiers: Iterable[Features], part: Part) -> tuple[Features, ...]:
+    """What these variants ask of one part, each once, in their order."""
+    return tuple(dict.fromkeys(tier.of(part) for tier in tiers))
+
+
+@dataclass(frozen=True)
+class ChainPrograms:
+    """The programs of steps that are chains: forwards by bucket, and behind them heads by slots."""
+
+    ladders: Ladders
+    tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
+    slots: tuple[int, ...]
+    scored_at_once: int
+    takes_images: bool = False  # tokens of prompts may come as embeddings, that is, of images
+    splits: bool = False  # the host changes logits before they are sampled from
+
+    @cached_property
+    def all(self) -> tuple[Key, ...]:
+        """Every program."""
+        return (*self.forwards, *self.heads, *self.multi_steps)
+
+    @cached_property
+    def forwards(self) -> tuple[StepKey, ...]:
+        """The model in every bucket; where prompts run, also with embeddings of images."""
+        tiers = of_part(self.tiers, Part.FORWARD)
+        found = tuple(
+            (bucket, tier)
+            for tier in tiers
+            for bucket in self.ladders.buckets()
+            if not bucket.is_multi_step and is_needed(tier, bucket, tiers, self.ladders)
+        )
+        images = (
+            (bucket, replace(tier, embeds=True))
+            for bucket, tier in found
+            if self.takes_images and bucket.prefill_tokens
+        )
+        return (*found, *images)
+
+    @cached_property
+    def heads(self) -> tuple[Key, ...]:
+        """What samples and scores. Greedy sampling has programs for decodes alone: with prompts,
+        arguments of random sampling cost nothing beside the model."""
+        parts = (Part.LOGITS, Part.CHOOSE) if self.splits else (Part.SAMPLE,)
+        decodes = [count for count in self.slots if count < self.slots[-1]]
+        sampling = tuple(
+            (Slots(count), tier)
+            for part in parts
+            for tier in of_part(self.tiers, part)
+            for count in (decodes if self._is_spared(tier) else self.slots)
+        )
+        scores = (
+            (Slots(self.scored_at_once), tier)
+            for tier in of_part(self.tiers, Part.SCORE)
+            if tier.prompt_logprobs is not None and self.ladders.prefill_tokens
+        )
+        return (*sampling, *scores)
+
+    @cached_property
+    def multi_steps(self) -> tuple[StepKey, ...]:
+        """Several steps in one program, for decodes of every variant."""
+        whole = ProgramList(self.ladders, of_part(self.tiers, Part.STEP))
+        return tuple(key for key in whole.all if key[0].is_multi_step)
+
+    def _is_spared(self, tier: Features) -> bool:
+        """Whether the largest size runs in another variant."""
+        drawn = replace(tier, sampling=replace(tier.sampling, random=True))
+        return drawn != tier and drawn in of_part(self.tiers, tier.part)
+
+    @property
+    def first(self) -> tuple[Key, ...]:
+        """The largest forward, and the largest head for plain sampling: the first requests run in
+        them."""
+        usual = [tier for tier in self.tiers if tier.is_plain and not tier.adapters]
+        return self._largest((usual or self.tiers)[-1])
+
+    @property
+    def largest(self) -> tuple[Key, ...]:
+        """The largest programs of the most capable variant, which can run every step."""
+        return self._largest(self.tiers[-1])
+
+    def _largest(self, tier: Features) -> tuple[Key, ...]:
+        forward = self.ladders.largest, of_part(self.tiers, Part.FORWARD)[-1]
+        parts = (Part.LOGITS, Part.CHOOSE) if self.splits else (Part.SAMPLE,)
+        return (forward, *((Slots(self.slots[-1]), tier.of(part)) for part in parts))
+
+    @property
+    def later(self) -> tuple[Key, ...]:
+        """The other programs, the more useful ones first: plain sampling, then what lets the
+        largest forward serve every request, the model, decodes before prompts, and then what few
+        requests ask for."""
+        decodes = sorted({bucket.decode_rows for bucket in self.ladders.buckets()})
+        ends = (decodes[0], decodes[-1])
+
+        def order(key: Key) -> tuple[int, bool, bool, int]:
+            size, tier = key
+            if isinstance(size, Slots):
+                usual = any(one.covers(tier) for _, one in self.first)
+                needed = key in self.largest or tier.part is Part.SCORE
+                return 0 if usual else 1 if needed else 3, False, False, size.count
+            prompts = size.prefill_tokens
+            few_ask = tier.adapters or tier.embeds
+            return 2 + few_ask, prompts > 0, not prompts and size.decode_rows not in ends, prompts
+
+        return tuple(key for key in sorted(self.all, key=order) if key not in self.first)
+
+
+def is_needed(tier: Features, bucket: Bucket, tiers: Iterable[Features], ladders: Ladders) -> bool:
+    """Whether steps ask for it. With drafts, those with prompts always run the programs that may
+    have some, and so do those of more decode rows than there are requests."""
+    if tier.drafts or not any(other.drafts for other in tiers):
+        return True
+    rungs, most = ladders.decode_rows, ladders.mixed_rows
+    largest = rungs[-1] if most is None else rung("decode rows", rungs, most)
+    return not bucket.prefill_tokens and bucket.decode_rows <= largest
 
 
 @dataclass(frozen=True)
 class ProgramList:
-    """Common variants in every bucket, rare ones in a few: their plans are rounded up further."""
+    """The programs of steps that are each one program. Common variants in every bucket, rare ones
+    in a few: their plans are rounded up further."""
 
     ladders: Ladders
     tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
@@ -24,12 +144,12 @@ class ProgramList:
     takes_images: bool = False  # tokens of prompts may come as embeddings, that is, of images
 
     @cached_property
-    def all(self) -> tuple[Key, ...]:
+    def all(self) -> tuple[StepKey, ...]:
         """Every program, variant by variant, and then those of prompts with images."""
         return (*self._of_text, *self._of_images)
 
     @property
-    def _of_images(self) -> tuple[Key, ...]:
+    def _of_images(self) -> tuple[StepKey, ...]:
         """Of common variants the most capable one alone, in buckets that run prompts."""
         kept = (self.common[-1], *(tier for tier in self.tiers if tier not in self.common))
         return tuple(
@@ -39,14 +159,15 @@ class ProgramList:
         )
 
     @cached_property
-    def _of_text(self) -> tuple[Key, ...]:
+    def _of_text(self) -> tuple[StepKey, ...]:
         return tuple(
             (bucket, tier)
             for tier in self.tiers
             for bucket in (
                 self.ladders.buckets() if tier in self.common else self.ladders.rare_buckets()
             )
-            if self._scores_prompts(tier, bucket.prefill_tokens) and self._is_needed(tier, bucket)
+            if self._scores_prompts(tier, bucket.prefill_tokens)
+            and is_needed(tier, bucket, self.tiers, self.ladders)
         )
 
     @cached_property
@@ -59,12 +180,14 @@ class ProgramList:
         return tuple(usual or self.tiers[:1])
 
     @property
-    def first(self) -> tuple[Key, ...]:
+    def first(self) -> tuple[StepKey, ...]:
         """The largest program, which can run every step; the cache is sized with it."""
         return ((self.ladders.largest, self.tiers[-1]),)
 
+    largest = first
+
     @property
-    def later(self) -> tuple[Key, ...]:
+    def later(self) -> tuple[StepKey, ...]:
         """The other programs, the more useful ones first.
 
         First every bucket in the most capable common variant, since running a small step in a large
@@ -75,22 +198,13 @@ class ProgramList:
         decodes = sorted({bucket.decode_rows for bucket in self.ladders.buckets()})
         ends = (decodes[0], decodes[-1])
 
-        def order(key: Key) -> tuple[int, bool, bool, int]:
+        def order(key: StepKey) -> tuple[int, bool, bool, int]:
             bucket, tier = key
             kind = 0 if tier == self.common[-1] else 1 if tier in self.common else 2
             prompts = bucket.prefill_tokens
             return kind, prompts > 0, not prompts and bucket.decode_rows not in ends, prompts
 
         return tuple(key for key in sorted(self.all, key=order) if key not in self.first)
-
-    def _is_needed(self, tier: Features, bucket: Bucket) -> bool:
-        """Whether steps ask for it. With drafts, those with prompts always run the programs that
-        may have some, and so do those of more decode rows than there are requests."""
-        if tier.drafts or not any(other.drafts for other in self.tiers):
-            return True
-        rungs, most = self.ladders.decode_rows, self.ladders.mixed_rows
-        largest = rungs[-1] if most is None else rung("decode rows", rungs, most)
-        return not bucket.prefill_tokens and bucket.decode_rows <= largest
 
     def _scores_prompts(self, tier: Features, prefill_tokens: int) -> bool:
         """Whether a program is needed: without prompt tokens, scoring prompts changes nothing."""

@@ -1,0 +1,85 @@
+"""The gate of programs: a request whose steps would wait for the compiler waits instead, alone.
+
+Where warm-up has not made a program yet, or never does, as of a caller's own functions, a thread
+compiles it while other requests go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from jengine.errors import RequestError
+from jengine.request import Request
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.plans.needed_features import needed_by
+from jengine.runner.programs.late import LatePrograms
+from jengine.runner.variants.features import Features
+from jengine.runner.variants.program_list import Key
+from jengine.scheduler.gates import MakeGate, Wake
+from jengine.scheduler.queue import Polled
+
+
+class ProgramsOf(NamedTuple):
+    """The programs of steps with these features."""
+
+    features: Features
+
+
+class ProgramsReady:
+    """A request waits until the programs of its steps are compiled, also beside what runs now. One
+    whose program cannot be compiled ends with that error."""
+
+    def __init__(self, loaded: LoadedModel, late: LatePrograms, wake: Wake) -> None:
+        self._loaded = loaded
+        self._late = late
+        # Of requests that have passed since the step that `_since` names by what it needed.
+        self._passed: list[Features] = []
+        self._since: Features | None = None
+        self._ready: set[Features] = set()
+
+    def awaited(self, request: Request) -> Hashable | None:
+        loaded = self._loaded
+        own = needed_by(request.wire, loaded.vocab_size, loaded.taps, loaded.processors)
+        if own in self._ready:
+            return None
+        needed = self._beside_others(own) if own.own_functions else own
+        lacking = loaded.programs.lacking(needed)
+        if lacking:
+            self._begin(lacking)
+            return Polled(ProgramsOf(needed))
+        if own.own_functions:
+            self._passed.append(own)
+        else:
+            self._ready.add(own)  # what is compiled once stays
+        return None
+
+    def _beside_others(self, own: Features) -> Features:
+        """These features with the functions of the requests that run."""
+        last = self._loaded.programs.last_needed
+        if last is not self._since:
+            self._since, self._passed = last, []
+        every = (last, *self._passed, own)
+        processors = {one.number: one for each in every for one in each.sampling.processors}
+        taps = {one.number: one for each in every for one in each.taps}
+        sampling = replace(own.sampling, processors=tuple(processors.values()))
+        return replace(own, sampling=sampling, taps=tuple(taps.values()))
+
+    def _begin(self, lacking: list[Key]) -> None:
+        ledger = self._loaded.programs.ledger
+        for key in lacking:
+            if (error := self._late.failures.get(key)) is not None:
+                raise RequestError(
+                    f"this request's program, {key[0]} with features {key[1]}, could not be "
+                    f"compiled: {type(error).__name__}: {error}"
+                )
+            ledger.note_asked(key)
+        self._late.ask(key for key in lacking if key not in ledger.to_come)
+
+
+def program_gates(loaded: LoadedModel) -> tuple[MakeGate, ...]:
+    """The gate of one replica's programs; none where programs are compiled when steps need them."""
+    late = loaded.late
+    return () if late is None else (partial(ProgramsReady, loaded, late),)

@@ -1,0 +1,77 @@
+"""Programs that no warm-up has made, compiled by a thread beside the steps.
+
+In: keys of programs. Out: programs, kept by all replicas, or the error of each that failed. Must
+not know requests: `distributed.program_gate` has them wait here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+
+from jengine.runner.programs.background import lower_priority
+from jengine.runner.programs.programs import Programs
+from jengine.runner.programs.warm_up import compile_in_turn
+from jengine.runner.variants.program_list import Key
+
+logger = logging.getLogger(__name__)
+
+
+class LatePrograms:
+    """Compiles programs in the order in which they are asked for. A thread runs while there are
+    some; it ends when its engine or the process ends."""
+
+    def __init__(self, replicas: Sequence[Programs]) -> None:
+        # Weak, so that an abandoned engine is freed.
+        self._replicas = [weakref.ref(programs) for programs in replicas]
+        self._asked: dict[Key, None] = {}
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.failures: dict[Key, Exception] = {}
+
+    def ask(self, keys: Iterable[Key]) -> None:
+        """Compile these, if that was not asked for before and has not failed."""
+        with self._lock:
+            new = [key for key in keys if key not in self._asked and key not in self.failures]
+            self._asked.update(dict.fromkeys(new))
+            if new and self._thread is None and not self._stopped:
+                # Not a daemon: a thread that is killed inside the compiler crashes the process.
+                self._thread = threading.Thread(target=self._run, name="jengine-late-programs")
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Compile nothing more, and wait for the program that is being compiled."""
+        with self._lock:
+            self._stopped = True
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        lower_priority()
+        while (key := self._next()) is not None:
+            self._compile(key)
+
+    def _next(self) -> Key | None:
+        with self._lock:
+            goes_on = not self._stopped and threading.main_thread().is_alive()
+            key = next(iter(self._asked), None) if goes_on else None
+            if key is None:
+                self._thread = None
+            return key
+
+    def _compile(self, key: Key) -> None:
+        replicas = [programs for one in self._replicas if (programs := one()) is not None]
+        replicas = [programs for programs in replicas if programs.missing([key])]
+        try:
+            for programs, compiled, entry in compile_in_turn(replicas, key):
+                entry.beside_steps = True
+                programs.keep(compiled, entry)
+        except Exception as error:  # the error of the requests that wait for it
+            self.failures[key] = error
+            logger.exception("compiling %s with features %s failed", *key)
+        with self._lock:
+            del self._asked[key]

@@ -1,0 +1,182 @@
+"""The programs of a step that is a chain: the model, and what reads its hidden states behind it.
+
+Each is a function (leaves, state, given) -> (state, results), as the whole step is. A part owns
+some fields of the state: only these are donated and replaced. Nothing of sampling compiles a
+`forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jengine.outputs import StepOutput
+from jengine.runner.step.heads import live_slots, sample_slots
+from jengine.runner.step.hidden import logits_of
+from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.program import Program
+from jengine.runner.step.score_input import ScoreInput
+from jengine.runner.step.state import StepState
+from jengine.runner.step.step import Given, beside_of, extended, inputs_of, pass_through
+from jengine.runner.step.step_input import sampling_section, sampling_views
+from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
+from jengine.sampling import SamplingInput, score_tokens
+from jengine.sampling.acceptance import Drafted
+from jengine.sampling.logprobs import Logprobs
+
+
+class SlotInput(NamedTuple):
+    """What a forward hands on about its S sampling slots."""
+
+    ends: Any  # f32[S, hidden]
+    section: Any  # i32[...] the sampler's section of the packed plan
+    positions: Any  # i32[S] where each sampled token will stand
+    drafts: Drafted | None  # None: the engine runs none
+    adapters: Any  # i32[S] adapter slots; None: the engine has none
+
+    def sampling(self, program: Program) -> SamplingInput:
+        """The sampler's input, with every position known."""
+        views = sampling_views(self.section, len(self.ends), program.shapes)
+        return views._replace(positions=self.positions)
+
+
+class Forwarded(NamedTuple):
+    """The results of a forward."""
+
+    slots: SlotInput
+    captured: dict[int, dict[str, Any]]  # as in StepOutput
+    experts: Any
+
+
+class ChosenInput(NamedTuple):
+    """Logits of sampling slots, and what the host has made of them."""
+
+    slots: SlotInput
+    logits: Any  # f32[S, vocab]
+    changed: Any  # f32[S, vocab]
+
+
+def forward(
+    leaves: Leaves, state: StepState, given: Given, *, program: Program
+) -> tuple[StepState, Forwarded]:
+    """Run the model on a packed plan. The hidden states of prompt tokens stay in the state."""
+    inputs = inputs_of(given, program)
+    models = program.models(leaves, inputs)
+    beside = beside_of(given, inputs, program, models.model)
+    state, found = pass_through(models, inputs, extended(state, inputs), program, beside)
+    leaving = found.leaving
+    if state.prompts is not None and len(leaving.prompts):
+        kept = lax.dynamic_update_slice_in_dim(state.prompts, leaving.prompts, 0, 0)
+        state = state._replace(prompts=kept)
+    drafts = leaving.drafts
+    if drafts is None and program.shapes.most_drafts:
+        drafts = no_drafts(len(leaving.ends), program.shapes.most_drafts)
+    packed = getattr(given, "packed", given)
+    section = packed[sampling_section(program.bucket, program.shapes)]
+    adapters = None
+    if program.shapes.adapter_slots:
+        adapters = leaving.end_adapters
+        adapters = jnp.zeros(len(leaving.ends), jnp.int32) if adapters is None else adapters
+    slots = SlotInput(leaving.ends, section, leaving.sampling.positions, drafts, adapters)
+    return state, Forwarded(slots, found.captured, found.experts)
+
+
+def no_drafts(slots: int, most: int) -> Drafted:
+    """Slots that are all behind their rows' last tokens."""
+    return Drafted(jnp.zeros(slots, jnp.int32), jnp.full((slots, most), -1, jnp.int32))
+
+
+def sample(
+    leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
+) -> tuple[StepState, StepOutput]:
+    """Sample a token of each slot from its hidden state."""
+    state, logits = slot_logits(leaves, state, slots, program=program)
+    return choose((), state, ChosenInput(slots, logits, None), program=program)
+
+
+def slot_logits(
+    leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
+) -> tuple[StepState, Array]:
+    """The logits of the slots, f32 [S, vocab]; those of padding may be left out."""
+    model, adapters = program.head(leaves)
+    live = live_slots(slots.sampling(program), program)
+    logits = logits_of(model, slots.ends, live, adapters, slots.adapters)
+    return state, logits.astype(jnp.float32)
+
+
+def choose(
+    leaves: Leaves, state: StepState, given: ChosenInput, *, program: Program
+) -> tuple[StepState, StepOutput]:
+    """Sample a token of each slot from its logits. Log-probabilities of a request that wants raw
+    ones are those of the model's own logits."""
+    slots = given.slots
+    sampling = slots.sampling(program)
+    state, found = sample_slots(given.logits, sampling, slots.drafts, state, program, given.changed)
+    return state, StepOutput(**found)
+
+
+def score(
+    leaves: Leaves, state: StepState, given: ScoreInput, *, program: Program
+) -> tuple[StepState, Logprobs]:
+    """Log-probabilities of the tokens after those of a chunk."""
+    wanted = program.features.prompt_logprobs
+    assert wanted is not None and state.prompts is not None, "an engine that scores prompts"
+    model, adapters = program.head(leaves)
+    rows = lax.dynamic_slice_in_dim(state.prompts, given.first, len(given.targets))
+    logits = logits_of(model, rows, None, adapters, given.adapters)
+    return state, score_tokens(logits, given.targets, wanted, program.sampler)
+
+
+BODIES: dict[Part, Callable[..., tuple[StepState, Any]]] = {
+    Part.FORWARD: forward,
+    Part.SAMPLE: sample,
+    Part.LOGITS: slot_logits,
+    Part.CHOOSE: choose,
+    Part.SCORE: score,
+}
+# Parts whose leaves are those of the output head alone.
+READS_HEAD = frozenset({Part.SAMPLE, Part.LOGITS, Part.SCORE})
+
+
+def owned_fields(features: Features) -> tuple[str, ...]:
+    """Fields of the state that such a part replaces."""
+    match features.part:
+        case Part.FORWARD:
+            return "caches", "tables", "prompts"
+        case Part.SAMPLE | Part.CHOOSE:
+            adjusted = ("rows",) if features.sampling.adjust else ()
+            return "last_token", "lengths", *adjusted
+    return ()
+
+
+def read_fields(features: Features) -> tuple[str, ...]:
+    """Fields of the state that such a part only reads."""
+    match features.part:
+        case Part.FORWARD:
+            return "last_token", "lengths", "offsets"
+        case Part.SCORE:
+            return ("prompts",)
+    return ()
+
+
+def with_fields(names: tuple[str, ...], values: tuple[Any, ...], state: StepState) -> StepState:
+    """The state with these fields."""
+    return state._replace(**dict(zip(names, values, strict=True)))
+
+
+def on_fields(program: Program, body: Callable[..., tuple[StepState, Any]]) -> Callable[..., Any]:
+    """A part as a function of (leaves, owned fields, read fields, given), which returns the owned
+    fields and its results."""
+    owned, read = owned_fields(program.features), read_fields(program.features)
+    nothing: Any = StepState(*[cast(Any, None)] * len(StepState._fields))
+
+    def run(leaves: Leaves, own: tuple[Any, ...], seen: tuple[Any, ...], given: Any) -> Any:
+        state = with_fields(read, seen, with_fields(owned, own, nothing))
+        state, results = body(leaves, state, given, program=program)
+        return tuple(getattr(state, name) for name in owned), results
+
+    return run

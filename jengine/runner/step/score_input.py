@@ -1,0 +1,13 @@
+"""ScoreInput: which prompt tokens a program scores. No jax, since it is packed on the host."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class ScoreInput(NamedTuple):
+    """A chunk of C prompt tokens of the last forward."""
+
+    first: Any  # i32[] the first one's place among the prefill tokens
+    targets: Any  # i32[C] the token after each
+    adapters: Any  # i32[C] adapter slots; None: the engine has none

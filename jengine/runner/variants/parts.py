@@ -1,0 +1,36 @@
+"""The programs that a step consists of."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Part(Enum):
+    """A program of a step. Most steps are a chain: FORWARD, SAMPLE and, if asked for, SCORE. Where
+    parts cannot be queued one by one, as in a pipeline, STEP is all of them in one program."""
+
+    STEP = "step"
+    FORWARD = "forward"  # tokens to hidden states: the model, and the KV cache
+    SAMPLE = "sample"  # hidden states of the sampling slots to tokens: output head and sampler
+    # SAMPLE in two, for logits processors that run on the host in between.
+    LOGITS = "logits"
+    CHOOSE = "choose"
+    SCORE = "score"  # hidden states of prompt tokens to log-probabilities, a chunk at a time
+    ENCODER = "encoder"  # no part of a step: images or sound to embeddings
+
+
+# Fields of `Features` that a part depends on. A feature that no part names compiles nothing.
+FEATURES_OF: dict[Part, tuple[str, ...]] = {
+    Part.STEP: (
+        "sampling", "prompt_logprobs", "taps", "adapters", "drafts", "embeds", "pooling",
+    ),
+    Part.FORWARD: ("taps", "adapters", "drafts", "embeds"),
+    Part.SAMPLE: ("sampling", "adapters"),
+    Part.LOGITS: ("adapters",),
+    Part.CHOOSE: ("sampling",),
+    Part.SCORE: ("prompt_logprobs", "adapters"),
+    Part.ENCODER: (),
+}  # fmt: skip
+
+# Parts that run the model on a step's tokens, which their ledger entries count.
+RUNS_TOKENS = frozenset({Part.STEP, Part.FORWARD})
