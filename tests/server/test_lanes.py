@@ -173,10 +173,12 @@ def test_too_many_messages_and_tokens_are_refused() -> None:
         error = error_of(client.post("/detokenize", json={"tokens": [5] * 6}), 400)
         assert error["param"] == "tokens" and "--max-text-chars" in error["message"]
     with serving() as client:
-        nested = b'{"prompt": "a", "logit_bias": {"a": [' + b"[]," * 2**20 + b"[]]}}"
+        nested = b'{"prompt": "a", "logit_bias": {"a": [' + b"[]," * 2**17 + b"[]]}}"
         kind = {"Content-Type": "application/json"}
         assert "lists and objects" in error_of(
             client.post("/v1/completions", content=nested, headers=kind), 400
         )["message"]  # fmt: skip
+        text = json.dumps({"prompt": '[{"\\\\' * 2**17}).encode()  # brackets, and none of JSON's
+        assert client.post("/tokenize", content=text, headers=kind).json()["count"] == 5 * 2**17
         words = {"prompt": "a", "max_tokens": 1, "bad_words": ["a" * 10_000]}
         assert error_of(client.post("/v1/completions", json=words), 400)["param"] == "bad_words"
