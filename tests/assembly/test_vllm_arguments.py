@@ -72,6 +72,8 @@ def test_what_changes_no_answer_is_taken_and_the_log_says_why(
     ("given", "ours"),
     [
         ({"attention_backend": "FLASH_ATTN"}, {}),
+        ({"kv_cache_dtype": "bfloat16"}, {}),
+        ({"kv_cache_dtype": "fp8_e5m2"}, {"kv_cache_dtype": "fp8"}),
         ({"load_format": "runai_streamer"}, {"load_format": "safetensors"}),
         ({"all2all_backend": "deepep_low_latency"}, {"all2all_backend": "all_to_all"}),
         ({"mamba_cache_mode": "all", "mamba_ssm_cache_dtype": "bfloat16"},

@@ -371,3 +371,11 @@ def test_sections_one_after_the_other_are_those_of_a_head() -> None:
     assert config.layers[0].mixer.rope.planes_of_pairs(4) == (0, 1, 2, 2)
     with pytest.raises(CheckpointError, match=r"'mrope_section': given \[2, 1, 2\].* the 4 pairs"):
         with_sections(config, (2, 1, 2))
+
+
+def test_hunyuan_stretches_the_base_of_its_rotation_in_both_styles() -> None:
+    scaling = {"alpha": 1000.0, "beta_fast": 32, "factor": 1.0, "mscale": 1.0, "type": "dynamic"}
+    old = read("hunyuan", rope_theta=1e4, rope_scaling=scaling)
+    new = read("hunyuan", rope_parameters={**scaling, "rope_type": "dynamic", "rope_theta": 1e4})
+    assert old == new
+    assert old.layers[0].mixer.rope == RopeConfig(1e4 * 1000.0 ** (12 / 10))

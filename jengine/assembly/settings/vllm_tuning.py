@@ -118,6 +118,9 @@ NEAREST: dict[str, dict[Any, Any]] = {
     "all2all_backend": {
         "naive": "allgather_reducescatter", **dict.fromkeys(_EXCHANGES, "all_to_all"),
     },
+    "kv_cache_dtype": {
+        "bfloat16": "auto", "float16": "auto", "fp8_e5m2": "fp8", "fp8_inc": "fp8",
+    },
     "model_impl": {"vllm": "auto", "transformers": "auto"},
     "mamba_cache_mode": {"all": "align"},
     "mamba_cache_dtype": dict.fromkeys(("bfloat16", "float16"), "float32"),
