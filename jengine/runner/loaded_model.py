@@ -34,6 +34,7 @@ from jengine.runner.variants.parts import Part
 from jengine.runner.variants.tap_sets import TapSets
 from jengine.sampling.processor_sets import ProcessorSets
 from jengine.sampling.raised import Raised
+from sharding.jax_settings import engine_context
 from sharding.mesh import steps_may_queue
 from sharding.placement import Placement
 
@@ -180,10 +181,12 @@ class LoadedModel:
             rows = rows._replace(mask=self._masks.warm_up(rows.mask))
             self.state = self.state._replace(rows=rows)
 
+    @engine_context()
     def parameters(self) -> dict[str, jax.Array]:
         """The parameters in use, by path: copies where a step takes another form of them."""
         return self.order.values(self.leaves)
 
+    @engine_context()
     def stored_parameters(self) -> dict[str, jax.Array]:
         """The same as a checkpoint holds them: weights that were rounded at load stay quantized."""
         return self.order.stored(self.leaves)

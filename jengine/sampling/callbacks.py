@@ -8,6 +8,7 @@ would have returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,8 +17,9 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
 Note = Callable[[BaseException], None]
-# Primitives with a parameter `callback`, which takes and returns flat arrays.
+# Primitives with a parameter `callback`, which takes and returns flat arrays, and one without.
 WITH_CALLBACKS = ("debug_callback", "pure_callback", "io_callback")
+PRINT = "debug_print"
 
 
 def guarded(function: Callable[..., Array], note: Note) -> Callable[..., Array]:
@@ -39,7 +41,7 @@ def has_callbacks(part: Any) -> bool:
     if isinstance(part, (ClosedJaxpr, Jaxpr)):
         return any(has_callbacks(equation) for equation in part.eqns)
     if isinstance(part, JaxprEqn):
-        is_callback = part.primitive.name in WITH_CALLBACKS
+        is_callback = part.primitive.name in (*WITH_CALLBACKS, PRINT)
         return is_callback or any(map(has_callbacks, part.params.values()))
     return isinstance(part, (tuple, list)) and any(map(has_callbacks, part))
 
@@ -48,6 +50,8 @@ def with_guards(part: Any, note: Note) -> Any:
     """The same part of a program, with a guard around each callback in it."""
     if not has_callbacks(part):
         return part
+    if isinstance(part, JaxprEqn) and part.primitive.name == PRINT:
+        part = as_callback(part)
     if isinstance(part, JaxprEqn):
         params = {name: with_guards(value, note) for name, value in part.params.items()}
         if part.primitive.name in WITH_CALLBACKS:
@@ -58,6 +62,15 @@ def with_guards(part: Any, note: Note) -> Any:
     if isinstance(part, Jaxpr):  # from JAX 0.12 on the only kind
         return part.replace(eqns=[with_guards(equation, note) for equation in part.eqns])
     return part.replace(jaxpr=with_guards(part.jaxpr, note))
+
+
+def as_callback(equation: JaxprEqn) -> JaxprEqn:
+    """A jax.debug.print as a jax.debug.callback: its format may not fit the values."""
+    params, shapes = equation.params, [one.aval for one in equation.invars]
+    show = partial(equation.primitive.impl, **params)
+    how = {name: params[name] for name in ("ordered", "partitioned")}
+    (made,) = jax.make_jaxpr(lambda *given: jax.debug.callback(show, *given, **how))(*shapes).eqns
+    return equation.replace(primitive=made.primitive, params=made.params, effects=made.effects)
 
 
 def guard(equation: JaxprEqn, note: Note) -> Callable[..., Sequence[Any]]:

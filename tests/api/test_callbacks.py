@@ -70,6 +70,26 @@ def test_a_callback_in_an_intervention_ends_its_requests(
     assert found == {tuple(one.prompt_token_ids): tokens(one) for one in usual}
 
 
+@pytest.mark.slow
+def test_a_print_whose_format_fits_no_array(
+    llm: jengine.LLM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def show(x: Array) -> Array:
+        jax.debug.print("first {one} of {name}", one=x[0, 0] * 0, name="it")
+        return x
+
+    def wrong(x: Array) -> Array:
+        jax.debug.print("{one:d}", one=x[0, 0])
+        return x
+
+    for function, works in ((show, True), (wrong, False), (show, True)):
+        (output,) = llm.generate(
+            PROMPTS[0], GREEDY, use_tqdm=False, intervene={"layers.0.mlp": function}
+        )
+        assert (output.error is None) == works
+    assert "first 0.0 of it" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("function", [in_debug, *slow(in_pure)])
 def test_a_callback_in_a_logits_processor_ends_its_requests(
     llm: jengine.LLM, function: Callable[..., Any]
