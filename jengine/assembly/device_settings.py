@@ -66,7 +66,7 @@ def device_settings(args: EngineArgs, source: ModelSource) -> DeviceSettings:
         guesser_specs=() if guesser is None else guesser.cache_specs,
     )  # fmt: skip
     schedule = with_sizes(schedule, steps.ladders)
-    multihost = MultihostSettings.checked(args.multihost)
+    multihost = MultihostSettings.checked(args.multihost, args.data_parallel_secret)
     return DeviceSettings(
         placement=placement,
         layout=layout,

@@ -36,7 +36,9 @@ def run(data: bytes) -> bytes:
     try:
         load_plugins()
         if job.workers > 1:
-            jax.distributed.initialize(job.coordinator, job.workers, job.rank)
+            jax.distributed.initialize(
+                job.coordinator, job.workers, job.rank, coordinator_bind_address=job.coordinator
+            )
         work(job)
     except JengineError as error:
         return ended_with(error)
@@ -47,7 +49,8 @@ def run(data: bytes) -> bytes:
 
 def work(job: Job) -> None:
     """Build this worker's part of the engine, then run the plans that arrive."""
-    args = EngineArgs.checked("worker", multihost=job.multihost, **job.settings)
+    secret = {"data_parallel_secret": job.secret.hex()}  # which came from Ray, and from nobody else
+    args = EngineArgs.checked("worker", multihost=job.multihost, **{**job.settings, **secret})
     # A driver asks its workers nothing about programs that are still to come.
     args.compilation_config = {**(args.compilation_config or {}), "wait_for": "all"}
     enable_compile_cache((args.compilation_config or {}).get("cache_dir"))

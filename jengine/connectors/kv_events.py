@@ -26,7 +26,8 @@ RANK = "data_parallel_rank"
 KEYS = {
     "enable_kv_cache_events": "whether events are published",
     "publisher": "zmq, or null for none",
-    "endpoint": "address of the PUB socket",
+    "endpoint": "address of the PUB socket; by default tcp://127.0.0.1:5557, where others listen "
+    "to with tcp://*:5557",
     "replay_endpoint": "address at which missed batches are sent again",
     "buffer_steps": "batches that are kept for that",
     "hwm": "messages that may wait for one subscriber",
@@ -34,6 +35,8 @@ KEYS = {
     "topic": "topic of every batch",
     RANK: "number of this engine among data-parallel ones, which is added to its ports",
 }
+LOOPBACK = "tcp://127.0.0.1:5557"
+ONE_HOST = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
 END = (-1).to_bytes(8, "big", signed=True)
 AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
 # Seconds between two looks at the replay socket.
@@ -82,7 +85,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where events are published."""
 
-    endpoint: str = "tcp://*:5557"
+    endpoint: str | None = None  # None: a port that this host alone reaches
     replay_endpoint: str | None = None
     buffer_steps: AtLeast0 = 10_000
     hwm: AtLeast0 = 100_000
@@ -139,7 +142,7 @@ class EventPublisher:
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
         self._topic = settings.topic.encode()
         self._context = zmq.Context()
-        self._publisher = self._opened(zmq.PUB, with_rank(settings.endpoint, rank))
+        self._publisher = self._opened(zmq.PUB, with_rank(settings.endpoint or LOOPBACK, rank))
         self._replay = None
         if settings.replay_endpoint is not None:
             self._replay = self._opened(zmq.ROUTER, with_rank(settings.replay_endpoint, rank))
@@ -167,8 +170,13 @@ class EventPublisher:
         socket.set_hwm(self._settings.hwm)
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         everywhere = "*" in endpoint or "::" in endpoint
+        is_own = everywhere or kind == zmq.ROUTER or self._settings.endpoint is None
+        if is_own and endpoint.startswith("tcp:") and not endpoint.startswith(ONE_HOST):
+            logger.warning(
+                "kv_events_config: whoever reaches %s is told the tokens of all prompts.", endpoint
+            )
         try:
-            if everywhere or kind == zmq.ROUTER or not endpoint.startswith("tcp:"):
+            if is_own or not endpoint.startswith("tcp:"):
                 socket.bind(endpoint)
             else:
                 socket.connect(endpoint)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import zmq
 
+from jengine.connectors import kv_events
 from jengine.connectors.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -250,6 +251,30 @@ def test_an_address_of_ipv6_is_listened_at(context: zmq.Context) -> None:
             assert time.monotonic() < until, "nothing is published there"
             publisher.publish([AllBlocksCleared()])
     publisher.close()
+
+
+@pytest.mark.parametrize("given", [None, "tcp://127.0.0.1:{}", "tcp://*:{}"])
+def test_prompts_are_published_to_this_host_unless_more_is_asked_for(
+    given: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_address().rpartition(":")[2]
+    monkeypatch.setattr(kv_events, "LOOPBACK", f"tcp://127.0.0.1:{port}")
+    replay = None if given is None else given.format(port)
+    settings = EventSettings(replay_endpoint=replay)
+    if replay is not None:
+        monkeypatch.setattr(kv_events, "LOOPBACK", free_address())
+    publisher = EventPublisher(settings)
+    everywhere = given is not None and "*" in given
+    with socket.socket() as taken, pytest.raises(OSError, match="in use"):
+        taken.bind(("127.0.0.1", int(port)))
+    with socket.socket() as other:
+        if everywhere:
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.2", int(port)))
+        else:
+            other.bind(("127.0.0.2", int(port)))
+    publisher.close()
+    assert ("is told the tokens of all prompts" in caplog.text) == everywhere
 
 
 @pytest.mark.parametrize("key", ["buffer_steps", "hwm", "max_queue_size"])

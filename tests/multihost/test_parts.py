@@ -10,11 +10,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import msgspec
 import numpy as np
 import pytest
 
+from jengine.assembly import worker
 from jengine.errors import ConfigError, EngineDead
 from jengine.executor.multihost import channel as channels
+from jengine.executor.multihost import rendezvous
 from jengine.executor.multihost.agreement import problem_in
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
 from jengine.executor.multihost.connection import Connection, accept, connect, listen
@@ -32,6 +36,7 @@ from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import address_towards
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.multihost.trace import Trace
+from jengine.executor.remote.job import Job
 from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import (
     Entries,
@@ -147,6 +152,70 @@ def test_a_leader_that_does_not_know_the_secret_is_not_followed() -> None:
         with pytest.raises(ConnectionError, match="does not know the secret"):
             connect(server.getsockname(), 1, b"secret", 60.0)
         imposter.join()
+
+
+class Store:
+    """JAX's store of keys, and all that was ever in it."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._told = threading.Event()
+
+    def key_value_set(self, key: str, value: str) -> None:
+        self.seen.append(value)
+        self._told.set()
+
+    def key_value_delete(self, key: str) -> None:
+        pass
+
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        assert self._told.wait(60)
+        return self.seen[-1]
+
+
+@pytest.mark.parametrize("secret", [None, "a secret of all processes"])
+def test_a_secret_that_was_given_is_told_to_nobody(
+    secret: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous.distributed.global_state, "coordinator_address", "127.0.0.1:1")
+    store, ends = Store(), list[Any]()
+    settings = MultihostSettings.checked({"silence": 60.0}, secret)
+    leader = threading.Thread(
+        target=lambda: ends.append(rendezvous._gather(store, "key", [0, 1], settings))
+    )
+    leader.start()
+    if secret is not None:
+        with pytest.raises(ConfigError, match="process 0 has a secret, and this one, 1, has none"):
+            rendezvous._find(store, "key", 1, 0, MultihostSettings())
+        with pytest.raises(ConfigError, match=r"does not know the secret|cannot reach process 0"):
+            rendezvous._find(store, "key", 1, 0, MultihostSettings(secret="other"))
+    rendezvous._find(store, "key", 1, 0, settings).send(b"hello")
+    leader.join(60)
+    assert ends[0][1].receive() == b"hello"
+    assert all(("secret" in one) == (secret is None) for one in store.seen)
+    assert "secret" not in repr(settings)
+
+
+def test_a_secret_through_jax_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    rendezvous.warn_of_strangers("127.0.0.1")
+    assert not caplog.text
+    rendezvous.warn_of_strangers("10.0.0.7")
+    assert "answers whoever reaches it. Set JENGINE_DATA_PARALLEL_SECRET" in caplog.text
+
+
+def test_jax_meets_workers_at_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, made = list[Any](), list[Any]()
+
+    def refuse(*given: Any, **more: Any) -> None:
+        made.append(more)
+        raise ConfigError("no devices here")
+
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *a, **more: asked.append((a, more)))
+    monkeypatch.setattr(worker.EngineArgs, "checked", refuse)
+    job = Job({"model": "demo"}, 0, 2, "10.0.0.7:9", "10.0.0.7", 1, b"secret", {})
+    assert b"no devices here" in worker.run(msgspec.msgpack.encode(job))
+    assert asked == [(("10.0.0.7:9", 2, 0), {"coordinator_bind_address": "10.0.0.7:9"})]
+    assert made[0]["data_parallel_secret"] == b"secret".hex()
 
 
 def test_the_channel_listens_on_the_address_that_reaches_the_coordinator() -> None:

@@ -1,13 +1,16 @@
 """How processes of one JAX program find each other: through JAX's own coordination service.
 
-In: the processes of a mesh. Out: this process's end of their channel. The leader's address and a
-secret of this one engine are exchanged there; nothing listens on more than that one address.
+In: the processes of a mesh. Out: this process's end of their channel. The leader's address is told
+there, and a secret of this one engine if the processes were given none; nothing listens on more
+than that one address.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import json
+import logging
 import secrets
 import socket
 import time
@@ -24,7 +27,9 @@ from jengine.executor.multihost.channel import Channel, FollowerChannel, LeaderC
 from jengine.executor.multihost.connection import Connection, accept, connect, listen
 from jengine.executor.multihost.settings import MultihostSettings
 
+logger = logging.getLogger(__name__)
 SECRET = 32
+VARIABLE = "JENGINE_DATA_PARALLEL_SECRET"
 # Engines made so far by the same processes: each needs a distinct key.
 _numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
@@ -50,7 +55,7 @@ def _gather(
 ) -> dict[int, Connection]:
     """Publish the listening address, and wait until all processes have connected."""
     address = settings.address or address_towards(distributed.global_state.coordinator_address)
-    secret = secrets.token_bytes(SECRET)
+    secret = secrets.token_hex(SECRET) if settings.secret is None else settings.secret
     ends = time.monotonic() + settings.meet
     found: dict[int, Connection] = {}
     try:
@@ -61,13 +66,16 @@ def _gather(
             "multihost={'address': ...}."
         ) from error
     with server:
-        where = {"address": address, "port": server.getsockname()[1], "secret": secret.hex()}
+        where = {"address": address, "port": server.getsockname()[1]}
+        if settings.secret is None:
+            warn_of_strangers(address)
+            where["secret"] = secret
         client.key_value_set(key, json.dumps(where))
         try:
             while missing := [rank for rank in processes[1:] if rank not in found]:
                 server.settimeout(max(ends - time.monotonic(), 0.001))
                 try:
-                    joined = accept(server, secret, settings.silence)
+                    joined = accept(server, secret.encode(), settings.silence)
                 except TimeoutError as error:
                     raise ConfigError(
                         f"{plural(missing)} {listed(missing)} did not begin this engine within "
@@ -90,13 +98,29 @@ def _find(client: Any, key: str, rank: int, leader: int, settings: MultihostSett
             "must make it, in the same order."
         ) from error
     address = (where["address"], where["port"])
+    secret = where.get("secret") if settings.secret is None else settings.secret
+    if secret is None:
+        raise ConfigError(
+            f"process {leader} has a secret, and this one, {rank}, has none. Set {VARIABLE}, or "
+            "data_parallel_secret, to the same in every process."
+        )
     try:
-        return connect(address, rank, bytes.fromhex(where["secret"]), settings.silence)
+        return connect(address, rank, secret.encode(), settings.silence)
     except OSError as error:
         raise ConfigError(
             f"cannot reach process {leader} at {address[0]}:{address[1]} ({error}). Give another "
             "address of its host with multihost={'address': ...}, or open its ports to this host."
         ) from error
+
+
+def warn_of_strangers(address: str) -> None:
+    """Say who can join, unless that is this host alone."""
+    if not ipaddress.ip_address(address.split("%")[0]).is_loopback:
+        logger.warning(
+            "The secret of the processes of this engine is told through JAX's coordination "
+            "service, which answers whoever reaches it. Set %s in all of them to keep it.",
+            VARIABLE,
+        )
 
 
 def address_towards(coordinator: str | None) -> str:

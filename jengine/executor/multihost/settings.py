@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jengine.errors import ConfigError, nearest_name
@@ -28,6 +28,9 @@ class MultihostSettings:
     stuck: float = 600.0
     # Every so many steps the sampled tokens of all processes are compared.
     compare_every: int = 16
+    # What all processes were given to know each other by, and is told to nobody. None: the leader
+    # makes one and tells it through JAX's coordination service, which answers whoever asks.
+    secret: str | None = field(default=None, repr=False)
 
     @property
     def beat(self) -> float:
@@ -35,10 +38,12 @@ class MultihostSettings:
         return self.silence / BEATS_IN_SILENCE
 
     @classmethod
-    def checked(cls, given: Mapping[str, Any] | None) -> MultihostSettings:
+    def checked(
+        cls, given: Mapping[str, Any] | None, secret: str | None = None
+    ) -> MultihostSettings:
         """Settings from the user's mapping; unknown names and impossible values are refused."""
         given = given or {}
-        known = [item.name for item in fields(cls)]
+        known = [item.name for item in fields(cls) if item.name != "secret"]
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
@@ -56,4 +61,4 @@ class MultihostSettings:
                     f"multihost[{name!r}]={value!r}: expected "
                     + ("one address of process 0." if name == "address" else "a number above 0.")
                 )
-        return cls(**given)
+        return cls(**given, secret=secret)
