@@ -38,11 +38,13 @@ def read_file(content: bytes, what: str) -> tuple[np.ndarray, int]:
     if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
         try:
             return _wav(content, what)
-        except (wave.Error, EOFError, struct.error) as error:
+        # The last but one: a chunk that ends behind the file.
+        except (wave.Error, EOFError, RuntimeError, struct.error) as error:
             if _soundfile() is None:
                 raise RequestError(
-                    f"{what} is a WAV file that cannot be read: {error}. Expected samples as "
-                    "integers (PCM) of 8 to 32 bits; install soundfile for other kinds."
+                    f"{what} is a WAV file that cannot be read: {error or 'a chunk is cut off'}. "
+                    "Expected samples as integers (PCM) of 8 to 32 bits; install soundfile for "
+                    "other kinds."
                 ) from None
     library = _soundfile()
     if library is None:

@@ -137,6 +137,8 @@ def test_channels_are_averaged() -> None:
     [
         (b"OggS" + bytes(100), "no WAV file"),
         (b"RIFF\0\0\0\0WAVEfmt ", "cannot be read"),
+        (told(wav(np.zeros(8), 16000, 2), 4, 20), "cannot be read"),
+        (told(wav(np.zeros(8), 16000, 2), 16, 0x7FFF), "cannot be read"),
         (wav(np.zeros(0), 16000, 2), "no samples"),
         (told(wav(np.zeros(8), 16000, 4), 32, 8, 64), "its samples have 64 bits"),
         (told(wav(np.zeros(8), 16000, 1), 24, 5), "sampling rate 5"),
