@@ -114,5 +114,5 @@ def test_a_token_takes_half_the_memory() -> None:
 
 
 def test_what_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8_e5m2'.*'int8'"):
-        engine("xla", "fp8_e5m2")
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='nvfp4'.*'int8'"):
+        engine("xla", "nvfp4")

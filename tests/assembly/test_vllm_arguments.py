@@ -72,6 +72,7 @@ def test_what_changes_no_answer_is_taken_and_the_log_says_why(
     ("given", "ours"),
     [
         ({"attention_backend": "FLASH_ATTN"}, {}),
+        ({"dtype": "float"}, {"dtype": "float32"}),
         ({"kv_cache_dtype": "bfloat16"}, {}),
         ({"kv_cache_dtype": "fp8_e5m2"}, {"kv_cache_dtype": "fp8"}),
         ({"load_format": "runai_streamer"}, {"load_format": "safetensors"}),

@@ -118,6 +118,7 @@ NEAREST: dict[str, dict[Any, Any]] = {
     "all2all_backend": {
         "naive": "allgather_reducescatter", **dict.fromkeys(_EXCHANGES, "all_to_all"),
     },
+    "dtype": {"float": "float32"},
     "kv_cache_dtype": {
         "bfloat16": "auto", "float16": "auto", "fp8_e5m2": "fp8", "fp8_inc": "fp8",
     },
