@@ -6,6 +6,7 @@ on the same weights give the same tokens. It is also what is broadcast to other 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -84,11 +85,16 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def packed_tokens(token_ids: Iterable[int]) -> bytes:
+    """Tokens as a new row has them."""
+    return array("i", token_ids).tobytes()
+
+
 class NewRow(msgspec.Struct, frozen=True, array_like=True):
     """A row that starts (or starts again after preemption): everything known of its request."""
 
     row: int
-    token_ids: list[int]  # prompt and outputs returned so far
+    tokens: bytes  # i32: prompt and outputs returned so far
     prompt_length: int
     sampling: RowSampling
     taps: int = 0  # which set of taps the row uses; 0: none
@@ -101,6 +107,11 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     adapter: str = ""
     embeds: bytes | None = None  # f32[prompt_length, hidden]: the prompt's tokens stand for these
     media: list[MediaSpan] = []  # images and videos in its prompt, without their values
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens as integers."""
+        return np.frombuffer(self.tokens, np.int32).tolist()
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):

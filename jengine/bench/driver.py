@@ -15,7 +15,7 @@ from typing import Any
 from jengine.api.llm import LLM
 from jengine.config import CacheGroup
 from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
-from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
+from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling, packed_tokens
 from jengine.runner.runner import PlanRunner, StepHandle
 from jengine.runner.step.group_arrays import each_array
 
@@ -111,7 +111,8 @@ class Driver:
         everyone, pages = list(range(rows)), self.pages(context, steps)
         longest = self.llm.engine.schedule.max_model_len
         new_rows = [
-            NewRow(row, [1] * (context - 1), context - 1, RowSampling()) for row in everyone
+            NewRow(row, packed_tokens([1] * (context - 1)), context - 1, RowSampling())
+            for row in everyone
         ]
         new_blocks = []
         for group in range(len(self.groups)):

@@ -19,7 +19,7 @@ from jengine.bench.driver import Driver
 from jengine.bench.surroundings import surroundings
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
-from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
+from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling, packed_tokens
 from jengine.runner.step.group_arrays import each_array
 
 PLANS = 3  # for each time: one to queue behind, the one that is timed, and one to queue meanwhile
@@ -164,12 +164,13 @@ class StepTimer:
         before = min(context, longest(self.driver.llm) - tokens - 1)
         lengths = [context + steps] * rows + ([before + tokens + 1] if tokens else [])
         started = [
-            NewRow(row, [1] * (context - 1), context - 1, RowSampling()) for row in range(rows)
+            NewRow(row, packed_tokens([1] * (context - 1)), context - 1, RowSampling())
+            for row in range(rows)
         ]
         chunk = []
         if tokens:
-            whole = [1] * (before + tokens)
-            started.append(NewRow(rows, whole, len(whole), RowSampling()))
+            whole = packed_tokens([1] * (before + tokens))
+            started.append(NewRow(rows, whole, before + tokens, RowSampling()))
             chunk = [Entry(rows, before, tokens)]
         blocks = self.blocks(lengths)
         for step in range(steps):

@@ -26,8 +26,8 @@ from jengine.plan import Plan
 logger = logging.getLogger(__name__)
 WRITE = "write_recording"  # the call that it answers itself
 MOST_BYTES = 64 * 2**20
-# Estimates of the memory that a step takes: for itself, and per token of a new row.
-STEP_BYTES, TOKEN_BYTES = 2048, 8
+# An estimate of the memory that a step takes, but for the tokens of its new rows.
+STEP_BYTES = 2048
 
 
 class FlightRecorder:
@@ -66,7 +66,7 @@ class FlightRecorder:
     def _keep(self, step: RecordedStep) -> None:
         size = STEP_BYTES + 2 * len(step.plan.entries.table)
         for new in step.plan.new_rows:
-            size += TOKEN_BYTES * len(new.token_ids)
+            size += len(new.tokens)
         self._steps.append((size, step))
         self._bytes += size
         while self._is_full:

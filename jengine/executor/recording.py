@@ -17,7 +17,7 @@ from jengine.config import CacheConfig, ScheduleConfig
 from jengine.errors import ConfigError
 from jengine.plan import Plan
 
-FORMAT = "jengine recording 1"
+FORMAT = "jengine recording 2"
 
 
 class Origin(msgspec.Struct, frozen=True):

@@ -24,8 +24,8 @@ class BatchRow:
     __slots__ = ("output_ids", "place", "prompt_ids", "sampling")
 
     def __init__(self, new: NewRow) -> None:
-        self.prompt_ids = list(new.token_ids[: new.prompt_length])
-        self.output_ids = list(new.token_ids[new.prompt_length :])
+        known = new.token_ids
+        self.prompt_ids, self.output_ids = known[: new.prompt_length], known[new.prompt_length :]
         self.sampling = new.sampling
         self.place = -1
 

@@ -147,7 +147,7 @@ class Planner:
         builder.new_rows.append(
             NewRow(
                 request.row,
-                request.token_ids.tolist(),
+                request.token_ids.tobytes(),
                 request.prompt_length,
                 request.wire.sampling,
                 request.wire.taps,

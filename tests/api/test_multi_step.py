@@ -15,7 +15,7 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.errors import ConfigError, UnsupportedFeature
-from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
+from jengine.plan import Entries, Entry, NewBlocks, NewRow, Plan, RowSampling, packed_tokens
 from jengine.runner.variants.buckets import Bucket
 from tests.api.engines import (
     answers,
@@ -108,7 +108,7 @@ def test_a_burst_ends_when_every_row_has_ended(burst_engine: jengine.LLM) -> Non
     runner = burst_engine.engine.runners[0]
     first = Plan(
         10_000, Entries.of([Entry(0, 0, 7)]), 0,
-        [NewRow(0, prompt, 7, sampling)], [NewBlocks(0, 0, 0, [1, 2])],
+        [NewRow(0, packed_tokens(prompt), 7, sampling)], [NewBlocks(0, 0, 0, [1, 2])],
     )  # fmt: skip
     assert runner.submit(first).result().tokens.tolist() == [tokens[:1]]
     burst = Plan(10_001, Entries.of([Entry(0, 7, STEPS)]), 1, repeats=STEPS)

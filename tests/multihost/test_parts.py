@@ -48,12 +48,13 @@ from jengine.plan import (
     RowSampling,
     Transfers,
     Wanted,
+    packed_tokens,
 )
 
 SETTINGS = MultihostSettings(silence=5.0, stuck=0.5)
 PLAN = Plan(
     3, Entries.of([Entry(0, 5, 1), Entry(2, 0, 7, Wanted.NOTHING)]), 1,
-    [NewRow(2, [1, 2, 3], 3, RowSampling(seed=2**64 - 1, logit_bias={5: 0.5}))],
+    [NewRow(2, packed_tokens([1, 2, 3]), 3, RowSampling(seed=2**64 - 1, logit_bias={5: 0.5}))],
     [NewBlocks(2, 0, 0, [4, 9])], [1],
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jengine.outputs import NO_TOKEN, StepOutput
-from jengine.plan import Drafts, Entries, Entry, NewRow, Plan, RowSampling
+from jengine.plan import Drafts, Entries, Entry, NewRow, Plan, RowSampling, packed_tokens
 from jengine.runner.plans.packing import NO_BLOCKS, PackedStep, bucket_for, pack
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
@@ -33,8 +33,8 @@ LAST = {4: 9, 1: 8}
 def drafted_plan(drafts: Drafts = WINDOW) -> tuple[Plan, PackedStep, StepInput]:
     """Row 4 decodes with 3 drafts, row 1 without, and row 0 runs a prompt of 5."""
     rows = Rows(DRAFTED)
-    begun = NewRow(0, [7, 8, 9, 10, 11], 5, RowSampling(top_k=3))
-    known = [NewRow(row, [1] * 5, 5, RowSampling(top_k=row)) for row in LAST]
+    begun = NewRow(0, packed_tokens([7, 8, 9, 10, 11]), 5, RowSampling(top_k=3))
+    known = [NewRow(row, packed_tokens([1] * 5), 5, RowSampling(top_k=row)) for row in LAST]
     rows.apply(Plan(0, Entries(b""), 0, new_rows=known))
     entries = Entries.of([Entry(4, 30, 4), Entry(1, 5, 1), Entry(0, 0, 5)])
     plan = Plan(1, entries, 2, new_rows=[begun], drafts=[drafts])

@@ -18,6 +18,7 @@ from jengine.plan import (
     Plan,
     RowSampling,
     Wanted,
+    packed_tokens,
 )
 from jengine.runner.plans.needed_features import needed, runs_drafts
 from jengine.runner.plans.rows import Rows
@@ -34,7 +35,7 @@ def needs(*sampling: dict[str, Any], samples: list[bool] | None = None, decodes:
     count = len(sampling)
     settings = [RowSampling(**one) for one in sampling]
     new_rows = [
-        NewRow(i, [1, 2], 2, one, sampler_row=(i + 1) * one.has_sampler_state)
+        NewRow(i, packed_tokens([1, 2]), 2, one, sampler_row=(i + 1) * one.has_sampler_state)
         for i, one in enumerate(settings)
     ]
     rows = Rows(SHAPES)

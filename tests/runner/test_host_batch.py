@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jengine.logits_processor import BatchUpdate, MoveDirectionality, process_dict_updates
-from jengine.plan import NO_ENTRIES, KnownTokens, NewRow, Plan, RowSampling
+from jengine.plan import NO_ENTRIES, KnownTokens, NewRow, Plan, RowSampling, packed_tokens
 from jengine.runner.host_batch import HostBatch, params_of
 from jengine.sampling_params import SamplingParams
 
@@ -15,7 +15,7 @@ PROMPT = [4, 5]
 
 def new_row(row: int, outputs: list[int] | None = None) -> NewRow:
     sampling = RowSampling(extra_args={"row": row}, temperature=0.5, stop_ids=[3])
-    return NewRow(row, [*PROMPT, *(outputs or [])], len(PROMPT), sampling)
+    return NewRow(row, packed_tokens([*PROMPT, *(outputs or [])]), len(PROMPT), sampling)
 
 
 def row_of(params: SamplingParams, prompt: object, output: object) -> int:

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 from jengine.config import CacheGroup, CacheSpec
-from jengine.plan import NO_ENTRIES, Entries, Entry, NewBlocks, NewRow, Plan, RowSampling, Wanted
+from jengine.plan import (
+    NO_ENTRIES,
+    Entries,
+    Entry,
+    NewBlocks,
+    NewRow,
+    Plan,
+    RowSampling,
+    Wanted,
+    packed_tokens,
+)
 from jengine.runner.plans.packing import NO_BLOCKS, PackedStep, bucket_for, pack
 from jengine.runner.plans.rows import SETTINGS, Rows
 from jengine.runner.programs.block_tables import block_entries
@@ -92,7 +102,7 @@ def test_a_plan_without_rows_is_all_padding(one_segment: bool) -> None:
 
 
 def start(row: int, tokens: list[int], **sampling: Any) -> NewRow:
-    return NewRow(row, tokens, len(tokens), RowSampling(**sampling))
+    return NewRow(row, packed_tokens(tokens), len(tokens), RowSampling(**sampling))
 
 
 def packed_plan(shapes: StepShapes = SHAPES) -> tuple[Plan, PackedStep, StepInput]:

@@ -6,7 +6,16 @@ In: an engine. Out: plans that claim contexts which were never computed, as thos
 from __future__ import annotations
 
 from jengine.bench.driver import Driver, grown_tables
-from jengine.plan import NOTHING, Entries, Entry, NewBlocks, NewRow, Plan, RowSampling
+from jengine.plan import (
+    NOTHING,
+    Entries,
+    Entry,
+    NewBlocks,
+    NewRow,
+    Plan,
+    RowSampling,
+    packed_tokens,
+)
 
 
 class StepPlans:
@@ -36,7 +45,8 @@ class StepPlans:
         """Starts every row and decodes all of them."""
         lengths = [self.context - 1] * self.rows + [self.prompt_tokens] * bool(self.prompt_tokens)
         new_rows = [
-            NewRow(row, [1] * length, length, RowSampling()) for row, length in enumerate(lengths)
+            NewRow(row, packed_tokens([1] * length), length, RowSampling())
+            for row, length in enumerate(lengths)
         ]
         new_blocks = []
         for group, blocks in enumerate(self.driver.blocks):

@@ -81,7 +81,8 @@ class Rows:
                 self._extend(blocks)
 
     def _start(self, new: NewRow) -> None:
-        self.tokens[new.row, : len(new.token_ids)] = new.token_ids
+        tokens = np.frombuffer(new.tokens, np.int32)
+        self.tokens[new.row, : len(tokens)] = tokens
         for name, setting in SETTINGS.items():
             self.settings[name][new.row] = setting.source(new)
 
