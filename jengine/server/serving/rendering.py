@@ -33,10 +33,13 @@ LEAST_BYTES, CHAR_BYTES = 2**30, 512
 class Rendering:
     """The renderer of an engine behind lanes."""
 
-    def __init__(self, prompts: PromptRenderer, limits: TextLimits, timeout: float) -> None:
+    def __init__(
+        self, prompts: PromptRenderer, limits: TextLimits, timeout: float, fronts: int = 1
+    ) -> None:
+        """`fronts`: processes like this one, which share the cores."""
         self.text_limits = limits
         self._prompts = prompts
-        processes = min(max(len(os.sched_getaffinity(0)), FEWEST), MOST)
+        processes = min(max((os.cpu_count() or 1) // fronts, FEWEST), MOST)
         self.short = Lane("short texts", THREADS, timeout)
         self.long = Lane("long texts", processes, timeout, confined=True)
         self.media = Lane("media", THREADS, timeout)

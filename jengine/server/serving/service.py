@@ -103,6 +103,7 @@ class Service:
                 engine.session.input_processor.prompts,
                 self.text_limits,
                 settings.render_timeout,
+                self.peers.count,
             ),
             names,
             ServedAdapters(engine, names, settings.lora_modules),
