@@ -134,8 +134,8 @@ def test_settings_are_checked() -> None:
         jengine.EngineArgs("demo", enable_lora=True, max_loras=2, max_cpu_loras=1)
     with pytest.raises(ConfigError, match="lora_int_id=0"):
         LoRARequest("zero", 0)
-    with pytest.raises(UnsupportedFeature, match="fully_sharded_loras"):
-        jengine.EngineArgs("demo", fully_sharded_loras=True)
+    with pytest.raises(UnsupportedFeature, match="enable_tower_connector_lora"):
+        jengine.EngineArgs("demo", enable_tower_connector_lora=True)
 
 
 def test_an_engine_without_adapters_refuses_them(made: Setup) -> None:
