@@ -6,6 +6,7 @@ In: a PIL image, an array, a path, or the bytes of a file. Out: uint8 [height, w
 from __future__ import annotations
 
 import io
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ ORIENTATION, TURNED = 0x0112, range(5, 9)  # of EXIF: its values with rows and c
 DECODER_ERRORS = (
     OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, AttributeError,
     OverflowError, EOFError, RuntimeError, MemoryError, AssertionError, ArithmeticError,
-    Image.DecompressionBombError,
+    Image.DecompressionBombError, struct.error,
 )  # fmt: skip
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 

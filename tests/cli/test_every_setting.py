@@ -141,7 +141,7 @@ def test_another_type_is_refused_before_anything_is_loaded(owner: type, field: F
         (["--allowed-local-media-path", "/no/such/folder"], "expected a folder"),
         (["--limit-mm-per-prompt.pictures", "3"], "limit_mm_per_prompt has 'pictures'"),
         (["--limit-mm-per-prompt.image", "-3"], "limit_mm_per_prompt has 'image'"),
-        (["--limit-mm-per-prompt.image", "x"], "each of its values an integer"),
+        (["--limit-mm-per-prompt.image", "x"], "expected a number for 'image'"),
         (["--config", "/no/such/file"], "No such file"),
     ],
 )

@@ -39,6 +39,13 @@ CLOSED = MediaSources(resolve=never, connect=never)
 LISTED = MediaSources(("a.example", "b.example"), resolve=never, connect=never)
 
 
+# One frame, whose blocks are cut off within a number.
+GIF = bytes.fromhex(
+    "474946383761090007008100006300000000000000000000002c000000000900070000080f0001081c48b0a0c1"
+    "8308132a4418100021f90401000001002c0000000009"
+)
+
+
 def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
@@ -225,7 +232,14 @@ def test_files_of_one_folder(tmp_path: Path) -> None:
 def test_hostile_files(monkeypatch: pytest.MonkeyPatch) -> None:
     picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     whole = file_of(picture)
-    for broken in (whole[:40], whole[:-30], b"\x89PNG\r\n\x1a\n" + b"\0" * 100, b"", b"GIF89a"):
+    for broken in (
+        whole[:40],
+        whole[:-30],
+        b"\x89PNG\r\n\x1a\n" + b"\0" * 100,
+        b"",
+        b"GIF89a",
+        GIF,
+    ):
         with pytest.raises(RequestError, match=r"cannot be decoded|no picture that can be read"):
             decoded(broken, "image")
     frames = [Image.new("RGB", (4, 4), (n, 0, 0)) for n in range(3)]
