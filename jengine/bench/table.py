@@ -300,6 +300,17 @@ def simulation_proof(result: dict[str, Any]) -> Iterator[Row]:
         yield Row(f"{work}; {one['figure']}", f"{ours:.1f}", f"{told:.1f}", f"{ours / told:.2f}")
 
 
+def first_uses(result: dict[str, Any]) -> Iterator[Row]:
+    """The longest gap of plain streams beside first uses of sampling features; as the peer, beside
+    second ones."""
+    for way, found in result["ways"].items():
+        work = f"{result['streams']} streams of {result['model']} beside first uses of sampling "
+        work += f"features, engine {way}; longest gap, in medians"
+        median = found["median_gap_s"]
+        first, second = (found[f"longest_{name}gap_s"] / median for name in ("", "second_"))
+        yield Row(work, f"{first:.1f}", f"{second:.1f}, second uses")
+
+
 KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "throughput": throughput,
     "latency": latency,
@@ -313,6 +324,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "adapters": adapters,
     "disaggregated": disaggregated,
     "hostile_grammars": hostile_grammars,
+    "first_uses": first_uses,
     "fidelity": fidelity,
     "schemes": schemes,
     "conversations": conversations,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jengine.models.reading.published import PUBLISHED
+from jengine.runner.variants.parts import Part
 
 CAPABILITIES = (80, 89, 90)
 KV_HEADS = 8
@@ -207,6 +208,7 @@ class StepCase:
     layers: int = 0  # how many of the model's, from the first on; 0: all
     context: int = 1  # devices that divide the cached tokens of each request
     groups: int = 1  # of devices, which divide the tokens of each step
+    part: Part = Part.STEP  # the program of a chain; STEP: all of it in one
 
     def __str__(self) -> str:
         size = f"{self.decode_rows} rows"
@@ -226,6 +228,7 @@ class StepCase:
         drawn += f", {self.on_host:g} GiB on the host" * bool(self.on_host)
         drawn += f", {self.layers} layers" * bool(self.layers)
         drawn += f", contexts to {self.max_model_len:,}" * (self.max_model_len > 16_384)
+        drawn += f", {self.part.value} alone" * (self.part is not Part.STEP)
         return f"{self.model}, {size}, {self.attention}{split}{drawn}"
 
 
@@ -290,6 +293,14 @@ def step_cases() -> Iterator[StepCase]:
     for model, layers in (("qwen3-next-80b-a3b", 4), ("granite-4-h-small", 6)):
         yield StepCase(model, 64, 0, "triton", cache_tokens=100_000, layers=layers)
     yield from divided_cases()
+    # The programs that engines run in place of such steps.
+    for prompts in (0, 2048):
+        yield StepCase("llama-8b", 64, prompts, "triton", part=Part.FORWARD)
+    for variant in ("greedy", "sampled", "full"):
+        yield StepCase("llama-8b", 64, 0, "triton", variant=variant, part=Part.SAMPLE)
+    yield StepCase("llama-8b", 64, 2048, "triton", variant="scored", part=Part.SCORE)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4, part=Part.FORWARD)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4, part=Part.SAMPLE)
     # The same step without our kernels, for comparison.
     yield StepCase("llama-8b", 64, 0, "xla")
 

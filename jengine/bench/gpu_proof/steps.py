@@ -45,8 +45,9 @@ from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder
 from jengine.runner.step.program import AdapterProgram
 from jengine.runner.step.state import empty_state, placed_state, state_bytes
-from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
+from jengine.runner.variants.buckets import Bucket, Ladders, Slots, StepShapes
 from jengine.runner.variants.features import variants, with_adapters
+from jengine.runner.variants.parts import RUNS_TOKENS, Part
 from jengine.weights.abstract import abstract_model
 from jengine.weights.stages import StagePlaces
 from pallas_kernels.decode_attention import CASCADING
@@ -90,6 +91,7 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
         groups, block_size, tile, rows, case.max_model_len,
         attention=case.attention, packed_tables=case.stages > 1, joined_tiles=run // tile,
         reads_together=case.attention in CASCADING, adapter_slots=case.adapters,
+        chained=case.part is not Part.STEP,
     )  # fmt: skip
     prompts = max(PREFILL_TOKENS, case.prefill_tokens)
     ladders = Ladders((rows,), (prompts,), (shapes.max_pages,))
@@ -99,7 +101,8 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
     held = held_by(placement, ladders, config.hidden_size)
     sizes = (rows, config.vocab_size, case.max_model_len)
     kind = CODES[case.codes] if case.codes else jnp.bfloat16
-    state = jax.eval_shape(lambda: empty_state(cache, kind, *sizes, held))
+    kept = (prompts, config.hidden_size) if shapes.chained else None
+    state = jax.eval_shape(lambda: empty_state(cache, kind, *sizes, held, prompts=kept))
     backend = matmul_backend(case.attention, pack=True)
     places = places_for(case, config, StagePlaces(whole, layout), backend)
     order = LeafOrder(abstract_model(config), places, backend)
@@ -107,6 +110,7 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
         shapes, order.rebuild, shapes_for(order), placed_state(state, placement, groups), placement,
         stages_of(order, ladders),
         CompilerChoices(case.captured, case.matmuls, arriving=order.arriving),
+        width=config.hidden_size,
         adapters=adapters_for(case, config, shapes, placement),
         joined=JoinedReplicas(whole) if whole.joint else None,
     )  # fmt: skip
@@ -144,7 +148,8 @@ def adapters_for(
 
 
 def compiled_step(case: StepCase) -> tuple[Any, int]:
-    """The executable, and the bytes of cache on each device."""
+    """The executable, and the bytes on each device of what it must not copy: the cache or, behind
+    the model, logits."""
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=H200, topology=f"1x1x{case.devices}"
     )
@@ -154,16 +159,29 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
     pages = -(-case.max_model_len // (BLOCK_SIZE * case.context))
     bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
     name = with_adapters(case.variant) if case.adapters else case.variant
-    lowered = compiler.lower(bucket, variants(5, "raw_logprobs", adapters=True)[name])
-    options = compiler.choices.options(devices.flat[0], bucket.num_tokens)
-    return lowered.compile(compiler_options=options), state_bytes(compiler.state.caches)
+    features = variants(5, "raw_logprobs", adapters=True)[name].of(case.part)
+    size = size_of(case.part, bucket, compiler.shapes)
+    lowered = compiler.lower(size, features)
+    options = compiler.choices.options(devices.flat[0], size.num_tokens)
+    held = state_bytes(compiler.state.caches)
+    if case.part not in RUNS_TOKENS:
+        held = size.num_tokens * config.vocab_size * 4 // case.devices  # its logits
+    return lowered.compile(compiler_options=options), held
+
+
+def size_of(part: Part, bucket: Bucket, shapes: StepShapes) -> Bucket | Slots:
+    """The size of a step's part."""
+    if part in RUNS_TOKENS:
+        return bucket
+    return Slots(shapes.scored_at_once if part is Part.SCORE else shapes.num_slots(bucket))
 
 
 def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -> dict[str, Any]:
     """Launches, command buffers, copies and memory of a compiled step."""
     text = compiled.as_text()
     memory = compiled.memory_analysis()
-    layers = -(-len(config_of(case).layers) // case.stages)  # of one device
+    runs_layers = case.part in RUNS_TOKENS
+    layers = -(-len(config_of(case).layers) // case.stages) if runs_layers else 1  # of one device
     found = thunks(dump)
     launches = found.launches
     copies = [size for size in copied_bytes(text) if size >= cache_bytes // (2 * layers)]
@@ -181,7 +199,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
         "rematerialized": len(re.findall(r"%\S*remat\S* =", text)),
         "cache_copies": len(copies),
         "cache_gb": round(cache_bytes / 1e9, 2),
-        "cache_aliased": memory.alias_size_in_bytes >= cache_bytes,
+        "cache_aliased": not runs_layers or memory.alias_size_in_bytes >= cache_bytes,
         "temporary_mb": round(memory.temp_size_in_bytes / 1e6, 1),
         "thunks": dict(launches.most_common()),
         **(host_facts(text, found.lines) if case.on_host else {}),

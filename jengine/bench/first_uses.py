@@ -1,0 +1,232 @@
+"""Whether plain streams stand still while others use a feature of sampling for the first time.
+
+    python -m jengine.bench.first_uses [MODEL] [--streams N] [--cold] [--output-json FILE]
+
+A few streams decode all the time. Beside them each feature is asked for twice at each prompt size:
+the seconds of each use, and the longest gap between two tokens of a stream meanwhile. The second
+use shows what the prompt itself costs the streams. Once with the engine in this process, and once
+behind HTTP. `--cold` begins before warm-up has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jengine
+from jengine.bench.marathon.server import ServerProcess
+from jengine.bench.surroundings import shown_command, surroundings
+from jengine.client.address import Address
+from jengine.client.errors import ServerBusy, ServerFailed
+from jengine.client.server import Server
+from jengine.structured_outputs import StructuredOutputsParams
+
+# What is asked for: arguments of SamplingParams, which are also fields of a body over HTTP.
+FEATURES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.8, "seed": 1},
+    "penalties": {"temperature": 0, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+    "logit_bias": {"temperature": 0, "logit_bias": {"5": 1.0}},
+    "min_tokens": {"temperature": 0, "min_tokens": 2},
+    "logprobs": {"temperature": 0, "logprobs": 5},
+    "prompt_logprobs": {"temperature": 0, "prompt_logprobs": 1},
+    "logprob_token_ids": {"temperature": 0, "logprob_token_ids": [5, 6]},
+    "structured_outputs": {"temperature": 0, "structured_outputs": {"choice": ["yes", "no"]}},
+}
+PROMPTS = (16, 200)  # tokens
+ANSWER, STREAM = 4, 200  # tokens
+# Over this many median gaps a stream is said to have stood still.
+MOST = 5.0
+# What a server's log says when no program is to come.
+WARM = "programs compiled while serving"
+SETTLE = 0.5  # seconds for which streams run before anything is asked for
+
+# A prompt's ids, the most tokens of an answer, and sampling: yields once per token or chunk.
+Ask = Callable[[list[int], int, dict[str, Any]], Iterator[object]]
+
+
+class Use(NamedTuple):
+    """Two uses of a feature."""
+
+    feature: str
+    prompt: int
+    first_s: float
+    second_s: float
+    first_gap_s: float  # the longest of any stream during the first use
+    second_gap_s: float
+
+
+class Streams:
+    """Streams that decode until they are told to stop."""
+
+    def __init__(self, ask: Ask, count: int) -> None:
+        self._ask = ask
+        self._stopped = threading.Event()
+        self.gaps: list[tuple[float, float]] = []  # when one ended, and its seconds
+        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(count)]
+
+    def _run(self, number: int) -> None:
+        while not self._stopped.is_set():
+            before = None
+            for _ in self._ask([7 + number] * PROMPTS[0], STREAM, {"temperature": 0}):
+                now = time.perf_counter()
+                if before is not None:
+                    self.gaps.append((now, now - before))
+                before = now
+
+    @contextmanager
+    def running(self) -> Iterator[Streams]:
+        """Run them for as long as this is open."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            time.sleep(SETTLE)
+            yield self
+        finally:
+            self._stopped.set()
+            for thread in self._threads:
+                thread.join()
+
+    def longest_since(self, began: float) -> float:
+        """The longest gap that has ended since then."""
+        return max((gap for end, gap in list(self.gaps) if end >= began), default=0.0)
+
+
+def measure(ask: Ask, streams: int) -> dict[str, Any]:
+    """All features at all prompt sizes, beside so many streams."""
+    uses = list[Use]()
+    with Streams(ask, streams).running() as beside:
+        for size in PROMPTS:
+            for number, (name, sampling) in enumerate(FEATURES.items()):
+                seconds, gaps = list[float](), list[float]()
+                for _ in range(2):
+                    began = time.perf_counter()
+                    seconds.append(timed(ask, [11 + number] * size, sampling))
+                    gaps.append(beside.longest_since(began))
+                uses.append(Use(name, size, *seconds, *gaps))
+    median = statistics.median(gap for _, gap in beside.gaps)
+    longest = max(one.first_gap_s for one in uses)
+    return {
+        "gaps": len(beside.gaps),
+        "median_gap_s": median,
+        "longest_gap_s": longest,
+        "longest_second_gap_s": max(one.second_gap_s for one in uses),
+        "longest_over_median": longest / median,
+        "uses": [one._asdict() for one in uses],
+    }
+
+
+def timed(ask: Ask, prompt: list[int], sampling: dict[str, Any]) -> float:
+    """Seconds of one answer."""
+    began = time.perf_counter()
+    for _ in ask(prompt, ANSWER, sampling):
+        pass
+    return time.perf_counter() - began
+
+
+@contextmanager
+def in_process(model: str, *, cold: bool) -> Iterator[Ask]:
+    """An engine in this process."""
+    with jengine.LLM(model, enable_prefix_caching=False) as llm:
+        if not cold:
+            llm.wait_until_warm()
+
+        def ask(prompt: list[int], most: int, sampling: dict[str, Any]) -> Iterator[object]:
+            given = dict(sampling)
+            if rules := given.pop("structured_outputs", None):
+                given["structured_outputs"] = StructuredOutputsParams(**rules)
+            ignore_eos = "structured_outputs" not in given
+            params = jengine.SamplingParams(**given, max_tokens=most, ignore_eos=ignore_eos)
+            return llm.stream([{"prompt_token_ids": prompt}], params)
+
+        yield ask
+
+
+@contextmanager
+def over_http(model: str, *, cold: bool) -> Iterator[Ask]:
+    """A server in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = ServerProcess(model, ["--no-enable-prefix-caching"], Path(folder, "log"))
+        process.start()
+        try:
+            server = Server(Address.of(f"http://127.0.0.1:{process.port}"))
+            wait_for(server, process, cold=cold)
+            name = server.models()[0]["id"]
+
+            def ask(prompt: list[int], most: int, sampling: dict[str, Any]) -> Iterator[object]:
+                ignore_eos = "structured_outputs" not in sampling
+                body = {"model": name, "prompt": prompt, "max_tokens": most, "stream": True,
+                        "ignore_eos": ignore_eos, **sampling}  # fmt: skip
+                return server.stream("/v1/completions", body)
+
+            yield ask
+        finally:
+            process.kill()
+
+
+def wait_for(server: Server, process: ServerProcess, *, cold: bool, seconds: float = 600) -> None:
+    """Until the server answers and, unless `cold`, has compiled all programs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.is_running:
+        try:
+            server.text("/health")
+            if cold or WARM in process.log_text():
+                return
+        except (ServerBusy, ServerFailed):
+            pass  # it loads, or does not listen yet
+        time.sleep(0.2)
+    raise ServerFailed(f"the server is not ready: {process.log_text()[-2000:]}")
+
+
+WAYS = {"in process": in_process, "over HTTP": over_http}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print a table, and keep JSON."""
+    parser = argparse.ArgumentParser(prog="python -m jengine.bench.first_uses", description=__doc__)
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--cold", action="store_true", help="begin before warm-up has ended")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--output-json", type=Path)
+    wanted = parser.parse_args(words)
+    found: dict[str, Any] = {}
+    for name in wanted.ways:
+        with WAYS[name](wanted.model, cold=wanted.cold) as ask:
+            found[name] = measure(ask, wanted.streams)
+        print(shown(name, found[name]))
+    result = {
+        "bench": "first_uses", **surroundings(), "model": Path(wanted.model).name,
+        "streams": wanted.streams, "cold": wanted.cold, "most": MOST, "ways": found,
+        "command": shown_command("jengine.bench.first_uses", words or []),
+    }  # fmt: skip
+    if wanted.output_json:
+        wanted.output_json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+def shown(name: str, way: dict[str, Any]) -> str:
+    """A table of one way."""
+    median = way["median_gap_s"]
+    lines = [f"{name}: median gap {median * 1e3:.2f} ms, longest {way['longest_over_median']:.1f}"
+             " medians"]  # fmt: skip
+    lines += [
+        f"{one['feature']:>20} {one['prompt']:4d} tokens: {one['first_s']:6.3f} s, then "
+        f"{one['second_s']:6.3f} s; longest gap {one['first_gap_s'] / median:6.1f} medians, then "
+        f"{one['second_gap_s'] / median:6.1f}"
+        for one in way["uses"]
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:])
