@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,8 @@ OWN_UNVARIED: dict[str, set[str]] = {
     "mpt": {"logit_scale"},
     "minicpm3": {"mlp_bias"},
     "minimax_m2": {"shared_intermediate_size"},
-    "nemotron_h": {"rope_parameters"},  # it rotates nothing
+    "nemotron_h": {"rope_parameters", "tie_word_embeddings"},  # no rotation, and no tied head
+    "olmoe": {"head_dim"},
     **dict.fromkeys(
         ("gpt_oss", "bamba", "mamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe", "granite_hybrid",
          "falcon_h1"),
@@ -137,6 +139,17 @@ def test_draws_answer_as_transformers(
 def test_other_implementations(family: str, implementation: str, theirs: Transformers) -> None:
     found = check(theirs, family, 1, IMPLEMENTATIONS[implementation])
     assert found.passed, found
+
+
+def test_norms_over_all_heads_of_one_head_each(theirs: Transformers) -> None:
+    """OLMo 2 with as many KV heads as query heads was wrong on the CPU's kernels."""
+    number = next(number for number in range(30) if has_own_keys(drawn("olmo2", number)))
+    found = check(theirs, "olmo2", number, IMPLEMENTATIONS["cpu"])
+    assert found.passed, found
+
+
+def has_own_keys(given: dict[str, Any]) -> bool:
+    return given["num_attention_heads"] == given["num_key_value_heads"] > 1
 
 
 def test_what_transformers_refuses_is_said(theirs: Transformers) -> None:

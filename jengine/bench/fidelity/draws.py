@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jengine.bench.fidelity.families import FAMILIES, own_settings, tiny_settings
 from jengine.bench.fidelity.variations import (
     CHOICES,
+    EVEN,
     FLAGS,
     HEADS_DIVIDE,
     KINDS,
@@ -225,6 +226,7 @@ OWN: Mapping[str, Own] = {
     "gpt2": NO_HEAD_DIM,
     "gpt_neox": Own(without=("head_dim", "num_key_value_heads"), marks=PARTIAL.marks),
     "opt": NO_HEAD_DIM,
+    "olmoe": NO_HEAD_DIM,  # its norms are as wide as the hidden size
     "bloom": NO_HEAD_DIM,
     "mpt": Own(
         without=("head_dim", "logit_scale"),
@@ -235,7 +237,7 @@ OWN: Mapping[str, Own] = {
     "glm": GLM, "glm4": GLM, "glm4_moe": PARTIAL, "nemotron": PARTIAL,
     "qwen2_moe": Own(without=("sliding_window",)),
     "deepseek_v2": Own(
-        marks={**DEEPSEEK_ROPES, HEADS_DIVIDE: True},
+        marks={**DEEPSEEK_ROPES, HEADS_DIVIDE: True, EVEN: True},
         variations=(Variation(("topk_method",), draw_methods),),
         without=("norm_topk_prob", "mlp_bias", "rope_interleave"),
     ),
@@ -283,7 +285,8 @@ OWN: Mapping[str, Own] = {
     "nemotron_h": Own(
         {"mamba_hidden_act": ("silu",)},
         variations=(Variation(("mamba_num_heads", "n_groups", "mamba_head_dim"), draw_nemotron_h),),
-        without=("rope_parameters", "num_hidden_layers"),
+        # transformers saves a head of its own where the config ties it.
+        without=("rope_parameters", "num_hidden_layers", "tie_word_embeddings"),
     ),
     "falcon_h1": Own(
         SILU, variations=(Variation(FALCON_KEYS, draw_falcon),),

@@ -35,6 +35,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
             "attention_backend": "cpu",
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3,
                                    "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+            # Four rows of a token and three drafts.
+            "compilation_config": {"decode_rows": [16], "prefill_tokens": [64]},
         }
     ),
     "tp2": Implementation(

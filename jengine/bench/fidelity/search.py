@@ -52,7 +52,7 @@ class Row:
 
 
 def search(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Print and keep what the command has found; the status is 1 if a draw failed."""
+    """Print and keep what was found; the status is 1 if a draw failed or was refused."""
     rows = {family: Row(family) for family in args.family or FAMILIES}
     began = time.monotonic()
     with Transformers() as theirs:
@@ -67,7 +67,7 @@ def search(args: argparse.Namespace, words: Sequence[str]) -> int:
     print(json.dumps(result))
     if args.output_json is not None:
         args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(result["failed"] > 0)
+    return int(result["failed"] > 0 or result["refused"] > 0)
 
 
 def turns(args: argparse.Namespace, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
@@ -116,6 +116,7 @@ def described(implementation: str, rows: Sequence[Row], words: Sequence[str]) ->
         **surroundings(),
         "draws": sum(row.draws for row in rows),
         "failed": sum(len(row.failed) for row in rows),
+        "refused": sum(len(row.refused) for row in rows),
         "largest": max(row.largest for row in rows),
         "families": [asdict(row) for row in rows],
     }

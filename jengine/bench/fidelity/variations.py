@@ -139,7 +139,8 @@ HEADS_DIVIDE = "the hidden size is a multiple of the heads"
 TURNS_PART = "part of a head may be rotated"
 PATTERN = "layers have a pattern"
 KINDS = "kinds of ropes"
-MARKS = frozenset((HEADS_DIVIDE, TURNS_PART, PATTERN, KINDS))
+EVEN = "transformers views neighbours as complex numbers, whose strides are even"
+MARKS = frozenset((EVEN, HEADS_DIVIDE, TURNS_PART, PATTERN, KINDS))
 
 
 class Variation(NamedTuple):
@@ -173,15 +174,16 @@ def draw_heads(draw: Draw, settings: Settings, read: Collection[str]) -> Setting
 def draw_latent(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
     """Latent attention, in which all heads have keys of their own."""
     heads, hidden = one_of(draw, (1, 2, 3, 4, 5)), one_of(draw, HIDDEN_SIZES)
+    even = settings.get(EVEN, False)
     if settings.get(HEADS_DIVIDE):
         hidden = heads * one_of(draw, (8, 13, 16))
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "hidden_size": hidden,
-        "kv_lora_rank": one_of(draw, (8, 20, 33)),
+        "kv_lora_rank": one_of(draw, (8, 20) if even else (8, 20, 33)),
         "q_lora_rank": one_of(draw, (None, 12, 24, 31)),
-        "qk_nope_head_dim": one_of(draw, (8, 12, 19, 32)),
+        "qk_nope_head_dim": one_of(draw, (8, 12, 32) if even else (8, 12, 19, 32)),
         "qk_rope_head_dim": one_of(draw, (4, 8, 16)),
         "v_head_dim": one_of(draw, (8, 10, 24, 31)),
     }
