@@ -219,6 +219,23 @@ def fidelity(result: dict[str, Any]) -> Iterator[Row]:
     yield Row(work, f"{result['largest']:.1e}")
 
 
+def waiting(result: dict[str, Any]) -> Iterator[Row]:
+    """A step with as many waiting requests as were tried, in the family that minds them most."""
+    cases = {(one["waits_for"], one["family"], one["waiting"]): one for one in result["cases"]}
+    for kind in dict.fromkeys(one["waits_for"] for one in result["cases"]):
+        most = max(count for name, _, count in cases if name == kind)
+        families = [family for name, family, count in cases if (name, count) == (kind, 0)]
+        if not most:
+            continue
+        pairs = [(cases[kind, family, most], cases[kind, family, 0]) for family in families]
+        many, none = max(pairs, key=lambda pair: pair[0]["step_us"] - pair[1]["step_us"])
+        yield Row(
+            f"scheduler: a step of 8 streams, {most:,} waiting for {kind} ({many['family']})",
+            f"{many['step_us']:.0f} us", f"{none['step_us']:.0f} us, none waiting",
+            f"{many['step_us'] / none['step_us']:.2f}",
+        )  # fmt: skip
+
+
 def schemes(result: dict[str, Any]) -> Iterator[Row]:
     """What configurations of one model cost, beside the first that is not the truth."""
     truth, plain, *_ = result["schemes"]
@@ -327,6 +344,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "first_uses": first_uses,
     "fidelity": fidelity,
     "schemes": schemes,
+    "waiting": waiting,
     "conversations": conversations,
     "embeddings": embeddings,
     "images": images,
