@@ -44,6 +44,7 @@ def test_every_bench_has_rows() -> None:
         "hostile_grammars",
         "images",
         "disaggregated",
+        "first_uses",
         "marathon",
         "schemes",
         "simulation proof",
