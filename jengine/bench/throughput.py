@@ -29,6 +29,7 @@ from jengine.config import SpeculativeConfig
 from jengine.engine.core import EngineCore
 from jengine.models.parameter import named_parameters
 from jengine.runner.programs.ledger import CompileLedger
+from jengine.runner.variants.parts import RUNS_TOKENS
 from jengine.sampling_params import SamplingParams
 
 
@@ -210,7 +211,7 @@ def parameter_count(llm: LLM) -> int:
 
 def padded_share(ledger: CompileLedger) -> float:
     """Share of all computed tokens that were padding."""
-    entries = ledger.entries.values()
+    entries = [one for one in ledger.entries.values() if one.features.part in RUNS_TOKENS]
     computed = sum(entry.hits * entry.bucket.num_tokens for entry in entries)
     useful = sum(entry.useful_tokens for entry in entries)
     return round(1 - useful / computed, 4) if computed else 0.0

@@ -42,7 +42,7 @@ def environment(dump: Path) -> dict[str, str]:
     flags = [
         os.environ.get("XLA_FLAGS", ""),
         f"--xla_dump_to={dump}",
-        "--xla_dump_hlo_module_re=.*step.*",
+        "--xla_dump_hlo_module_re=.*(step|forward|sample|score).*",
     ]
     return {
         **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},

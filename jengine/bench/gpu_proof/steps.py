@@ -182,7 +182,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     memory = compiled.memory_analysis()
     runs_layers = case.part in RUNS_TOKENS
     layers = -(-len(config_of(case).layers) // case.stages) if runs_layers else 1  # of one device
-    found = thunks(dump)
+    found = thunks(dump, case.part)
     launches = found.launches
     copies = [size for size in copied_bytes(text) if size >= cache_bytes // (2 * layers)]
     return {
@@ -218,9 +218,9 @@ class Thunks(NamedTuple):
     lines: list[str]
 
 
-def thunks(dump: Path) -> Thunks:
-    """Read XLA's list."""
-    (listing,) = dump.glob("*step.thunk_sequence_after_thunk_passes.txt")
+def thunks(dump: Path, part: Part = Part.STEP) -> Thunks:
+    """Read XLA's list of a part of a step."""
+    (listing,) = dump.glob(f"*{part.value}.thunk_sequence_after_thunk_passes.txt")
     lines = [line for line in listing.read_text().splitlines() if THUNK.match(line)]
     found = [THUNK.match(line) for line in lines]
     kinds = [(len(match[1]), match[2]) for match in found if match]

@@ -179,4 +179,5 @@ def on_fields(program: Program, body: Callable[..., tuple[StepState, Any]]) -> C
         state, results = body(leaves, state, given, program=program)
         return tuple(getattr(state, name) for name in owned), results
 
+    run.__name__ = program.features.part.value  # the program's name in profiles
     return run
