@@ -188,7 +188,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
     return {
         "launches": launches.total(),
         "launches_a_layer": round(launches.total() / layers, 1),
-        "moves_a_layer": found.moves // layers,
+        "moves_a_layer": found.moves // layers if runs_layers else 0,
         "fp8_matmuls": text.count(FP8_TARGET),
         "plain_weights": plain_weights(text, case),
         "weights_gb": round((memory.argument_size_in_bytes - cache_bytes) / 1e9, 2),
