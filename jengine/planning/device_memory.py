@@ -27,6 +27,7 @@ from jengine.runner.memory.cache_size import scratch_bytes
 from jengine.runner.step.attention_backend import CODES
 from jengine.runner.step.group_arrays import block_bytes_on_each
 from jengine.runner.step.state import empty_state, placed_state, state_bytes
+from jengine.runner.variants.buckets import SCORED_AT_ONCE_ON_GPUS, whole_chunks
 from jengine.weights.abstract import abstract_model
 from jengine.weights.spared import layers_to_spare
 from pallas_kernels.decode_attention import least_shared, rows_of_a_team, shared_multiple
@@ -137,7 +138,8 @@ class Memory:
 
     @property
     def row_state(self) -> int:
-        """Bytes of each row's last token, length and block tables, and of the sampler's pool."""
+        """Bytes of each row's last token, length and block tables, of the sampler's pool, and of
+        hidden states that prompts are scored from."""
         cache = CacheConfig(self.config.groups, self.block_size, (0,) * len(self.config.groups))
         rows, longest = self.schedule.max_num_seqs, self.schedule.max_model_len
 
@@ -145,12 +147,22 @@ class Memory:
             dtype = jnp.dtype(self.config.dtype)
             state = empty_state(
                 cache, dtype, rows, self.config.vocab_size, longest,
-                max_adjusted=self.schedule.sampler_rows,
+                max_adjusted=self.schedule.sampler_rows, prompts=self._prompts,
             )  # fmt: skip
             # Pipelines pack block tables with each plan.
             return state if self.layout.pp == 1 else state._replace(tables=None)
 
         return state_bytes(placed_state(jax.eval_shape(empty), self.placement, cache.groups))
+
+    @property
+    def _prompts(self) -> tuple[int, int] | None:
+        """The shape of those hidden states; None where a step is one program."""
+        if self.layout.pp > 1 or self.config.pooling is not None or self.schedule.one_segment:
+            return None
+        most, tile = self.schedule.max_num_batched_tokens, self.schedule.prefill_tile
+        return whole_chunks(
+            -(-most // tile) * tile, SCORED_AT_ONCE_ON_GPUS
+        ), self.config.hidden_size
 
     @property
     def scratch(self) -> int:

@@ -29,6 +29,8 @@ class Resizing:
     def resize(self, loaded: LoadedModel, num_bytes: int) -> list[int]:
         """Use so many bytes for the cache."""
         loaded.wait_until_warm()
+        if loaded.late is not None:  # what it compiles is for the old size
+            loaded.late.finish()
         sizing = self._sizing
         cache = sizing.cache_for(num_bytes, held=sum(x.nbytes for x in arrays_of(loaded)))
         if cache.num_blocks != self.cache.num_blocks:

@@ -41,7 +41,7 @@ from jengine.runner.step.state import (
     placed_state,
     state_bytes,
 )
-from jengine.runner.variants.buckets import Ladders
+from jengine.runner.variants.buckets import Ladders, whole_chunks
 from sharding.placement import Placement
 
 
@@ -229,8 +229,7 @@ class Sizing:
         shapes, sizes = self.config.shapes, self.config.ladders.prefill_tokens
         if not (shapes.chained and sizes):
             return None
-        chunk = shapes.scored_at_once
-        return -(-sizes[-1] // chunk) * chunk, self.model.hidden_size
+        return whole_chunks(sizes[-1], shapes.scored_at_once), self.model.hidden_size
 
 
 def scratch_of(programs: Iterable[tuple[Compiled, LedgerEntry]]) -> int:

@@ -42,6 +42,12 @@ class LatePrograms:
                 self._thread = threading.Thread(target=self._run, name="jengine-late-programs")
                 self._thread.start()
 
+    def finish(self) -> None:
+        """Wait until everything that was asked for is compiled."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
     def stop(self) -> None:
         """Compile nothing more, and wait for the program that is being compiled."""
         with self._lock:

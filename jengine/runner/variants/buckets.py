@@ -296,6 +296,11 @@ def rung(what: str, ladder: tuple[int, ...], size: int) -> int:
     raise AssertionError(f"a plan has {size} {what}; the largest bucket has {ladder[-1]}")
 
 
+def whole_chunks(tokens: int, chunk: int) -> int:
+    """So many tokens, filled up to whole chunks."""
+    return -(-tokens // chunk) * chunk
+
+
 def slot_rungs(ladders: Ladders, shapes: StepShapes) -> tuple[int, ...]:
     """Numbers of sampling slots that get programs: those of decodes alone, and the most of all."""
     buckets = list(ladders.buckets())
