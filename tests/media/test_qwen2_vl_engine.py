@@ -14,6 +14,7 @@ import pytest
 import jengine
 from jengine import SamplingParams
 from jengine.errors import RequestError
+from jengine.runner.variants.parts import Part
 from tests.api.engines import answers, is_idle, rebuilt, tiny_engine
 from tests.media.tiny_vision import (
     BEGIN,
@@ -105,7 +106,7 @@ def test_images_wait_for_room(llm: jengine.LLM, expected: Any) -> None:
 
 def test_programs_of_the_encoder_are_counted(llm: jengine.LLM) -> None:
     llm.generate(asked(PROMPTS), GREEDY)
-    ran = [entry for entry in llm.ledger.entries.values() if entry.features.encoder]
+    ran = [entry for entry in llm.ledger.entries.values() if entry.features.part is Part.ENCODER]
     assert ran and all(entry.hits and entry.useful_tokens for entry in ran)
 
 
@@ -151,12 +152,14 @@ def test_programs_of_images_are_compiled_at_the_start(folder: Path, expected: An
     other = tiny_engine(folder, **settings)
     compiled = set(other.ledger.entries)
     assert {True, False} == {features.embeds for _, features in compiled}
-    assert any(features.encoder for _, features in compiled)
+    assert any(features.part is Part.ENCODER for _, features in compiled)
     assert answers(other.generate(asked(PROMPTS), GREEDY)) == expected
     assert set(other.ledger.entries) == compiled
     other.shutdown()
     text = tiny_engine(folder, limit_mm_per_prompt={"image": 0, "video": 0}, **settings)
-    assert not any(features.embeds or features.encoder for _, features in text.ledger.entries)
+    assert not any(
+        features.embeds or features.part is Part.ENCODER for _, features in text.ledger.entries
+    )
     text.shutdown()
 
 

@@ -32,5 +32,5 @@ FEATURES_OF: dict[Part, tuple[str, ...]] = {
     Part.ENCODER: (),
 }  # fmt: skip
 
-# Parts that run the model on a step's tokens, which their ledger entries count.
-RUNS_TOKENS = frozenset({Part.STEP, Part.FORWARD})
+# Parts that run a model on tokens or patches, which their ledger entries count.
+RUNS_TOKENS = frozenset({Part.STEP, Part.FORWARD, Part.ENCODER})

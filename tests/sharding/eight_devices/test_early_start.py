@@ -44,8 +44,11 @@ def test_same_tokens_before_and_after(
         try:
             assert answers(llm.generate(PROMPTS, GREEDY)) == expected
             largest = llm.engine.loaded.ladders.largest
-            assert [entry.bucket for entry in llm.ledger.entries.values()] == [largest]
-            assert llm.stats().programs_to_come == 2
+            first, *heads = (entry.bucket for entry in llm.ledger.entries.values())
+            # A pipeline's step is one program.
+            chained = llm.engine.loaded.shapes.chained
+            assert first == largest and len(heads) == int(chained)
+            assert llm.stats().programs_to_come >= 2
         finally:
             begin.set()
         assert llm.wait_until_warm()

@@ -13,6 +13,7 @@ import pytest
 from jengine import SamplingParams
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.runner.programs.encoders import shared
+from jengine.runner.variants.parts import Part
 from tests.api.engines import answers, tiny_engine
 from tests.media.tiny_vision import BEGIN, END, IMAGE, picture, prompt_of, write_vision
 
@@ -55,7 +56,7 @@ def run(folder: Path, family: str, **settings: Any) -> Run:
             if name.startswith("vision.") and name.endswith("weight")
         }
         known = loaded.programs.ledger.entries.values()
-        entries = [one for one in known if one.features.encoder]
+        entries = [one for one in known if one.features.part is Part.ENCODER]
         places = [one.bucket.prefill_tokens for one in entries]
         return Run(found, logprobs, np.array(runner._runner._encoders.rows), shares, places)
     finally:
