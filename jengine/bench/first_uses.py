@@ -100,12 +100,14 @@ class Streams:
         return max((gap for end, gap in list(self.gaps) if end >= began), default=0.0)
 
 
-def measure(ask: Ask, streams: int) -> dict[str, Any]:
-    """All features at all prompt sizes, beside so many streams."""
+def measure(ask: Ask, streams: int, but: Sequence[str] = ()) -> dict[str, Any]:
+    """All features `but` these at all prompt sizes, beside so many streams."""
     uses = list[Use]()
     with Streams(ask, streams).running() as beside:
         for size in PROMPTS:
             for number, (name, sampling) in enumerate(FEATURES.items()):
+                if name in but:
+                    continue
                 seconds, gaps = list[float](), list[float]()
                 for _ in range(2):
                     began = time.perf_counter()
@@ -186,6 +188,8 @@ def wait_for(server: Server, process: ServerProcess, *, cold: bool, seconds: flo
     raise ServerFailed(f"the server is not ready: {process.log_text()[-2000:]}")
 
 
+# What a way cannot stream.
+NOT_THERE = {"over HTTP": ("prompt_logprobs",)}
 WAYS = {"in process": in_process, "over HTTP": over_http}
 
 
@@ -201,7 +205,7 @@ def main(words: Sequence[str] | None = None) -> None:
     found: dict[str, Any] = {}
     for name in wanted.ways:
         with WAYS[name](wanted.model, cold=wanted.cold) as ask:
-            found[name] = measure(ask, wanted.streams)
+            found[name] = measure(ask, wanted.streams, NOT_THERE.get(name, ()))
         print(shown(name, found[name]))
     result = {
         "bench": "first_uses", **surroundings(), "model": Path(wanted.model).name,
