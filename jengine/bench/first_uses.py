@@ -167,6 +167,8 @@ def over_http(model: str, *, cold: bool) -> Iterator[Ask]:
                 ignore_eos = "structured_outputs" not in sampling
                 body = {"model": name, "prompt": prompt, "max_tokens": most, "stream": True,
                         "ignore_eos": ignore_eos, **sampling}  # fmt: skip
+                if ids := sampling.get("logprob_token_ids"):
+                    body["logprobs"] = len(ids)  # as OpenAI's field, it says that there are any
                 return server.stream("/v1/completions", body)
 
             yield ask
