@@ -76,7 +76,8 @@ class ProgramsReady:
                     f"compiled: {type(error).__name__}: {error}"
                 )
             ledger.note_asked(key)
-        self._late.ask(key for key in lacking if key not in ledger.to_come)
+        background = self._loaded.background
+        self._late.ask(key for key in lacking if background is None or not background.compiles(key))
 
 
 def program_gates(loaded: LoadedModel) -> tuple[MakeGate, ...]:

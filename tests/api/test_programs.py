@@ -14,7 +14,7 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.runner.programs import late
+from jengine.runner.programs import background, late
 from jengine.runner.programs.warm_up import compile_in_turn
 from jengine.runner.variants.parts import Part
 from jengine.runner.variants.program_list import Key
@@ -184,3 +184,18 @@ def test_a_program_that_does_not_compile_is_its_requests_error(
     assert "could not be compiled: RuntimeError: the compiler is ill" in str(failed.error)
     assert [*stream][-1].outputs[0].token_ids == expected
     assert is_idle(greedy)
+
+
+def test_what_warm_up_failed_to_compile_is_tried_for_who_asks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> Any:
+        raise RuntimeError("the compiler is ill")
+
+    monkeypatch.setattr(background, "compile_in_turn", fail)
+    early = {**LADDERS, "wait_for": "largest"}
+    with jengine.LLM(folder, compilation_config=early, **SETTINGS) as llm:
+        with pytest.raises(RuntimeError, match="the compiler is ill"):
+            llm.wait_until_warm()
+        params = SamplingParams(temperature=0, max_tokens=2, logprobs=1)
+        assert llm.generate(random_prompts(9), params)[0].outputs[0].logprobs is not None

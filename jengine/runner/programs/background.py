@@ -50,6 +50,10 @@ class BackgroundWarmUp:
         """Begin; returns at once."""
         self._thread.start()
 
+    def compiles(self, key: Key) -> bool:
+        """Whether this program is still to come: not if it has failed."""
+        return key in self._left and self._thread.is_alive()
+
     def stop(self) -> None:
         """Compile nothing more, and wait for the program that is being compiled."""
         self._stopped.set()
