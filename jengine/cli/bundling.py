@@ -63,7 +63,7 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
     about = described(arguments, settings, directory)
     manifest = save_bundle(file, directory, used.names, about, cpu_library())
     terminal.say(
-        f"{file}: {programs} steps and small helper programs, {len(manifest.entries)} entries, "
+        f"{file}: {programs} programs of steps and small helpers, {len(manifest.entries)} entries, "
         f"{manifest.size / 1e6:.1f} MB."
     )
 

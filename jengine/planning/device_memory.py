@@ -147,7 +147,7 @@ class Memory:
             dtype = jnp.dtype(self.config.dtype)
             state = empty_state(
                 cache, dtype, rows, self.config.vocab_size, longest,
-                max_adjusted=self.schedule.sampler_rows, prompts=self._prompts,
+                max_adjusted=self.schedule.sampler_rows, prompts=self.scored_prompts,
             )  # fmt: skip
             # Pipelines pack block tables with each plan.
             return state if self.layout.pp == 1 else state._replace(tables=None)
@@ -155,8 +155,9 @@ class Memory:
         return state_bytes(placed_state(jax.eval_shape(empty), self.placement, cache.groups))
 
     @property
-    def _prompts(self) -> tuple[int, int] | None:
-        """The shape of those hidden states; None where a step is one program."""
+    def scored_prompts(self) -> tuple[int, int] | None:
+        """The shape of the hidden states that prompts are scored from, by token; None where a
+        step is one program."""
         if self.layout.pp > 1 or self.config.pooling is not None or self.schedule.one_segment:
             return None
         most, tile = self.schedule.max_num_batched_tokens, self.schedule.prefill_tile

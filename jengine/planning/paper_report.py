@@ -90,6 +90,8 @@ def memory_rows(paper: Paper) -> Iterator[str]:
         yield row("arriving", gigabytes(memory.arriving), detail)
     rows = memory.schedule.sampler_rows
     detail = f"penalties, biases and masks of {rows} requests"
+    if memory.scored_prompts is not None:
+        detail += f", hidden states of {memory.scored_prompts[0]:,} prompt tokens"
     yield row("row state", gigabytes(memory.row_state), detail)
     step = f"a step of {memory.schedule.max_num_batched_tokens:,} tokens, estimated"
     yield row("scratch", gigabytes(memory.scratch), step)

@@ -53,7 +53,7 @@ def python(home: Path, *words: str) -> str:
 def test_an_engine_starts_from_a_bundle_without_compiling(tmp_path: Path) -> None:
     bundle, first, second = tmp_path / "warm.zip", tmp_path / "first", tmp_path / "second"
     said = python(first, "-m", "jengine", "cache", "save", str(bundle), "demo", *SETTINGS)
-    assert "2 steps" in said
+    assert "4 programs of steps" in said  # one forward for each size, and what follows it
     # Every program, and the size of the cache that they were compiled for.
     kept = first / "jengine" / "xla"
     others = {file.name for pattern in ("*-cache", f"{PREFIX}*") for file in kept.glob(pattern)}

@@ -382,6 +382,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 9}),
 }
 TOLERANCE = 1e-4
+# Of the largest logit, where that allows more: float32 rounds, and not alike on every processor.
+RELATIVE_TOLERANCE = 2e-5
 # One variant of each mathematics is the default run's: what another variant there shows as well
 # waits for the slow run.
 LATER = {
@@ -433,10 +435,12 @@ def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "theirs", family, **overrides)
     tokens = tokens_of(300)
     expected = their_logits(their_model(folder), tokens)
-    assert np.abs(expected).max() > 1  # or the tolerance would say nothing
+    largest = np.abs(expected).max()
+    assert largest > 1  # or the tolerance would say nothing
 
     model = load_model(folder)
-    assert np.abs(our_logits(model, tokens) - expected).max() < TOLERANCE
+    tolerance = max(TOLERANCE, RELATIVE_TOLERANCE * largest)
+    assert np.abs(our_logits(model, tokens) - expected).max() < tolerance
 
     save_pretrained(model, tmp_path / "ours")
     np.testing.assert_array_equal(their_logits(their_model(tmp_path / "ours"), tokens), expected)
