@@ -1,4 +1,4 @@
-"""The keys of a config.json that its family never reads: each of them must be harmless.
+"""The keys of a config.json whose values make no difference: each of them must be harmless.
 
 For those who add a model: `python -m jengine.models.unread MODEL_FOLDER` prints them.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from jengine.config import ModelConfig
+from jengine.errors import JengineError
 from jengine.models.registry import model_config
 
 # Training, classification, file formats, and what transformers' own generate does.
@@ -38,32 +40,25 @@ HARMLESS = {
 }
 
 
-class Watched(Mapping[str, object]):
-    """A mapping that notes which keys were asked for by name."""
-
-    def __init__(self, values: Mapping[str, object]):
-        self.values_by_key = values
-        self.seen: set[str] = set()
-
-    def __getitem__(self, key: str) -> object:
-        self.seen.add(key)
-        return self.values_by_key[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.values_by_key
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.values_by_key)
-
-    def __len__(self) -> int:
-        return len(self.values_by_key)
+class Unknown:
+    """A value that no key may have."""
 
 
-def unread_keys(hf: Mapping[str, object]) -> list[str]:
-    """Keys of a parsed config.json that reading it did not look at, in their order."""
-    watched = Watched(hf)
-    model_config(watched)
-    return [key for key in hf if key not in watched.seen]
+def unread_keys(
+    hf: Mapping[str, object],
+    read: Callable[[Mapping[str, object]], ModelConfig] = model_config,
+) -> list[str]:
+    """Keys of a parsed config.json, in their order, whose value makes no difference to what is
+    read: a value that no key may have gives the same model, without an error."""
+    config = read(hf)
+
+    def is_unread(key: str) -> bool:
+        try:
+            return read({**hf, key: Unknown()}) == config
+        except (JengineError, TypeError, ValueError, AttributeError):
+            return False
+
+    return [key for key in hf if is_unread(key)]
 
 
 def main(folder: str) -> None:

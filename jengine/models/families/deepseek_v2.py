@@ -64,7 +64,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 def _read_experts(fields: Fields, activation: Activation) -> ExpertsConfig:
     """Softmax over all experts, whose weights are scaled and do not sum to one."""
     fields.choice("scoring_func", "softmax", {"softmax": None})
-    if fields.values.get("norm_topk_prob") is True:
+    if fields.flag("norm_topk_prob", False):
         fields.refuse("norm_topk_prob", "false: these models do not normalise weights")
     count = fields.integer("n_routed_experts", 64, maximum=MOST_EXPERTS)
     grouped = fields.choice("topk_method", "greedy", METHODS)

@@ -53,7 +53,8 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     layer = LayerConfig(attention, read_mlp(everywhere, DEFAULTS))
     config = read_gemma(everywhere, DEFAULTS, with_windows(layer, windows))
     rope = read_rope(sliding, SLIDING_THETA, config.max_position)
-    if everywhere.values.get("use_bidirectional_attention") is True:
+    given = everywhere.values.get("use_bidirectional_attention")
+    if given is not None and everywhere.flag("use_bidirectional_attention", False):
         config = replace(config, layers=tuple(map(seeing_ahead, config.layers)))
     return replace(
         config,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from jengine.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.errors import CheckpointError
@@ -22,7 +23,7 @@ from jengine.models.reading.hf_config import (
     read_mlp,
 )
 from jengine.models.reading.hf_layers import read_layer_types
-from jengine.models.unread import HARMLESS, Watched
+from jengine.models.unread import HARMLESS, unread_keys
 
 ASSUMED = (
     "norms multiply by their weights, not by one plus these",
@@ -128,33 +129,18 @@ def _check_sizes(fields: Fields, layout: Layout) -> None:
 
 
 def _by_usual_names(hf: Mapping[str, object]) -> Mapping[str, object]:
-    """The same keys, and under its usual name each that has another; `hf` notes what is read."""
-    found = {theirs: ours for theirs, ours in ALIASES.items() if theirs in hf and ours not in hf}
-    return _Renamed(hf, {ours: theirs for theirs, ours in found.items()}) if found else hf
-
-
-class _Renamed(Mapping[str, object]):
-    def __init__(self, values: Mapping[str, object], theirs: Mapping[str, str]):
-        self._values, self._theirs = values, theirs
-
-    def __getitem__(self, key: str) -> object:
-        return self._values[self._theirs.get(key, key)]
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        ours = {theirs: ours for ours, theirs in self._theirs.items()}
-        return (ours.get(key, key) for key in self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+    """The same keys, and under its usual name each that has another."""
+    found = {ours: theirs for theirs, ours in ALIASES.items() if theirs in hf and ours not in hf}
+    return {**hf, **{ours: hf[theirs] for ours, theirs in found.items()}}
 
 
 def _refuse_unread(hf: Mapping[str, object], layout: Layout) -> None:
-    watched = Watched(hf)
-    config = _read(watched, layout)
-    known = watched.seen | HARMLESS | SHOWN_BY_TENSORS | {"architectures", "auto_map"}
+    config = _read(hf, layout)
+    known = HARMLESS | SHOWN_BY_TENSORS | {"architectures", "auto_map"}
     if all(layer.mixer.window is None for layer in config.layers):
         known.add("max_window_layers")  # where windows begin, if there are some
-    left = {key: value for key, value in hf.items() if key not in known}
+    unread = unread_keys(hf, partial(_read, layout=layout))
+    left = {key: hf[key] for key in unread if key not in known}
     unknown = {key: value for key, value in left.items() if not _asks_for_nothing(value)}
     if unknown:
         shown = ", ".join(f"{key}={value!r:.60}" for key, value in unknown.items())
