@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import psutil
 import pytest
 
+from jengine.confined.errand import Errand, GivenUp
+from jengine.errors import RequestError
 from jengine.server.serving import lanes, monitor
 from jengine.server.serving import rendering as rendering_module
 from jengine.server.serving.rendering import Rendering
@@ -59,6 +64,32 @@ def test_a_process_gives_what_the_tokenizer_gives(confined: ConfinedTokenizer) -
     assert confined.run_template(messages, {}) == own.hf.apply_chat_template(
         messages, tokenize=False
     )
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_errors_of_late_calls_are_not_logged_by_asyncio(*, given_up: bool) -> None:
+    lane, go_on, seen = lanes.Lane("texts", 1, 0.01), threading.Event(), list[dict[str, Any]]()
+
+    def fail() -> None:
+        go_on.wait(PATIENCE)
+        raise RequestError("no")
+
+    async def late() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+        job, errand = lane._pool.submit(fail), Errand(0 if given_up else PATIENCE)
+        answer = asyncio.create_task(lane._late(job, [errand]))
+        await asyncio.sleep(0)  # it waits, or has given up
+        go_on.set()
+        with pytest.raises(GivenUp if given_up else RequestError):
+            await answer
+        await asyncio.to_thread(wait, [job])
+        await asyncio.sleep(0)
+        del answer, job
+        gc.collect()
+
+    asyncio.run(late())
+    lane.close()
+    assert seen == []
 
 
 def test_long_texts_are_tokenized_by_processes_and_short_ones_here() -> None:

@@ -93,9 +93,13 @@ class Lane:
                 f"The server is busy with {self.name} of other requests: this one waited for "
                 f"{self._seconds:g} seconds. Try again later.",
             )
-        while not job.done():
-            left = begun[0].left if begun else GLANCE
-            if left <= 0:
-                raise begun[0].given_up()
-            await asyncio.wait((asyncio.wrap_future(job),), timeout=left)
-        return job.result()
+        result = asyncio.wrap_future(job)
+        try:
+            while not result.done():
+                left = begun[0].left if begun else GLANCE
+                if left <= 0:
+                    raise begun[0].given_up()
+                await asyncio.wait((result,), timeout=left)
+            return result.result()
+        finally:
+            result.cancel()  # else asyncio logs an error that nobody waits for
