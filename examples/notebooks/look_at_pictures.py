@@ -40,6 +40,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jengine import LLM, SamplingParams
 from jengine.media.families import RULES
+from jengine.media.layout import cut, item_of
 from jengine.media.processor import spans_of
 from jengine.models import registry
 from jengine.models.context import whole_sequences
@@ -178,9 +179,10 @@ EMBEDDINGS = (SIDE // PATCH) ** 2
 PLACES = EMBEDDINGS + 1  # one more for the tower's class vector
 
 
-def cut(image: Image.Image) -> tuple[np.ndarray, ...]:
+def packed(image: Image.Image) -> tuple[np.ndarray, ...]:
     """A picture as the tower takes it."""
-    item = RULES[vision.family](np.asarray(image), vision, PICTURES)
+    layout = RULES[vision.family](image.height, image.width, vision, PICTURES)
+    item = item_of(layout, cut(image, layout.parts, layout.scaling.resample), vision)
     (span,) = spans_of(item, "image", "", 0, vision)
     rows = np.arange(EMBEDDINGS, dtype=np.int32).tobytes()
     placed = msgspec.structs.replace(span, rows=rows)
@@ -195,7 +197,7 @@ def batch() -> tuple[PatchInput, np.ndarray, np.ndarray]:
     for row in range(ROWS):
         color, shape = drawn[rng.integers(len(drawn))]
         question = QUESTIONS[rng.integers(3)]
-        pictures.append(cut(picture(color, shape)))
+        pictures.append(packed(picture(color, shape)))
         asked = [vocabulary["<image>"]] * EMBEDDINGS + tokenizer.encode(question)
         told = [*tokenizer.encode(answer(question, color, shape)), vocabulary["</s>"]]
         tokens[row, : len(asked) + len(told)] = [*asked, *told]
