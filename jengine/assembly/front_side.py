@@ -113,14 +113,11 @@ def media_processor(
     args: EngineArgs, source: ModelSource, room: Room
 ) -> MediaProcessor | SpeechProcessor | Sources | None:
     """What puts images into prompts, or audio or text beside them; None: the model takes none."""
-    given = {"limit_mm_per_prompt": args.limit_mm_per_prompt,
-             "mm_processor_kwargs": args.mm_processor_kwargs,
+    given = {"mm_processor_kwargs": args.mm_processor_kwargs,
              "mm_encoder_tp_mode": None if args.mm_encoder_tp_mode == "weights" else "data",
              }  # fmt: skip
     vision = source.config.vision
     if vision is None:
-        if not any((args.limit_mm_per_prompt or {}).values()):
-            del given["limit_mm_per_prompt"]  # none are allowed, and it takes none
         for name in [name for name, value in given.items() if value]:
             raise ConfigError(
                 f"{name}={given[name]!r}: {source.config.architecture} takes no images. Leave it "

@@ -36,8 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[jengine.LLM]:
-    # Room for the audio of two requests: the others wait.
-    engine = tiny_engine(folder, compilation_config={"encoder_tokens": 100}, max_model_len=64)
+    # Room for the audio of two requests: the others wait. A limit may name what a model lacks.
+    engine = tiny_engine(
+        folder, compilation_config={"encoder_tokens": 100}, max_model_len=64,
+        limit_mm_per_prompt={"audio": 1, "image": 2},
+    )  # fmt: skip
     yield engine
     assert is_idle(engine)
     engine.shutdown()

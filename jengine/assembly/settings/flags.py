@@ -119,7 +119,7 @@ ENGINE_HELP = {
     "thinking_token_budget ends its reasoning; keys: " + ", ".join(REASONING_KEYS),
     "logits_processors": "JAX functions that change logits, or classes of processors that run on "
     "the host, each as package.module:name",
-    "limit_mm_per_prompt": "most images of a prompt",
+    "limit_mm_per_prompt": "most images of a prompt, for a model that takes some",
     "allowed_local_media_path": "folder whose files may be named by file: URLs of images",
     "allowed_media_domains": "hosts from which images may be loaded over http and https",
     "mm_processor_kwargs": "settings of the preprocessing of images",
