@@ -70,6 +70,7 @@ class Memory:
     usable: int  # bytes of one device that the engine may take
     codes: str | None = None  # what the cache holds in place of plain numbers
     spared: float = 0  # GiB of layers that stay in the host's memory
+    chained: bool = True  # whether steps are chains of programs
 
     @cached_property
     def placement(self) -> Placement:
@@ -158,7 +159,7 @@ class Memory:
     def scored_prompts(self) -> tuple[int, int] | None:
         """The shape of the hidden states that prompts are scored from, by token; None where a
         step is one program."""
-        if self.layout.pp > 1 or self.config.pooling is not None or self.schedule.one_segment:
+        if not self.chained:
             return None
         most, tile = self.schedule.max_num_batched_tokens, self.schedule.prefill_tile
         return whole_chunks(

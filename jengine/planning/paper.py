@@ -17,6 +17,7 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.combinations import refuse_together
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, block_tokens
 from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.assembly.sizes.step_sizes import is_chained
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature, nearest_name
 from jengine.models.quantized import with_quantization
@@ -123,8 +124,9 @@ def paper_plan(
             f"--cpu-offload-gb with --pp {layout.pp}: stages keep their layers on their devices."
         )
     memory = Memory(
-        config, layout, schedule, block_size, usable, args.cache_codes, args.cpu_offload_gb
-    )
+        config, layout, schedule, block_size, usable, args.cache_codes, args.cpu_offload_gb,
+        is_chained(args, config, schedule, layout.pp),
+    )  # fmt: skip
     assumed = Assumptions(network=network * GIGA / BITS_A_BYTE)
     prefill = schedule.largest_chunk
     return Paper(model, Timing(memory, device, assumed), Work(batch, context, prefill, shared))
