@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jengine.config import ModelConfig
+from jengine.models.registry import model_config
 from jengine.models.unread import HARMLESS, main, unread_keys
 from tests.models.tiny_models import FAMILIES, config_class, tiny_settings
 
@@ -66,6 +70,18 @@ def test_every_key_of_transformers_is_read_or_harmless(family: str) -> None:
     written = config_class(family)(**tiny_settings(family)).to_dict()
     unread = unread_keys({**written, "architectures": [FAMILIES[family]]})
     assert set(unread) <= HARMLESS | IF_UNUSED.get(family, set())
+
+
+def test_a_reader_may_refuse_a_value_as_it_likes() -> None:
+    """Whatever it raises, it has looked at the value."""
+    hf = {**tiny_settings("llama"), "architectures": [FAMILIES["llama"]], "scale": "small"}
+    factors: dict[object, float] = {"small": 1.0}
+
+    def read(given: Mapping[str, object]) -> ModelConfig:
+        return replace(model_config(hf), embed_scale=factors[given["scale"]])
+
+    assert "scale" not in unread_keys(hf, read)
+    assert "scale" in unread_keys(hf)
 
 
 def test_what_is_unread_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

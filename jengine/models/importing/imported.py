@@ -130,8 +130,8 @@ def _check_sizes(fields: Fields, layout: Layout) -> None:
 
 def _by_usual_names(hf: Mapping[str, object]) -> Mapping[str, object]:
     """The same keys, and under its usual name each that has another."""
-    found = {ours: theirs for theirs, ours in ALIASES.items() if theirs in hf and ours not in hf}
-    return {**hf, **{ours: hf[theirs] for ours, theirs in found.items()}}
+    found = {ours: hf[name] for name, ours in ALIASES.items() if name in hf and ours not in hf}
+    return {**hf, **found}
 
 
 def _refuse_unread(hf: Mapping[str, object], layout: Layout) -> None:
