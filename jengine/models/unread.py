@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from jengine.config import ModelConfig
@@ -39,21 +39,31 @@ HARMLESS = {
 }
 
 
-def unread_keys(
-    hf: Mapping[str, object],
-    read: Callable[[Mapping[str, object]], ModelConfig] = model_config,
-) -> list[str]:
-    """Keys of a parsed config.json, in their order, whose value makes no difference to what is
-    read: a value that no key may have gives the same model, without an error."""
+Reader = Callable[[Mapping[str, object]], ModelConfig]
+
+
+def read_keys(
+    hf: Mapping[str, object], keys: Iterable[str], read: Reader = model_config
+) -> frozenset[str]:
+    """The keys at which a value that no key may have is refused or gives another model.
+
+    The keys need not be in `hf`, a parsed config.json; if `hf` itself is refused, so is this.
+    """
     config = read(hf)
 
-    def is_unread(key: str) -> bool:
+    def differs(key: str) -> bool:
         try:
-            return read({**hf, key: object()}) == config
+            return read({**hf, key: object()}) != config
         except Exception:  # noqa: BLE001 - whatever a reader raises, it has looked at the value
-            return False
+            return True
 
-    return [key for key in hf if is_unread(key)]
+    return frozenset(key for key in keys if differs(key))
+
+
+def unread_keys(hf: Mapping[str, object], read: Reader = model_config) -> list[str]:
+    """Keys of a parsed config.json, in their order, whose value changes nothing about the model."""
+    looked_at = read_keys(hf, hf, read)
+    return [key for key in hf if key not in looked_at]
 
 
 def main(folder: str) -> None:

@@ -32,7 +32,7 @@ from jengine.bench.fidelity.variations import (
     one_of,
 )
 from jengine.errors import CheckpointError
-from jengine.models.registry import model_config
+from jengine.models.unread import read_keys
 
 # Hypothesis begins with the simplest example, which is the same for every seed.
 EXAMPLES = 3
@@ -324,13 +324,13 @@ def _ours_read(family: str) -> frozenset[str]:
     """What the family's reader looks at, by the names that most families have."""
     names = {key: key for key in varied_keys(family)} | own_settings(family)
     keys = [theirs for theirs in names.values() if theirs]
-    tiny, architecture = tiny_settings(family), FAMILIES[family]
-    read = read_keys(tiny, architecture, keys)
+    tiny = {**tiny_settings(family), "architectures": [FAMILIES[family]]}
+    read = read_keys(tiny, keys)
     # Some keys are read only with a flag that a tiny config has not.
     flags = {key: True for key in read if CHOICES.get(key) == FLAGS}
     for more in (flags, {"use_sliding_window": True}):
         with suppress(CheckpointError):
-            read |= read_keys({**tiny, **more}, architecture, keys)
+            read |= read_keys({**tiny, **more}, keys)
     return frozenset(ours for ours, theirs in names.items() if theirs in read)
 
 
@@ -359,29 +359,6 @@ def variations_of(own: Own) -> list[Variation]:
     replaced = {one.keys[0]: one for one in own.variations}
     shared = [replaced.pop(one.keys[0], one) for one in VARIATIONS]
     return [*shared, *replaced.values()]
-
-
-def read_keys(
-    hf: Mapping[str, Any], architecture: str, candidates: Collection[str]
-) -> frozenset[str]:
-    """Those of the keys that the family's reader looks at, found by a value that no key may have.
-
-    Readers that copy a config.json look at all of it, so that what they ask for says nothing.
-    """
-    whole = {**hf, "architectures": [architecture]}
-    plain = model_config(whole)
-    found = set()
-    for key in candidates:
-        try:
-            if model_config({**whole, key: Poison()}) != plain:
-                found.add(key)
-        except (CheckpointError, AttributeError, TypeError, ValueError):
-            found.add(key)
-    return frozenset(found)
-
-
-class Poison:
-    """A value of no type that a config.json may have."""
 
 
 def full_settings(family: str) -> Settings:
