@@ -71,6 +71,7 @@ class Streams:
         self._ask = ask
         self._stopped = threading.Event()
         self.gaps: list[tuple[float, float]] = []  # when one ended, and its seconds
+        self._last = [0.0] * count  # when each stream had a token
         self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(count)]
 
     def _run(self, number: int) -> None:
@@ -80,7 +81,7 @@ class Streams:
                 now = time.perf_counter()
                 if before is not None:
                     self.gaps.append((now, now - before))
-                before = now
+                before = self._last[number] = now
 
     @contextmanager
     def running(self) -> Iterator[Streams]:
@@ -96,7 +97,10 @@ class Streams:
                 thread.join()
 
     def longest_since(self, began: float) -> float:
-        """The longest gap that has ended since then."""
+        """The longest gap since then: of those too that end with each stream's next token."""
+        asked = time.perf_counter()
+        while any(last < asked for last in self._last) and all(t.is_alive() for t in self._threads):
+            time.sleep(0.001)
         return max((gap for end, gap in list(self.gaps) if end >= began), default=0.0)
 
 
