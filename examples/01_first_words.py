@@ -12,7 +12,7 @@ from jengine import LLM, SamplingParams
 def main(model: str = "demo") -> None:
     with LLM(model, max_num_seqs=4, compilation_config={"variants": ["greedy"]}) as llm:
         params = SamplingParams(temperature=0, max_tokens=48)
-        for output in llm.generate(["Once upon a time", "In the forest"], params):
+        for output in llm.generate(["Once upon a time", "Long ago"], params):
             print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
 
 

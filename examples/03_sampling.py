@@ -16,7 +16,7 @@ def main() -> None:
         first = llm.generate(prompt, params)[0]
         for answer in first.outputs:
             print(f"[{answer.index}] {answer.text!r}")
-        crowd = llm.generate([prompt, "In the forest", "The sea"], params)
+        crowd = llm.generate([prompt, "Long ago", "The sea"], params)
         same = [answer.token_ids for answer in crowd[0].outputs]
         assert same == [answer.token_ids for answer in first.outputs], "seeds fix the tokens"
 

@@ -16,7 +16,7 @@ async def answer(engine: AsyncLLM, prompt: str) -> str:
 
 async def main() -> None:
     engine = AsyncLLM("demo", max_num_seqs=4, compilation_config={"variants": ["greedy"]})
-    prompts = ["Once upon a time", "In the forest", "Once there was", "The old man"]
+    prompts = ["Once upon a time", "Long ago", "Once there was", "One day a little fox"]
     tasks = [asyncio.create_task(answer(engine, prompt)) for prompt in prompts]
     tasks[-1].cancel()  # its request is aborted in the engine as well
     for prompt, task in zip(prompts, tasks, strict=True):

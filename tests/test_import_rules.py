@@ -69,6 +69,8 @@ ALLOWED = {
     "simulation": {*ABOVE_API, "planning", "bench", "client"},
     "server": ABOVE_API,
     "integrations": ABOVE_API,
+    # The hook that makes parts of the documentation.
+    "docs": {"assembly", "cli", "server"},
     "cli": {
         *ABOVE_API,
         "demo",

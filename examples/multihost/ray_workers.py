@@ -16,7 +16,7 @@ if (
 ):  # on one machine without GPUs: threads enough for collectives, and less than a core each
     options.update(cpus=0.5, environment={"JAX_PLATFORMS": "cpu", "NPROC": "16"})
 
-PROMPTS = ["three plus four is", "the capital of france is"]
+PROMPTS = ["Once upon a time", "Once there was a king"]
 
 with jengine.LLM(model or "demo", executor="ray", executor_options=options) as llm:
     params = jengine.SamplingParams(max_tokens=16, temperature=0)

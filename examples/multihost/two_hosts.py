@@ -14,7 +14,7 @@ import jengine
 coordinator, processes, process, *model = sys.argv[1:]
 jax.distributed.initialize(coordinator, int(processes), int(process))
 
-PROMPTS = ["three plus four is", "the capital of france is"]
+PROMPTS = ["Once upon a time", "Once there was a king"]
 
 with jengine.LLM(*(model or ["demo"])) as llm:
     params = jengine.SamplingParams(max_tokens=16, temperature=0)

@@ -1,7 +1,8 @@
 """The tables of measured figures, made from the results that are kept beside this file.
 
 python -m jengine.bench.table [--check]: writes them between two marks, or says whether they differ.
-The project's README shows what was measured in turns with a peer, the README here all the rest.
+The documentation shows what was measured in turns with a peer, the project's README some of that,
+the README here all the rest.
 In: the JSON that `jengine bench` writes. Must not measure.
 """
 
@@ -18,11 +19,18 @@ from jengine.bench.machine import hardware_of
 from jengine.bench.workloads import WORKLOADS
 
 RESULTS = Path(__file__).parent / "results"
-# A file -> whether its table has the results with a peer, or those without one.
-TABLES = {
-    Path(__file__).parents[2] / "README.md": True,
-    Path(__file__).parent / "README.md": False,
-}
+ROOT = Path(__file__).parents[2]
+# Results that the README shows, in this order; the columns that say what was measured, not how.
+HEADLINES = (
+    "mixed-vllm-cpu.json",
+    "decode-vllm-cpu.json",
+    "prefill-vllm-cpu.json",
+    "shared-vllm-cpu.json",
+    "decode-1b-vllm-cpu.json",
+    "mixed-qwen3-moe-150m-vllm-cpu.json",
+    "serve-vllm-cpu.json",
+    "mixed-transformers-cpu.json",
+)
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
 # Compiled without a GPU: it has no timings, and a separate report.
 NOT_TIMED = ("gpu-proof.json",)
@@ -365,6 +373,30 @@ def in_short(count: int) -> str:
     return f"{count:,}"
 
 
+def headlines() -> str:
+    """The README's rows: what was measured, without the commands that repeat it."""
+    results = [json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in HEADLINES]
+    return rows_of(results, with_command=False)
+
+
+def with_peer() -> str:
+    """All results that were measured in turns with a peer."""
+    return rows_of([result for result in kept() if "peer" in result])
+
+
+def without_peer() -> str:
+    """All other results."""
+    return rows_of([result for result in kept() if "peer" not in result])
+
+
+# A file -> the table between its marks.
+TABLES = {
+    ROOT / "README.md": headlines,
+    ROOT / "jengine" / "docs" / "pages" / "performance.md": with_peer,
+    ROOT / "jengine" / "bench" / "README.md": without_peer,
+}
+
+
 def kept() -> list[dict[str, Any]]:
     """Every result, by the kind of measurement and the file's name."""
     files = [file for file in sorted(RESULTS.glob("*.json")) if file.name not in NOT_TIMED]
@@ -372,26 +404,27 @@ def kept() -> list[dict[str, Any]]:
     return sorted(results, key=lambda result: result["bench"])
 
 
-def markdown_table(results: Sequence[dict[str, Any]]) -> str:
-    """As README.md shows them."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+def rows_of(results: Sequence[dict[str, Any]], *, with_command: bool = True) -> str:
+    """A Markdown table of results."""
+    head = HEAD if with_command else HEAD[:-1]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for result in results:
-        where = (hardware_of(result), f"`{result['command']}`, {result['commit']}")
+        how = (hardware_of(result), f"`{result['command']}`, {result['commit']}")
+        where = how if with_command else how[:-1]
         for row in KINDS[result["bench"]](result):
             cells = [cell.replace("|", "\\|") for cell in (*row, *where)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def with_table(file: Path, *, against_peers: bool) -> str:
-    """A file's text with the table as it should be."""
+def with_table(file: Path, table: str) -> str:
+    """A file's text with this table between its marks."""
     text = file.read_text(encoding="utf-8")
     if not text.count(BEGIN) == text.count(END) == 1:
         raise SystemExit(f"{file}: expected one {BEGIN.strip()} and one {END.strip()}.")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    shown = [result for result in kept() if ("peer" in result) == against_peers]
-    return f"{before}{BEGIN}{markdown_table(shown)}\n{END}{after}"
+    return f"{before}{BEGIN}{table}\n{END}{after}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -399,7 +432,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jengine.bench.table")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table differs")
     check = parser.parse_args(words).check
-    wanted = {file: with_table(file, against_peers=peers) for file, peers in TABLES.items()}
+    wanted = {file: with_table(file, table()) for file, table in TABLES.items()}
     stale = [file for file in wanted if file.read_text(encoding="utf-8") != wanted[file]]
     for file in stale:
         if check:

@@ -1,4 +1,4 @@
-"""The supported models as a table, with what their layers are: README.md shows it.
+"""The supported models as a table, with what their layers are, for jengine/docs/pages/models.md.
 
 python -m jengine.models.supported
 """
@@ -28,7 +28,7 @@ SAMPLE = {
 
 
 def markdown_table() -> str:
-    """The rows that README.md has."""
+    """A row for each architecture, under a header."""
     rows = [
         f"| {registry.models_of(name)} | `{name}` | {layers_of(sample(name))} |"
         for name in FAMILIES

@@ -1,4 +1,4 @@
-"""Both READMEs show the results that are kept, and every bench has its row."""
+"""The pages of results show those that are kept, and every bench has its row."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_kept_results_are_of_commits() -> None:
 
 
 def test_rows_say_what_was_measured() -> None:
-    lines = table.markdown_table([AGAINST, THROUGHPUT, STARTUP, HOST]).splitlines()
+    lines = table.rows_of([AGAINST, THROUGHPUT, STARTUP, HOST]).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert all(len(row) == len(table.HEAD) for row in cells)
     assert cells[2] == [
@@ -84,7 +84,7 @@ def test_rows_say_what_was_measured() -> None:
 def test_rows_of_servers() -> None:
     against = {**SERVE, "output_tok_s": 200.0, "ratio": 2.0, "peer": AGAINST["peer"]}
     clocked = {**SERVE, "max_concurrency": None, "added_latency_ms": {"p99": 4.25}}
-    lines = table.markdown_table([SERVE, against, clocked]).splitlines()[2:]
+    lines = table.rows_of([SERVE, against, clocked]).splitlines()[2:]
     work = "served: 64 requests, 32 at once, 1,000 prompt and 2,000 output tokens"
     assert lines[0].startswith(f"| {work} | 99.5 tok/s |  |")
     assert lines[1].startswith(f"| {work} | 200 tok/s | 31.2 tok/s, vllm 0.32 | 2.00 |")
@@ -96,7 +96,7 @@ def test_rows_of_grammars() -> None:
     found = {"bench": "grammars", **AROUND, "finished": 9, "fitting": 9}
     masks = {**found, "vocabulary": 32_000, "mask_ms": {"p99": 0.0895}}
     engine = {**found, "ruled_tokens_per_s": 950.0, "free_tokens_per_s": 1000.0, "ratio": 0.95}
-    lines = table.markdown_table([masks, engine]).splitlines()[2:]
+    lines = table.rows_of([masks, engine]).splitlines()[2:]
     assert "vocabulary of 32,000; 9 of 9 finished answers fit their JSON schemas; p99" in lines[0]
     assert "| 950 tok/s | 1,000 tok/s, no grammar | 0.95 |" in lines[1]
 
@@ -116,7 +116,7 @@ def test_rows_of_hostile_grammars() -> None:
     each = {"a": {"free_tokens_per_s": 500.0}, "b": {"free_tokens_per_s": 900.0}}
     found = {"bench": "hostile_grammars", **AROUND, "free_tokens_per_s": 1000.0,
              "slowest_s": 1.234, "grammars": each}  # fmt: skip
-    lines = table.markdown_table([found]).splitlines()[2:]
+    lines = table.rows_of([found]).splitlines()[2:]
     assert "had ended | 1.23 s |" in lines[0]
     assert "| 500 tok/s | 1,000 tok/s, without | 0.50 |" in lines[1]
 
@@ -128,13 +128,13 @@ def test_rows_of_marathons() -> None:
         "injections": faults, "memory_slope_mib_per_minute": None,
     }  # fmt: skip
     calm = {**found, "injections": [], "memory_slope_mib_per_minute": -0.125}
-    lines = table.markdown_table([found, calm]).splitlines()[2:]
+    lines = table.rows_of([found, calm]).splitlines()[2:]
     work = "1,234 requests in 600 s of load"
     assert lines[0].startswith(f"| {work}, 2 faults; requests lost | 0 |")
     assert lines[1].startswith(f"| {work}, 2 faults; longest until it answered again | 7.5 s |")
     assert lines[2].startswith(f"| {work}, no faults; requests lost | 0 |")
     never = {**found, "injections": [{"recovery_s": None}]}
-    assert "| inf s |" in table.markdown_table([never])
+    assert "| inf s |" in table.rows_of([never])
     assert lines[3].startswith(f"| {work}, no faults; growth of memory | -0.12 MiB a minute |")
 
 
@@ -147,26 +147,26 @@ def test_rows_of_a_pair_of_servers() -> None:
         "lost_with_the_decode_server": 7,
         "kills": [{"recovery_s": 3.0}, {"recovery_s": 6.5}],
     }  # fmt: skip
-    lines = table.markdown_table([found]).splitlines()[2:]
+    lines = table.rows_of([found]).splitlines()[2:]
     assert "200 prompts of 128 tokens | 500 tok/s | 1,000 tok/s, one server | 0.50 |" in lines[0]
     assert "ITL p99, ms | 9.0 | 6.0, one server | 1.50 |" in lines[1]
     trial = "| 1,234 requests to the pair in 600 s, 2 kills; "
     assert lines[2].startswith(f"{trial}lost, beside 7 that a killed server decoded | 2 |")
     assert lines[3].startswith(f"{trial}longest until a server was back | 6.5 s |")
     never = {**found, "kills": [{"recovery_s": None}]}
-    assert "| inf s |" in table.markdown_table([never])
+    assert "| inf s |" in table.rows_of([never])
 
 
 def test_host_rows_name_the_context_that_they_were_measured_with() -> None:
     rows = [{"running": 16, "max_model_len": length, "total_ms": 0.2} for length in (188, 131_072)]
-    lines = table.markdown_table([{**HOST, "results": rows}]).splitlines()[2:]
+    lines = table.rows_of([{**HOST, "results": rows}]).splitlines()[2:]
     assert "16 running requests, context up to 188 |" in lines[0]
     assert "16 running requests, context up to 131,072 |" in lines[1]
 
 
 def test_an_early_start_is_told_apart() -> None:
     early = {**STARTUP, "settings": {"compilation_config": {"wait_for": "largest"}}}
-    assert "serving when the largest step is compiled" in table.markdown_table([early])
+    assert "serving when the largest step is compiled" in table.rows_of([early])
 
 
 def test_gpus_stand_first() -> None:
@@ -186,7 +186,8 @@ def test_tables_are_written_between_their_marks(
 ) -> None:
     with_peers, alone, results = tmp_path / "A.md", tmp_path / "B.md", tmp_path / "results"
     results.mkdir()
-    monkeypatch.setattr(table, "TABLES", {with_peers: True, alone: False})
+    tables = {with_peers: table.with_peer, alone: table.without_peer}
+    monkeypatch.setattr(table, "TABLES", tables)
     monkeypatch.setattr(table, "RESULTS", results)
     for name, result in (("a", HOST), ("b", AGAINST)):
         (results / f"{name}.json").write_text(json.dumps(result))

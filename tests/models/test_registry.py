@@ -13,13 +13,13 @@ from jengine.models.reading.published import PUBLISHED
 from jengine.models.supported import markdown_table
 from jengine.weights.abstract import abstract_model
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "jengine/docs/pages/models.md"
 BEGIN, END = "<!-- supported models -->\n", "<!-- end of supported models -->\n"
 
 
-def test_readme_shows_the_table() -> None:
+def test_documentation_shows_the_table() -> None:
     """`python -m jengine.models.supported` prints it."""
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     assert text.count(BEGIN) == text.count(END) == 1
     shown = text.split(BEGIN)[1].split(END)[0].strip()
     assert shown == markdown_table()

@@ -1,0 +1,113 @@
+"""A MkDocs hook: parts of pages that are made of the program itself.
+
+`<!-- made: NAME -->` in a page is replaced by what the function of that name in PARTS returns, so
+that no page repeats what a parser, a dataclass or a route says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.flags import ENGINE_HELP, NO_ENGINE_FLAG, shown_default
+from jengine.cli.checks.environment import MEANING
+from jengine.cli.main import COMMANDS, Command, command_parser
+from jengine.cli.terminal import Terminal
+from jengine.server.app import ENDPOINTS
+
+ROOT = Path(__file__).parents[2]
+MARK = re.compile(r"<!-- made: ([\w/.]+) -->")
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
+# Printed in help of flags where nothing is to be said.
+HIDDEN = argparse.SUPPRESS
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by MkDocs with the text of each page."""
+    return MARK.sub(lambda mark: made(mark[1]), markdown)
+
+
+def made(name: str) -> str:
+    """A part by its name, or a file of the repository by its path."""
+    return PARTS[name]() if name in PARTS else included(ROOT / name)
+
+
+def included(path: Path) -> str:
+    """A Markdown file of the repository; its links to files are left as their texts."""
+    return LINK.sub(r"\1", path.read_text(encoding="utf-8"))
+
+
+def commands() -> str:
+    """Every command with its usage, examples and flags, from its own parser."""
+    return "\n".join(line for name in COMMANDS for line in command_lines(name))
+
+
+def command_lines(name: str) -> Iterator[str]:
+    """One command's section."""
+    command = cast(Command, importlib.import_module(f"jengine.cli.{name}"))
+    parser = command_parser(name, command, Terminal(io.StringIO(), io.StringIO(), io.StringIO()))
+    yield f"\n## jengine {name}\n\n{parser.description}\n"
+    yield f"```\n{parser.usage}\n```\n"
+    if command.EXAMPLES.strip():
+        yield f"```\n{command.EXAMPLES.strip()}\n```\n"
+    for group in parser._action_groups:
+        rows = [row(action) for action in group._group_actions if action.help != HIDDEN]
+        if rows:
+            yield f"**{group.title}**\n\n| flag | |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def row(action: argparse.Action) -> str:
+    """A flag's row."""
+    names = ", ".join(f"`{one}`" for one in action.option_strings or [action.dest])
+    return f"| {names} | {cell(action.help or '')} |"
+
+
+def cell(text: str) -> str:
+    """Text that may stand in a table: without what Markdown or argparse would read."""
+    plain = text.replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(plain.split())
+
+
+def settings() -> str:
+    """The engine's settings from their declarations."""
+    known = {field.name: field for field in fields(EngineArgs)}
+    lines = ["| setting | default | |", "|---|---|---|"]
+    for name, text in ENGINE_HELP.items():
+        if text != HIDDEN:
+            default = shown_default(known[name]).strip(" []")
+            lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {cell(text)} |")
+    lines += [f"| `{name}` | | Python only |" for name in NO_ENGINE_FLAG if name != "model"]
+    return "\n".join(lines)
+
+
+def routes() -> str:
+    """The server's routes from its table."""
+    lines = ["| route | who may call it |", "|---|---|"]
+    lines += [f"| `{one.method} {one.path}` | {ACCESS[one.access.name]} |" for one in ENDPOINTS]
+    return "\n".join(lines)
+
+
+def environment() -> str:
+    """The variables of JAX and of the system that `jengine doctor` knows."""
+    rows = [f"| `{name}` | {text} |" for name, text in MEANING.items()]
+    return "\n".join(["| variable | meaning |", "|---|---|", *rows])
+
+
+ACCESS = {
+    "PUBLIC": "everybody",
+    "KEY": "holders of the API key",
+    "ADMIN": "holders of the admin key",
+}
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "settings": settings,
+    "routes": routes,
+    "environment": environment,
+}

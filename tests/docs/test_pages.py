@@ -1,0 +1,77 @@
+"""README and documentation: links lead somewhere, made parts are made, Python on the pages runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "jengine" / "docs"
+PAGES = sorted((DOCS / "pages").glob("*.md"))
+README = ROOT / "README.md"
+# Blocks marked `py` need weights or devices that are not here; those marked `python` run.
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", flags=re.M | re.S)
+PROGRAMS = {
+    page.name: "\n".join(found)
+    for page in PAGES
+    if (found := PROGRAM.findall(page.read_text(encoding="utf-8")))
+}
+
+
+@pytest.fixture(scope="module")
+def made_parts() -> ModuleType:
+    """The hook, as MkDocs loads it: by its path."""
+    spec = importlib.util.spec_from_file_location("made_parts", DOCS / "made_parts.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = re.findall(
+        r": (\w+\.md)$", (DOCS / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.M
+    )
+    assert sorted(menu) == [page.name for page in PAGES]
+
+
+def test_parts_are_made(made_parts: ModuleType) -> None:
+    marks = [mark for page in PAGES for mark in made_parts.MARK.findall(page.read_text("utf-8"))]
+    assert set(made_parts.PARTS) < set(marks)
+    assert all(len(made_parts.made(mark)) > 200 for mark in marks)
+
+
+def test_every_flag_of_the_server_is_told(made_parts: ModuleType) -> None:
+    told = made_parts.commands()
+    for flag in ("--max-num-seqs", "--api-key", "--tool-call-parser", "--tensor-parallel-size"):
+        assert f"`{flag}`" in told
+
+
+# README's first program: the ones after it need parameters, or a server that runs.
+FIRST = PROGRAM.findall(README.read_text(encoding="utf-8"))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", *PROGRAMS])
+def test_programs_run_and_show_no_babble(page: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.py"
+    file.write_text({**PROGRAMS, "README.md": FIRST}[page], encoding="utf-8")
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert not re.search(r"(\S+)(\W+\1){3}", done.stdout), done.stdout
