@@ -13,7 +13,7 @@ import pytest
 from jax import Array
 
 from jengine.runner.variants.buckets import Bucket
-from jengine.runner.variants.features import pooling_variants, variants
+from jengine.runner.variants.features import Features, variants
 from tests.array_shapes.annotations import annotated, check_all, checked
 from tests.array_shapes.parts import (
     trace_arrivals,
@@ -111,12 +111,12 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
 def trace_pooling() -> None:
     """Trace models that pool: an encoder's first token and mean, a decoder's last token. One of
     them has windows, in a step with several blocks of queries."""
-    each = pooling_variants(by_token=True)["tokens"]
+    each = Features()
     modern = {"classifier_pooling": "mean", "local_attention": 16}
-    trace_step(tiny_pooling("BertForSequenceClassification"), BUCKET, each)
+    trace_chain(tiny_pooling("BertForSequenceClassification"), BUCKET, each)
     windows = tiny_pooling("ModernBertForSequenceClassification", **modern)
-    trace_step(windows, Bucket(4, 160, 16), each)
-    trace_step(tiny_pooling("MistralModel", num_key_value_heads=2), BUCKET, each)
+    trace_chain(windows, Bucket(4, 160, 16), each)
+    trace_chain(tiny_pooling("MistralModel", num_key_value_heads=2), BUCKET, each)
 
 
 def trace_images() -> None:

@@ -63,6 +63,11 @@ class PoolingConfig:
     lower_case: bool = False  # whether texts are lower-cased before they are tokenized
 
     @property
+    def pooled_as(self) -> str:
+        """What a step is to make of rows, one of POOLED_AS."""
+        return "tokens" if self.task in TOKEN_TASKS else "vectors"
+
+    @property
     def sums_tokens(self) -> bool:
         """Whether a vector is made of tokens before the last one, which may be in other chunks."""
         return self.sequence != "LAST"

@@ -14,7 +14,7 @@ from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed
-from jengine.runner.plans.packing import PackedStep, bucket_for, pack, score_chunks
+from jengine.runner.plans.packing import PackedStep, bucket_for, pack, prompt_chunks
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
@@ -96,7 +96,8 @@ class Runner:
         forwarded = self.loaded.run(parts[Part.FORWARD], given)
         output = self._sampled(plan, packed, parts, forwarded)
         return output._replace(
-            prompt_logprobs=self._scored(packed, parts.get(Part.SCORE)),
+            prompt_logprobs=self._of_prompts(packed, parts.get(Part.SCORE)),
+            pooled_tokens=self._of_prompts(packed, parts.get(Part.POOL_TOKENS)),
             captured=forwarded.captured,
             experts=forwarded.experts,
         )
@@ -108,15 +109,15 @@ class Runner:
     def _sampled(
         self, plan: Plan, packed: PackedStep, parts: dict[Part, Found], forwarded: Forwarded
     ) -> StepOutput:
-        """Queue what samples a token of each slot."""
-        return self.loaded.run(parts[Part.SAMPLE], forwarded.slots)
+        """Queue what samples a token of each slot, or pools it."""
+        return self.loaded.run(parts.get(Part.SAMPLE) or parts[Part.POOL], forwarded.slots)
 
-    def _scored(self, packed: PackedStep, score: Found | None) -> Any:
-        """Queue what scores the prompt tokens of the forward before, a chunk at a time."""
-        if score is None or not len(packed.chunk_tokens):
+    def _of_prompts(self, packed: PackedStep, found: Found | None) -> Any:
+        """Queue what reads the prompt tokens of the forward before, a chunk at a time."""
+        if found is None or not len(packed.chunk_tokens):
             return None
-        chunks = score_chunks(packed, self.loaded.shapes, score.entry.bucket.num_tokens)
-        return [self.loaded.run(score, chunk) for chunk in chunks]
+        chunks = prompt_chunks(packed, self.loaded.shapes, found.entry.bucket.num_tokens)
+        return [self.loaded.run(found, chunk) for chunk in chunks]
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans; shapes and dtypes were checked before."""

@@ -61,6 +61,6 @@ class RunnerConfig:
             return ChainPrograms(
                 self.ladders, self.tiers, self.shapes.slot_rungs,
                 self.shapes.scored_at_once, self.takes_images,
-                splits=bool(self.host_processors),
+                splits=bool(self.host_processors), pooling=self.shapes.pooling,
             )  # fmt: skip
         return ProgramList(self.ladders, self.tiers, self.shapes.one_segment, self.takes_images)

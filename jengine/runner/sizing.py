@@ -225,9 +225,9 @@ class Sizing:
         )
 
     def _prompts(self) -> tuple[int, int] | None:
-        """The shape of the hidden states that forwards leave to be scored, in whole chunks."""
+        """The shape of the hidden states of prompts that forwards leave, in whole chunks."""
         shapes, sizes = self.config.shapes, self.config.ladders.prefill_tokens
-        if not (shapes.chained and sizes):
+        if not (shapes.chained and sizes) or shapes.pooling == "vectors":
             return None
         return whole_chunks(sizes[-1], shapes.scored_at_once), self.model.hidden_size
 

@@ -3,8 +3,10 @@ compiled beside the steps of others."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import jax
 import pytest
 
 import jengine
-from jengine import SamplingParams
+from jengine import PoolingParams, SamplingParams
 from jengine.runner.programs import background, late
 from jengine.runner.programs.warm_up import compile_in_turn
 from jengine.runner.variants.parts import Part
@@ -110,6 +112,44 @@ def test_functions_compile_no_model(complete: jengine.LLM) -> None:
     added = set(complete.ledger.entries) - before
     assert added and {features.part for _, features in added} == {Part.SAMPLE}
     assert complete.ledger.totals.awaited_seconds == 0
+
+
+# The same of PoolingParams, with the kind of model that takes it.
+POOLING_CASES: dict[str, dict[str, Any]] = {
+    "use_activation": {"use_activation": False},
+    "dimensions": {"dimensions": 8},
+    "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
+    "task": {"task": "token_embed"},
+}
+# Rewards of steps choose among rows on the host; the other has one value.
+POOLED_ON_HOST = {"step_tag_id", "returned_token_ids", "output_kind"}
+
+
+def test_every_pooling_parameter_has_a_case() -> None:
+    names = {one.name for one in dataclasses.fields(PoolingParams)}
+    assert names == {*POOLING_CASES} | POOLED_ON_HOST
+
+
+@pytest.mark.parametrize("task", ["embed", "token_embed"])
+def test_no_pooling_parameter_compiles_a_program(folder: Path, task: Any) -> None:
+    """A pooling model has a forward for each size, and behind it what pools, by slots and by
+    tokens."""
+    settings = {
+        **SETTINGS, "runner": "pooling", "pooler_config": {"task": task},
+        "hf_overrides": {"is_matryoshka": True}, "strict": True,
+        "compilation_config": {"prefill_tokens": [32, 64]},
+    }  # fmt: skip
+    with jengine.LLM(folder, **settings) as llm:
+        before = set(llm.ledger.entries)
+        parts = Counter(features.part for _, features in before)
+        each = {Part.POOL_TOKENS: 1} if task == "token_embed" else {}
+        assert parts == {Part.FORWARD: 2, Part.POOL: 1, **each}
+        for case in POOLING_CASES.values():
+            params = PoolingParams(**{**case, "task": task})
+            for lengths in ([9], [40, 3]):
+                llm.encode(random_prompts(*lengths), params, pooling_task=task)
+            assert set(llm.ledger.entries) == before, case
+        assert llm.ledger.totals.awaited_seconds == 0
 
 
 class Hold:

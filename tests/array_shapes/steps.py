@@ -38,7 +38,7 @@ from jengine.runner.step.multi_step import multi_step
 from jengine.runner.step.parts import BODIES, ChosenInput
 from jengine.runner.step.patches import pack_patches
 from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program
-from jengine.runner.step.score_input import ScoreInput
+from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState, empty_state
 from jengine.runner.step.step import MediaInput, step
 from jengine.runner.step.step_input import packed_size
@@ -168,10 +168,9 @@ def trace_step(
     own_config = getattr(guesser, "config", None)
     own_specs = () if own_config is None else own_config.layer_specs
     groups = cache_groups(config.layer_specs + own_specs)
-    runs_drafts = not features.pooling
     shapes = StepShapes(
         groups, BLOCK, 8, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, attention="xla",
-        most_drafts=2 if runs_drafts else 0, draft_window=4 if runs_drafts else 0,
+        most_drafts=2, draft_window=4,
         makes_guesses=guesser is not None, adapter_slots=slots, experts=chosen_experts(config),
         most_ahead=0 if config.vision is None else config.vision.most_ahead,
     )  # fmt: skip
@@ -187,7 +186,7 @@ def trace_step(
     held = cache_dtype("bfloat16", "xla", stored)
     state = abstract_state(config, groups, held, guesses=GUESSES if program_of_guesser else 0)
     program = Program(
-        bucket, replace(features, drafts=runs_drafts), shapes, rebuild,
+        bucket, replace(features, drafts=True), shapes, rebuild,
         Placement(one_device_mesh()), guesser=program_of_guesser,
         adapters=adapters_of(config, slots) if slots else None,
     )  # fmt: skip
@@ -202,11 +201,12 @@ def trace_step(
 
 
 def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None:
-    """Trace a step that is a chain of programs, with and without processors of the host."""
+    """Trace a step that is a chain of programs, with and without processors of the host, or one of
+    a model that pools."""
     groups = cache_groups(config.layer_specs)
     shapes = StepShapes(
         groups, BLOCK, 8, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, attention="xla",
-        most_drafts=2, draft_window=4,
+        **({"most_drafts": 2, "draft_window": 4} if config.pooling is None else {}),
     )  # fmt: skip
     leaves, rebuild = abstract_model(config)
     state = abstract_state(config, groups, cache_dtype("bfloat16", "xla", None), guesses=0)
@@ -225,11 +225,16 @@ def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None
         return found
 
     slots = run(Part.FORWARD, jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)).slots
+    number, targets = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8,)))
+    chunk = PromptChunk(number, targets, None)
+    if config.pooling is not None:
+        run(Part.POOL, slots)
+        run(Part.POOL_TOKENS, chunk)
+        return
     run(Part.SAMPLE, slots)
     logits = run(Part.LOGITS, slots)
     run(Part.CHOOSE, ChosenInput(slots, logits, logits))
-    number, targets = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8,)))
-    run(Part.SCORE, ScoreInput(number, targets, None))
+    run(Part.SCORE, chunk)
 
 
 def abstract_state(

@@ -211,7 +211,7 @@ def test_a_chunk_of_one_token_is_a_decode_row() -> None:
 @pytest.mark.parametrize(
     ("shapes", "sampling"),
     [(STAGED, {}), (replace(SHAPES, most_drafts=2), {}), (SHAPES, {"prompt_logprobs": 0}),
-     (SHAPES, {"pools": 1})],
+     (replace(SHAPES, pooling="vectors"), {})],
     ids=["pipeline", "drafts", "prompt log-probabilities", "pooling"],
 )  # fmt: skip
 def test_it_is_not_where_a_step_reads_its_tile(

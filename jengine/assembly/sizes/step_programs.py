@@ -15,10 +15,9 @@ from jengine.assembly.sizes.device_defaults import SHORTEST_TILE, DeviceDefaults
 from jengine.assembly.sizes.ladders import ladders_for, striped_ladders
 from jengine.assembly.sizes.step_adapters import with_adapted
 from jengine.config import ModelConfig, ScheduleConfig
-from jengine.config.pooling import TOKEN_TASKS
 from jengine.errors import ConfigError, nearest_name
 from jengine.runner.variants.buckets import FEWEST_DECODE_ROWS, Ladders, StepShapes
-from jengine.runner.variants.features import Features, pooling_variants, variants, with_drafts
+from jengine.runner.variants.features import Features, variants, with_drafts
 
 # The variants that can do more than sample from the model's own logits.
 CAPABLE = ("adjusted", "full", "scored")
@@ -54,16 +53,13 @@ def step_programs(
         return one_program(schedule, shapes, known, compilation)
     ladders = ladders_for(schedule, shapes, compilation, defaults.first_rungs)
     ladders = striped_ladders(ladders, args.prefill_context_parallel_size, shapes.prefill_tile)
-    if config.pooling is not None:
-        ladders = pooling_ladders(ladders)
     usual = tuple(known) if args.strict else usual_variants(defaults.variants, penalises)
     if shapes.chained:  # sampling compiles no model, so every request finds its programs
         usual = tuple(dict.fromkeys((*usual, *CAPABLE)))
-    wanted = with_drafted(known, tuple(compilation.get("variants", usual)))
     if config.pooling is not None:
-        known = pooling_variants(by_token=config.pooling.task in TOKEN_TASKS)
-        wanted = tuple(known)[:1]
-    elif adapted:
+        return StepPrograms(pooling_ladders(ladders), (Features(),), ())
+    wanted = with_drafted(known, tuple(compilation.get("variants", usual)))
+    if adapted:
         wanted = with_adapted(known, wanted)
     return StepPrograms(ladders, *early_and_late(known, wanted))
 

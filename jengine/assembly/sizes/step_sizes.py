@@ -199,6 +199,7 @@ def step_shapes(
         uncached=cache_dtype(config.dtype, attention).name,
         experts=chosen_experts(args, config, schedule, stages),
         chained=is_chained(args, config, schedule, stages),
+        pooling="" if config.pooling is None else config.pooling.pooled_as,
         most_ahead=0 if config.vision is None else config.vision.most_ahead,
     )
 
@@ -207,19 +208,12 @@ def is_chained(
     args: EngineArgs, config: ModelConfig, schedule: ScheduleConfig, stages: int
 ) -> bool:
     """Whether steps are chains of programs. They are one where what is behind the model has to run
-    with it: in stages, for replicas that run together, in the one shape of deterministic mode, for
-    vectors of prompts, and where the device guesses or drops drafts."""
+    with it: in stages, for replicas that run together, in the one shape of deterministic mode,
+    and where the device guesses or drops drafts."""
     speculative = schedule.speculative
     guesses = speculative is not None and speculative.on_device
     settles = schedule.most_drafts > 0 and config.has_recurrent
-    return not (
-        stages > 1
-        or args.joint_replicas
-        or schedule.one_segment
-        or config.pooling is not None
-        or guesses
-        or settles
-    )
+    return not (stages > 1 or args.joint_replicas or schedule.one_segment or guesses or settles)
 
 
 def refuse_drafts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jengine.plan import NO_GUESSER, POOLED_AS, Plan
+from jengine.plan import NO_GUESSER, Plan
 from jengine.request import WireRequest
 from jengine.runner.plans.rows import Rows, wanted_columns
 from jengine.runner.variants.buckets import StepShapes
@@ -39,7 +39,6 @@ def needed(
         taps=() if taps is None else taps.of(settings["taps"][owners]),
         adapters=bool(settings["adapter"][owners].any()),
         drafts=runs_drafts(plan, rows.shapes),
-        pooling=POOLED_AS[int(settings["pools"][owners].max(initial=0))],
     )
 
 

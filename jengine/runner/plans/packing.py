@@ -10,7 +10,7 @@ import numpy as np
 from jengine.plan import Plan
 from jengine.runner.plans.rows import Rows
 from jengine.runner.step.draft_input import DraftInput
-from jengine.runner.step.score_input import ScoreInput
+from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.step_input import StepInput
 from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
 from jengine.sampling.inputs import fill_sampling
@@ -57,8 +57,8 @@ def lone_tokens(plan: Plan, rows: Rows) -> np.ndarray:
     reads_tiles = (
         shapes.packed_tables
         or shapes.most_drafts
+        or shapes.pooling
         or rows.settings["prompt_logprobs"][owners].any()
-        or rows.settings["pools"][owners].any()
     )
     return lone & (not reads_tiles)
 
@@ -114,7 +114,7 @@ def pack(
     return PackedStep(buffer, bucket, slots, chunk_tokens, chunk_base, widths)
 
 
-def score_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator[ScoreInput]:
+def prompt_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator[PromptChunk]:
     """The prefill tokens of a packed plan, so many at a time; padding behind them is left out."""
     inputs = StepInput.over(packed.buffer, packed.bucket, shapes)
     tokens = int(packed.chunk_tokens.max(initial=-1)) + 1
@@ -126,7 +126,7 @@ def score_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator[
     for first in range(0, tokens, size):
         chunk = slice(first, first + size)
         own = None if adapters is None else padded(adapters[chunk], size)
-        yield ScoreInput(np.int32(first), padded(targets[chunk], size), own)
+        yield PromptChunk(np.int32(first), padded(targets[chunk], size), own)
 
 
 def padded(numbers: np.ndarray, size: int) -> np.ndarray:

@@ -39,9 +39,7 @@ class PendingStep:
     def result(self) -> StepOutput:
         """Wait for the step and read its results."""
         output, packed = self.output, self.packed
-        prompt_logprobs = scores_of(
-            joined(output.prompt_logprobs), lambda x: x[packed.chunk_tokens]
-        )
+        prompt_logprobs = scores_of(whole(output.prompt_logprobs), lambda x: x[packed.chunk_tokens])
         captured, experts = {}, None
         if output.captured or output.experts is not None:
             decodes = np.arange(self.plan.num_decode_rows)
@@ -57,7 +55,7 @@ class PendingStep:
             captured,
             experts,
             pooled=pooled_of(output.pooled, packed.slots),
-            pooled_tokens=pooled_of(output.pooled_tokens, packed.chunk_tokens),
+            pooled_tokens=pooled_of(whole(output.pooled_tokens), packed.chunk_tokens),
             guesses=None if output.guesses is None else np.asarray(output.guesses),
         )
 
@@ -85,11 +83,11 @@ def pooled_of(rows: Any, places: np.ndarray) -> np.ndarray | None:
     return None if rows is None else np.asarray(rows)[places]
 
 
-def joined(scores: Any) -> StepLogprobs | None:
-    """Log-probabilities of prompt tokens, which one program returns whole, or several in chunks."""
-    if not isinstance(scores, list):
-        return scores
-    return StepLogprobs(*(np.concatenate(parts) for parts in zip(*scores, strict=True)))
+def whole(found: Any) -> Any:
+    """Results of prompt tokens, which one program returns whole, or several in chunks."""
+    if not isinstance(found, list):
+        return found
+    return jax.tree.map(lambda *chunks: np.concatenate(chunks), *found)
 
 
 def scores_of(

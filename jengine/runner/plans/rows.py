@@ -43,7 +43,6 @@ SETTINGS: dict[str, RowSetting] = {
     ),
     "endings": RowSetting("int32", ending_ids, (ENDINGS,)),
     "taps": RowSetting("int32", lambda new: new.taps),  # ids of tap sets; 0: none
-    "pools": RowSetting("int32", lambda new: new.sampling.pools),  # index in POOLED_AS
     "adapter": RowSetting("int32", lambda new: new.adapter_slot),  # 0: none
 }
 

@@ -24,12 +24,13 @@ from jengine.runner.step.parts import (
     ChosenInput,
     SlotInput,
     on_fields,
+    outputs_of_head,
     owned_fields,
     read_fields,
 )
 from jengine.runner.step.pipeline_step import PACKED_AXES, pipeline_step
 from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program, Stages
-from jengine.runner.step.score_input import ScoreInput
+from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step import EmbedsInput, MediaInput, step
 from jengine.runner.step.step_input import packed_size, section_size
@@ -138,7 +139,7 @@ class StepCompiler:
     def head_leaves(self) -> tuple[int, ...]:
         """Indices of the leaves that the output head reads."""
         rows = jax.ShapeDtypeStruct((FEWEST_DECODE_ROWS, self.width), np.float32)
-        traced = jax.make_jaxpr(lambda leaves, rows: self.rebuild(leaves).logits(rows))(
+        traced = jax.make_jaxpr(lambda leaves, rows: outputs_of_head(self.rebuild(leaves), rows))(
             self.leaves, rows
         ).jaxpr
         read = {id(one) for equation in traced.eqns for one in equation.invars}
@@ -230,15 +231,17 @@ def chosen_input(compiler: StepCompiler, count: int, shape: Shape) -> ChosenInpu
     return ChosenInput(slot_input(compiler, count, shape), logits, logits)
 
 
-def score_input(compiler: StepCompiler, count: int, shape: Shape) -> ScoreInput:
+def prompt_chunk(compiler: StepCompiler, count: int, shape: Shape) -> PromptChunk:
     """The shapes of a chunk of so many prompt tokens."""
     adapters = shape((count,)) if compiler.shapes.adapter_slots else None
-    return ScoreInput(shape(()), shape((count,)), adapters)
+    return PromptChunk(shape(()), shape((count,)), adapters)
 
 
 GIVEN: dict[Part, Callable[[StepCompiler, int, Shape], Any]] = {
     Part.SAMPLE: slot_input,
     Part.LOGITS: slot_input,
     Part.CHOOSE: chosen_input,
-    Part.SCORE: score_input,
+    Part.SCORE: prompt_chunk,
+    Part.POOL: slot_input,
+    Part.POOL_TOKENS: prompt_chunk,
 }

@@ -15,7 +15,7 @@ from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.variants.buckets import NO_TOKENS, Bucket, Slots
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.parts import Part
+from jengine.runner.variants.parts import Part, prompt_parts, slot_parts
 from jengine.runner.variants.program_list import Key, StepKey, of_part
 from jengine.runner.variants.tap_sets import TapSet
 
@@ -108,14 +108,13 @@ class Programs:
             bucket = self.bucket_for(smallest, own)
             return Chain(bucket, {Part.STEP: self.find(bucket, own)})
         own = needed.of(Part.FORWARD)
-        heads = [needed.of(part) for part in self._sampling]
+        heads = [needed.of(part) for part in self._slot_parts]
         bucket = self.bucket_for(smallest, own, heads)
         slots = Slots(shapes.num_slots(bucket))
         found = {Part.FORWARD: self.find(bucket, own)}
         found |= {one.part: self.find(slots, one) for one in heads}
-        if needed.prompt_logprobs is not None:
-            size = Slots(shapes.scored_at_once)
-            found[Part.SCORE] = self.find(size, needed.of(Part.SCORE))
+        for part in self._prompt_parts(needed):
+            found[part] = self.find(Slots(shapes.scored_at_once), needed.of(part))
         return Chain(bucket, found)
 
     def bucket_for(
@@ -142,9 +141,12 @@ class Programs:
         return wanted[0]
 
     @property
-    def _sampling(self) -> tuple[Part, ...]:
-        """The parts that sample."""
-        return (Part.LOGITS, Part.CHOOSE) if self.compiler.splits else (Part.SAMPLE,)
+    def _slot_parts(self) -> tuple[Part, ...]:
+        return slot_parts(self.compiler.shapes.pooling, splits=self.compiler.splits)
+
+    def _prompt_parts(self, needed: Features) -> tuple[Part, ...]:
+        scores = needed.prompt_logprobs is not None
+        return prompt_parts(self.compiler.shapes.pooling, scores=scores)
 
     def _has_heads(self, key: Key, heads: Sequence[Features]) -> bool:
         """Whether these heads are compiled for the slots of such a program."""
@@ -190,9 +192,9 @@ class Programs:
         if not shapes.chained:
             return []
         slots = [Slots(count) for count in shapes.slot_rungs]
-        found = [key for part in self._sampling for key in self._lacking(slots, needed.of(part))]
-        if needed.prompt_logprobs is not None:
-            found += self._lacking([Slots(shapes.scored_at_once)], needed.of(Part.SCORE))
+        found = [key for part in self._slot_parts for key in self._lacking(slots, needed.of(part))]
+        for part in self._prompt_parts(needed):
+            found += self._lacking([Slots(shapes.scored_at_once)], needed.of(part))
         return found + self._lacking([self._largest], needed.of(Part.FORWARD))
 
     def _lacking(self, sizes: Sequence[Bucket | Slots], needed: Features) -> list[Key]:

@@ -14,7 +14,6 @@ from jax import Array, lax
 
 from jengine.outputs import NO_TOKEN, StepOutput
 from jengine.runner.step.hidden import Hidden, logits_of
-from jengine.runner.step.pool import pool_head
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import SCORED_AT_ONCE, SCORED_AT_ONCE_ON_GPUS
@@ -156,5 +155,4 @@ Head = Callable[[Hidden, StepState, Program], tuple[StepState, dict[str, Any]]]
 HEADS: dict[str, Head] = {
     "sampled": sample_head,
     "prompt_logprobs": prompt_logprobs_head,
-    "pooled": pool_head,
 }

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jengine.outputs import StepOutput
+from jengine.outputs import NOT_FINITE, POOLED, StepOutput
 from jengine.runner.step.heads import live_slots, sample_slots
 from jengine.runner.step.hidden import logits_of
 from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.pool import row_vectors, with_sums
 from jengine.runner.step.program import Program
-from jengine.runner.step.score_input import ScoreInput
+from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step import Given, beside_of, extended, inputs_of, pass_through
 from jengine.runner.step.step_input import sampling_section, sampling_views
@@ -69,6 +70,7 @@ def forward(
     beside = beside_of(given, inputs, program, models.model)
     state, found = pass_through(models, inputs, extended(state, inputs), program, beside)
     leaving = found.leaving
+    state = with_sums(state, leaving.prompts, found.ran.batch, models.model.config.pooling, program)
     if state.prompts is not None and len(leaving.prompts):
         kept = lax.dynamic_update_slice_in_dim(state.prompts, leaving.prompts, 0, 0)
         state = state._replace(prompts=kept)
@@ -120,15 +122,41 @@ def choose(
 
 
 def score(
-    leaves: Leaves, state: StepState, given: ScoreInput, *, program: Program
+    leaves: Leaves, state: StepState, given: PromptChunk, *, program: Program
 ) -> tuple[StepState, Logprobs]:
     """Log-probabilities of the tokens after those of a chunk."""
     wanted = program.features.prompt_logprobs
-    assert wanted is not None and state.prompts is not None, "an engine that scores prompts"
+    assert wanted is not None, "an engine that scores prompts"
     model, adapters = program.head(leaves)
-    rows = lax.dynamic_slice_in_dim(state.prompts, given.first, len(given.targets))
-    logits = logits_of(model, rows, None, adapters, given.adapters)
+    logits = logits_of(model, chunk_rows(state, given), None, adapters, given.adapters)
     return state, score_tokens(logits, given.targets, wanted, program.sampler)
+
+
+def pool(
+    leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
+) -> tuple[StepState, StepOutput]:
+    """The vector of each slot's row, through the model's own head. A slot's token is POOLED, or why
+    there is no vector."""
+    model, _ = program.head(leaves)
+    vectors = row_vectors(slots.ends, slots.sampling(program), state.sums, model.config.pooling)
+    pooled = model.pooler(vectors)
+    is_finite = jnp.all(jnp.isfinite(pooled), axis=-1)
+    tokens = jnp.where(is_finite, jnp.int32(POOLED), jnp.int32(NOT_FINITE))
+    return state, StepOutput(tokens=tokens, pooled=pooled)
+
+
+def pool_tokens(
+    leaves: Leaves, state: StepState, given: PromptChunk, *, program: Program
+) -> tuple[StepState, Array]:
+    """What the model's own head makes of each token of a chunk."""
+    model, _ = program.head(leaves)
+    return state, model.pooler.of_tokens(chunk_rows(state, given))
+
+
+def chunk_rows(state: StepState, given: PromptChunk) -> Array:
+    """The hidden states of the tokens of a chunk."""
+    assert state.prompts is not None, "an engine whose forwards keep those of prompts"
+    return lax.dynamic_slice_in_dim(state.prompts, given.first, len(given.targets))
 
 
 BODIES: dict[Part, Callable[..., tuple[StepState, Any]]] = {
@@ -137,16 +165,25 @@ BODIES: dict[Part, Callable[..., tuple[StepState, Any]]] = {
     Part.LOGITS: slot_logits,
     Part.CHOOSE: choose,
     Part.SCORE: score,
+    Part.POOL: pool,
+    Part.POOL_TOKENS: pool_tokens,
 }
 # Parts whose leaves are those of the output head alone.
-READS_HEAD = frozenset({Part.SAMPLE, Part.LOGITS, Part.SCORE})
+READS_HEAD = frozenset({Part.SAMPLE, Part.LOGITS, Part.SCORE, Part.POOL, Part.POOL_TOKENS})
+
+
+def outputs_of_head(model: Any, rows: Array) -> Any:
+    """All that such parts compute of hidden states with leaves of the model."""
+    if model.config.pooling is None:
+        return model.logits(rows)
+    return model.pooler(rows), model.pooler.of_tokens(rows)
 
 
 def owned_fields(features: Features) -> tuple[str, ...]:
     """Fields of the state that such a part replaces."""
     match features.part:
         case Part.FORWARD:
-            return "caches", "tables", "prompts"
+            return "caches", "tables", "prompts", "sums"
         case Part.SAMPLE | Part.CHOOSE:
             adjusted = ("rows",) if features.sampling.adjust else ()
             return "last_token", "lengths", *adjusted
@@ -158,8 +195,10 @@ def read_fields(features: Features) -> tuple[str, ...]:
     match features.part:
         case Part.FORWARD:
             return "last_token", "lengths", "offsets"
-        case Part.SCORE:
+        case Part.SCORE | Part.POOL_TOKENS:
             return ("prompts",)
+        case Part.POOL:
+            return ("sums",)
     return ()
 
 

@@ -1,58 +1,50 @@
-"""The head of pooling models: hidden states to one vector per row, or to one per prompt token.
+"""Pooling: hidden states to one vector per row.
 
 A row's vector is its last hidden state, its first, or the mean of all, which a row sums up over
-its chunks. Then it passes the model's own head. A slot's token is POOLED, or why there is none.
+its chunks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jengine.config import PoolingConfig
-from jengine.outputs import NOT_FINITE, POOLED
 from jengine.runner.step.batch import Batch
-from jengine.runner.step.hidden import Hidden
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
+from jengine.sampling import SamplingInput
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32
 
 
-def pool_head(
-    hidden: Hidden, state: StepState, program: Program
-) -> tuple[StepState, dict[str, Any]]:
-    """A vector for each slot and, where the features ask for it, one for each prompt token."""
-    pooling, batch = hidden.model.config.pooling, hidden.batch
-    assert pooling is not None, "the features of another model"
-    assert batch is not None, "a step without stages"
-    found: dict[str, Any] = {}
-    with jax.named_scope("pool"):
-        vectors, state = row_vectors(hidden, batch, pooling, state, program)
-        found["pooled"] = hidden.model.pooler(vectors)
-        if program.features.pooling == "tokens":
-            found["pooled_tokens"] = hidden.model.pooler.of_tokens(hidden.prompts)
-    is_finite = jnp.all(jnp.isfinite(found["pooled"]), axis=-1)
-    found["tokens"] = jnp.where(is_finite, jnp.int32(POOLED), jnp.int32(NOT_FINITE))
-    return state, found
+def with_sums(
+    state: StepState, prompts: Array, batch: Batch, pooling: PoolingConfig | None, program: Program
+) -> StepState:
+    """The state with a step's prompt tokens in the sums of their rows, where rows have sums."""
+    if state.sums is None:
+        return state
+    assert pooling is not None, "a model that pools"
+    return state._replace(sums=with_chunks(state.sums, prompts, batch, pooling, program))
 
 
 def row_vectors(
-    hidden: Hidden, batch: Batch, pooling: PoolingConfig, state: StepState, program: Program
-) -> tuple[Float32[Array, "slots hidden"], StepState]:
-    """The vector of each slot's row, and the state with the sums of all rows."""
-    if state.sums is None:
-        return hidden.ends.astype(jnp.float32), state
-    sums = with_chunks(state.sums, hidden.prompts, batch, pooling, program)
-    vectors = sums.at[hidden.sampling.rows].get(mode="fill", fill_value=0)
+    ends: Float32[Array, "slots hidden"],
+    slots: SamplingInput,
+    sums: Float32[Array, "rows hidden"] | None,
+    pooling: PoolingConfig,
+) -> Float32[Array, "slots hidden"]:
+    """The vector of each slot's row, whose last hidden state is among `ends`."""
+    if sums is None:
+        return ends.astype(jnp.float32)
+    vectors = sums.at[slots.rows].get(mode="fill", fill_value=0)
     if pooling.sequence == "MEAN":
-        count = jnp.maximum(hidden.sampling.positions, 1).astype(jnp.float32)[:, None]
+        count = jnp.maximum(slots.positions, 1).astype(jnp.float32)[:, None]
         vectors = vectors / jnp.broadcast_to(count, vectors.shape)
-    return vectors, state._replace(sums=sums)
+    return vectors
 
 
 def with_chunks(

@@ -37,7 +37,7 @@ class StepState(NamedTuple):
     offsets: Array | None = None
     # f32[rows, hidden] sum of each row's hidden states so far. None: no row wants it.
     sums: Array | None = None
-    # f32[tokens, hidden] of the prompt tokens of the last forward, which programs behind it score.
+    # f32[tokens, hidden] of the prompt tokens of the last forward, which programs behind it read.
     # None: a step is one program.
     prompts: Array | None = None
 

@@ -131,6 +131,8 @@ class StepShapes:
     # Whether sampling and the scores of prompts are programs of their own behind the model's; else
     # a step is one program.
     chained: bool = False
+    # What the model makes of hidden states in place of tokens, one of POOLED_AS.
+    pooling: str = ""
     # What sampling slots are rounded up to, so that few programs sample for all buckets.
     slot_rungs: tuple[int, ...] = ()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from jengine.plan import POOLED_AS
 from jengine.runner.variants.parts import FEATURES_OF, Part
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
@@ -25,8 +24,6 @@ class Features:
     adapters: bool = False
     drafts: bool = False  # decode rows may be drafts, and a model that guesses reads the step
     embeds: bool = False  # some tokens come as embeddings
-    # What it makes of hidden states in place of tokens, one of POOLED_AS.
-    pooling: str = ""
     part: Part = Part.STEP  # the program of a step that has them
 
     def of(self, part: Part) -> Features:
@@ -36,8 +33,6 @@ class Features:
     @property
     def heads(self) -> tuple[str, ...]:
         """The heads that run on the step's hidden states (see `step/heads.py`)."""
-        if self.pooling:
-            return ("pooled",)
         return ("sampled",) if self.prompt_logprobs is None else ("sampled", "prompt_logprobs")
 
     @property
@@ -67,14 +62,12 @@ class Features:
             and mine.own_ids >= theirs.own_ids
             and set(self.own_functions) >= set(other.own_functions)
             and self.embeds == other.embeds
-            and POOLED_AS.index(self.pooling) >= POOLED_AS.index(other.pooling)
         )
 
     @property
     def is_plain(self) -> bool:
         """Whether steps sample without adjusted logits, log-probabilities and taps."""
-        unusual = self.sampling.adjust or self.pooling == "tokens"
-        return self.gives_tokens_only and not unusual
+        return self.gives_tokens_only and not self.sampling.adjust
 
     @property
     def gives_tokens_only(self) -> bool:
@@ -93,7 +86,6 @@ class Features:
             "adapters": self.adapters,
             **{str(one): True for one in self.own_functions},
             "embeds": self.embeds,
-            f"pooled {self.pooling}": bool(self.pooling),
         }
         names = "+".join(name for name, used in parts.items() if used)
         if "sampling" in FEATURES_OF[self.part]:
@@ -149,12 +141,6 @@ def variants(
         for own, value in known.items()
         for name, features in ((own, value), (with_adapters(own), both[own]))
     }
-
-
-def pooling_variants(*, by_token: bool) -> dict[str, Features]:
-    """Those of a pooling model; `by_token`: whether its requests want a row for each token."""
-    found = {name: Features(pooling=name) for name in POOLED_AS[1:]}
-    return {"tokens": found["tokens"]} if by_token else found
 
 
 def plain_variants(

@@ -16,21 +16,43 @@ class Part(Enum):
     LOGITS = "logits"
     CHOOSE = "choose"
     SCORE = "score"  # hidden states of prompt tokens to log-probabilities, a chunk at a time
+    # Of pooling models: hidden states of slots to vectors, and those of prompt tokens, in chunks.
+    POOL = "pool"
+    POOL_TOKENS = "pool_tokens"
     ENCODER = "encoder"  # no part of a step: images or sound to embeddings
+
+
+def slot_parts(pooling: str, *, splits: bool) -> tuple[Part, ...]:
+    """The programs that read the hidden states of slots. `pooling`: one of POOLED_AS; `splits`: the
+    host changes logits before they are sampled from."""
+    if pooling:
+        return (Part.POOL,)
+    return (Part.LOGITS, Part.CHOOSE) if splits else (Part.SAMPLE,)
+
+
+def prompt_parts(pooling: str, *, scores: bool) -> tuple[Part, ...]:
+    """The programs that read the hidden states of prompt tokens. `scores`: these are scored."""
+    if pooling:
+        return (Part.POOL_TOKENS,) if pooling == "tokens" else ()
+    return (Part.SCORE,) if scores else ()
 
 
 # Fields of `Features` that a part depends on. A feature that no part names compiles nothing.
 FEATURES_OF: dict[Part, tuple[str, ...]] = {
     Part.STEP: (
-        "sampling", "prompt_logprobs", "taps", "adapters", "drafts", "embeds", "pooling",
+        "sampling", "prompt_logprobs", "taps", "adapters", "drafts", "embeds",
     ),
     Part.FORWARD: ("taps", "adapters", "drafts", "embeds"),
     Part.SAMPLE: ("sampling", "adapters"),
     Part.LOGITS: ("adapters",),
     Part.CHOOSE: ("sampling",),
     Part.SCORE: ("prompt_logprobs", "adapters"),
+    Part.POOL: (),
+    Part.POOL_TOKENS: (),
     Part.ENCODER: (),
 }  # fmt: skip
 
+# Parts that read a chunk of the prompt tokens of the last forward.
+READS_PROMPTS = frozenset({Part.SCORE, Part.POOL_TOKENS})
 # Parts that run a model on tokens or patches, which their ledger entries count.
 RUNS_TOKENS = frozenset({Part.STEP, Part.FORWARD, Part.ENCODER})

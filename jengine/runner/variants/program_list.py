@@ -11,7 +11,7 @@ from functools import cached_property
 
 from jengine.runner.variants.buckets import Bucket, Ladders, Slots, rung
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.parts import Part
+from jengine.runner.variants.parts import READS_PROMPTS, Part, prompt_parts, slot_parts
 
 Key = tuple[Bucket | Slots, Features]  # names a program
 StepKey = tuple[Bucket, Features]  # and one that runs the tokens of a step
@@ -32,6 +32,7 @@ class ChainPrograms:
     scored_at_once: int
     takes_images: bool = False  # tokens of prompts may come as embeddings, that is, of images
     splits: bool = False  # the host changes logits before they are sampled from
+    pooling: str = ""  # what is made of hidden states in place of tokens, one of POOLED_AS
 
     @cached_property
     def all(self) -> tuple[Key, ...]:
@@ -57,22 +58,23 @@ class ChainPrograms:
 
     @cached_property
     def heads(self) -> tuple[Key, ...]:
-        """What samples and scores. Greedy sampling has programs for decodes alone: with prompts,
-        arguments of random sampling cost nothing beside the model."""
-        parts = (Part.LOGITS, Part.CHOOSE) if self.splits else (Part.SAMPLE,)
+        """What samples, scores and pools. Greedy sampling has programs for decodes alone: with
+        prompts, arguments of random sampling cost nothing beside the model."""
+        parts = slot_parts(self.pooling, splits=self.splits)
         decodes = [count for count in self.slots if count < self.slots[-1]]
-        sampling = tuple(
+        of_slots = tuple(
             (Slots(count), tier)
             for part in parts
             for tier in of_part(self.tiers, part)
             for count in (decodes if self._is_spared(tier) else self.slots)
         )
-        scores = (
-            (Slots(self.scored_at_once), tier)
-            for tier in of_part(self.tiers, Part.SCORE)
-            if tier.prompt_logprobs is not None and self.ladders.prefill_tokens
+        of_prompts = dict.fromkeys(
+            (Slots(self.scored_at_once), tier.of(part))
+            for tier in self.tiers
+            for part in prompt_parts(self.pooling, scores=tier.prompt_logprobs is not None)
+            if self.ladders.prefill_tokens
         )
-        return (*sampling, *scores)
+        return (*of_slots, *of_prompts)
 
     @cached_property
     def multi_steps(self) -> tuple[StepKey, ...]:
@@ -99,7 +101,7 @@ class ChainPrograms:
 
     def _largest(self, tier: Features) -> tuple[Key, ...]:
         forward = self.ladders.largest, of_part(self.tiers, Part.FORWARD)[-1]
-        parts = (Part.LOGITS, Part.CHOOSE) if self.splits else (Part.SAMPLE,)
+        parts = slot_parts(self.pooling, splits=self.splits)
         return (forward, *((Slots(self.slots[-1]), tier.of(part)) for part in parts))
 
     @property
@@ -114,7 +116,7 @@ class ChainPrograms:
             size, tier = key
             if isinstance(size, Slots):
                 usual = any(one.covers(tier) for _, one in self.first)
-                needed = key in self.largest or tier.part is Part.SCORE
+                needed = key in self.largest or tier.part in READS_PROMPTS
                 return 0 if usual else 1 if needed else 3, False, False, size.count
             prompts = size.prefill_tokens
             few_ask = tier.adapters or tier.embeds

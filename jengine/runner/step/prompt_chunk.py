@@ -1,11 +1,11 @@
-"""ScoreInput: which prompt tokens a program scores. No jax, since it is packed on the host."""
+"""PromptChunk: which prompt tokens a program reads. No jax, since it is packed on the host."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 
-class ScoreInput(NamedTuple):
+class PromptChunk(NamedTuple):
     """A chunk of C prompt tokens of the last forward."""
 
     first: Any  # i32[] the first one's place among the prefill tokens
