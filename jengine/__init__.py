@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.api.async_llm import AsyncLLM
     from jengine.api.generate import clear, generate
     from jengine.api.llm import LLM
+    from jengine.api.llm_engine import LLMEngine
     from jengine.assembly.settings.args import EngineArgs
     from jengine.beam_search import BeamSearchParams
     from jengine.config import PoolerConfig
@@ -62,6 +63,7 @@ _HOMES = {
     "EngineArgs": "jengine.assembly.settings.args",
     "ExplicitEncoderDecoderPrompt": "jengine.prompts",
     "LLM": "jengine.api.llm",
+    "LLMEngine": "jengine.api.llm_engine",
     "LoRARequest": "jengine.adapters",
     "LogitsProcessor": "jengine.logits_processor",
     "Logprob": "jengine.logprobs",

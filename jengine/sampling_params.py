@@ -278,4 +278,4 @@ class SamplingParams:
 if not TYPE_CHECKING:  # a checker would take every name for a name of this module
 
     def __getattr__(name: str) -> Any:
-        raise missing_name(__name__, name)
+        raise missing_name(__name__, name, is_package=False)

@@ -27,15 +27,15 @@ MULTIMODAL = (
 KEPT_IMAGES = (
     "what is kept of images is named by their contents and by the weights, so it is never stale."
 )
-SERVER, ELASTIC = "the HTTP server", "elastic scaling"
-AS_DICT = "settings are given as a dict, such as compilation_config={...}"
+OF_SERVER = "jengine serve knows it without asking the engine."
+ELASTIC = "POST /scale_elastic_ep of jengine serve changes the number of cores."
 CONNECTORS = (
     "a connector of your own fulfils jengine.connectors.protocol; kv_transfer_config names it"
 )
 UPDATE = "use update_params(...), which takes a tree of arrays between two steps"
 
 # Path of vLLM below jengine -> the public names of jengine that it holds, "ours as theirs" where
-# vLLM has another one.
+# vLLM has another one, "module:name" for what is no public name.
 PATHS: dict[str, tuple[str, ...]] = {
     "inputs": (
         "EmbedsPrompt",
@@ -46,13 +46,22 @@ PATHS: dict[str, tuple[str, ...]] = {
     ),
     "engine.arg_utils": ("AsyncEngineArgs", "EngineArgs"),
     "engine.async_llm_engine": ("AsyncLLMEngine",),
+    "engine.llm_engine": ("LLMEngine",),
     "entrypoints": (),
     "entrypoints.llm": ("LLM",),
     "logits_process": ("RequestLogitsProcessor as LogitsProcessor",),
+    "logger": ("jengine.vllm_scripts:init_logger",),
     "lora.request": ("LoRARequest",),
+    "distributed.parallel_state": ("jengine.vllm_scripts:cleanup_dist_env_and_memory",),
+    "utils": (
+        "jengine.cli.parser:FlexibleArgumentParser",
+        "jengine.vllm_scripts:random_uuid",
+    ),
+    "utils.argparse_utils": ("jengine.cli.parser:FlexibleArgumentParser",),
     "v1": (),
     "v1.engine": (),
     "v1.engine.async_llm": ("AsyncLLM",),
+    "v1.engine.llm_engine": ("LLMEngine",),
     "v1.sample": (),
     "v1.sample.logits_processor": (
         "AdapterLogitsProcessor",
@@ -68,34 +77,37 @@ PATHS: dict[str, tuple[str, ...]] = {
     ),
     "version": ("__version__",),
 }
+# Rooms of ours that vLLM calls alike -> the names that it has there.
+NAMES_IN_ROOMS: dict[str, tuple[str, ...]] = {
+    "config": (
+        "jengine.vllm_scripts:CompilationConfig",
+        "jengine.vllm_scripts:KVEventsConfig",
+        "jengine.vllm_scripts:KVTransferConfig",
+        "jengine.vllm_scripts:ProfilerConfig",
+        "jengine.vllm_scripts:StructuredOutputsConfig",
+    ),
+    "distributed": ("jengine.vllm_scripts:cleanup_dist_env_and_memory",),
+}
 # In these tables a feature that is not built yet stands for itself; a sentence says what to do.
 UNBUILT_PATHS = {
     "assets": MULTIMODAL,
     "distributed.kv_transfer": f"{CONNECTORS}.",
     "distributed.weight_transfer": f"{UPDATE}.",
-    "engine.llm_engine": "use LLM with enqueue(...) and wait_for_completion(), or stream(...).",
     "entrypoints.chat_utils": "give messages to LLM.chat(...).",
-    "entrypoints.openai": SERVER,
+    "entrypoints.openai": "jengine serve MODEL starts the server.",
     "model_executor": "models are registered with jengine.register_model(...).",
     "multimodal": MULTIMODAL,
     "platforms": "jax.devices() says what there is.",
     "plugins": "models are registered with jengine.register_model(...).",
-    "reasoning": "parsers of reasoning",
+    "reasoning": "--reasoning-parser names one of jengine.text.reasoning_parsers.",
     "tokenizers": "use LLM.get_tokenizer(), a tokenizer of transformers.",
-    "tool_parsers": "parsers of tool calls",
+    "tool_parsers": "--tool-call-parser names one of jengine.text.tool_parsers.",
     "transformers_utils": "use transformers.",
     "usage": "nothing is reported to anyone.",
-    "utils": "use Python's own modules, such as argparse.",
 }
 UNBUILT_NAMES = {
-    "CompilationConfig": f"{AS_DICT}.",
     "GuidedDecodingParams": "use StructuredOutputsParams, which has the same fields.",
-    "KVEventsConfig": f"{AS_DICT}.",
-    "KVTransferConfig": f"{AS_DICT}.",
-    "LLMEngine": "use LLM with enqueue(...) and wait_for_completion(), or stream(...).",
     "ModelRegistry": "use jengine.register_model(...).",
-    "ProfilerConfig": f"{AS_DICT}.",
-    "StructuredOutputsConfig": f"{AS_DICT}.",
     "VllmConfig": "use EngineArgs.",
     "initialize_ray_cluster": "use LLM(..., executor='ray').",
 }
@@ -104,7 +116,7 @@ UNBUILT_METHODS = {
     "add_request": "use generate(...).",
     "apply_model": "parameters are replaced with update_params(...), values inside the model are "
     "read and changed with LLM.generate(capture=..., intervene=...).",
-    "check_admission": SERVER,
+    "check_admission": OF_SERVER,
     "checkpoint_prepare": "checkpoints of the process",
     "checkpoint_restore": "checkpoints of the process",
     "compute_weight_checksums": "checksums of weights",
@@ -112,7 +124,7 @@ UNBUILT_METHODS = {
     "finish_weight_update": f"{UPDATE}.",
     "get_external_elastic_ep_status": ELASTIC,
     "get_kv_event_sources": "kv_events_config says where events are published.",
-    "get_num_queued_tokens": SERVER,
+    "get_num_queued_tokens": "stats() counts running and waiting requests.",
     "get_num_unfinished_requests": "stats() counts running and waiting requests.",
     "get_status": ELASTIC,
     "get_supported_tasks": "engine.model.pooling says how a model pools; None: it generates.",
@@ -126,7 +138,7 @@ UNBUILT_METHODS = {
     "reset_encoder_cache": KEPT_IMAGES,
     "reset_mm_cache": KEPT_IMAGES,
     "set_tokenizer": "give tokenizer=... when the engine is made.",
-    "should_keep_api_server_alive": SERVER,
+    "should_keep_api_server_alive": OF_SERVER,
     "shutdown_weight_transfer_engine": f"{UPDATE}.",
     "start_draft_weight_update": f"{UPDATE}.",
     "start_weight_update": f"{UPDATE}.",
@@ -141,11 +153,25 @@ def explained(reason: str) -> str:
     return reason if reason.endswith(".") else f"needs {reason}, not built yet."
 
 
-def missing_name(module: str, name: str) -> Exception:
-    """The error for a name that a module of jengine does not have."""
-    if name in UNBUILT_NAMES:
-        return UnsupportedImport(f"{module}.{name}: {explained(UNBUILT_NAMES[name])}")
-    return AttributeError(f"module {module!r} has no attribute {name!r}")
+def missing_name(module: str, name: str, *, is_package: bool = True) -> Exception:
+    """The error for a name that a module of jengine does not have.
+
+    `hasattr` wants an AttributeError, of which `from` shows no word; but where the module is a
+    package, `from` looks for a module of that name, and VllmPaths explains why there is none.
+    """
+    if name not in UNBUILT_NAMES:
+        return AttributeError(f"module {module!r} has no attribute {name!r}")
+    kind = UnsupportedAttribute if is_package else UnsupportedImport
+    return kind(f"{module}.{name}: {explained(UNBUILT_NAMES[name])}")
+
+
+def name_in_room(module: str, name: str) -> Any:
+    """A name that vLLM has in a module that is also a room of ours; else `missing_name`'s error."""
+    homes = dict(map(home_of, NAMES_IN_ROOMS[module.partition(".")[2]]))
+    if name not in homes:
+        raise missing_name(module, name)
+    where, ours = homes[name]
+    return getattr(importlib.import_module(where), ours)
 
 
 def missing_attribute(owner: str, name: str) -> AttributeError:
@@ -166,12 +192,12 @@ class VllmPaths:
         package, _, name = fullname.partition(".")
         if package != "jengine":
             return None
-        if name in UNBUILT_PATHS:
-            raise UnsupportedImport(f"{fullname}: {explained(UNBUILT_PATHS[name])}")
+        why = UNBUILT_PATHS.get(name) or UNBUILT_NAMES.get(name.rpartition(".")[2])
+        if why is not None:
+            raise UnsupportedImport(f"{fullname}: {explained(why)}")
         if name not in PATHS:
             return None
-        is_package = any(other.startswith(f"{name}.") for other in PATHS)
-        return ModuleSpec(fullname, NamesOfJengine(PATHS[name]), is_package=is_package)
+        return ModuleSpec(fullname, NamesOfJengine(PATHS[name]), is_package=True)
 
 
 class NamesOfJengine(Loader):
@@ -186,11 +212,19 @@ class NamesOfJengine(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its names."""
 
-        ours = {one.rpartition(" as ")[2]: one.partition(" as ")[0] for one in self.names}
+        homes = dict(map(home_of, self.names))
 
         def get(name: str) -> Any:
-            if name in ours:
-                return getattr(importlib.import_module("jengine"), ours[name])
+            if name in homes:
+                where, ours = homes[name]
+                return getattr(importlib.import_module(where), ours)
             raise missing_name(module.__name__, name)
 
-        vars(module).update(__all__=list(ours), __getattr__=get)
+        vars(module).update(__all__=list(homes), __getattr__=get)
+
+
+def home_of(entry: str) -> tuple[str, tuple[str, str]]:
+    """An entry of PATHS as vLLM's name, and the module and name that it stands for."""
+    ours, _, theirs = entry.partition(" as ")
+    where, _, name = ours.rpartition(":")
+    return theirs or name, (where or "jengine", name)

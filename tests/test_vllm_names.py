@@ -12,9 +12,18 @@ from typing import Any
 import pytest
 
 import jengine
-from jengine import LLM, AsyncLLM
+from jengine import LLM, AsyncLLM, EngineArgs
+from jengine.cli.parser import FlexibleArgumentParser
 from jengine.errors import UnsupportedFeature
-from jengine.vllm_names import PATHS, UNBUILT_METHODS, UNBUILT_NAMES, UNBUILT_PATHS
+from jengine.vllm_names import (
+    NAMES_IN_ROOMS,
+    PATHS,
+    UNBUILT_METHODS,
+    UNBUILT_NAMES,
+    UNBUILT_PATHS,
+    home_of,
+)
+from jengine.vllm_scripts import KVEventsConfig
 
 ROOT = Path(__file__).parent.parent
 # The public names of vllm 0.33, of its LLM and of its AsyncLLM.
@@ -52,14 +61,14 @@ def test_every_public_name_of_vllm_is_there_or_explained(name: str) -> None:
     [
         ("jengine.sampling_params", ["SamplingParams", "RequestOutputKind"]),
         ("jengine.outputs", ["RequestOutput", "CompletionOutput"]),
-        *((f"jengine.{path}", names) for path, names in PATHS.items()),
+        *((f"jengine.{path}", names) for path, names in {**PATHS, **NAMES_IN_ROOMS}.items()),
     ],
 )
 def test_paths_that_work(path: str, names: list[str]) -> None:
     module = importlib.import_module(path)
-    for name in names:
-        ours, _, theirs = name.partition(" as ")
-        assert getattr(module, theirs or ours) is getattr(jengine, ours)
+    for entry in names:
+        name, (where, ours) = home_of(entry)
+        assert getattr(module, name) is getattr(importlib.import_module(where), ours)
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         exec(f"from {path} import Nothing")
 
@@ -69,15 +78,38 @@ def test_paths_that_work(path: str, names: list[str]) -> None:
     [
         ("from jengine.sampling_params import GuidedDecodingParams", "StructuredOutputsParams"),
         ("from jengine.config import VllmConfig", "use EngineArgs"),
-        ("from jengine.config import CompilationConfig", "settings are given as a dict"),
+        ("from jengine import ModelRegistry", "use jengine.register_model"),
         ("from jengine.multimodal.utils import fetch_image", "give images, videos and audio in"),
-        ("import jengine.engine.llm_engine", "use LLM with enqueue"),
+        ("import jengine.reasoning", "--reasoning-parser names one"),
     ],
 )
 def test_paths_and_names_that_are_explained(statement: str, message: str) -> None:
     with pytest.raises(UnsupportedFeature, match=rf"^jengine\.[\w.]+: .*{message}") as caught:
         exec(statement)
     assert isinstance(caught.value, ImportError), "scripts may try and go on without it"
+
+
+def test_scripts_may_ask_for_what_is_not_there() -> None:
+    assert not any(hasattr(jengine, name) for name in UNBUILT_NAMES)
+    assert not hasattr(jengine.config, "VllmConfig") and hasattr(jengine, "LLMEngine")
+
+
+def test_only_what_is_not_built_is_said_to_be_so() -> None:
+    reasons = {*UNBUILT_PATHS.values(), *UNBUILT_NAMES.values(), *UNBUILT_METHODS.values()}
+    assert {one for one in reasons if not one.endswith(".")} == {
+        "checkpoints of the process", "checksums of weights", "fault tolerance",
+    }  # fmt: skip
+
+
+def test_flags_and_settings_of_a_script() -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    given = ["--model", "demo", "--max_num_seqs", "3", "--kv-events-config.publisher", "zmq"]
+    args = EngineArgs.from_cli_args(parser.parse_args(given))
+    assert args.max_num_seqs == 3 and args.kv_events_config == {"publisher": "zmq"}
+    config = KVEventsConfig(publisher="zmq")
+    assert config == args.kv_events_config and config.publisher == "zmq"
+    with pytest.raises(AttributeError, match="was given no 'topic'"):
+        _ = config.topic
 
 
 def test_the_tables_hide_no_file_of_ours() -> None:

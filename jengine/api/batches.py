@@ -91,6 +91,12 @@ class Batches:
         weakref.finalize(outputs, self.discard, batch).atexit = False  # pyrefly: ignore
         return outputs
 
+    def step(self, batch: Batch) -> None:
+        """Run one step, unless the batch has something to take or there is no work."""
+        self.check_running()
+        if not batch.arrived and self.session.has_work:
+            self._wait_for(batch)
+
     def finish_all(self) -> None:
         """Run until every request that is open now has ended, unless steps are paused; outputs wait
         to be taken."""

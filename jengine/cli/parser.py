@@ -54,6 +54,17 @@ class Parser(argparse.ArgumentParser):
         return f"unknown flag {flag}.{nearest_name(flag, self._option_string_actions)}"
 
 
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """For scripts of their own: flags as `jengine` takes them, dashes and underscores alike."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse does, with `--flag.key value` as a JSON object."""
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(plain_words(words), namespace)
+
+
 def plain_words(words: Sequence[str]) -> list[str]:
     """Flags in one spelling: dashes for underscores, and `--flag.key value` as a JSON object."""
     result: list[str] = []

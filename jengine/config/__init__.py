@@ -67,7 +67,7 @@ from jengine.config.side_by_side import SideBySideConfig
 from jengine.config.speech import SpeechConfig
 from jengine.config.text_encoder import TextEncoderConfig, TextStackConfig, layers_alike
 from jengine.config.vision import MergerConfig, VisionActivation, VisionConfig
-from jengine.vllm_names import missing_name
+from jengine.vllm_names import name_in_room
 
 __all__ = [
     "CACHE_CODES",
@@ -127,4 +127,4 @@ __all__ = [
 if not TYPE_CHECKING:  # a checker would take every name for a name of this module
 
     def __getattr__(name: str) -> Any:
-        raise missing_name(__name__, name)
+        return name_in_room(__name__, name)

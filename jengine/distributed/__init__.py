@@ -1,1 +1,10 @@
 """Several cores or processes as one: replicas and their router, leader and followers."""
+
+from typing import TYPE_CHECKING, Any
+
+from jengine.vllm_names import name_in_room
+
+if not TYPE_CHECKING:  # a checker would take every name for a name of this module
+
+    def __getattr__(name: str) -> Any:
+        return name_in_room(__name__, name)
