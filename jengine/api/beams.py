@@ -37,7 +37,7 @@ def opened_search(session: Session, prompt: Any, params: Any) -> BeamSearch:
     intake = session.input_processor
     guide, spec = None, intake.grammar(params.structured_outputs)
     if spec is not None:
-        guide = BeamGuide(intake.required_grammars(), spec, intake.limits.vocab_size)
+        guide = BeamGuide(intake.grammars, spec, intake.limits.vocab_size)
     rendered = intake.prompts.render(prompt)
     return BeamSearch(rendered, params, intake.limits, intake.tokenizer, guide)
 

@@ -30,6 +30,7 @@ from jengine.engine.in_process import InProcessClient
 from jengine.errors import ConfigError
 from jengine.executor.choice import OWN_PROCESSES, starting_executor
 from jengine.executor.multihost.directing import Direction
+from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plugin_loading import load_plugins
 from jengine.runner.disk.compile_cache import enable_compile_cache
@@ -40,19 +41,22 @@ from sharding.jax_settings import engine_context
 
 @engine_context()
 def build_engine(
-    args: EngineArgs, bar: Callable[..., Any], direction: Direction | None = None
+    args: EngineArgs,
+    bar: Callable[..., Any],
+    direction: Direction | None = None,
+    told_tokenizer: SharedTokenizer | None = None,
 ) -> Engine:
     """Load the model and build an engine that is ready to serve. With a direction, processes of
-    other nodes run its steps too."""
+    other nodes run its steps too. In a core's process, fronts tell their tokenizer."""
     load_plugins()
     checked_options(args)
     join_nodes(args, direction)
     if args.executor not in OWN_PROCESSES:
-        return remote_engine(args)
+        return remote_engine(args, told_tokenizer)
     enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
     start_backend(args.gpu_memory_utilization)
     begin_kernels(args.attention_backend)
-    source = open_model_source(args)
+    source = replace(open_model_source(args), told_tokenizer=told_tokenizer)
     side = device_side(args, source, bar, direction)
     log_long_rotation(source.config, side.schedule)
     log_capacity(side.cache, side.schedule, len(side.runners), jax.default_backend())
@@ -66,16 +70,16 @@ def build_engine(
     )
 
 
-def remote_engine(args: EngineArgs) -> Engine:
+def remote_engine(args: EngineArgs, told_tokenizer: SharedTokenizer | None) -> Engine:
     """Start workers that run the steps; requests are scheduled in this process."""
     kind = starting_executor(args.executor)
-    source = open_model_source(args)
+    source = replace(open_model_source(args), told_tokenizer=told_tokenizer)
     if source.folder is None:
         raise ConfigError(f"executor={args.executor!r}: expected a model folder, not a live model.")
     executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
     capacity = executor.capacity
     cache = replace(capacity.cache, measured_blocks=args.measured_blocks)
-    grammars = core_grammars(args, source)
+    grammars = core_grammars(source)
     recorded = recorder_for(args, source, capacity.schedule, capacity.cache)
     watched = grammars.around(recorded(executor))
     coordinator = CacheCoordinator(cache)

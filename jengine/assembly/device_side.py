@@ -70,7 +70,7 @@ def device_side(
         model = place_model(args, source, settings, group, bar)
         runners, cache = ready_runners(args, source, settings, model, group, bar)
         group.agree(cache=cache)
-        grammars = core_grammars(args, source)
+        grammars = core_grammars(source)
         core = group.core(core_parts(args, source, settings, runners, cache, grammars))
     return DeviceSide(
         core, runners, settings.schedule, cache, settings.depth, model.declared, model.order,

@@ -73,11 +73,9 @@ def engine_of(
     tracer = None
     if args.otlp_traces_endpoint is not None:
         tracer = Tracer.to(args.otlp_traces_endpoint, str(args.model))
-    # A core in another process reads the tokenizer from files, so it must be the one used here.
-    shared = isinstance(client, InProcessClient) or isinstance(
-        args.tokenizer, (str, Path, type(None))
-    )
-    grammars = devices.grammars if devices else GrammarCompiler() if shared else None
+    grammars = devices.grammars if devices else GrammarCompiler()
+    if devices is None:  # a front, which may have streams by the time of the first grammar
+        grammars.prepare()
     structured = structured_outputs_defaults(args.reasoning_parser, args.structured_outputs_config)
     inputs = InputProcessor(
         limits,

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jengine.assembly.model_facts import ModelSource, tokenizer_of
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.model_facts import ModelSource
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.protocol import Executor
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.rows import GrammarRows
+from jengine.grammar.shared_tokenizer import TokenizerData, data_of
 from jengine.grammar.tokenizer_check import check_tokenizer
 from jengine.scheduler.gates import GrammarReady, MakeGate
 
@@ -25,16 +24,19 @@ if TYPE_CHECKING:  # imported when the first grammar is compiled
 
 
 class CoreGrammars(NamedTuple):
-    """What a core needs for grammars. Nothing is compiled or loaded before a request has one."""
+    """What a core needs for grammars. Nothing is compiled before a request has one."""
 
     compiler: GrammarCompiler
     gate: MakeGate
     around: Callable[[Executor], GrammarMasks]
 
 
-def core_grammars(args: EngineArgs, source: ModelSource) -> CoreGrammars:
-    """For the core of this process. Replicas share the compiler."""
-    compiler = GrammarCompiler(lambda: core_tokenizer(args, source))
+def core_grammars(source: ModelSource) -> CoreGrammars:
+    """For the core of this process. Replicas share the compiler. A front in another process tells
+    its tokenizer while the core loads: it is made then, as no step can run while it is."""
+    compiler = GrammarCompiler(lambda: core_tokenizer(source))
+    if source.told_tokenizer is not None:
+        source.told_tokenizer.when_told(compiler.prepare)
 
     def around(executor: Executor) -> GrammarMasks:
         return GrammarMasks(executor, GrammarRows(compiler, source.config.vocab_size))
@@ -42,18 +44,21 @@ def core_grammars(args: EngineArgs, source: ModelSource) -> CoreGrammars:
     return CoreGrammars(compiler, partial(GrammarReady, compiler.begin), around)
 
 
-def core_tokenizer(args: EngineArgs, source: ModelSource) -> LLTokenizer:
-    """The model's tokenizer, which a core in a process of its own reads for its first grammar."""
+def core_tokenizer(source: ModelSource) -> LLTokenizer:
+    """The model's tokenizer, for masks."""
     from jengine.grammar.tokens import llguidance_tokenizer  # llguidance with it
 
-    tokenizer = source.tokenizer
-    if tokenizer is None and source.folder is not None:
-        given = args.tokenizer if isinstance(args.tokenizer, (str, Path)) else None
-        folder = source.folder.absolute()
-        tokenizer = tokenizer_of(EngineArgs(str(folder), tokenizer=given), folder)
-    check_tokenizer(tokenizer)
-    assert tokenizer is not None, "checked"
+    data = tokenizer_data(source)
     ends = [*source.eos_token_ids]
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
-        ends.append(tokenizer.eos_token_id)
-    return llguidance_tokenizer(tokenizer, source.config.vocab_size, ends)
+    if data.eos_token_id is not None and data.eos_token_id not in ends:
+        ends.append(data.eos_token_id)
+    return llguidance_tokenizer(data, source.config.vocab_size, ends)
+
+
+def tokenizer_data(source: ModelSource) -> TokenizerData:
+    """The tokenizer of this process, or of the core's fronts."""
+    if source.told_tokenizer is not None:
+        return source.told_tokenizer.data
+    check_tokenizer(source.tokenizer)
+    assert source.tokenizer is not None, "checked"
+    return data_of(source.tokenizer)

@@ -14,6 +14,7 @@ from typing import Any
 from jengine.assembly.settings.args import EngineArgs
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, nearest_name
+from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.text.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, wrap_tokenizer
 from jengine.weights.generation_config import (
     GENERATION_KEYS,
@@ -32,6 +33,7 @@ class ModelSource:
     folder: Path | None  # None: the model is live
     tokenizer: Tokenizer | None
     generation: Mapping[str, Any]
+    told_tokenizer: SharedTokenizer | None = None  # of a core in a process of its own
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

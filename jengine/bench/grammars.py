@@ -33,6 +33,7 @@ from jengine.bench.schemas import fits, schema
 from jengine.bench.surroundings import shown_command, surroundings
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.matcher import Matcher
+from jengine.grammar.shared_tokenizer import data_of
 from jengine.grammar.tokens import llguidance_tokenizer
 from jengine.sampling_params import SamplingParams
 from jengine.structured_outputs import StructuredOutputsParams
@@ -115,7 +116,9 @@ def cases(kind: str, count: int) -> list[Case]:
 def draw_answers(folder: Path, count: int, kind: str = "json") -> dict[str, Any]:
     """Random answers from masks alone."""
     tokenizer, tally = load_tokenizer(folder), Tally()
-    compiler = GrammarCompiler(lambda: llguidance_tokenizer(tokenizer, tokenizer.vocab_size, ()))
+    compiler = GrammarCompiler(
+        lambda: llguidance_tokenizer(data_of(tokenizer), tokenizer.vocab_size, ())
+    )
     made = compiler.tokenizer
     assert made is not None, "made from a tokenizer"
     mask = np.empty(-(-made.vocab_size // 32), np.int32)

@@ -19,6 +19,7 @@ from jengine.engine.core_state import CoreState
 from jengine.engine.process.client import ProcessClient
 from jengine.errors import EngineDead
 from jengine.executor.protocol import WorkerHealth
+from jengine.grammar.shared_tokenizer import TokenizerData
 
 T = TypeVar("T")
 
@@ -26,8 +27,11 @@ T = TypeVar("T")
 class CoreQuestions:
     """Asks one core after the other, and puts together what they say."""
 
-    def __init__(self, roster: CoreRoster, router: Router) -> None:
+    def __init__(
+        self, roster: CoreRoster, router: Router, tokenizer: TokenizerData | None = None
+    ) -> None:
         self._roster, self._router = roster, router
+        self._tokenizer = tokenizer  # as the cores were told
         self._repeated = RepeatedCalls()
 
     def ask(self, question: Callable[[ProcessClient], T]) -> dict[int, T]:
@@ -52,6 +56,8 @@ class CoreQuestions:
 
     def make_alike(self, core: ProcessClient) -> None:
         """Have a new core do what the others were told before."""
+        if self._tokenizer is not None:
+            core.tell_tokenizer(self._tokenizer)
         if self.state().paused:
             core.pause()
         self._repeated.repeat(core.call)

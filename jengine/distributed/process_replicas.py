@@ -22,6 +22,7 @@ from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.mailbox import Mailbox
 from jengine.errors import EngineDead
 from jengine.executor.protocol import WorkerHealth
+from jengine.grammar.shared_tokenizer import TokenizerData
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 
@@ -37,16 +38,17 @@ class ProcessReplicas:
         *,
         by_urgency: bool,
         stored_as: str = "",
+        tokenizer: TokenizerData | None = None,
     ) -> None:
         """`by_urgency`: requests that are less urgent than a new one do not delay it. Block size
-        and `stored_as` are those of the cores' caches."""
+        and `stored_as` are those of the cores' caches. The cores were told the tokenizer."""
         self.mailbox = mailbox
         self._roster = CoreRoster(cores)
         self._router = Router(len(cores), block_size)
         self._placement = CorePlacement(
             self._roster, self._router, block_size, by_urgency=by_urgency, stored_as=stored_as
         )
-        self._questions = CoreQuestions(self._roster, self._router)
+        self._questions = CoreQuestions(self._roster, self._router, tokenizer)
         self._deaths = CoreDeaths(self._roster, self._router, mailbox)
         self._changes = CoreChanges(self._roster, self._router, self._deaths, self._questions)
         for index, core in enumerate(cores):

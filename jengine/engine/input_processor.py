@@ -31,7 +31,6 @@ from jengine.request import WireRequest
 from jengine.sampling_checks import integer
 from jengine.sampling_params import MAX_BAD_WORDS, SamplingParams
 from jengine.structured_outputs import (
-    NAME,
     GrammarSpec,
     StructuredOutputsDefaults,
     StructuredOutputsParams,
@@ -67,7 +66,7 @@ class InputProcessor:
         limits: Limits,
         tokenizer: Tokenizer | None,
         seed: int,
-        grammars: GrammarCompiler | None = None,
+        grammars: GrammarCompiler,
         structured: StructuredOutputsDefaults = USUAL,
         processors: Processors | None = None,
         media: MediaProcessor | SpeechProcessor | Sources | None = None,
@@ -80,7 +79,7 @@ class InputProcessor:
         self._marks = marks  # None: budgets of reasoning are refused
         self._processors = processors  # None: this engine has no step to run them
         self.pooling = pooling  # None: the model writes
-        self._grammars = grammars  # None: the core cannot have this tokenizer
+        self.grammars = grammars
         self.prompts = renderer_for(limits, tokenizer, media)
         # Requests without a seed draw one here, so an engine's seed fixes a whole run.
         self._seeds = random.Random(seed)  # noqa: S311 - not for secrets
@@ -235,19 +234,9 @@ class InputProcessor:
         if params is None:
             return None
         check_tokenizer(self.tokenizer)
-        if self._grammars is None:
-            raise UnsupportedFeature(
-                f"{NAME} with a tokenizer object and an engine core in a process of its own, which "
-                "cannot have it. Give tokenizer= the path of its folder, or leave multiprocess out."
-            )
         spec = self.structured.applied(params).spec()
-        self._grammars.compiled(spec)
+        self.grammars.compiled(spec)
         return self._beginning_after(spec, params.begins_after)
-
-    def required_grammars(self) -> GrammarCompiler:
-        """What compiles grammars; `grammar` has refused a request where there is none."""
-        assert self._grammars is not None, "refused before"
-        return self._grammars
 
     def _grammar_after(
         self, prompt: TokensPrompt, params: StructuredOutputsParams | None

@@ -86,8 +86,8 @@ class Compilation:
 class GrammarCompiler:
     """Grammars by their source. Every method may be called from any thread.
 
-    `tokenizer` makes the tokenizer when the first grammar is compiled. Without one, grammars are
-    only checked.
+    `tokenizer` makes the tokenizer when the first grammar is compiled, or before. Without one,
+    grammars are only checked.
     """
 
     def __init__(
@@ -118,6 +118,11 @@ class GrammarCompiler:
     def kept_bytes(self) -> int:
         """What the kept grammars take, by estimate."""
         return self._bytes
+
+    def prepare(self) -> None:
+        """Import llguidance and make the tokenizer in a thread, before a grammar asks for them:
+        beside running streams either one is a pause for all."""
+        self._pool.submit(self._prepare)
 
     def begin(self, spec: GrammarSpec) -> Compilation:
         """The compilation of this grammar, which begins now unless it is known."""
@@ -155,6 +160,11 @@ class GrammarCompiler:
             if kept.is_over:
                 del self._known[source]
                 self._bytes -= kept.bytes
+
+    def _prepare(self) -> None:
+        from jengine.grammar import guidance  # noqa: F401 - llguidance with it
+
+        self.tokenizer  # noqa: B018 - made when it is first asked for
 
     def _compile(self, job: Compilation) -> LLMatcher | None:
         from jengine.grammar import guidance  # llguidance with it

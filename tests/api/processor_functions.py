@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax.numpy as jnp
@@ -74,6 +75,17 @@ class CountUp(AdapterLogitsProcessor):
     def next_one(prompt: list[int], output: list[int], logits: np.ndarray) -> np.ndarray:
         wanted = ([*prompt, *output][-1] + 1) % len(logits)
         return np.where(np.arange(len(logits)) == wanted, np.float32(0), -np.inf)
+
+
+class NoTransformers(AdapterLogitsProcessor):
+    """Fails in a process that has imported transformers."""
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Any:
+        assert "transformers" not in sys.modules
+        return None
 
 
 class SharperDraws(AdapterLogitsProcessor):

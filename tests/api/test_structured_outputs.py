@@ -13,6 +13,8 @@ import pytest
 import jengine
 from jengine import SamplingParams, StructuredOutputsParams
 from jengine.errors import RequestError, UnsupportedFeature
+from jengine.text.tokenizer import load_tokenizer
+from jengine.weights.resolve import resolve_model
 from tests.api.engines import SMALL_DEMO, is_idle
 
 SCHEMA = {
@@ -122,9 +124,15 @@ def test_the_demo_model_writes_valid_json() -> None:
 
 
 @pytest.mark.slow
-def test_a_core_in_another_process_reads_the_tokenizer_itself() -> None:
+@pytest.mark.parametrize("given", ["the folder's", "an object"])
+def test_a_core_in_another_process_has_the_tokenizer_of_its_front(given: str) -> None:
+    tokenizer = load_tokenizer(resolve_model("demo")).hf if given == "an object" else None
+
     async def run() -> str:
-        async with jengine.AsyncLLM("demo", multiprocess=True, **SMALL_DEMO) as llm:
+        async with jengine.AsyncLLM(
+            "demo", multiprocess=True, tokenizer=tokenizer,
+            logits_processors=["tests.api.processor_functions:NoTransformers"], **SMALL_DEMO,
+        ) as llm:  # fmt: skip
             structured = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
             params = SamplingParams(structured_outputs=structured, max_tokens=100, temperature=0)
             last = None

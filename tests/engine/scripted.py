@@ -25,6 +25,7 @@ from jengine.executor.protocol import Executor, WorkerHealth
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.rows import GrammarRows
+from jengine.grammar.shared_tokenizer import data_of
 from jengine.grammar.tokens import llguidance_tokenizer
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import Plan
@@ -96,7 +97,7 @@ def scripted_engine(
     script: Executor = Script(cache, VOCAB)
     gates: list[MakeGate] = []
     if tokenizer is not None:
-        compiler = GrammarCompiler(lambda: llguidance_tokenizer(tokenizer, VOCAB, ()))
+        compiler = GrammarCompiler(lambda: llguidance_tokenizer(data_of(tokenizer), VOCAB, ()))
         gates = [partial(GrammarReady, compiler.begin)]
         script = GrammarMasks(script, GrammarRows(compiler, VOCAB))
     scheduler = Scheduler(schedule, CacheCoordinator(cache), depth=1, gates=gates)

@@ -6,6 +6,7 @@ import numpy as np
 
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.matcher import Matcher
+from jengine.grammar.shared_tokenizer import data_of
 from jengine.grammar.tokens import llguidance_tokenizer
 from jengine.structured_outputs import GrammarSpec, StructuredOutputsParams
 from tests.engine.scripted import VOCAB
@@ -17,7 +18,7 @@ WORDS = -(-VOCAB // 32)
 
 def compiler() -> GrammarCompiler:
     """A compiler as a core has it."""
-    return GrammarCompiler(lambda: llguidance_tokenizer(letters(), VOCAB, ()))
+    return GrammarCompiler(lambda: llguidance_tokenizer(data_of(letters()), VOCAB, ()))
 
 
 def regex(text: str) -> GrammarSpec:

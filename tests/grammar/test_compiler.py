@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from llguidance import LLMatcher
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
 
 from jengine.errors import JengineError, RequestError, UnsupportedFeature
 from jengine.grammar import compiler as compiling
 from jengine.grammar import guidance
 from jengine.grammar.compiler import GrammarCompiler, explained
+from jengine.grammar.shared_tokenizer import data_of
 from jengine.grammar.sources import MOST_NESTING, nesting
 from jengine.grammar.tokenizer_check import check_tokenizer
 from jengine.grammar.tokens import llguidance_tokenizer
 from jengine.structured_outputs import StructuredOutputsParams
+from jengine.text.tokenizer import wrap_tokenizer
 from tests.grammar.letters import WORDS, compiler, ids, matcher, regex
 from tests.server.serving import letters
 
@@ -195,9 +199,20 @@ def test_nesting_counts_brackets_and_skips_escaped_ones() -> None:
 def test_tokenizers_whose_bytes_are_not_known_are_refused() -> None:
     with pytest.raises(UnsupportedFeature, match="needs a tokenizer"):
         check_tokenizer(None)
-    made = llguidance_tokenizer(letters(), 110, ())
+    made = llguidance_tokenizer(data_of(letters()), 110, ())
     assert made.vocab_size == 110 and made.eos_tokens == [2]
     assert made.decode_bytes([3]) == b"!"
+
+
+def test_grammars_are_over_a_tokenizer_that_neither_cuts_nor_fills_up() -> None:
+    cutting = wrap_tokenizer(PreTrainedTokenizerFast(tokenizer_object=letters().backend))
+    assert cutting.backend is not None
+    cutting.backend.enable_truncation(2)
+    cutting.backend.enable_padding(length=9)
+    plain = Backend.from_str(data_of(cutting).json)
+    assert len(cutting.backend.encode("abcd").ids) == 9
+    assert plain.encode("abcd").ids == letters().encode("abcd", False)
+    assert cutting.backend.truncation and cutting.backend.padding, "the original is as it was"
 
 
 EXPONENTIAL = [

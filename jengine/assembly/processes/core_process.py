@@ -78,7 +78,7 @@ def build(settings: bytes, server: CoreServer) -> Served:
     given = msgspec.msgpack.decode(settings, type=CoreSettings)
     args = EngineArgs.checked("engine core", **given.engine)
     direction = Direction([server.end_with]) if args.nodes.several else None
-    engine = build_engine(args, bars(server.report), direction)
+    engine = build_engine(args, bars(server.report), direction, server.tokenizer)
     ready = Ready(
         process=os.getpid(),
         model=ModelFrame.of(engine.model),

@@ -22,14 +22,13 @@ from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.network import Door, checked_secret
-from jengine.weights.resolve import resolve_model
 
 CORE_PROGRAM = "jengine.assembly.processes.core_process"
 WHERE = "an engine core in a process of its own"
 SECRET = "data_parallel_secret (JENGINE_DATA_PARALLEL_SECRET)"  # noqa: S105 - where it is given
 # Settings of requests, of this process, or of how the core is started.
 NOT_FOR_CORES = (
-    "model", "params", "mesh", "chat_template", "multiprocess", "show_progress",
+    "model", "params", "mesh", "tokenizer", "chat_template", "multiprocess", "show_progress",
     "structured_outputs_config", "reasoning_parser", "reasoning_config",
     "disable_log_stats", "trust_remote_code", "data_parallel_backend", "otlp_traces_endpoint",
     "data_parallel_size_local", "data_parallel_start_rank", "data_parallel_address",
@@ -95,17 +94,6 @@ def core_settings(
     """The settings that the core's program takes."""
     plain = plain_settings(
         args, WHERE, NOT_FOR_CORES,
-        **{
-            "model": str(folder), "skip_tokenizer_init": True,
-            "tokenizer": tokenizer_folder(args), **changed,
-        },
+        **{"model": str(folder), "skip_tokenizer_init": True, **changed},
     )  # fmt: skip
     return msgspec.msgpack.encode(CoreSettings(plain, tells_contents))
-
-
-def tokenizer_folder(args: EngineArgs) -> str | None:
-    """The folder of another tokenizer than the model's; None for a tokenizer of this process, which
-    cannot be sent."""
-    if not isinstance(args.tokenizer, (str, Path)):
-        return None
-    return str(resolve_model(args.tokenizer).absolute())

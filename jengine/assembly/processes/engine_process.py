@@ -34,7 +34,9 @@ from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError
+from jengine.grammar.shared_tokenizer import TokenizerData, data_of
 from jengine.plugin_loading import load_plugins
+from jengine.text.tokenizer import Tokenizer
 from jengine.weights.resolve import resolve_model
 
 
@@ -116,6 +118,7 @@ def replicas_over(
     """The engine of several cores that share a mailbox, once all are ready. The first one's
     progress is told."""
     tokenizer = tokenizer_of(args, folder)
+    told = tell_tokenizer(clients, tokenizer)
     ready = [
         client.wait_until_ready(tell if index == 0 else None, seconds)
         for index, client in enumerate(clients)
@@ -124,7 +127,7 @@ def replicas_over(
     schedule, cache = ready[0].schedule, min((one.cache for one in ready), key=smallest_group)
     client = ProcessReplicas(
         clients, mailbox, cache.block_size, by_urgency=schedule.policy == "priority",
-        stored_as=cache.stored_as,
+        stored_as=cache.stored_as, tokenizer=told,
     )  # fmt: skip
     source = ModelSource(ready[0].model.config, folder, tokenizer, generation_of(args, folder))
     args = replace(args, model=str(folder))
@@ -169,11 +172,25 @@ def engine_over(
 ) -> Engine:
     """The engine of a core, once that is ready."""
     tokenizer = tokenizer_of(args, folder)  # while the core loads its weights
+    tell_tokenizer([client], tokenizer)
     ready = client.wait_until_ready(tell, seconds)
     check_version(client, ready)
     source = ModelSource(ready.model.config, folder, tokenizer, generation_of(args, folder))
     args = replace(args, model=str(folder))
     return engine_of(args, source, client, ready.schedule, ready.cache, ready.platform)
+
+
+def tell_tokenizer(
+    clients: Sequence[ProcessClient], tokenizer: Tokenizer | None
+) -> TokenizerData | None:
+    """Tell cores what grammars are over, and return it; None: they can be over no such tokenizer,
+    and requests that have one are refused here."""
+    if tokenizer is None or tokenizer.backend is None:
+        return None
+    data = data_of(tokenizer)
+    for client in clients:
+        client.tell_tokenizer(data)
+    return data
 
 
 def shown(wanted: bool | Callable[..., Any] | None) -> Tell:

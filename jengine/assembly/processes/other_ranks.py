@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 import jengine
-from jengine.assembly.processes.cores import secret_of, tokenizer_folder
+from jengine.assembly.processes.cores import secret_of
 from jengine.assembly.processes.ray_ranks import RayRanks
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings
@@ -24,7 +24,7 @@ from jengine.engine.process.network import Door, checked_host, outward_address
 WHERE = "a data-parallel rank on Ray"
 # Settings of this process.
 NOT_FOR_RANKS = (
-    "model", "params", "mesh", "chat_template", "multiprocess", "show_progress",
+    "model", "params", "mesh", "tokenizer", "chat_template", "multiprocess", "show_progress",
     "trust_remote_code", "data_parallel_options", "otlp_traces_endpoint",
     "allowed_local_media_path", "allowed_media_domains",
 )  # fmt: skip
@@ -88,7 +88,6 @@ def rank_job(args: EngineArgs, folder: Path, host: str, rank: int) -> bytes:
     settings = plain_settings(
         args, WHERE, NOT_FOR_RANKS,
         model=str(folder),
-        tokenizer=tokenizer_folder(args),
         show_progress=False,
         data_parallel_backend="process",
         data_parallel_size_local=1,

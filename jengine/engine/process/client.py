@@ -38,11 +38,13 @@ from jengine.engine.process.to_core import (
     Settle,
     Shutdown,
     Sleep,
+    TellTokenizer,
     WakeUp,
 )
 from jengine.engine.process.to_front import Ready
 from jengine.errors import EngineDead
 from jengine.executor.protocol import WorkerHealth
+from jengine.grammar.shared_tokenizer import TokenizerData
 from jengine.kvcache.content_journal import HeldContents
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
@@ -97,6 +99,10 @@ class ProcessClient:
         ready = self._beginning.wait(tell, seconds)
         self._cache = self._cache or CacheCoordinator(ready.cache)
         return ready
+
+    def tell_tokenizer(self, tokenizer: TokenizerData) -> None:
+        """What grammars are over. Before the first request that has one, also while it starts."""
+        self._send(TellTokenizer(tokenizer))
 
     @property
     def contents(self) -> HeldContents:

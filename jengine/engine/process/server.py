@@ -37,6 +37,7 @@ from jengine.engine.process.to_core import (
     Hello,
     Leave,
     Shutdown,
+    TellTokenizer,
 )
 from jengine.engine.process.to_front import (
     Answer,
@@ -49,6 +50,7 @@ from jengine.engine.process.to_front import (
     Refusal,
 )
 from jengine.errors import EngineDead, RequestError
+from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.request import WireRequest
 
@@ -71,6 +73,7 @@ class CoreServer:
 
     def __init__(self, address: str, door: Door | None = None) -> None:
         """Fronts of this host come to the address, those of other hosts to the door."""
+        self.tokenizer = SharedTokenizer()
         self.dropped = 0  # frames that could not be read, or came from no known front
         self._fronts = Fronts()
         self._steps: StepLoop | None = None  # once the engine has been built
@@ -175,6 +178,8 @@ class CoreServer:
             case Hello(takes_logs, takes_contents):
                 self._fronts.enter(identity, takes_logs=takes_logs, takes_contents=takes_contents)
                 self._outbox.greet(identity)
+            case TellTokenizer(tokenizer):
+                self.tokenizer.tell(tokenizer)
             case AddRequest(wire):
                 self._add(identity, wire)
             case AbortRequest(request_id):

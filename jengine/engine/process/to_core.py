@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jengine.engine.process.message import Message
+from jengine.grammar.shared_tokenizer import TokenizerData
 from jengine.request import WireRequest
 
 
@@ -11,6 +12,12 @@ class Hello(Message, frozen=True):
 
     takes_logs: bool = False  # the core's log records go to this front
     takes_contents: bool = False  # so do the contents of its cache, by which requests are routed
+
+
+class TellTokenizer(Message, frozen=True):
+    """The front's tokenizer, which grammars are over."""
+
+    tokenizer: TokenizerData
 
 
 class AddRequest(Message, frozen=True):
@@ -109,4 +116,4 @@ class Shutdown(Message, frozen=True):
     """The front that started the core ends it."""
 
 
-FromFront = Hello | AddRequest | AbortRequest | Ask | Leave | Shutdown
+FromFront = Hello | TellTokenizer | AddRequest | AbortRequest | Ask | Leave | Shutdown

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 import jengine
+from jengine.assembly.grammars import core_grammars
+from jengine.assembly.model_facts import ModelSource
 from jengine.config import (
     AttentionConfig,
     CacheConfig,
@@ -28,8 +30,12 @@ from jengine.engine.process.model_frame import ModelFrame
 from jengine.engine.process.server import CoreServer, Served
 from jengine.engine.process.to_front import Progress, Ready
 from jengine.errors import ConfigError, UnexpectedCompile
+from jengine.executor.calls import encoded_answer
+from jengine.executor.protocol import Executor
+from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plan import Plan
+from jengine.scheduler.gates import MakeGate
 from jengine.scheduler.scheduler import Scheduler
 from tests.engine.scripted import Script
 
@@ -48,12 +54,18 @@ class Settings:
     start: str = ""  # "fail", "crash", "slow", "children"
     max_num_seqs: int = 8
     num_blocks: int = 65
+    grammars: bool = False
 
 
 class FaultyScript(Script):
-    """A script that also fails."""
+    """A script that also fails, and says which modules its process has imported."""
 
     settings = Settings()
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        if method == "modules":
+            return [encoded_answer(sorted(sys.modules))]
+        return super().call_workers(method, arguments)
 
     def submit(self, plan: Plan) -> Any:
         if self.steps == self.settings.fails_at:
@@ -64,14 +76,21 @@ class FaultyScript(Script):
         return super().submit(plan)
 
 
-def served_core(settings: Settings) -> Served:
+def served_core(settings: Settings, tokenizer: SharedTokenizer | None = None) -> Served:
     """The client of a scripted core, and what its fronts are told."""
     cache = CacheConfig(MODEL.groups, 16, (settings.num_blocks,))
     schedule = ScheduleConfig(settings.max_num_seqs, 256, 1024)
     script = FaultyScript(cache, VOCAB)
     script.settings = settings
     script.step_seconds = settings.step_seconds
-    core = EngineCore(Scheduler(schedule, CacheCoordinator(cache), depth=1), script, 1)
+    executor: Executor = script
+    gates: list[MakeGate] = []
+    if tokenizer is not None:
+        source = ModelSource(MODEL, None, None, {}, tokenizer)
+        grammars = core_grammars(source)
+        executor, gates = grammars.around(script), [grammars.gate]
+    scheduler = Scheduler(schedule, CacheCoordinator(cache), depth=1, gates=gates)
+    core = EngineCore(scheduler, executor, 1)
     ready = Ready(
         os.getpid(), ModelFrame.of(MODEL), None, schedule, cache, "cpu", jengine.__version__
     )
@@ -91,7 +110,7 @@ def build(data: bytes, server: CoreServer) -> Served:
             time.sleep(600)
         case "children":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    return served_core(settings)
+    return served_core(settings, server.tokenizer if settings.grammars else None)
 
 
 if __name__ == "__main__":

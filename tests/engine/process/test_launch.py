@@ -15,15 +15,21 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from jengine.engine.process.launch import launch
 from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError, EngineDead
+from jengine.executor.calls import Outcome
+from jengine.grammar.shared_tokenizer import data_of
+from jengine.plan import RowSampling
 from tests.engine.process.cores import PROGRAM, child_core, eventually, read_all, tokens
 from tests.engine.process.scripted_core import Settings
 from tests.engine.scripted import told
 from tests.engine.test_client import PROMPT, wire
+from tests.grammar.letters import EOS, regex
 from tests.marks import slow
+from tests.server.serving import letters
 
 
 def start(**settings: object):
@@ -92,6 +98,24 @@ def test_progress_is_told_with_an_estimate() -> None:
     thread.join()
     loading = next(one for one in stages if one.total)
     assert (loading.stage, loading.done, loading.seconds_left) == ("Loading weights", 1, 6.0)
+
+
+def ruled(text: str) -> RowSampling:
+    return RowSampling(grammar=regex(text), stop_ids=[EOS])
+
+
+def test_grammars_of_a_core_are_over_the_tokenizer_that_its_front_tells() -> None:
+    with child_core(grammars=True) as client:
+        client.add(replace(wire("before"), sampling=ruled("y")))
+        (refused,) = read_all(client)["before"]
+        assert "no front of this core has told its tokenizer" in str(refused.message)
+        client.tell_tokenizer(data_of(letters()))
+        client.add(replace(wire("after"), sampling=ruled("(yes|no)!")))
+        answer = tokens(read_all(client)["after"])
+        assert letters().decode(answer[: answer.index(EOS)]) in ("yes!", "no!")
+        (answered,) = client.call("modules", msgspec.msgpack.encode({}))
+        modules = msgspec.msgpack.decode(msgspec.msgpack.decode(answered, type=Outcome).value)
+        assert "llguidance" in modules and "transformers" not in modules
 
 
 def test_a_silent_start_is_given_up() -> None:

@@ -1,0 +1,81 @@
+"""The tokenizer that grammars are over, as plain data: it goes from a front to a core.
+
+In: our Tokenizer, at the front. Out: what `tokens` makes llguidance's of, in the core, which so
+imports no transformers: that takes seconds, in which no step could run. Must not know llguidance.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Fuse
+
+from jengine.errors import UnsupportedFeature
+from jengine.structured_outputs import NAME
+from jengine.text.tokenizer import Tokenizer
+
+# How the JSON text of a tokenizer begins that neither cuts nor fills up.
+NEITHER = '{"version":"1.0","truncation":null,"padding":null,'
+
+
+class TokenizerData(msgspec.Struct, frozen=True):
+    """A tokenizer whose tokens' bytes are known."""
+
+    json: str  # as in tokenizer.json
+    vocab_size: int
+    eos_token_id: int | None
+    special_ids: list[int]
+    is_plain: bool  # tokens are the texts that they stand for
+
+
+def data_of(tokenizer: Tokenizer) -> TokenizerData:
+    """Of a tokenizer that `check_tokenizer` takes."""
+    assert tokenizer.backend is not None, "checked"
+    text = tokenizer.backend.to_str()
+    if not text.startswith(NEITHER):  # on a copy: other threads tokenize with the original
+        backend = Backend.from_str(text)
+        backend.no_padding()
+        backend.no_truncation()
+        text = backend.to_str()
+    return TokenizerData(
+        text,
+        tokenizer.vocab_size,
+        tokenizer.eos_token_id,
+        sorted(tokenizer.special_ids),
+        isinstance(tokenizer.backend.decoder, Fuse),
+    )
+
+
+class SharedTokenizer:
+    """A core's place for it. All fronts of a core have the same one: the first told counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._data: TokenizerData | None = None
+        self._listener: Callable[[], None] | None = None
+
+    def tell(self, data: TokenizerData) -> None:
+        """A front has this tokenizer."""
+        with self._lock:
+            listener = None if self._data else self._listener
+            self._data = self._data or data
+        if listener is not None:
+            listener()
+
+    def when_told(self, listener: Callable[[], None]) -> None:
+        """Call this once it is there."""
+        with self._lock:
+            self._listener = listener
+            told = self._data is not None
+        if told:
+            listener()
+
+    @property
+    def data(self) -> TokenizerData:
+        """The tokenizer. Fronts tell it before they send a request with a grammar."""
+        if self._data is None:
+            raise UnsupportedFeature(f"{NAME}: no front of this core has told its tokenizer.")
+        return self._data
