@@ -15,13 +15,15 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, nearest_name
 from jengine.grammar.shared_tokenizer import SharedTokenizer
-from jengine.text.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, wrap_tokenizer
+from jengine.text.tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
+from jengine.text.vocabulary.made import made_tokenizer
 from jengine.weights.generation_config import (
     GENERATION_KEYS,
     generation_settings,
     read_generation_config,
     read_json,
 )
+from jengine.weights.gguf.files import open_gguf
 from jengine.weights.resolve import is_gguf, resolve_model
 
 
@@ -78,7 +80,7 @@ def tokenizer_of(args: EngineArgs, folder: Path | None) -> Tokenizer | None:
     if args.skip_tokenizer_init:
         return None
     if isinstance(args.tokenizer, (str, Path)):
-        return load_tokenizer(resolve_model(args.tokenizer))
+        return model_tokenizer(resolve_model(args.tokenizer))
     if args.tokenizer is not None:
         return wrap_tokenizer(args.tokenizer)
     if folder is None:
@@ -86,7 +88,7 @@ def tokenizer_of(args: EngineArgs, folder: Path | None) -> Tokenizer | None:
             "a live model comes without a tokenizer: give tokenizer=..., or "
             "skip_tokenizer_init=True and token ids as prompts."
         )
-    return load_tokenizer(tokenizer_folder(folder))
+    return model_tokenizer(folder)
 
 
 def image_settings(folder: Path | None) -> dict[str, Any]:
@@ -111,13 +113,8 @@ def video_settings(folder: Path | None) -> dict[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def tokenizer_folder(folder: Path) -> Path:
-    """Where the tokenizer of a model is. That of a GGUF file may be beside it."""
-    if not is_gguf(folder):
-        return folder
-    if not has_tokenizer(folder.parent):
-        raise ConfigError(
-            f"{folder}: the vocabulary in GGUF files is not read, and there is no tokenizer.json"
-            " beside it. Give tokenizer=FOLDER, that of the model it was made of."
-        )
-    return folder.parent
+def model_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder, or the one that a GGUF file's vocabulary makes."""
+    if is_gguf(folder):
+        return made_tokenizer(open_gguf(folder).metadata, str(folder))
+    return load_tokenizer(folder)

@@ -22,7 +22,7 @@ from jengine.assembly.sizes.schedule_sizes import prefill_tile
 from jengine.config import ModelConfig
 from jengine.text.tokenizer import Tokenizer, has_tokenizer
 from jengine.weights.abstract import with_values
-from jengine.weights.resolve import resolve_model
+from jengine.weights.resolve import is_gguf, resolve_model
 
 OpenLLM = Callable[..., LLM]
 
@@ -43,7 +43,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     """The model in a folder, with the engine settings that were given."""
     settings = dict(given)
     folder = resolve_model(model).absolute()
-    if "tokenizer" not in settings and not has_tokenizer(folder):
+    if "tokenizer" not in settings and not (is_gguf(folder) or has_tokenizer(folder)):
         settings["skip_tokenizer_init"] = True
     args = EngineArgs.checked("compare", model=model, **settings)
     source = open_model_source(args)
@@ -61,7 +61,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
             yield path
 
     # Weights that transformers cannot read are loaded by an engine and saved for it.
-    readable = stored_format(args.load_format, folder) == "safetensors"
+    readable = stored_format(args.load_format, folder) == "safetensors" and folder.is_dir()
     exported = (lambda: nullcontext(folder)) if readable else converted
     return Subject(str(model), source.config, source.tokenizer, exported, open_with, open_plain)
 

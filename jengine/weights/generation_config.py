@@ -12,6 +12,9 @@ from typing import Any
 
 from jengine.errors import CheckpointError, lfs_advice
 from jengine.models.reading.fields import LARGEST_INTEGER, Fields
+from jengine.weights.gguf.files import open_gguf
+from jengine.weights.gguf.generation import generation_of
+from jengine.weights.resolve import is_gguf
 
 # Limits of the numbers in generation_config.json, as Fields.number takes them.
 SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
@@ -40,7 +43,9 @@ def read_json(file: Path) -> dict[str, object]:
 
 
 def read_generation_config(folder: Path) -> dict[str, object]:
-    """The folder's generation_config.json, or {} where there is none."""
+    """The folder's generation_config.json, or {} where there is none; of a GGUF file, its own."""
+    if is_gguf(folder):
+        return generation_settings(generation_of(open_gguf(folder)), str(folder))
     file = folder / "generation_config.json"
     return generation_settings(read_json(file), str(file)) if file.exists() else {}
 

@@ -17,7 +17,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # The beginning of an address in an object store, or of any other URL.
 REMOTE = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 GGUF = ".gguf"
-GGUF_ADVICE = "Give the .gguf file itself as the model, and tokenizer=FOLDER."
+GGUF_ADVICE = "Give the .gguf file itself as the model."
 
 
 def resolve_model(name: str | Path) -> Path:

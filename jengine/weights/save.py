@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import uuid
@@ -26,8 +27,11 @@ from jengine.models.parameter import named_parameters
 from jengine.models.quantized import as_saved, rounded_paths
 from jengine.models.tensors.quantized_pieces import stored_formats
 from jengine.weights.abstract import abstract_model, with_values
+from jengine.weights.gguf.files import open_gguf
+from jengine.weights.gguf.generation import generation_of
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER
+from jengine.weights.resolve import is_gguf
 from jengine.weights.safetensors_io import save_pretrained
 
 Format = Literal["safetensors", "orbax"]
@@ -164,5 +168,7 @@ def _write_weights(model: LanguageModel, folder: Path, format: Format) -> None:
 
 
 def _generation_text(source: Path | None) -> bytes | None:
+    if source is not None and is_gguf(source):
+        return json.dumps(generation_of(open_gguf(source)), indent=2).encode()
     file = None if source is None else source / GENERATION_FILE
     return file.read_bytes() if file is not None and file.is_file() else None

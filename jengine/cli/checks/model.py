@@ -16,7 +16,7 @@ import jax
 from flax import nnx
 
 from jengine.assembly.backend import start_backend
-from jengine.assembly.model_facts import tokenizer_folder
+from jengine.assembly.model_facts import model_tokenizer
 from jengine.assembly.model_source import stored_format
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.schedule_sizes import schedule_config
@@ -30,7 +30,6 @@ from jengine.runner.memory.cache_size import scratch_bytes
 from jengine.runner.memory.memory_pool import available_bytes
 from jengine.runner.step.group_arrays import block_bytes
 from jengine.sampling.admission import row_bytes
-from jengine.text.tokenizer import load_tokenizer
 from jengine.weights.abstract import abstract_model, with_dtype
 from jengine.weights.folder import open_checkpoint, read_model_config, register_imported
 from jengine.weights.orbax_folder import find_checkpoint
@@ -162,7 +161,7 @@ def check_weights(args: EngineArgs, folder: Any) -> Finding:
 def check_tokenizer(folder: Any) -> tuple[Finding, bool]:
     """Load the tokenizer; also whether it can render a chat."""
     try:
-        tokenizer = load_tokenizer(tokenizer_folder(Path(folder)))
+        tokenizer = model_tokenizer(Path(folder))
     except JengineError as error:
         return Finding("problem", "tokenizer", str(error)), False
     if not tokenizer.hf.chat_template:

@@ -19,7 +19,8 @@ from jengine.models import registry
 from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 from jengine.weights.gguf.blocks import PLAIN, plain_array, q8_scales, q8_values
 from jengine.weights.gguf.config import ROPE_FACTORS, config_of
-from jengine.weights.gguf.header import Header, PackedTensor, read_header
+from jengine.weights.gguf.files import open_gguf
+from jengine.weights.gguf.header import Header, PackedTensor
 from jengine.weights.quantized_files import finite
 
 Q8_0 = "Q8_0"
@@ -43,7 +44,6 @@ JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("attn_output"
 IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # llama.cpp's own converter turns neighbouring lanes of Llama's queries and keys.
 INTERLEAVED = {"attn_q": "num_heads", "attn_k": "num_kv_heads"}
-PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True)
@@ -114,23 +114,6 @@ def _scales(packed: PackedTensor) -> np.ndarray:
 
 def _dequantized(packed: PackedTensor) -> np.ndarray:
     return finite(packed, plain_array(packed))
-
-
-def open_gguf(file: Path) -> Header:
-    """The header of a model, whose tensors may be in several files."""
-    header = read_header(file)
-    parts = PART.search(file.name)
-    if header.metadata.get("split.count", 1) <= 1:
-        return header
-    if parts is None or parts[1] != "00001":
-        raise CheckpointError(
-            f"{file}: is one of several files; give the first, NAME-00001-of-NNNNN.gguf."
-        )
-    tensors = dict(header.tensors)
-    for number in range(2, int(parts[2]) + 1):
-        name = PART.sub(f"-{number:05d}-of-{parts[2]}.gguf", file.name)
-        tensors |= read_header(file.with_name(name)).tensors
-    return replace(header, tensors=tensors)
 
 
 def _kept(header: Header) -> Iterator[str]:

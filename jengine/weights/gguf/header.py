@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ NUMBERS = {
     10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,33 @@ class PackedTensor:
             raise CheckpointError(f"{self.file}: {self.name!r}: cannot be read: {error}") from error
 
 
+class Texts(Sequence[str]):
+    """A list of texts in a file, read when it is looked at."""
+
+    def __init__(self, file: Path, start: int, count: int) -> None:
+        self.file = file
+        self.start = start
+        self.size = count
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.read()[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
+
+    def read(self) -> list[str]:
+        """All of them."""
+        with mapped(self.file) as memory:
+            reader = _Reader(self.file, memory, self.start)
+            return [reader.string() for _ in range(self.size)]
+
+
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself, but for long lists, and its tensors by name."""
+    """What a file says of itself, and its tensors by name."""
 
     file: Path
     metadata: Mapping[str, Any]
@@ -91,31 +117,36 @@ class Header:
 
 def read_header(file: Path) -> Header:
     """The header, with all lengths checked against the file."""
+    with mapped(file) as memory:
+        return _parse(file, _Reader(file, memory))
+
+
+@contextmanager
+def mapped(file: Path) -> Iterator[mmap.mmap]:
+    """The file's bytes."""
     try:
-        with (
-            file.open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as at,
-        ):
-            return _parse(file, _Reader(file, at))
+        with file.open("rb") as stream:
+            memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise CheckpointError(f"{file}: cannot be read: {error}{lfs_advice(file)}") from error
+    with memory:
+        yield memory
 
 
 class _Reader:
     """Reads one value after the other."""
 
-    def __init__(self, file: Path, memory: mmap.mmap) -> None:
+    def __init__(self, file: Path, memory: mmap.mmap, at: int = 0) -> None:
         self.file = file
         self.memory = memory
-        self.at = 0
+        self.at = at
+        self.size = len(memory)
 
     def refuse(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.file}: no GGUF file that can be read: {why}.")
 
     def take(self, size: int) -> bytes:
-        if size > len(self.memory) - self.at:
-            raise self.refuse(f"{size} bytes are missing at its end")
-        self.at += size
+        self.skip(size)
         return self.memory[self.at - size : self.at]
 
     def number(self, form: str) -> Any:
@@ -130,7 +161,7 @@ class _Reader:
             raise self.refuse(f"a name is not UTF-8 at byte {self.at}") from error
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """A value; of a list of texts only how many there are, as vocabularies are not used."""
+        """A value."""
         if kind in NUMBERS:
             return self.number(NUMBERS[kind])
         if kind == STRING:
@@ -141,13 +172,20 @@ class _Reader:
         if inner in NUMBERS:
             data = self.take(count * struct.calcsize(NUMBERS[inner]))
             return np.frombuffer(data, NUMBERS[inner])
-        if count > len(self.memory):
+        if count > self.size - self.at:
             raise self.refuse(f"a list of {count} values is longer than the file")
         if inner != STRING:
             return [self.value(inner, depth + 1) for _ in range(count)]
+        start = self.at
         for _ in range(count):
-            self.take(self.number("<Q"))
-        return count
+            self.skip(LENGTH.unpack(self.take(LENGTH.size))[0])
+        return Texts(self.file, start, count)
+
+    def skip(self, size: int) -> None:
+        """Go on behind so many bytes."""
+        if size > self.size - self.at:
+            raise self.refuse(f"{size} bytes are missing at its end")
+        self.at += size
 
 
 def _parse(file: Path, reader: _Reader) -> Header:

@@ -17,6 +17,7 @@ from tests.weights.quantized_models import write_tensors
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.05}
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
+ARRAYS = {"uint8": 0, "int32": 5, "float32": 6, "bool": 7}
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -208,7 +209,7 @@ def write_gguf(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Pa
 
 
 def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
+    return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
 def described(value: Any) -> bytes:
@@ -217,6 +218,11 @@ def described(value: Any) -> bytes:
         return struct.pack("<I", 8) + text(value)
     if isinstance(value, list):
         return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+    if isinstance(value, np.ndarray):
+        kind = ARRAYS[value.dtype.name]
+        return struct.pack("<IIQ", 9, kind, len(value)) + value.tobytes()
+    if isinstance(value, bool):
+        return struct.pack("<IB", 7, value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     return struct.pack("<II", 4, value)

@@ -13,7 +13,7 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.errors import CheckpointError, ConfigError
+from jengine.errors import CheckpointError
 from jengine.models.parameter import named_parameters
 from jengine.weights.folder import read_model_config
 from jengine.weights.gguf.blocks import DEQUANTIZE
@@ -234,7 +234,7 @@ def test_what_is_not_built_is_named(tmp_path: Path) -> None:
     write_gguf(tmp_path / "other.gguf", {"general.architecture": "mamba"}, {})
     with pytest.raises(CheckpointError, match=r"general.architecture is 'mamba', expected one of"):
         load_model(tmp_path / "other.gguf")
-    with pytest.raises(ConfigError, match=r"no tokenizer.json beside it. Give tokenizer=FOLDER"):
+    with pytest.raises(CheckpointError, match=r"holds no vocabulary. Give tokenizer=FOLDER"):
         jengine.LLM(files.gguf, show_progress=False)
 
 

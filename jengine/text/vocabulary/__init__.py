@@ -1,0 +1,1 @@
+"""Tokenizers made of the vocabularies in GGUF files."""
