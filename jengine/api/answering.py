@@ -16,7 +16,8 @@ from jengine.api.front import Front
 from jengine.assembly.progress import ProgressFactory, progress_factory
 from jengine.outputs import RequestOutput
 
-Progress = bool | ProgressFactory
+# None: on a terminal and in notebooks; True: always.
+Progress = bool | ProgressFactory | None
 # A bar for less than this many seconds would only flicker.
 SHORTEST_BAR = 0.5
 
@@ -127,5 +128,5 @@ class Answering:
 
 def bar(use_tqdm: Progress, total: int, label: str) -> Any:
     """A progress bar, which for a single request appears only if it takes a while."""
-    quiet = {"delay": SHORTEST_BAR} if total == 1 and not callable(use_tqdm) else {}
+    quiet = {"delay": SHORTEST_BAR} if total == 1 and use_tqdm is None else {}
     return progress_factory(use_tqdm)(total=total, desc=label, **quiet)

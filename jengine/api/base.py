@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 
@@ -26,6 +27,9 @@ from jengine.vllm_names import missing_attribute
 class BaseLLM:
     """An engine and its front."""
 
+    # Its settings, for Shift-Tab in notebooks and for editors.
+    __signature__ = inspect.signature(EngineArgs)
+
     def __init__(self, model: Any, **settings: Any) -> None:
         owner = type(self).__name__
         args = EngineArgs.checked(owner, model=model, **settings)
@@ -33,6 +37,14 @@ class BaseLLM:
             self._hold(start_engine_process(args))
         else:
             self._hold(build_engine(args, progress_factory(args.show_progress)))
+
+    def __reduce__(self) -> NoReturn:
+        owner = type(self).__name__
+        raise TypeError(
+            f"{owner} cannot be pickled or copied: it holds programs and arrays of devices. "
+            f"Give the other process the model's name and settings, and make {owner}(...) there; "
+            "llm.save(folder) writes the parameters."
+        )
 
     def __repr__(self) -> str:
         return engine_summary(self, self._front.living)

@@ -48,7 +48,7 @@ def generate(
     prompts: Any,
     sampling_params: Params = None,
     *,
-    use_tqdm: bool = True,
+    use_tqdm: bool | None = None,
     capture: str | Sequence[str] | None = None,
     intervene: Mapping[str, Intervention] | None = None,
     **options: Any,

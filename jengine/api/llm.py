@@ -47,7 +47,7 @@ class LLM(PoolingEngine):
         prompts: Any,
         sampling_params: Params = None,
         *,
-        use_tqdm: Progress = True,
+        use_tqdm: Progress = None,
         lora_request: Loras = None,
         priority: int | Sequence[int] | None = None,
         capture: str | Sequence[str] | None = None,
@@ -82,7 +82,7 @@ class LLM(PoolingEngine):
         self,
         messages: Any,
         sampling_params: Params = None,
-        use_tqdm: Progress = True,
+        use_tqdm: Progress = None,
         lora_request: Loras = None,
         priority: int | Sequence[int] | None = None,
         *in_order: Any,
@@ -137,7 +137,7 @@ class LLM(PoolingEngine):
         sampling_params: Params = None,
         lora_request: Loras = None,
         priority: int | Sequence[int] | None = None,
-        use_tqdm: Progress = True,
+        use_tqdm: Progress = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
@@ -149,7 +149,7 @@ class LLM(PoolingEngine):
         return self._answering.enqueue(prompts, sampling_params, use_tqdm, priority, lora_request)
 
     def enqueue_chat(
-        self, messages: Any, sampling_params: Params = None, use_tqdm: Progress = True,
+        self, messages: Any, sampling_params: Params = None, use_tqdm: Progress = None,
         lora_request: Loras = None, priority: int | Sequence[int] | None = None,
         *in_order: Any, **options: Any,
     ) -> list[str]:  # fmt: skip
@@ -159,7 +159,7 @@ class LLM(PoolingEngine):
         return self._answering.enqueue(prompts, sampling_params, use_tqdm, priority, lora_request)
 
     def wait_for_completion(
-        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: Progress = True
+        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: Progress = None
     ) -> list[RequestOutput]:
         """Answer everything that was queued, in the order in which it was queued.
 

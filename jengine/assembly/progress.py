@@ -1,4 +1,4 @@
-"""Progress bars and messages for people who wait: bars on terminals and in notebooks only."""
+"""Progress bars and messages for people who wait."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tqdm.auto import tqdm
 ProgressFactory = Callable[..., Any]
 
 
+# Seconds between two lines of a bar where there is no terminal.
+LINE_EVERY = 5.0
 # Warm-up that takes longer than this many seconds is explained.
 SLOW = 5.0
 
@@ -41,18 +43,40 @@ def in_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
-def progress_factory(wanted: bool | ProgressFactory | None) -> ProgressFactory:
-    """A tqdm factory. None: on in a terminal or notebook. A callable is used as it is.
+class Lines:
+    """A stream of lines for tqdm, which overwrites its line by a carriage return on a terminal."""
 
-    A bar disappears when it is complete, and a bar for nothing is not drawn.
+    def write(self, text: str) -> None:
+        line = text.strip("\r\n ")
+        if line and sys.stderr is not None:
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+
+
+def progress_factory(wanted: bool | ProgressFactory | None) -> ProgressFactory:
+    """A tqdm factory; a callable is used as it is.
+
+    None: bars on a terminal and in notebooks, which disappear when they are complete. True: bars
+    stay, and where there is no terminal a line is written every few seconds. A bar for nothing is
+    not drawn.
     """
     if callable(wanted):
         return wanted
     visible = in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
-    shown = visible if wanted is None else wanted and visible
+    shown = visible if wanted is None else wanted
+    where: dict[str, Any] = {} if visible else {"file": Lines(), "mininterval": LINE_EVERY}
 
     def bar(**options: Any) -> Any:
         idle = not shown or options.get("total") == 0
-        return tqdm(None, dynamic_ncols=True, disable=idle, leave=False, **options)
+        look: dict[str, Any] = {
+            "dynamic_ncols": visible,
+            "leave": wanted is True,
+            **where,
+            **options,
+        }
+        return tqdm(None, disable=idle, **look)
 
     return bar

@@ -32,7 +32,7 @@ class Screen:
 
 
 def test_no_bar_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    for wanted in (None, True, False):
+    for wanted in (None, False):
         with progress_factory(wanted)(total=3, desc="Loading weights") as bar:
             bar.update(3)
     assert capsys.readouterr().err == ""
@@ -45,6 +45,26 @@ def test_a_bar_disappears_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -
     assert "Compiling steps" in screen.text
     last = screen.text.split("\r")[-1]
     assert last.strip() == "" and "\n" not in screen.text
+
+
+def test_a_bar_that_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    with progress_factory(True)(total=3, desc="Processed prompts") as bar:
+        bar.set_postfix_str("output: 5.00 toks/s", refresh=False)
+        bar.update(3)
+    assert "100%" in screen.text.split("\r")[-1] and "toks/s" in screen.text.split("\r")[-1]
+
+
+def test_a_bar_that_was_asked_for_is_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    with progress_factory(True)(total=3, desc="Processed prompts", miniters=1) as bar:
+        for _ in range(3):
+            bar.update(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert "100%" in lines[-1] and any("33%" in line for line in lines)
+    assert all(line.startswith("Processed prompts") for line in lines)
 
 
 def test_a_bar_for_nothing_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,8 +176,8 @@ class CompileLedger:
         compiles = sum(entry.compiles for entry in entries)
         times = f" compiled {compiles} times" if compiles > len(lines) else ""
         foot = (
-            f"{len(lines)} programs{times}, {total:.1f} s of compiling in "
-            f"{self.warm_up_seconds:.1f} s of warm-up; "
+            f"{len(lines)} programs{times}, {total:.1f} s of compiling, several at once; "
+            f"the engine waited {self.warm_up_seconds:.1f} s for those that it began with; "
             f"buckets are decode rows + prefill tokens x cache pages"
         )
         names = ", ".join(map(str, self.on_first_use))
