@@ -22,6 +22,7 @@ from jengine.cli.flags import (
     engine_arguments,
     sampling_arguments,
 )
+from jengine.cli.interrupts import given_up_after
 from jengine.cli.leaving import engine_to_the_end
 from jengine.cli.parser import Parser
 from jengine.cli.remote_chat import add_server_flags, open_server, refuse_server_flags
@@ -53,6 +54,7 @@ HELP = '''\
 A line that ends in \\ goes on in the next; """ opens and closes a block of lines.
 Begin with a space to send a line that starts with a slash. Ctrl-C stops an answer.'''
 DROPPED = "(stopped before it began; the message is dropped)"
+RENDER_SECONDS = 10.0  # to make a prompt of a conversation, as in a server
 COMMANDS = ("/reset", "/system", "/stats", "/save", "/help", "/exit")
 
 
@@ -139,8 +141,10 @@ class EngineModel:
         self.max_model_len = llm.max_model_len
 
     def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
-        """Answer."""
-        return pieces_of(self._llm.stream_chat(messages, self._params))
+        """Answer. The model's chat template is a program of unknown origin: it may never end."""
+        with given_up_after(RENDER_SECONDS, "the chat template"):
+            answers = self._llm.stream_chat(messages, self._params)
+        return pieces_of(answers)
 
     def stats(self) -> object:
         """What the engine does at the moment."""

@@ -1,4 +1,4 @@
-"""Ctrl-C while libraries load and steps compile.
+"""What interrupts the main thread: Ctrl-C while libraries load and steps compile, and deadlines.
 
 A KeyboardInterrupt raised inside a library's callback or start-up code is swallowed there or turned
 into another error. Nothing needs to be finished in these phases, so the process ends at once.
@@ -10,6 +10,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+from jengine.errors import RequestError
 
 
 @contextmanager
@@ -24,3 +27,24 @@ def interrupts_end_the_process() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def given_up_after(seconds: float, what: str) -> Iterator[None]:
+    """Code of Python that runs longer within gets a RequestError, where the system has timers and
+    this is the main thread. `what` names it."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise RequestError(f"{what} took longer than {seconds:g} seconds and was given up.")
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

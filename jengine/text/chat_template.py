@@ -135,6 +135,8 @@ def run_template(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options
         return confined.run_template(messages, options)
     try:
         prompt = tokenizer.hf.apply_chat_template(messages, tokenize=False, **options)
+    except RequestError:  # it was given up
+        raise
     # A template is a program: rendering it can raise any exception.
     except Exception as error:
         why = str(error) or f"it raised {type(error).__name__} without a message"

@@ -7,19 +7,25 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jengine.cli import chat
 from jengine.cli.conversation import ReadLine, read_message
 from jengine.cli.terminal import Terminal
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
+from jengine.sampling_params import SamplingParams
+from jengine.text.chat_template import render_chat
 from tests.cli.fake_llm import FakeLLM, run
+from tests.server.serving import letters
 
 
 def lines_of(text: str) -> ReadLine:
@@ -71,6 +77,26 @@ def test_one_quick_message() -> None:
     settings = llm.opened[0][1]
     compilation = {"variants": ["greedy"]}
     assert settings == {"max_num_seqs": 1, "compilation_config": compilation}
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+class Templated(FakeLLM):
+    """Renders an endless template, as that of a checkpoint may be."""
+
+    def stream_chat(self, messages: Any, params: SamplingParams) -> Iterator[RequestOutput]:
+        if "fine" not in messages[-1]["content"]:
+            render_chat(letters(), messages, chat_template=ENDLESS)
+        return super().stream_chat(messages, params)
+
+
+def test_an_endless_template_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.2)
+    result = run(Templated(), "chat", "demo", stdin="hello\nfine\n")
+    assert (result.status, result.out) == (1, "Hello there\n")
+    assert "not answered: the chat template took longer than 0.2 seconds" in result.err
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_a_refused_quick_message_is_an_error() -> None:
