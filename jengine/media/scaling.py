@@ -18,6 +18,7 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 MOST_RATIO = 200  # of the longer side of a picture to the shorter one
 PATCHES_AT_ONCE = 1024
+MOST_NUMBER = float(np.finfo(np.float32).max)
 FILTERS = range(6)  # numbers of PIL's resampling filters
 
 
@@ -63,8 +64,8 @@ class Scaling:
         if "resample" in own and own["resample"] not in FILTERS:
             raise RequestError(f"resample={own['resample']!r}: expected a number from 0 to 5.")
         factor = own.get("rescale_factor", 1.0)
-        if type(factor) not in (int, float) or not math.isfinite(factor):
-            raise RequestError(f"rescale_factor={factor!r}: expected a finite number.")
+        if not is_float32(factor):
+            raise RequestError(f"rescale_factor={factor!r:.80}: {EXPECTED.format('a number')}.")
         for name, value in own.items():
             if name.startswith("do_") and type(value) is not bool:
                 raise RequestError(f"{name}={value!r}: expected true or false.")
@@ -82,13 +83,21 @@ class Scaling:
         )
 
 
+EXPECTED = "expected {}, finite and not beyond those of float32"
+
+
+def is_float32(given: object) -> bool:
+    """Whether it is a number that float32 has, but for its rounding."""
+    return isinstance(given, (int, float)) and type(given) is not bool and abs(given) <= MOST_NUMBER
+
+
 def three_numbers(name: str, given: Any) -> tuple[float, ...]:
     """One number for each color; a lone one stands for all."""
     values = [given] * 3 if isinstance(given, (int, float)) else given
     if not isinstance(values, (list, tuple)) or len(values) != 3:
         raise RequestError(f"{name}={given!r}: expected three numbers.")
-    if not all(type(one) in (int, float) and math.isfinite(one) for one in values):
-        raise RequestError(f"{name}={given!r}: expected three finite numbers.")
+    if not all(map(is_float32, values)):
+        raise RequestError(f"{name}={given!r:.80}: {EXPECTED.format('three numbers')}.")
     if name == "image_std" and not all(values):
         raise RequestError(f"{name}={given!r}: expected numbers other than 0.")
     return tuple(map(float, values))

@@ -6,6 +6,7 @@ import base64
 import copy
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,20 @@ def test_images_over_http(client: TestClient, wanted: jengine.RequestOutput) -> 
     assert body["usage"]["prompt_tokens"] == len(wanted.prompt_token_ids)
     small = complete(client, asked(GOOD), mm_processor_kwargs={"max_pixels": 256})
     assert small["usage"]["prompt_tokens"] < body["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("name", ["image_mean", "image_std"])
+def test_numbers_beyond_those_of_pixels_are_errors_of_their_request(
+    client: TestClient, wanted: jengine.RequestOutput, name: str
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(complete, client, asked(text("ab"), GOOD))
+        for value in (1e308, [0.5, 0.5, -1e308]):
+            body = {"messages": asked(GOOD), "mm_processor_kwargs": {name: value}}
+            error = error_of(client.post("/v1/chat/completions", json=body), 400)
+            assert name in error["message"] and "beyond those of float32" in error["message"]
+        found = other.result()["choices"][0]["message"]["content"]
+    assert found == wanted.outputs[0].text
 
 
 def complete(client: TestClient, messages: Any, **more: Any) -> dict[str, Any]:

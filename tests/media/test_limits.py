@@ -182,6 +182,9 @@ def test_numbers_of_pixels_are_those_of_float64(how: dict[str, bool]) -> None:
     "options",
     [
         {"image_mean": 1e308},
+        {"image_std": [0.5, 0.5, -1e308]},
+        {"image_mean": [0.5, 10**400, 0.5]},
+        {"rescale_factor": 10**400},
         {"image_std": [1.0, 1e-300, 1.0]},
         {"rescale_factor": 1e38},
         {"image_mean": 3e38, "image_std": 1e-3},
