@@ -114,7 +114,7 @@ def media_processor(
     given = {"mm_processor_kwargs": args.mm_processor_kwargs,
              "mm_encoder_tp_mode": None if args.mm_encoder_tp_mode == "weights" else "data",
              }  # fmt: skip
-    vision = source.config.vision
+    vision, limits = source.config.vision, checked_limits(args.limit_mm_per_prompt)
     if vision is None:
         for name in [name for name, value in given.items() if value]:
             raise ConfigError(
@@ -124,8 +124,7 @@ def media_processor(
         speech, encoder = source.config.speech, source.config.source_encoder
         if encoder is not None:
             return Sources(encoder.positions, encoder.start_token, forced_token(source))
-        return None if speech is None else SpeechProcessor(speech)
-    limits = checked_limits(args.limit_mm_per_prompt)
+        return None if speech is None else SpeechProcessor(speech, limits)
     try:
         options = checked_options(args.mm_processor_kwargs, vision.family)
     except RequestError as error:

@@ -19,6 +19,8 @@ FILE_BYTES = 64 * MIB  # of all files of one request
 # Of decoded pixels, counted as 3 bytes: in one request in all, and at any time in all requests.
 REQUEST_BYTES = 1024 * MIB
 SERVER_BYTES = 1024 * MIB
+# Of samples at the model's rate that requests hold, at any time.
+SOUNDS_BYTES = 1024 * MIB
 SOUND_BYTES = 512 * MIB  # of all channels of one sound, as 4 bytes a sample
 PATIENCE = 30.0  # seconds until there is room, for who has no deadline
 
@@ -26,15 +28,14 @@ PATIENCE = 30.0  # seconds until there is room, for who has no deadline
 class Budget:
     """Bytes that all requests have together. From any thread."""
 
-    def __init__(self, most: int = SERVER_BYTES) -> None:
-        self.most = most
+    def __init__(self, most: int = SERVER_BYTES, what: str = "pictures") -> None:
+        self.most, self.what = most, what
         self.taken = 0
         self._changed = threading.Condition()
 
-    @contextmanager
-    def room_for(self, size: int) -> Iterator[None]:
-        """Within, so many bytes are taken, or all where that is less; waits until others are done.
-        Who holds some does not wait for more, so nobody waits for each other."""
+    def take(self, size: int) -> int:
+        """Take so many bytes, or all where that is less, and return how many; waits until others
+        are done. Who holds some must not wait for more: so nobody waits for each other."""
         errand, size = errands.current.get(), min(size, self.most)
         seconds = PATIENCE if errand is None else max(errand.left, 0.0)
         with self._changed:
@@ -42,16 +43,26 @@ class Budget:
                 if errand is not None:
                     errand.check()
                 raise CapacityError(
-                    f"pictures of other requests take {self.taken} bytes of "
+                    f"{self.what} of other requests take {self.taken} bytes of "
                     f"{self.most}, and this one needs {size}. Try again later."
                 )
             self.taken += size
+        return size
+
+    def give_back(self, size: int) -> None:
+        """So many bytes are free again. A finalizer may call it at any moment."""
+        with self._changed:
+            self.taken -= size
+            self._changed.notify_all()
+
+    @contextmanager
+    def room_for(self, size: int) -> Iterator[None]:
+        """Within, so many bytes are taken."""
+        taken = self.take(size)
         try:
             yield
         finally:
-            with self._changed:
-                self.taken -= size
-                self._changed.notify_all()
+            self.give_back(taken)
 
 
 def check_request(name: str, size: int, most: int) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
 from typing import Final
 
 import numpy as np
 
 from jengine.confined.pool import ConfinedPool
 from jengine.errors import RequestError
+from jengine.media.budget import SOUNDS_BYTES, Budget
+from jengine.media.sound_files import MOST_SECONDS
 
 SECONDS = 30.0
 MOST_PROCESSES = 2
@@ -26,12 +29,23 @@ class SoundDecoders:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         size = max(1, min(os.cpu_count() or 1, MOST_PROCESSES))
+        self.budget = Budget(SOUNDS_BYTES, "sounds")
         self.pool = ConfinedPool(PROGRAM, size=size, seconds=seconds, what=NAME)
 
     def samples(self, file: bytes, rate: int, what: str) -> np.ndarray:
-        """f32[samples] at this rate."""
+        """f32[samples] at this rate, which count in the budget as long as anybody has them."""
+        taken = self.budget.take(4 * rate * int(MOST_SECONDS))  # until its length is known
+        kept = 0
         try:
-            found = self.pool.ask(b"".join((RATE.pack(rate), file)))
+            found = np.frombuffer(self._ask(file, rate, what), np.float32)
+            kept = min(found.nbytes, taken)
+            weakref.finalize(found, self.budget.give_back, kept)
+        finally:
+            self.budget.give_back(taken - kept)
+        return found
+
+    def _ask(self, file: bytes, rate: int, what: str) -> bytearray:
+        try:
+            return self.pool.ask(b"".join((RATE.pack(rate), file)))
         except RequestError as error:
             raise type(error)(str(error).replace(NAME, what)) from None
-        return np.frombuffer(found, np.float32)

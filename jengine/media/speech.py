@@ -25,12 +25,15 @@ from jengine.media_spans import MediaSpan
 class SpeechProcessor:
     """Puts the audio of prompts beside them, by one model's rules. From any thread."""
 
-    def __init__(self, speech: SpeechConfig) -> None:
+    def __init__(self, speech: SpeechConfig, limits: Mapping[str, int] | None = None) -> None:
+        """`limits`: how many of each kind a prompt may have, below what the model takes: one."""
         self.speech = speech
+        self._most = min(1, (limits or {}).get("audio", 1))
         self.decoders = SoundDecoders()  # of what comes from strangers
 
     def opened(self, file: bytes, what: str) -> np.ndarray:
         """The samples of a stranger's file."""
+        self._check_count(1)
         return self.decoders.samples(file, self.speech.sampling_rate, what)
 
     def expanded(
@@ -66,6 +69,12 @@ class SpeechProcessor:
             values=values,
         )
 
+    def _check_count(self, count: int) -> None:
+        if count > self._most:
+            raise RequestError(
+                f"At most {self._most} audio(s) may be provided in one prompt; got {count}."
+            )
+
     def _one(self, data: Any) -> np.ndarray:
         """The samples of the one audio."""
         if not isinstance(data, Mapping):
@@ -79,14 +88,12 @@ class SpeechProcessor:
                     f"{nearest_name(str(kind), ('audio',))}"
                 )
         given = data.get("audio")
-        if isinstance(given, list) and given and not np.isscalar(given[0]):
-            if len(given) != 1:
-                raise RequestError(
-                    f"At most 1 audio(s) may be provided in one prompt; got {len(given)}."
-                )
-            given = given[0]
         if given is None:
             raise RequestError("multi_modal_data has no audio; expected {'audio': (array, rate)}.")
+        several = isinstance(given, list) and given and not np.isscalar(given[0])
+        self._check_count(len(given) if several else 1)
+        if several:
+            given = given[0]
         if isinstance(given, (str, Path)):
             try:
                 given = Path(given).read_bytes()

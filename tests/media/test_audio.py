@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jengine.config import SpeechConfig
-from jengine.errors import RequestError
-from jengine.media import audio
+from jengine.errors import CapacityError, RequestError
+from jengine.media import audio, budget
 from jengine.media.audio import resampled, samples_of
 from jengine.media.log_mel import log_mel
 from jengine.media.sound_files import Head, one_channel, read_file
@@ -92,6 +92,32 @@ def test_a_process_decodes_for_strangers() -> None:
     np.testing.assert_array_equal(processor.opened(file, "it"), wanted)
     with pytest.raises(RequestError, match=r"^it has no samples"):
         processor.opened(wav(np.zeros(0), 16000, 2), "it")
+
+
+def test_samples_of_all_requests_have_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders, worst = SpeechProcessor(SPEECH).decoders, 4 * 16000 * 600
+    decoders.budget.most = 2 * worst
+    monkeypatch.setattr(budget, "PATIENCE", 0.01)
+    decoded = decoders.samples(wav(sound(0.3, 440), 16000, 2), 16000, "it")
+    part = decoded[100:]
+    assert decoders.budget.taken == decoded.nbytes == 4 * 4800
+    with decoders.budget.room_for(worst), pytest.raises(CapacityError, match="sounds of other"):
+        decoders.samples(wav(sound(0.3, 440), 16000, 2), 16000, "it")
+    with pytest.raises(RequestError, match="no samples"):
+        decoders.samples(wav(np.zeros(0), 16000, 2), 16000, "it")
+    del decoded
+    assert decoders.budget.taken == 4 * 4800, "a part of it is left"
+    del part
+    assert decoders.budget.taken == 0
+
+
+def test_a_limit_of_no_audio_is_kept() -> None:
+    processor, file = SpeechProcessor(SPEECH, {"audio": 0}), wav(sound(0.1, 440), 16000, 2)
+    for given in (file, [(sound(0.1, 300), 16000)]):
+        with pytest.raises(RequestError, match="At most 0 audio"):
+            processor.expanded([5], {"audio": given})
+    with pytest.raises(RequestError, match="At most 0 audio"):
+        processor.opened(file, "it")
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.777, 1.0])
