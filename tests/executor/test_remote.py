@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import jax
+import msgspec
 import numpy as np
 import pytest
 
+from jengine.assembly import worker
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead, JengineError, UnexpectedCompile
 from jengine.executor.multihost.connection import Connection, listen
@@ -27,7 +30,7 @@ from jengine.executor.multihost.messages import (
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
 from jengine.executor.remote.driver import RemoteExecutor
-from jengine.executor.remote.job import Ended, ended_with, error_in
+from jengine.executor.remote.job import Ended, Job, ended_with, error_in
 from jengine.executor.remote.server import PlanServer
 from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
@@ -43,6 +46,19 @@ SETTINGS = MultihostSettings(silence=60.0, stuck=60.0)
 CAPACITY: Capacity = ScriptedWorkers.start(
     type("Job", (), {"options": {}})()  # type: ignore[arg-type]
 ).capacity
+
+
+def test_workers_of_one_mesh_listen_at_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *a, **more: asked.append((a, more)))
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: None)
+    monkeypatch.setattr(worker, "work", lambda job: None)
+    job = Job({}, 0, 2, "10.0.0.7:7000", "10.0.0.7", 7001, b"secret", {})
+    ended = msgspec.msgpack.decode(worker.run(msgspec.msgpack.encode(job)), type=Ended)
+    assert ended == Ended()
+    assert asked == [(("10.0.0.7:7000", 2, 0), {"coordinator_bind_address": "10.0.0.7:7000"})], (
+        "jax would listen on all interfaces otherwise"
+    )
 
 
 @dataclass

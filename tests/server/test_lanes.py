@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import wait
 from typing import Any
@@ -43,6 +44,14 @@ def processes(server: Listening) -> list[int]:
     confined = server.service.live.rendering._confined
     assert confined is not None
     return confined.pool.pids
+
+
+def told(server: Listening, name: str) -> float:
+    """A number of the lane of long texts, at /metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+        text = answer.read().decode()
+    labels = '{lane="long texts",model_name="letters"}'
+    return float(text.split(f"jengine:{name}{labels} ")[1].split()[0])
 
 
 @pytest.fixture
@@ -115,6 +124,7 @@ def test_templates_that_do_not_end_hold_up_nobody_and_are_ended(server: Listenin
     ]
     until(lambda: len(processes(server)) == rendering.long.threads)
     until(lambda: rendering.long.busy == rendering.long.threads)
+    assert told(server, "rendering_busy_workers") == rendering.long.threads
     assert server.connect(prompt="a", max_tokens=1).status == 200
     short = Client(server.port).send("/v1/chat/completions", chat())
     assert short.status == 200
@@ -123,6 +133,7 @@ def test_templates_that_do_not_end_hold_up_nobody_and_are_ended(server: Listenin
         one.leave()
     until(lambda: not any(map(psutil.pid_exists, known)), lambda: f"left: {processes(server)}")
     until(lambda: rendering.long.busy == 0)
+    until(lambda: told(server, "rendering_given_up_total") == rendering.long.threads)
     assert Client(server.port).send("/tokenize", {"prompt": LONG}).status == 200
 
 

@@ -67,6 +67,18 @@ def test_answers_follow_what_is_asked(
         assert re.fullmatch(pattern, text) and choice["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]},
+               {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}],
+)  # fmt: skip
+def test_a_schema_that_refers_to_itself_alone_is_a_clients_fault(
+    client: TestClient, schema: dict[str, Any]
+) -> None:
+    asked = {"prompt": "a", "max_tokens": 2, "structured_outputs": {"json": schema}}
+    error = error_of(client.post(COMPLETIONS, json=asked), 400)
+    assert error["message"].startswith("structured_outputs: ")
+
+
 def test_a_stream_is_the_same_answer(client: TestClient) -> None:
     whole = post(client, CHAT, structured_outputs=COMPACT, max_tokens=40)
     choices = streamed(client, structured_outputs=COMPACT, max_tokens=40)

@@ -169,6 +169,7 @@ def test_a_tokenizer_without_a_template_says_what_to_do(byte_fallback: Tokenizer
     ("template", "match"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ raise_exception('') }}", "it raised TemplateError without a message"),
         ("{{ missing.attribute }}", "missing"),
         ("{% if %}", "not valid"),
         ("{{ 1 / 0 }}", "division by zero"),
