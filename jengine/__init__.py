@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.api.generate import clear, generate
     from jengine.api.llm import LLM
     from jengine.api.llm_engine import LLMEngine
+    from jengine.api.models import from_hf, load_model
     from jengine.assembly.settings.args import EngineArgs
     from jengine.beam_search import BeamSearchParams
     from jengine.config import PoolerConfig
@@ -84,7 +85,9 @@ _HOMES = {
     "TokensPrompt": "jengine.prompts",
     "compare": "jengine.research.compare",
     "clear": "jengine.api.generate",
+    "from_hf": "jengine.api.models",
     "generate": "jengine.api.generate",
+    "load_model": "jengine.api.models",
     "process_dict_updates": "jengine.logits_processor",
     "register_model": "jengine.models.registry",
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
@@ -104,6 +106,15 @@ class BaseLLM:
         With data parallelism the first axis, `dp`, numbers the replicas.
         """
         return self.engine.placement.mesh
+
+    @property
+    def params(self) -> Mapping[str, jax.Array]:
+        """Path -> parameter in use, read-only; copies where a step takes another form of one.
+
+        `update_params` takes the same paths.
+        """
+        self.engine.check_leaves()
+        return MappingProxyType(self.engine.loaded.parameters())
 
     @property
     def param_shardings(self) -> ParamShardings:

@@ -38,7 +38,8 @@ class OfflineEngine(BaseLLM):
         donate: bool = False,
         on_inflight: OnInflight = "finish",
     ) -> int:
-        """Use other parameters: a module, an nnx.State, or a tree of arrays. Returns their version.
+        """Use other parameters: a module, an nnx.State, or a tree of arrays, under the paths of
+        `llm.params` or under Hugging Face names. Returns their version.
 
         Structure, shapes and dtypes are checked first; on a mismatch nothing changes. Nothing is
         compiled, and arrays with the right sharding are used without a copy. `donate` deletes

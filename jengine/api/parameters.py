@@ -14,7 +14,8 @@ from jengine.assembly.settings.values import one_of
 from jengine.errors import UnsupportedFeature
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model, with_values
-from jengine.weights.live import fitting_arrays, release_moved
+from jengine.weights.hf_arrays import given_parameters
+from jengine.weights.live import release_moved
 from jengine.weights.save import save_model, saved_config
 from sharding.jax_settings import engine_context
 
@@ -31,7 +32,7 @@ def update_params(
     """
     one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
     with engine_context():
-        values = fitting_arrays(engine.declared, params, engine.places)
+        values = given_parameters(engine.model, engine.declared, params, engine.places)
     session = engine.session
     with session.closed_to_new():
         if on_inflight == "finish":

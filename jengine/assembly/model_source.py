@@ -38,6 +38,7 @@ from jengine.weights.folder import (
     read_model_config,
     register_imported,
 )
+from jengine.weights.hf_arrays import given_parameters
 from jengine.weights.live import fitting_arrays, named_arrays
 from jengine.weights.orbax_folder import is_orbax
 from jengine.weights.resolve import is_gguf, resolve_model
@@ -88,7 +89,8 @@ def check_model(model: Any) -> None:
     if isinstance(model, (nnx.State, Mapping)):
         raise ConfigError(
             f"{given}: parameters without the model they belong to. Give the folder as model and "
-            "these as params=..., or the module itself."
+            "these as params=..., or the module itself; jengine.from_hf(arrays, config) makes one "
+            "of arrays under Hugging Face names."
         )
     if isinstance(model, tuple) and model and isinstance(model[0], nnx.GraphDef):
         raise ConfigError(f"{given} with an nnx.GraphDef: give nnx.merge(graphdef, state).")
@@ -126,7 +128,7 @@ def load_parameters(
         )  # fmt: skip
     declared = abstract_model(source.config)
     if args.params is not None:
-        return declared, fitting_arrays(declared, args.params, place).items()
+        return declared, given_parameters(source.config, declared, args.params, place).items()
     if args.load_format == "peer":
         settings = args.weight_settings
         assert settings is not None, "the settings of a peer were checked"

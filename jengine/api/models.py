@@ -1,0 +1,114 @@
+"""Models without an engine: from a folder, or of arrays under Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jengine.assembly.mesh_placement import placement_for
+from jengine.assembly.model_source import load_parameters, open_model_source
+from jengine.assembly.progress import progress_factory
+from jengine.assembly.settings.args import EngineArgs
+from jengine.config import ModelConfig
+from jengine.errors import ConfigError
+from jengine.models import registry
+from jengine.models.language_model import LanguageModel
+from jengine.models.stages import stage_layout
+from jengine.weights.abstract import abstract_model, with_dtype, with_values
+from jengine.weights.folder import read_config_file
+from jengine.weights.hf_arrays import given_tensors, hf_parameters
+from jengine.weights.resolve import resolve_model
+from jengine.weights.stages import StagePlaces
+from sharding.jax_settings import engine_context
+
+
+@engine_context()
+def load_model(
+    model: str | Path,
+    *,
+    dtype: Any = "auto",
+    mesh: jax.sharding.Mesh | None = None,
+    **settings: Any,
+) -> LanguageModel:
+    """Load a model's parameters as a flax.nnx module, without an engine.
+
+    Args:
+        model: A folder in Hugging Face format, a GGUF file, or "demo".
+        dtype: "auto" keeps what the checkpoint names.
+        mesh: Devices to shard the parameters over, as an engine with this mesh would; by default
+            one device holds them.
+        settings: Other settings of `LLM` that say how parameters are read, such as load_format.
+
+    Returns:
+        A module with `model.score(tokens)`, to train or to give to `LLM(model, tokenizer=...)`.
+    """
+    args = engine_args(model, dtype, mesh, settings)
+    source = open_model_source(args)
+    place = StagePlaces(placement_for(args, source.config), stage_layout(source.config, 1))
+    declared, values = load_parameters(args, source, place, progress_factory(args.show_progress))
+    assert isinstance(declared, LanguageModel), "read from a folder"
+    return with_values(declared, dict(values))
+
+
+@engine_context()
+def from_hf(
+    arrays: Any,
+    config: Mapping[str, Any] | str | Path | Any,
+    *,
+    dtype: Any = "auto",
+    mesh: jax.sharding.Mesh | None = None,
+) -> LanguageModel:
+    """Make a flax.nnx module of arrays under Hugging Face names. The arrays are copied.
+
+    Args:
+        arrays: A flat or nested mapping of numpy, JAX or DLPack arrays, named as in the model's
+            safetensors files ("model.layers.0.self_attn.q_proj.weight").
+        config: The contents of config.json, a transformers config, or a folder with config.json.
+        dtype: "auto" is what config names, or the arrays' own where it names none.
+        mesh: Devices to shard the parameters over; by default one device holds them.
+
+    Returns:
+        A module to train, or to give to `LLM(model, tokenizer=...)`.
+
+    Raises:
+        CheckpointError: A tensor is missing, unknown, or of another shape.
+    """
+    found = registry.model_config(hf_config(config))
+    if isinstance(dtype, str) and dtype == "auto" and not names_dtype(config):
+        dtype = next((one.array.dtype for one in given_tensors(arrays).values()), dtype)
+    found = with_dtype(found, dtype)
+    args = engine_args("demo", "auto", mesh, {})
+    place = StagePlaces(placement_for(args, found), stage_layout(found, 1))
+    model = abstract_model(found)
+    return with_values(model, hf_parameters(found, model, arrays, place))
+
+
+def engine_args(model: Any, dtype: Any, mesh: Any, settings: Mapping[str, Any]) -> EngineArgs:
+    """Settings by which parameters are read and placed."""
+    where: dict[str, Any] = {"mesh": mesh} if mesh is not None else {"tensor_parallel_size": 1}
+    given = {"skip_tokenizer_init": True, **where, **settings}
+    return EngineArgs.checked("load_model", model=model, dtype=dtype, **given)
+
+
+def hf_config(given: Any) -> Mapping[str, Any]:
+    """A config.json's contents, however they were given."""
+    if isinstance(given, (str, Path)):
+        return read_config_file(resolve_model(given))
+    if isinstance(given, ModelConfig):
+        return registry.write_config(given)
+    found = given if isinstance(given, Mapping) else getattr(given, "to_dict", dict)()
+    if not found.get("architectures"):
+        raise ConfigError(
+            "config: given no 'architectures', expected the contents of a config.json, such as "
+            "{'architectures': ['Qwen3ForCausalLM'], 'hidden_size': ...}, or a transformers config."
+        )
+    return found
+
+
+def names_dtype(config: Any) -> bool:
+    """Whether a config says what its parameters are stored as."""
+    found = hf_config(config)
+    return any(found.get(key) is not None for key in ("dtype", "torch_dtype"))

@@ -1,0 +1,105 @@
+"""Arrays of the user's program under Hugging Face names, read as a checkpoint's tensors are.
+
+In: flat or nested mappings of numpy, JAX or DLPack arrays. Out: parameters, after all names and
+shapes were checked. Layouts of checkpoints differ from ours, so every array is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jengine.config import ModelConfig
+from jengine.errors import CheckpointError
+from jengine.models import registry
+from jengine.models.reading.hf_config import DTYPES
+from jengine.weights.abstract import Place
+from jengine.weights.live import fitting_arrays, named_arrays
+from jengine.weights.safetensors_io import check_tensors, stream
+
+# Stands for a folder in messages.
+GIVEN = Path("the given arrays")
+
+
+@dataclass(frozen=True)
+class GivenTensor:
+    """An array under the name that it has in a checkpoint."""
+
+    name: str
+    array: Any
+    file: Path = GIVEN
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return int(self.array.nbytes)
+
+    def read(self) -> np.ndarray:
+        """On the host: shards of several devices are gathered."""
+        return np.asarray(self.array)
+
+
+def given_tensors(arrays: Any) -> dict[str, GivenTensor]:
+    """The arrays by dotted name, or a CheckpointError for what is no array."""
+    return {
+        name: GivenTensor(name, as_array(name, one)) for name, one in named_arrays(arrays).items()
+    }
+
+
+def as_array(name: str, given: Any) -> Any:
+    """A numpy or JAX array as it is, another framework's through DLPack."""
+    if not isinstance(given, (np.ndarray, jax.Array)):
+        if not hasattr(given, "__dlpack__"):
+            raise CheckpointError(
+                f"{GIVEN}: {name!r} is a {type(given).__name__}, expected an array of numpy, JAX "
+                "or a library with DLPack."
+            )
+        given = jnp.from_dlpack(given)
+    if np.dtype(given.dtype).name not in DTYPES:
+        raise CheckpointError(
+            f"{GIVEN}: {name!r} is {given.dtype}, expected one of {', '.join(DTYPES)}."
+        )
+    return given
+
+
+def hf_parameters(
+    config: ModelConfig, model: nnx.Module, arrays: Any, place: Place | None
+) -> dict[str, jax.Array]:
+    """Every parameter that `model` (abstract or not) declares, by path."""
+    tensors = registry.full_names(config, given_tensors(arrays))
+    pieces = {
+        path: tuple(one for one in found if not one.optional or one.name in tensors)
+        for path, found in registry.plain_pieces(config).items()
+    }
+    check_tensors(GIVEN, tensors, pieces, registry.ignored_tensors(config))
+    return dict(stream(tensors, model, pieces, place))
+
+
+def are_hf_names(config: ModelConfig, names: Iterable[str]) -> bool:
+    """Whether more of the names are tensors of this model's checkpoints than parameters."""
+    pieces = registry.plain_pieces(config)
+    known = {piece.name for found in pieces.values() for piece in found}
+    full = registry.full_names(config, dict.fromkeys(names))
+    return len(known & full.keys()) > len(pieces.keys() & set(names))
+
+
+def given_parameters(
+    config: ModelConfig, model: nnx.Module, params: Any, place: Place
+) -> dict[str, jax.Array]:
+    """The parameters of a module, a state, or a tree under our paths or Hugging Face names."""
+    if isinstance(params, Mapping) and not isinstance(params, nnx.State):
+        names = list(named_arrays(params))
+        if are_hf_names(config, names):
+            return hf_parameters(config, model, params, place)
+    return fitting_arrays(model, params, place)
