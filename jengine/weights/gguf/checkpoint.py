@@ -7,8 +7,9 @@ a scale for 32 inputs, which is what they are; all others are dequantized as the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,70 +18,31 @@ from jengine.config import AttentionConfig, ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
-from jengine.weights.gguf.blocks import PLAIN, plain_array, q8_scales, q8_values
-from jengine.weights.gguf.config import ROPE_FACTORS, config_of
+from jengine.weights.gguf.architectures import Architecture
+from jengine.weights.gguf.blocks import q8_scales, q8_values
+from jengine.weights.gguf.config import config_of
 from jengine.weights.gguf.files import open_gguf
 from jengine.weights.gguf.header import Header, PackedTensor
+from jengine.weights.gguf.metadata import Metadata
+from jengine.weights.gguf.names import layer_modules, whole_modules, whole_names
+from jengine.weights.gguf.rope import TENSORS as ROPE_TENSORS
+from jengine.weights.gguf.stacked import stacked_names, stacked_tensors
+from jengine.weights.gguf.tensor import GgufTensor, Turn, plain_tensor
 from jengine.weights.quantized_files import finite
 
 Q8_0 = "Q8_0"
 STORED = StoredFormat("gguf", WeightFormat("int8", 32))
-WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-IN_LAYERS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 # Matrices that are multiplied as one, so that they are quantized alike or not at all.
 JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("attn_output",), ("ffn_down",))
-IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-# llama.cpp's own converter turns neighbouring lanes of Llama's queries and keys.
-INTERLEAVED = {"attn_q": "num_heads", "attn_k": "num_kv_heads"}
-
-
-@dataclass(frozen=True)
-class GgufTensor:
-    """A tensor by its name in Hugging Face's files, or the values or scales of a quantized one.
-
-    `dtype` is what it is read as, in the words of safetensors.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    packed: PackedTensor
-    decode: Callable[[PackedTensor], np.ndarray]
-    rows: np.ndarray | None = None  # which row of the file each row is
-
-    @property
-    def file(self) -> Path:
-        """The file that holds it."""
-        return self.packed.file
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file, those of values and scales together."""
-        return self.packed.size
-
-    def read(self) -> np.ndarray:
-        """The array, whose rows are in Hugging Face's order."""
-        array = self.decode(self.packed)
-        return array if self.rows is None else array[self.rows]
+IN_LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+\.(?:weight|bias))")
+ONE_PLUS = ("rms_one_plus", "layer_one_plus")
 
 
 def read_gguf_config(file: Path) -> ModelConfig:
     """The model in a file, with those of its matrices that stay quantized."""
     header = open_gguf(file)
     config = registry.model_config(config_of(header))
-    names = tuple(_kept(header))
+    names = tuple(Translation(header, config).kept())
     if not names:
         return config
     return replace(config, quantization=Quantization(((names, STORED),)))
@@ -90,62 +52,116 @@ def gguf_tensors(file: Path) -> dict[str, GgufTensor]:
     """All tensors by Hugging Face's names; of quantized ones values and scales."""
     header = open_gguf(file)
     config = registry.model_config(config_of(header))
-    kept = set(_kept(header))
-    found: dict[str, GgufTensor] = {}
-    for name, packed in header.tensors.items():
-        if name == ROPE_FACTORS:
-            continue
-        own, rows = _hf_name(header, name), _rows(config, name)
-        made = [(own, "F32", packed.shape, _dequantized)]
-        if packed.type.name in PLAIN:
-            made = [(own, packed.type.name, packed.shape, plain_array)]
-        elif own.removesuffix(".weight") in kept:
-            groups = packed.shape[0], packed.shape[1] // packed.type.numbers
-            scale = f"{own.removesuffix('.weight')}.scale"
-            made = [(own, "I8", packed.shape, q8_values), (scale, "F16", groups, _scales)]
-        for one, dtype, shape, decode in made:
-            found[one] = GgufTensor(one, dtype, shape, packed, decode, rows)
-    return found
+    return {one.name: one for one in Translation(header, config).tensors()}
+
+
+class Translation:
+    """GGUF's tensors of one model in Hugging Face's names and order."""
+
+    def __init__(self, header: Header, config: ModelConfig) -> None:
+        self.header = header
+        self.config = config
+        self.names = registry.tensor_names(config)
+        self.architecture: Architecture = Metadata(header).architecture
+        self.modules = layer_modules(config)
+        self.whole = whole_names(config)
+        shapes = registry.plain_pieces(config).values()
+        self.shapes = {piece.name: piece.shape for pieces in shapes for piece in pieces}
+
+    def tensors(self) -> Iterator[GgufTensor]:
+        """All of them."""
+        kept, apart = {*self.kept()}, stacked_names(self.config)
+        stacked = defaultdict[int, dict[str, PackedTensor]](dict)
+        for name, packed in self.header.tensors.items():
+            match = IN_LAYER.fullmatch(name)
+            if name in ROPE_TENSORS or self._drafts(match):
+                continue
+            if match is not None and match[2] in apart:
+                stacked[int(match[1])][match[2]] = packed
+                continue
+            own = self.hf_name(name)
+            if own.removesuffix(".weight") in kept:
+                yield from self._quantized(own, name, packed)
+            else:
+                yield self._plain(own, name, packed)
+        for layer, found in stacked.items():
+            yield from stacked_tensors(self.config, self._layer(layer), found)
+
+    def kept(self) -> Iterator[str]:
+        """Modules that are Q8_0 in all that they are multiplied with as one."""
+        if self.names.stored_in_out or self.names.qkv_by_head:
+            return  # they are stored in another order than they are declared
+        groups = [
+            [f"blk.{layer}.{name}" for name in names]
+            for layer in range(len(self.config.layers))
+            for names in JOINED
+        ]
+        for group in [*groups, ["output"]]:
+            tensors = [self.header.tensors.get(f"{name}.weight") for name in group]
+            if all(one is not None and one.type.name == Q8_0 for one in tensors):
+                yield from (
+                    self.hf_name(f"{name}.weight").removesuffix(".weight") for name in group
+                )
+
+    def hf_name(self, name: str) -> str:
+        """Hugging Face's name of a tensor that stands for one of its own."""
+        match = IN_LAYER.fullmatch(name)
+        if match is not None:
+            module, _, kind = match[2].rpartition(".")
+            own = self.whole.get(match[2])
+            if own is None and module in self.modules:
+                own = f"{self.modules[module]}.{kind}"
+            if own is not None:
+                return self._layer(int(match[1])) + own
+        module, _, kind = name.rpartition(".")
+        whole = whole_modules(self.names)
+        if module not in whole:
+            raise CheckpointError(
+                f"{self.header.file}: {name!r} is a tensor that this architecture has no place for."
+            )
+        return f"{whole[module]}.{kind}"
+
+    def _layer(self, number: int) -> str:
+        return f"{self.names.prefix}{self.names.layers}.{number}."
+
+    def _drafts(self, match: re.Match[str] | None) -> bool:
+        """Whether a tensor is one of the layers that draft tokens, which come last."""
+        last = len(self.config.layers)
+        return match is not None and self.names.drafting is not None and int(match[1]) >= last
+
+    def _plain(self, own: str, name: str, packed: PackedTensor) -> GgufTensor:
+        shape = self.shapes.get(own, packed.shape)
+        is_table = "_embd" in name or name == "output.weight"
+        if self.names.stored_in_out and len(packed.shape) == 2 and not is_table:
+            return plain_tensor(own, (packed,), packed.shape[::-1], lambda array: array.T)
+        if self.config.norm in ONE_PLUS and name.endswith("norm.weight"):
+            return plain_tensor(own, (packed,), turn=lambda array: array - array.dtype.type(1))
+        # Axes of one number, which some converters leave out.
+        same = [size for size in shape if size != 1] == [size for size in packed.shape if size != 1]
+        turn = self._turn(name)
+        return plain_tensor(own, (packed,), shape if same else packed.shape, turn)
+
+    def _quantized(self, own: str, name: str, packed: PackedTensor) -> Iterator[GgufTensor]:
+        groups = packed.shape[0], packed.shape[1] // packed.type.numbers
+        turn = self._turn(name)
+        yield GgufTensor(own, "I8", packed.shape, (packed,), q8_values, turn)
+        scale = f"{own.removesuffix('.weight')}.scale"
+        yield GgufTensor(scale, "F16", groups, (packed,), _scales, turn)
+
+    def _turn(self, name: str) -> Turn | None:
+        """What puts rows of queries and keys, whose heads' halves alternate, in order."""
+        match = IN_LAYER.fullmatch(name)
+        if match is None or not self.architecture.turned:
+            return None
+        layer, module = int(match[1]), match[2].partition(".")[0]
+        if module not in ("attn_q", "attn_k") or layer >= len(self.config.layers):
+            return None
+        attention = self.config.layers[layer].mixer
+        assert isinstance(attention, AttentionConfig), "the turned families have no other layers"
+        heads = attention.num_heads if module == "attn_q" else attention.num_kv_heads
+        order = np.arange(heads * attention.head_dim).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+        return lambda array: array[order]
 
 
 def _scales(packed: PackedTensor) -> np.ndarray:
     return finite(packed, q8_scales(packed))
-
-
-def _dequantized(packed: PackedTensor) -> np.ndarray:
-    return finite(packed, plain_array(packed))
-
-
-def _kept(header: Header) -> Iterator[str]:
-    """Modules that are Q8_0 in all that they are multiplied with as one."""
-    layers = {match[1] for name in header.tensors if (match := IN_LAYER.fullmatch(name))}
-    groups = [[f"blk.{layer}.{name}" for name in names] for layer in layers for names in JOINED]
-    for group in [*groups, ["output"]]:
-        tensors = [header.tensors.get(f"{name}.weight") for name in group]
-        if all(one is not None and one.type.name == Q8_0 for one in tensors):
-            yield from (
-                _hf_name(header, f"{name}.weight").removesuffix(".weight") for name in group
-            )
-
-
-def _hf_name(header: Header, name: str) -> str:
-    match = IN_LAYER.fullmatch(name)
-    if match is not None and match[2] in IN_LAYERS:
-        return f"model.layers.{match[1]}.{IN_LAYERS[match[2]]}.{match[3]}"
-    module, _, kind = name.rpartition(".")
-    if module not in WHOLE:
-        raise CheckpointError(
-            f"{header.file}: {name!r} is a tensor that this architecture has no place for."
-        )
-    return f"{WHOLE[module]}.{kind}"
-
-
-def _rows(config: ModelConfig, name: str) -> np.ndarray | None:
-    """Rows of Llama's queries and keys, whose heads' two halves alternate in the file."""
-    match = IN_LAYER.fullmatch(name)
-    if match is None or match[2] not in INTERLEAVED or config.architecture != "LlamaForCausalLM":
-        return None
-    attention = config.layers[int(match[1])].mixer
-    assert isinstance(attention, AttentionConfig), "Llama has no other layers"
-    heads = getattr(attention, INTERLEAVED[match[2]])
-    return np.arange(heads * attention.head_dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

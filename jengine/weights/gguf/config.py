@@ -5,102 +5,69 @@ In: a header. Out: what config.json would say, as a mapping. Must not know how n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jengine.errors import CheckpointError
+from jengine.weights.gguf.architectures import COMMON
 from jengine.weights.gguf.header import Header
+from jengine.weights.gguf.metadata import Metadata
+from jengine.weights.gguf.rope import rope_scaling
 
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
-ARCHITECTURE = "general.architecture"
-ROPE_FACTORS = "rope_freqs.weight"
-# What all published Llama 3.x have; files hold only the factors that follow from these.
-LLAMA3 = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 PLAIN_TYPES = {"F32": "float32", "F16": "float16"}
+EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+MOST_LAYERS = 1000  # beyond which families refuse them
+# Keys of config.json that are true where a tensor is there.
+PRESENT = {
+    "attention_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
+    "qkv_bias": ("blk.0.attn_q.bias",),
+    "use_qkv_bias": ("blk.0.attn_q.bias",),
+    "use_bias": ("blk.0.attn_q.bias",),
+    "attention_out_bias": ("blk.0.attn_output.bias",),
+    "mlp_bias": ("blk.0.ffn_up.bias",),
+    "use_qk_norm": ("blk.0.attn_q_norm.weight",),
+    "qk_layernorm": ("blk.0.attn_q_norm.weight",),
+}
 
 
 def config_of(header: Header) -> dict[str, object]:
     """The keys of config.json."""
     fields = Metadata(header)
-    own, family = fields.architecture
-    if fields.number("expert_count", 0):
-        raise fields.refuse("expert_count", "0: experts in GGUF are not built")
-    heads, hidden = fields.number("attention.head_count"), fields.number("embedding_length")
-    table = fields.tensor_shape("token_embd.weight")
-    config: dict[str, object] = {
-        "architectures": [ARCHITECTURES[own][0]],
-        "model_type": family,
-        "vocab_size": table[0],
-        "hidden_size": hidden,
-        "intermediate_size": fields.number("feed_forward_length"),
-        "num_hidden_layers": fields.number("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.number("attention.head_count_kv", heads),
-        "head_dim": fields.number("attention.key_length", hidden // heads),
-        "max_position_embeddings": fields.number("context_length"),
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": fields.number("rope.freq_base", 10000.0),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+    own = fields.architecture
+    drafting = fields.number("nextn_predict_layers", 0)
+    config: dict[str, Any] = {
+        "architectures": [own.hf],
+        "model_type": own.model_type,
+        "vocab_size": fields.matrix_shape("token_embd.weight")[0],
+        "num_hidden_layers": fields.number("block_count") - drafting,
+        "num_nextn_predict_layers": drafting,
+        own.eps: _eps(fields),
+        "tie_word_embeddings": not fields.has("output.weight"),
         "torch_dtype": _dtype(header),
+        **{key: any(map(fields.has, tensors)) for key, tensors in PRESENT.items()},
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+        **own.fixed,
     }
-    if own == "llama":
-        config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
-    scaling = _rope_scaling(fields, config)
+    for key, name in {**COMMON, **own.keys}.items():
+        found = fields.get(key)
+        if found is not None:
+            config[name] = fields.number(key) if not isinstance(found, bool) else found
+    config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
+    config |= _heads(fields, config)
+    config |= _experts(fields, config)
+    config |= _windows(fields, config)
+    scaling = rope_scaling(fields, config)
     if scaling is not None:
-        config["rope_scaling"] = scaling
-    for key, name in (("bos_token_id", "bos"), ("eos_token_id", "eos")):
-        config[key] = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return config
+        config["rope_scaling"] = {**scaling, **own.rope}
+    fields.refuse_unread()
+    return {own.renamed.get(key, key): value for key, value in config.items()}
 
 
-class Metadata:
-    """The metadata of one architecture, by keys without its name."""
-
-    def __init__(self, header: Header) -> None:
-        self.header = header
-        own = header.metadata.get(ARCHITECTURE)
-        if own not in ARCHITECTURES:
-            raise CheckpointError(
-                f"{header.file}: {ARCHITECTURE} is {own!r}, expected one of"
-                f" {', '.join(ARCHITECTURES)}. Other models are read from safetensors."
-            )
-        self.architecture = own, ARCHITECTURES[own][1]
-
-    def refuse(self, key: str, expected: str) -> CheckpointError:
-        """An error about one key."""
-        given = self.header.metadata.get(f"{self.architecture[0]}.{key}")
-        return CheckpointError(
-            f"{self.header.file}: {self.architecture[0]}.{key} is {given!r}, expected {expected}."
-        )
-
-    def get(self, key: str) -> Any:
-        """A value, None where there is none."""
-        return self.header.metadata.get(f"{self.architecture[0]}.{key}")
-
-    def number(self, key: str, default: float | None = None) -> Any:
-        """A number, which is the same in all layers."""
-        found = self.get(key)
-        found = default if found is None else found
-        if not isinstance(found, int | float) or isinstance(found, bool):
-            raise self.refuse(key, "a number")
-        return found
-
-    def tensor_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a matrix that every model has."""
-        found = self.header.tensors.get(name)
-        if found is None or len(found.shape) != 2:
-            raise CheckpointError(f"{self.header.file}: tensor missing: {name!r}.")
-        return found.shape
+def _eps(fields: Metadata) -> Any:
+    """What norms add: of either kind of norms."""
+    rms, plain = (fields.get(key) for key in EPS)
+    return fields.number(EPS[0 if plain is None or rms is not None else 1])
 
 
 def _dtype(header: Header) -> str:
@@ -109,38 +76,70 @@ def _dtype(header: Header) -> str:
     return PLAIN_TYPES.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
 
-def _rope_scaling(fields: Metadata, config: Mapping[str, Any]) -> dict[str, object] | None:
-    factors = fields.header.tensors.get(ROPE_FACTORS)
-    if factors is not None:
-        return _llama3(fields, np.asarray(factors.bytes().view("<f4")), config)
-    kind = fields.get("rope.scaling.type")
-    if kind in (None, "none"):
-        return None
-    if kind not in ("linear", "yarn"):
-        raise fields.refuse("rope.scaling.type", "none, linear or yarn")
-    scaling: dict[str, object] = {
-        "rope_type": kind,
-        "factor": float(fields.number("rope.scaling.factor")),
+def _heads(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
+    """The sizes of heads, of plain or latent attention."""
+    heads, hidden = (fields.number(key) for key in ("attention.head_count", "embedding_length"))
+    if heads < 1:
+        raise fields.refuse("attention.head_count", "at least 1")
+    if fields.get("attention.kv_lora_rank") is not None:
+        return _latent_heads(fields, heads)
+    dim = fields.number("attention.key_length", hidden // heads)
+    if fields.number("attention.value_length", dim) != dim:
+        raise fields.refuse("attention.value_length", f"the {dim} of attention.key_length")
+    found: dict[str, object] = {"head_dim": dim}
+    rotated = fields.number("rope.dimension_count", dim)
+    if fields.architecture.partial and dim:
+        found["partial_rotary_factor"] = rotated / dim
+    elif rotated != dim:
+        raise fields.refuse("rope.dimension_count", f"the {dim} of a head")
+    if fields.architecture.mean_heads_at is not None:
+        is_mean = config["num_hidden_layers"] == fields.architecture.mean_heads_at
+        found["query_pre_attn_scalar"] = hidden // heads if is_mean else dim
+    return found
+
+
+def _latent_heads(fields: Metadata, heads: int) -> dict[str, object]:
+    """Files say the sizes of heads, and newer ones, which have one head of keys, those of what is
+    kept instead."""
+    rotated = fields.number("rope.dimension_count")
+    key, value = (
+        fields.number(f"attention.{name}_length_mla", fields.number(f"attention.{name}_length", 0))
+        for name in ("key", "value")
+    )
+    return {
+        "num_key_value_heads": heads,
+        "kv_lora_rank": fields.number("attention.kv_lora_rank"),
+        "q_lora_rank": fields.get("attention.q_lora_rank") or None,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": value,
     }
-    if kind == "yarn":
-        original = fields.number(
-            "rope.scaling.original_context_length", config["max_position_embeddings"]
-        )
-        scaling["original_max_position_embeddings"] = original
-    return scaling
 
 
-def _llama3(fields: Metadata, factors: np.ndarray, config: Mapping[str, Any]) -> dict[str, object]:
-    """The settings from which these factors of wave lengths follow."""
-    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
-    original, factor = LLAMA3["original_max_position_embeddings"], float(factors.max())
-    pairs = config["head_dim"] // 2
-    lengths = 2 * np.pi * config["rope_theta"] ** (np.arange(pairs) / pairs)
-    smooth = np.clip((original / lengths - low) / (high - low), 0.0, 1.0)
-    expected = 1 / ((1 - smooth) / factor + smooth)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
-        raise CheckpointError(
-            f"{fields.header.file}: {ROPE_FACTORS!r} holds other factors than Llama 3's, which are"
-            " not built. Read the model from safetensors, whose config.json says what they are."
-        )
-    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+def _experts(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
+    """How experts are chosen."""
+    gate = fields.get("expert_gating_func")
+    if gate not in (None, 0, fields.architecture.gate):
+        raise fields.refuse("expert_gating_func", str(fields.architecture.gate))
+    method = fields.architecture.grouped
+    grouped = method is not None and (config.get("n_group") or 1) > 1
+    return {"topk_method": method} if grouped else {}
+
+
+def _windows(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
+    """Which layers have windows: every one but each n-th, or as a list says."""
+    found: dict[str, object] = {}
+    if config.get("sliding_window") == 0:
+        found["sliding_window"] = None
+    pattern, layers = fields.get("attention.sliding_window_pattern"), config["num_hidden_layers"]
+    if pattern is None:
+        return found
+    if isinstance(pattern, np.ndarray):
+        sliding = [bool(one) for one in pattern][:layers]
+    elif isinstance(pattern, bool):
+        sliding = [pattern] * layers
+    else:
+        every = max(int(fields.number("attention.sliding_window_pattern")), 1)
+        sliding = [bool((layer + 1) % every) for layer in range(min(layers, MOST_LAYERS))]
+    names = ("full_attention", "sliding_attention")
+    return {**found, "layer_types": [names[one] for one in sliding]}

@@ -191,6 +191,7 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def rope_base(config: Mapping[str, Any]) -> float:
     """The base of rotary frequencies."""
     nested: Mapping[str, Any] = config.get("rope_parameters") or {}
+    nested = nested.get("full_attention", nested)
     return float(config.get("rope_theta", nested.get("rope_theta", 10000.0)))
 
 

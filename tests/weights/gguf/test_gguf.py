@@ -226,9 +226,9 @@ def test_damage_is_named(change: Any, message: str, tmp_path: Path) -> None:
 
 def test_what_is_not_built_is_named(tmp_path: Path) -> None:
     files = write_gguf_model(
-        tmp_path / "experts", "llama", always("F32"), {"llama.expert_count": 8}
+        tmp_path / "experts", "llama", always("F32"), {"llama.expert_group_scale": 8}
     )
-    with pytest.raises(CheckpointError, match=r"llama.expert_count is 8, expected 0"):
+    with pytest.raises(CheckpointError, match=r"llama.expert_group_scale is 8, expected nothing"):
         load_model(files.gguf)
     files = write_gguf_model(tmp_path / "bare", "llama", always("F32"))
     write_gguf(tmp_path / "other.gguf", {"general.architecture": "mamba"}, {})

@@ -1,0 +1,163 @@
+"""The architectures of GGUF files: which family reads each, and what its metadata says.
+
+Data. Keys stand without the architecture's name. Names of tensors need no table: they are roles,
+which every family names (`names`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Keys = Mapping[str, str]
+# Of every architecture: metadata -> config.json.
+COMMON: Keys = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "rope.freq_base": "rope_theta",
+}
+# Keys that say nothing that tensors or other keys do not.
+HARMLESS = {"vocab_size", "attention.causal", "rope.scaling.finetuned", "tensor_data_layout"}
+EXPERTS: Keys = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+LOCAL_EXPERTS: Keys = {**EXPERTS, "expert_count": "num_local_experts"}
+INNER: Keys = {"expert_feed_forward_length": "moe_intermediate_size"}
+SHARED = "expert_shared_feed_forward_length"
+ROUTED: Keys = {
+    **EXPERTS,
+    **INNER,
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+WINDOW: Keys = {"attention.sliding_window": "sliding_window"}
+CAPS: Keys = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+GRANITE: Keys = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+SOFTMAX, SIGMOID = 1, 2  # what gates experts
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One of llama.cpp's architectures, or a variant of one."""
+
+    hf: str  # the class
+    model_type: str
+    keys: Keys = field(default_factory=dict)  # beyond the common ones
+    fixed: Mapping[str, object] = field(default_factory=dict)  # what all such models have
+    rope: Mapping[str, object] = field(default_factory=dict)  # the same, where rotations are scaled
+    eps: str = "rms_norm_eps"
+    partial: bool = False  # whether heads may be rotated in part
+    # Whether converters put the halves of heads of queries and keys in turns.
+    turned: bool = False
+    gate: int = SOFTMAX
+    grouped: str | None = None  # what choosing experts by groups is called, where it has a name
+    # Queries are scaled by the size of a head, or by hidden_size / heads with so many layers.
+    mean_heads_at: int | None = None
+    renamed: Keys = field(default_factory=dict)  # keys of config.json that a family calls otherwise
+
+
+ARCHITECTURES = {
+    "llama": Architecture("LlamaForCausalLM", "llama", turned=True),
+    "llama with experts": Architecture(
+        "MixtralForCausalLM", "mixtral", LOCAL_EXPERTS, turned=True
+    ),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM", "qwen2_moe",
+        {**EXPERTS, **INNER, SHARED: "shared_expert_intermediate_size"},
+    ),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM", "qwen3_moe", {**EXPERTS, **INNER}, {"norm_topk_prob": True}
+    ),
+    "gemma": Architecture("GemmaForCausalLM", "gemma"),
+    "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", {**WINDOW, **CAPS}, mean_heads_at=46),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM", "gemma3_text",
+        {**WINDOW, **CAPS, "rope.freq_base_swa": "rope_local_base_freq"}, mean_heads_at=62,
+    ),
+    "phi2": Architecture("PhiForCausalLM", "phi", eps="layer_norm_eps", partial=True),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", WINDOW, partial=True),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2"),
+    "olmo2 with windows": Architecture("Olmo3ForCausalLM", "olmo3", WINDOW),
+    "olmoe": Architecture("OlmoeForCausalLM", "olmoe", EXPERTS),
+    "deepseek2": Architecture(
+        "DeepseekV2ForCausalLM", "deepseek_v2", ROUTED, {"norm_topk_prob": False},
+        grouped="group_limited_greedy",
+    ),
+    "deepseek2 with sigmoids": Architecture(
+        "DeepseekV3ForCausalLM", "deepseek_v3", ROUTED, gate=SIGMOID
+    ),
+    "glm4": Architecture("Glm4ForCausalLM", "glm4", partial=True),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", "glm4_moe", ROUTED, gate=SIGMOID, partial=True),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM", "gpt_oss",
+        {**LOCAL_EXPERTS, **WINDOW, "expert_feed_forward_length": "intermediate_size"},
+        rope={"truncate": False},
+    ),
+    "granite": Architecture("GraniteForCausalLM", "granite", GRANITE, turned=True),
+    "granitemoe": Architecture(
+        "GraniteMoeForCausalLM", "granitemoe", {**GRANITE, **LOCAL_EXPERTS}, turned=True
+    ),
+    "granitemoe with shared experts": Architecture(
+        "GraniteMoeSharedForCausalLM", "granitemoeshared",
+        {**GRANITE, **LOCAL_EXPERTS, SHARED: "shared_intermediate_size"},
+        turned=True,
+    ),
+    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", turned=True),
+    "arcee": Architecture("ArceeForCausalLM", "arcee", turned=True),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5"),
+    "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
+    "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", WINDOW),
+    "command-r": Architecture(
+        "CohereForCausalLM", "cohere", {"logit_scale": "logit_scale"}, eps="layer_norm_eps"
+    ),
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM", "cohere2", {**WINDOW, "logit_scale": "logit_scale"},
+        eps="layer_norm_eps",
+    ),
+    "nemotron": Architecture("NemotronForCausalLM", "nemotron", eps="norm_eps", partial=True),
+    "starcoder2": Architecture(
+        "Starcoder2ForCausalLM", "starcoder2", fixed={"sliding_window": 4096}, eps="norm_epsilon"
+    ),
+    "stablelm": Architecture(
+        "StableLmForCausalLM", "stablelm", {"use_parallel_residual": "use_parallel_residual"},
+        eps="layer_norm_eps", partial=True,
+    ),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
+    "minimax-m2": Architecture(
+        "MiniMaxM2ForCausalLM", "minimax_m2",
+        {**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"}, gate=SIGMOID,
+        partial=True,
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel", "gpt2", eps="layer_norm_epsilon",
+        renamed={
+            "hidden_size": "n_embd", "intermediate_size": "n_inner", "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head", "max_position_embeddings": "n_positions",
+        },
+    ),
+}  # fmt: skip
+# Where a key has a value, here one of several, the architecture is another: architecture, key,
+# values (none: any but zero), variant.
+VARIANTS = (
+    ("llama", "expert_count", (), "llama with experts"),
+    ("olmo2", "attention.sliding_window", (), "olmo2 with windows"),
+    ("deepseek2", "expert_gating_func", (SIGMOID,), "deepseek2 with sigmoids"),
+    ("granitemoe", SHARED, (), "granitemoe with shared experts"),
+)  # fmt: skip
+NAMES = tuple(name for name in ARCHITECTURES if " " not in name)

@@ -1,0 +1,87 @@
+"""The metadata of one architecture, every key of which is read or known to be harmless.
+
+In: a header. Out: values by keys without the architecture's name. Must not know config.json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jengine.errors import CheckpointError
+from jengine.weights.gguf.architectures import (
+    ARCHITECTURES,
+    HARMLESS,
+    NAMES,
+    VARIANTS,
+    Architecture,
+)
+from jengine.weights.gguf.header import Header
+
+ARCHITECTURE = "general.architecture"
+
+
+class Metadata:
+    """Looks keys up and keeps which were looked up."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        own = header.metadata.get(ARCHITECTURE)
+        if own not in NAMES:
+            raise CheckpointError(
+                f"{header.file}: {ARCHITECTURE} is {own!r}, expected one of"
+                f" {', '.join(NAMES)}. Other models are read from safetensors."
+            )
+        self.name = str(own)
+        self.read = set(HARMLESS)
+        self.architecture = self._architecture()
+
+    def _architecture(self) -> Architecture:
+        for name, key, values, variant in VARIANTS:
+            found = self.get(key) if name == self.name else None
+            if found in values or (found and not values):
+                return ARCHITECTURES[variant]
+        return ARCHITECTURES[self.name]
+
+    def refuse(self, key: str, expected: str) -> CheckpointError:
+        """An error about one key."""
+        given = self.header.metadata.get(f"{self.name}.{key}")
+        return CheckpointError(
+            f"{self.header.file}: {self.name}.{key} is {given!r}, expected {expected}."
+        )
+
+    def get(self, key: str) -> Any:
+        """A value, None where there is none. What lists say of every layer alike is one value."""
+        self.read.add(key)
+        found = self.header.metadata.get(f"{self.name}.{key}")
+        if isinstance(found, np.ndarray) and len({*found.tolist()}) == 1:
+            return found.tolist()[0]
+        return found
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """A number, which is the same in all layers."""
+        found = self.get(key)
+        found = default if found is None else found
+        if not isinstance(found, int | float) or isinstance(found, bool):
+            raise self.refuse(key, "a number, the same in all layers")
+        return found
+
+    def has(self, tensor: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return tensor in self.header.tensors
+
+    def matrix_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a matrix that every model has."""
+        found = self.header.tensors.get(name)
+        if found is None or len(found.shape) != 2:
+            raise CheckpointError(f"{self.header.file}: tensor missing: {name!r}.")
+        return found.shape
+
+    def refuse_unread(self) -> None:
+        """Refuse keys that were not looked up, as they may change what the weights mean."""
+        prefix = f"{self.name}."
+        given = {key.removeprefix(prefix) for key in self.header.metadata if key.startswith(prefix)}
+        for key in sorted(given - self.read):
+            if self.header.metadata[prefix + key] not in (None, 0, False, ""):
+                raise self.refuse(key, "nothing: what it means is not built for this architecture")

@@ -1,0 +1,68 @@
+"""What GGUF files call the tensors of a family: roles, which its `Names` names too.
+
+In: a ModelConfig. Out: GGUF's modules -> a checkpoint's. Must not know files.
+"""
+
+from __future__ import annotations
+
+from jengine.config import PLACES, ModelConfig
+from jengine.models import registry
+from jengine.models.tensors.checkpoint import Names
+from jengine.models.tensors.latent_pieces import MODULES
+
+LATENT = {
+    "attn_q_a": "q_down",
+    "attn_q_a_norm": "q_norm",
+    "attn_kv_a_mqa": "kv_down",
+    "attn_kv_a_norm": "kv_norm",
+    "attn_kv_b": "kv_up",
+}
+
+
+def whole_modules(names: Names) -> dict[str, str]:
+    """Those outside of layers."""
+    prefix = names.prefix
+    return {
+        "token_embd": prefix + names.embed,
+        "position_embd": prefix + names.positions,
+        "token_embd_norm": prefix + names.embed_norm,
+        "token_types": prefix + names.types,
+        "output_norm": prefix + names.final_norm,
+        "output": names.head,
+    }
+
+
+def layer_modules(config: ModelConfig) -> dict[str, str]:
+    """Those of a layer, but for stacked experts."""
+    names = registry.tensor_names(config)
+    # Some call the norm between attention and MLP by the first, and some by the second.
+    between = names.after_attention if "after" in PLACES[config.norm_places] else names.before_mlp
+    return {
+        "attn_norm": names.before_attention,
+        "post_attention_norm": between,
+        "ffn_norm": names.before_mlp,
+        "post_ffw_norm": names.after_mlp,
+        "attn_output": names.attention_out,
+        "attn_q_norm": names.q_norm,
+        "attn_k_norm": names.k_norm,
+        "ffn_down": names.down,
+        "ffn_gate_inp": names.router,
+        "ffn_gate_inp_shexp": names.shared_gate,
+        "ffn_down_shexp": names.shared_down,
+        **_parts(("attn_q", "attn_k", "attn_v"), "attn_qkv", names.qkv),
+        **_parts(("ffn_gate", "ffn_up"), "ffn_up", names.gate_up),
+        **_parts(("ffn_gate_shexp", "ffn_up_shexp"), "ffn_up_shexp", names.shared_gate_up),
+        **{theirs: f"self_attn.{MODULES[ours]}" for theirs, ours in LATENT.items()},
+        "attn_q_b": "self_attn.q_b_proj",
+    }
+
+
+def whole_names(config: ModelConfig) -> dict[str, str]:
+    """Tensors of a layer whose names in checkpoints have no ending."""
+    names = registry.tensor_names(config)
+    return {"attn_sinks.weight": names.sinks, "exp_probs_b.bias": names.choice_bias}
+
+
+def _parts(apart: tuple[str, ...], together: str, theirs: tuple[str, ...]) -> dict[str, str]:
+    """Tensors that checkpoints hold each alone, or as one."""
+    return dict(zip(apart, theirs, strict=True)) if len(theirs) > 1 else {together: theirs[0]}

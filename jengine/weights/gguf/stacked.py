@@ -1,0 +1,116 @@
+"""Tensors that GGUF files lay out in another way: experts, and heads of latent attention.
+
+In: a layer's tensors by GGUF's names. Out: a checkpoint's tensors. Must not know metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from jengine.config import ModelConfig
+from jengine.errors import CheckpointError
+from jengine.models import registry
+from jengine.weights.gguf.header import PackedTensor
+from jengine.weights.gguf.tensor import GgufTensor, expert_of, plain_tensor
+
+Layer = Mapping[str, PackedTensor]
+GATE, UP, DOWN = (f"ffn_{name}_exps" for name in ("gate", "up", "down"))
+KEYS, VALUES = "attn_k_b.weight", "attn_v_b.weight"
+SHARED = ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")
+# Names in a layer that are read here, and not each alone.
+STACKED = {f"{name}.{kind}" for name in (GATE, UP, DOWN) for kind in ("weight", "bias")}
+STACKED |= {KEYS, VALUES}
+
+
+def stacked_names(config: ModelConfig) -> set[str]:
+    """The tensors of a layer that do not each stand for some of a checkpoint's."""
+    is_one = len(registry.tensor_names(config).shared_gate_up) == 1
+    return STACKED | {*SHARED} if is_one else STACKED
+
+
+def stacked_tensors(config: ModelConfig, layer: str, found: Layer) -> Iterator[GgufTensor]:
+    """The tensors of one layer, whose names begin so."""
+    if KEYS in found or VALUES in found:
+        yield _latent(layer, *_all(found, KEYS, VALUES))
+    names = registry.tensor_names(config)
+    if not found.keys().isdisjoint(SHARED):
+        gate, up = _all(found, *SHARED)
+        shape = (gate.shape[0] + up.shape[0], *up.shape[1:])
+        name = f"{layer}{names.shared_gate_up[0]}.weight"
+        yield plain_tensor(name, (gate, up), shape, lambda *both: np.concatenate(both))
+    for kind in ("weight", "bias"):
+        if not any(f"{name}.{kind}" in found for name in (GATE, UP, DOWN)):
+            continue
+        gate, up, down = _all(found, *(f"{name}.{kind}" for name in (GATE, UP, DOWN)))
+        if names.expert_layout == "apart":
+            for theirs, packed in zip(
+                (*names.expert_gate_up, names.expert_down), (gate, up, down), strict=True
+            ):
+                yield from _apart(f"{layer}{names.experts}", f"{theirs}.{kind}", packed)
+            continue
+        ending = "_bias" if kind == "bias" else ""
+        yield _joined(config, f"{layer}{names.expert_gate_up[0]}{ending}", gate, up)
+        yield _whole(config, f"{layer}{names.expert_down}{ending}", down)
+
+
+def _all(found: Layer, *names: str) -> list[PackedTensor]:
+    for name in names:
+        if name not in found:
+            other = next(one for one in names if one in found)
+            raise CheckpointError(
+                f"{found[other].file}: has {found[other].name!r}, and no {name!r} beside it."
+            )
+    return [found[name] for name in names]
+
+
+def _apart(module: str, ending: str, packed: PackedTensor) -> Iterator[GgufTensor]:
+    for number in range(packed.shape[0] if packed.shape else 0):
+        yield plain_tensor(f"{module}.{number}.{ending}", (expert_of(packed, number),))
+
+
+def _joined(config: ModelConfig, name: str, gate: PackedTensor, up: PackedTensor) -> GgufTensor:
+    """[experts, gates and rest, inputs] of both, or as the family lays them out."""
+    layout = registry.tensor_names(config).expert_layout
+    if gate.shape != up.shape:
+        raise CheckpointError(f"{gate.file}: {gate.name!r} and {up.name!r} differ in shape.")
+    experts, inner, *inputs = gate.shape
+    in_pairs = layout == "inputs_first_pairs"
+    turned = layout != "outputs_first" and bool(inputs)
+
+    def both(gates: np.ndarray, rest: np.ndarray) -> np.ndarray:
+        if in_pairs:
+            joined = np.stack([gates, rest], 2).reshape(experts, 2 * inner, *inputs)
+        else:
+            joined = np.concatenate([gates, rest], 1)
+        return joined.swapaxes(1, 2) if turned else joined
+
+    shape = (experts, *inputs, 2 * inner) if turned else (experts, 2 * inner, *inputs)
+    return plain_tensor(name, (gate, up), shape, both)
+
+
+def _whole(config: ModelConfig, name: str, packed: PackedTensor) -> GgufTensor:
+    if registry.tensor_names(config).expert_layout == "outputs_first" or len(packed.shape) != 3:
+        return plain_tensor(name, (packed,))
+    experts, outputs, inputs = packed.shape
+    return plain_tensor(
+        name, (packed,), (experts, inputs, outputs), lambda array: array.swapaxes(1, 2)
+    )
+
+
+def _latent(layer: str, keys: PackedTensor, values: PackedTensor) -> GgufTensor:
+    """Keys' and values' matrices of each head: [heads, rank, nope] and [heads, values, rank]."""
+    shapes = keys.shape, values.shape
+    if any(len(shape) != 3 for shape in shapes) or (keys.shape[0], keys.shape[1]) != (
+        values.shape[0], values.shape[2],
+    ):  # fmt: skip
+        raise CheckpointError(
+            f"{keys.file}: {keys.name!r} and {values.name!r} do not fit: {shapes}."
+        )
+    heads, rank, nope = keys.shape
+    shape = heads * (nope + values.shape[1]), rank
+    return plain_tensor(
+        f"{layer}self_attn.kv_b_proj.weight", (keys, values), shape,
+        lambda one, other: np.concatenate([one.swapaxes(1, 2), other], 1),
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""GGUF files of every architecture hold the configs and tensors of the folders they stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jengine.weights.folder import open_checkpoint, read_model_config
+from jengine.weights.gguf.architectures import ARCHITECTURES, NAMES
+from jengine.weights.safetensors_io import load_model
+from tests.models.plain_logits import plain_logits
+from tests.weights.gguf.architectures import FAMILIES, write_architecture
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_config_and_tensors_are_those_of_the_folder(family: str, tmp_path: Path) -> None:
+    files = write_architecture(tmp_path, family)
+    own, other = read_model_config(files.gguf), read_model_config(files.folder)
+    free = {"dtype": other.dtype, "initializer_range": other.initializer_range}
+    assert dataclasses.replace(own, **free) == other
+    found, expected = open_checkpoint(files.gguf), open_checkpoint(files.folder)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert tuple(found[name].shape) == tuple(tensor.shape), name
+        np.testing.assert_allclose(found[name].read(), tensor.read(), atol=1e-6, err_msg=name)
+
+
+def test_every_architecture_is_tested() -> None:
+    assert {name for name, _ in FAMILIES.values()} == {*NAMES}
+    assert len(ARCHITECTURES) <= len(FAMILIES)
+
+
+TOKENS = [3, 5, 7, 11, 13, 17, 19, 23]
+WIDE: dict[str, Any] = {"head_dim": 256, "query_pre_attn_scalar": 256}
+# Sizes that transformers' reader takes from its defaults, not from files.
+AS_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 128},
+    "qwen3_moe": {"moe_intermediate_size": 768},
+    "gemma2": WIDE,
+    "gemma3": WIDE,
+    "nemotron": {"head_dim": 8},
+    "stablelm": {"partial_rotary_factor": 0.25, "num_attention_heads": 2},
+    "starcoder2": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", AS_TRANSFORMERS)
+def test_transformers_reads_the_same(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    file = write_architecture(tmp_path, family, **AS_TRANSFORMERS[family]).gguf
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].float().numpy()
+    found = plain_logits(load_model(file, dtype="float32"), TOKENS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
