@@ -199,7 +199,7 @@ GOOD: dict[str, Any] = {
     ],
 )
 def test_the_verdict(changed: dict[str, Any], words: str | None) -> None:
-    failed = failures(Marathon(model="demo", fault_pause=None), {**GOOD, **changed})
+    failed = failures(Marathon(model="demo", fault_pause=0), {**GOOD, **changed})
     assert failed == [] if words is None else len(failed) == 1 and words in failed[0]
 
 
@@ -207,7 +207,7 @@ def test_the_command_line() -> None:
     _, marathon = parse(["m", "--seconds", "5", "--", "--max-num-seqs", "8"])
     assert marathon == Marathon(model="m", seconds=5.0, flags=("--max-num-seqs", "8"))
     _, soak = parse(["--requests", "100"])
-    assert soak.fault_pause is None and soak.requests == 100 and soak.flags == ()
+    assert soak.is_calm and not marathon.is_calm and soak.requests == 100 and soak.flags == ()
 
 
 @pytest.mark.slow

@@ -322,7 +322,7 @@ def test_a_killed_server_leaves_no_engine(tmp_path: Path) -> None:
 def test_two_thousand_requests_leave_no_memory_behind(tmp_path: Path) -> None:
     """A short soak: `python -m jengine.bench.marathon --requests 10000` is the long one."""
     flags = (*SCRIPTED, "--executor-options.checks", "false")
-    marathon = Marathon(model="demo", flags=flags, requests=2000, clients=16, fault_pause=None)
+    marathon = Marathon(model="demo", flags=flags, requests=2000, clients=16)
     result = asyncio.run(run(marathon, tmp_path / "log"))
     assert result["failed"] == [] and result["requests"] == 2000, result
     grown = result["resident_mb"][-1] - result["resident_mb"][len(result["resident_mb"]) // 2]

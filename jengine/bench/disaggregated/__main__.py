@@ -9,39 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from jengine.bench.disaggregated.run import FIGURES, Canaries, run
+from jengine.bench.server_flags import parsed
 from jengine.bench.verdict import say
 from jengine.errors import JengineError
 
+ABOUT = (
+    "A prefill and a decode server behind a router, beside one that does both; then load for "
+    "minutes while one of the two is killed again and again."
+)
+
 
 def parse(words: list[str]) -> tuple[argparse.Namespace, Canaries]:
-    """The settings; flags of the servers come after two dashes."""
-    cut = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog="python -m jengine.bench.disaggregated",
-        description="A prefill and a decode server behind a router, beside one that does both; "
-        "then load for minutes while one of the two is killed again and again.",
-        epilog="Flags of each `jengine serve` come after --, such as: -- --max-num-seqs 8",
-    )
-    parser.add_argument("model", nargs="?", default="demo", help="a model folder, or demo")
-    parser.add_argument("--seconds", type=float, default=600.0, help="with kills [600]")
-    parser.add_argument("--clients", type=int, default=8, help="requests at once [8]")
-    parser.add_argument("--kill-pause", type=float, default=30.0, help="seconds between kills [30]")
-    parser.add_argument("--prompts", type=int, default=200, help="measured; 0: none [200]")
-    parser.add_argument("--input-tokens", type=int, default=128, help="of measured prompts [128]")
-    parser.add_argument("--output-tokens", type=int, default=32, help="of their answers [32]")
-    parser.add_argument("--logs", type=Path, help="keep the logs in this folder")
-    parser.add_argument("--output-json", type=Path, help="also write the JSON to a file")
-    given = parser.parse_args(words[:cut])
-    return given, Canaries(
-        model=given.model,
-        flags=tuple(words[cut + 1 :]),
-        seconds=given.seconds,
-        clients=given.clients,
-        kill_pause=given.kill_pause,
-        prompts=given.prompts,
-        input_tokens=given.input_tokens,
-        output_tokens=given.output_tokens,
-    )
+    """The settings; flags of the server come after two dashes."""
+    log = ("--logs", "keep the logs in this folder")
+    return parsed(Canaries, words, "jengine.bench.disaggregated", ABOUT, log)
 
 
 def printed(result: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from jengine.bench.marathon.server import ServerFailed, ServerProcess
 from jengine.bench.marathon.watch import gauges
 from jengine.bench.serve.measure import measure
 from jengine.bench.serve.settings import LoadSettings
+from jengine.bench.server_flags import flag
 
 # Of each server: none compiles while it is measured.
 WARM = ("--compilation-config.wait_for", "all")
@@ -37,12 +38,12 @@ class Canaries:
 
     model: str
     flags: tuple[str, ...] = ()  # of each `jengine serve`
-    seconds: float = 600.0
-    clients: int = 8
-    kill_pause: float = 30.0
-    prompts: int = 200  # of the measured load; 0: nothing is measured
-    input_tokens: int = 128
-    output_tokens: int = 32
+    seconds: float = flag(600.0, "with kills")
+    clients: int = flag(8, "requests at once")
+    kill_pause: float = flag(30.0, "seconds between kills")
+    prompts: int = flag(200, "of the measured load; 0: nothing is measured")
+    input_tokens: int = flag(128, "of measured prompts")
+    output_tokens: int = flag(32, "of their answers")
     start_limit: float = 300.0
     most_recovery: float = 120.0
 

@@ -10,41 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from jengine.bench.marathon.run import Marathon, run
+from jengine.bench.server_flags import parsed
 from jengine.bench.verdict import say
 from jengine.errors import JengineError
+
+ABOUT = "A server under load for minutes, with faults."
 
 
 def parse(words: list[str]) -> tuple[argparse.Namespace, Marathon]:
     """The settings; flags of the server come after two dashes."""
-    cut = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog="python -m jengine.bench.marathon",
-        description="A server under load for minutes, with faults.",
-        epilog="Flags of `jengine serve` come after --, such as: -- --max-num-seqs 64",
-    )
-    parser.add_argument("model", nargs="?", default="demo", help="a model folder, or demo")
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long [600]")
-    parser.add_argument("--requests", type=int, help="so many requests instead, without faults")
-    parser.add_argument("--clients", type=int, default=16, help="requests at once [16]")
-    parser.add_argument(
-        "--fault-pause", type=float, default=45.0, help="seconds between faults, 0: none [45]"
-    )
-    parser.add_argument(
-        "--stop-seconds", type=float, default=5.0, help="that a process stays stopped [5]"
-    )
-    parser.add_argument("--log", type=Path, help="keep the server's log in this file")
-    parser.add_argument("--output-json", type=Path, help="also write the JSON to a file")
-    given = parser.parse_args(words[:cut])
-    faults = None if given.requests or not given.fault_pause else given.fault_pause
-    return given, Marathon(
-        model=given.model,
-        flags=tuple(words[cut + 1 :]),
-        seconds=given.seconds,
-        requests=given.requests,
-        clients=given.clients,
-        fault_pause=faults,
-        stop_seconds=given.stop_seconds,
-    )
+    log = ("--log", "keep the server's log in this file")
+    return parsed(Marathon, words, "jengine.bench.marathon", ABOUT, log)
 
 
 def printed(result: dict[str, Any]) -> str:

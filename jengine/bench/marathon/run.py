@@ -18,6 +18,7 @@ from jengine.bench.marathon.injector import Injector, wait_until_ready
 from jengine.bench.marathon.load import Load
 from jengine.bench.marathon.server import ServerFailed, ServerProcess
 from jengine.bench.marathon.watch import Watch, gauges
+from jengine.bench.server_flags import flag
 
 # Seconds after the last request in which the server must be idle, and end when it is asked to.
 SETTLES_WITHIN = 15.0
@@ -30,15 +31,20 @@ class Marathon:
 
     model: str
     flags: tuple[str, ...] = ()  # of `jengine serve`
-    seconds: float = 600.0
-    requests: int | None = None  # so many instead of so long
-    clients: int = 16
-    fault_pause: float | None = 45.0  # seconds between two faults; None: no faults
-    stop_seconds: float = 5.0  # that a stopped process stays stopped
+    seconds: float = flag(600.0, "how long")
+    requests: int | None = flag(None, "so many instead, without faults", int)
+    clients: int = flag(16, "requests at once")
+    fault_pause: float = flag(45.0, "seconds between faults; 0: none")
+    stop_seconds: float = flag(5.0, "that a process stays stopped")
     sample_pause: float = 1.0
     canary_pause: float = 0.5
     start_limit: float = 300.0
     most_recovery: float = 30.0
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether there are no faults."""
+        return bool(self.requests) or not self.fault_pause
 
 
 class Runners:
@@ -81,7 +87,7 @@ async def under_load(marathon: Marathon, parts: Runners) -> None:
         alongside(parts.canary.sing()),
     ):
         load = asyncio.ensure_future(parts.load.run(marathon.requests))
-        if marathon.fault_pause is None:
+        if marathon.is_calm:
             await asyncio.wait({load}, timeout=None if marathon.requests else marathon.seconds)
         else:
             async with alongside(parts.injector.inject(marathon.fault_pause)) as injecting:
@@ -152,9 +158,7 @@ def result_of(
         "injections": [one.as_dict() for one in parts.injector.injections],
         "forbidden_log_lines": watch.forbidden[:20],
         # A server that was started again begins anew.
-        "memory_slope_mib_per_minute": (
-            watch.memory_slope() if marathon.fault_pause is None else None
-        ),
+        "memory_slope_mib_per_minute": (watch.memory_slope() if marathon.is_calm else None),
         "resident_mb": [one.resident_mb for one in watch.samples[:: len(watch.samples) // 60 + 1]],
         "kv_usage_growth_points": watch.usage_growth(),
         **ending,

@@ -9,35 +9,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jengine.bench.server_flags import parsed
 from jengine.bench.strangers.run import Search, run
 from jengine.bench.verdict import say
 from jengine.errors import JengineError
 
+ABOUT = "Requests made to do harm, by a server's own schema, beside honest clients."
+
 
 def parse(words: list[str]) -> tuple[argparse.Namespace, Search]:
     """The settings; flags of the server come after two dashes."""
-    cut = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog="python -m jengine.bench.strangers",
-        description="Requests made to do harm, by a server's own schema, beside honest clients.",
-        epilog="Flags of `jengine serve` come after --, such as: -- --max-num-seqs 64",
-    )
-    parser.add_argument("model", nargs="?", default="demo", help="a model folder, or demo")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long [60]")
-    parser.add_argument("--strangers", type=int, default=8, help="requests at once [8]")
-    parser.add_argument("--seed", type=int, default=0, help="of all requests [0]")
-    parser.add_argument("--first", type=int, default=0, help="number of the first request [0]")
-    parser.add_argument("--log", type=Path, help="keep the server's log in this file")
-    parser.add_argument("--output-json", type=Path, help="also write the JSON to a file")
-    given = parser.parse_args(words[:cut])
-    return given, Search(
-        given.model,
-        tuple(words[cut + 1 :]),
-        given.seconds,
-        given.strangers,
-        given.seed,
-        given.first,
-    )
+    log = ("--log", "keep the server's log in this file")
+    return parsed(Search, words, "jengine.bench.strangers", ABOUT, log)
 
 
 def printed(result: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from jengine.bench.marathon.injector import wait_until_ready
 from jengine.bench.marathon.run import alongside, end_of
 from jengine.bench.marathon.server import ServerFailed, ServerProcess
 from jengine.bench.marathon.watch import Watch
+from jengine.bench.server_flags import flag
 from jengine.bench.strangers.bodies import Bodies
 
 SETTLES_WITHIN = 10.0  # seconds in which memory comes back
@@ -47,10 +48,10 @@ class Search(Limits):
 
     model: str
     flags: tuple[str, ...] = ()  # of `jengine serve`
-    seconds: float = 60.0
-    strangers: int = 8  # requests at once
-    seed: int = 0
-    first: int = 0  # the number of the first request
+    seconds: float = flag(60.0, "how long")
+    strangers: int = flag(8, "requests at once")
+    seed: int = flag(0, "of all requests")
+    first: int = flag(0, "number of the first request")
     start_limit: float = 300.0
 
 
