@@ -42,21 +42,32 @@ DEVICE_HALF = {
     "lora": {"nouns", "models", "quantization", "weights", "sharding", "pallas_kernels"},
 }
 LEAVES: dict[str, set[str]] = {"pallas_kernels": set(), "sharding": set()}
+WIRE: dict[str, set[str]] = {"wire": {"nouns"}}
 # Pages for people: knows nothing of ours, and only those who report use it.
 PICTURES: dict[str, set[str]] = {"pictures": set()}
-BELOW_ENGINE = {"nouns", *HOST_HALF, *DEVICE_HALF, *LEAVES, "pictures", "runner", "executor"}
+BELOW_ENGINE = {
+    "nouns",
+    *HOST_HALF,
+    *DEVICE_HALF,
+    *LEAVES,
+    "wire",
+    "pictures",
+    "runner",
+    "executor",
+}
 BELOW_API = {*BELOW_ENGINE, "metrics", "engine", "distributed", "assembly"}
 ABOVE_API = {*BELOW_API, "api"}
 ALLOWED = {
     **HOST_HALF,
     **DEVICE_HALF,
     **LEAVES,
+    **WIRE,
     **PICTURES,
     "demo": set(),
     # Talks with servers: knows no engine.
     "client": {"nouns"},
     "runner": {"nouns", "connectors", *DEVICE_HALF, *LEAVES},
-    "executor": {"nouns", "runner", "grammar", "sampling", "sharding"},
+    "executor": {"nouns", "runner", "grammar", "sampling", "sharding", "wire"},
     "metrics": {"nouns"},
     "engine": {*BELOW_ENGINE, "metrics"},
     "distributed": {*BELOW_ENGINE, "engine"},

@@ -50,6 +50,7 @@ from jengine.plan import (
     Wanted,
     packed_tokens,
 )
+from jengine.wire.arrays import ARRAY, ArrayFrame
 
 SETTINGS = MultihostSettings(silence=5.0, stuck=0.5)
 PLAN = Plan(
@@ -390,3 +391,28 @@ def test_a_witness_sees_shape_dtype_and_contents() -> None:
     assert len(notes) == 4
     assert SampleDigest(1, b"x") == decode(encode(SampleDigest(1, b"x")))
     assert FetchesEnded({7: False}) == decode(encode(FetchesEnded({7: False})))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ArrayFrame("<f4", (2, 2), b"\0" * 15),
+        ArrayFrame("<f4", (-1, -4), b"\0" * 16),
+        ArrayFrame("|O", (1,), b"\0" * 8),
+        "no array",
+    ],
+)
+def test_a_message_with_a_broken_array_is_no_message(wrong: Any) -> None:
+    """A ValueError of numpy's would end the thread that listens, and nobody would be told."""
+    part = msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(wrong))
+    parts = [part] * len(StepLogprobs._fields)
+    message = StepDone(0, [TokenDelta(request_id="a", token_ids=[1], logprobs=parts)], Counts())
+    with pytest.raises(msgspec.MsgspecError):
+        decode(msgspec.msgpack.encode(message))
+
+
+def test_log_probabilities_of_a_message_are_three_arrays() -> None:
+    for wrong in ([np.zeros(1)], [1, 2, 3], "text"):
+        message = StepDone(0, [TokenDelta(request_id="a", token_ids=[1], logprobs=wrong)], Counts())
+        with pytest.raises(msgspec.MsgspecError, match="three arrays"):
+            decode(encode(message))

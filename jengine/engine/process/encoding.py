@@ -5,16 +5,13 @@ In: messages. Out: bytes, and back; bytes that are no message raise BadFrame. Mu
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-import numpy as np
 
-from jengine.engine.process.arrays import pack_array, unpack_array
 from jengine.engine.process.message import BadFrame, Message
 from jengine.engine.process.to_core import FromFront
 from jengine.engine.process.to_front import FromCore, Outputs
-from jengine.logprobs import StepLogprobs
+from jengine.wire.arrays import pack_array, unpack_array
+from jengine.wire.deltas import read_scores
 
 # Bytes of one message. A prompt of a million tokens takes five million.
 MOST_BYTES = 64 * 2**20
@@ -45,25 +42,13 @@ def decode_from_core(data: bytes) -> FromCore:
     _check_size(data)
     try:
         message = _from_core.decode(data)
+        for delta in message.deltas if isinstance(message, Outputs) else ():
+            read_scores(delta)
     except UNREADABLE as error:
         raise BadFrame(f"the core sent {len(data)} bytes that are no message: {error}") from error
-    if isinstance(message, Outputs):
-        for delta in message.deltas:
-            delta.logprobs = _scores(delta.logprobs)
-            delta.prompt_logprobs = _scores(delta.prompt_logprobs)
     return message
 
 
 def _check_size(data: bytes) -> None:
     if len(data) > MOST_BYTES:
         raise BadFrame(f"a message of {len(data)} bytes: expected at most {MOST_BYTES}")
-
-
-def _scores(parts: Any) -> StepLogprobs | None:
-    """Log-probabilities, which arrive as a list of their arrays."""
-    if parts is None:
-        return None
-    whole = isinstance(parts, list) and len(parts) == len(StepLogprobs._fields)
-    if not whole or not all(isinstance(part, np.ndarray) for part in parts):
-        raise BadFrame("the core sent log-probabilities that are not three arrays")
-    return StepLogprobs(*parts)

@@ -1,20 +1,17 @@
-"""The messages between processes, encoded as msgpack. Arrays travel as their bytes; no pickle.
+"""The messages between processes, encoded as msgpack. No pickle.
 
 In: messages. Out: bytes, and back. Must not know sockets.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-import numpy as np
 
 from jengine.executor.protocol import Capacity, WorkerHealth
-from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
+from jengine.outputs import Counts, StepOutput, TokenDelta
 from jengine.plan import Plan
-
-ARRAY = 1
+from jengine.wire.arrays import pack_array, unpack_array
+from jengine.wire.deltas import read_scores
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -175,22 +172,8 @@ AnyMessage = (
 )
 
 
-def _pack_array(value: Any) -> msgspec.msgpack.Ext:
-    if not isinstance(value, np.ndarray):
-        raise NotImplementedError(f"a {type(value).__name__} in a message")
-    parts = (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
-    return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(parts))
-
-
-def _unpack_array(code: int, data: memoryview) -> np.ndarray:
-    if code != ARRAY:
-        raise ValueError(f"extension {code} in a message")
-    kind, shape, content = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], bytes])
-    return np.frombuffer(content, np.dtype(kind)).reshape(shape).copy()
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)
-_decoder = msgspec.msgpack.Decoder(AnyMessage, ext_hook=_unpack_array)
+_encoder = msgspec.msgpack.Encoder(enc_hook=pack_array)
+_decoder = msgspec.msgpack.Decoder(AnyMessage, ext_hook=unpack_array)
 
 
 def encode(message: Message) -> bytes:
@@ -199,12 +182,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message in these bytes."""
+    """The message in these bytes; a MsgspecError if they are none."""
     message = _decoder.decode(data)
     for delta in _deltas(message):
-        for name in ("logprobs", "prompt_logprobs"):  # a named tuple arrives as a list
-            parts = getattr(delta, name)
-            setattr(delta, name, None if parts is None else StepLogprobs(*parts))
+        read_scores(delta)
     return message
 
 

@@ -20,7 +20,6 @@ from jengine.config import (
     RoutingConfig,
     TextStackConfig,
 )
-from jengine.engine.process.arrays import ARRAY, ArrayFrame, unpack_array
 from jengine.engine.process.encoding import decode_from_core, decode_from_front, encode
 from jengine.engine.process.message import BadFrame
 from jengine.engine.process.model_frame import ModelFrame
@@ -28,6 +27,7 @@ from jengine.engine.process.to_front import Failure, Outputs, Pulse
 from jengine.errors import CapacityError, EngineDead, JengineError
 from jengine.logprobs import StepLogprobs
 from jengine.outputs import TokenDelta
+from jengine.wire.arrays import ARRAY, ArrayFrame, unpack_array
 from tests.engine.process.scripted_core import Settings, served_core
 
 MIXED = ModelConfig(

@@ -1,0 +1,1 @@
+"""What processes of one engine say to each other, as bytes."""
