@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from jengine.config import ModelConfig
 from jengine.models.registry import model_config
@@ -39,6 +40,7 @@ HARMLESS = {
 }
 
 
+KeyPath = tuple[str, ...]  # from the outermost key inwards
 Reader = Callable[[Mapping[str, object]], ModelConfig]
 
 
@@ -50,27 +52,50 @@ def read_keys(
     The keys need not be in `hf`, a parsed config.json; if `hf` itself is refused, so is this.
     """
     config = read(hf)
-
-    def differs(key: str) -> bool:
-        try:
-            return read({**hf, key: object()}) != config
-        except Exception:  # noqa: BLE001 - whatever a reader raises, it has looked at the value
-            return True
-
-    return frozenset(key for key in keys if differs(key))
+    return frozenset(key for key in keys if _is_read(hf, (key,), read, config))
 
 
-def unread_keys(hf: Mapping[str, object], read: Reader = model_config) -> list[str]:
-    """Keys of a parsed config.json, in their order, whose value changes nothing about the model."""
-    looked_at = read_keys(hf, hf, read)
-    return [key for key in hf if key not in looked_at]
+def unread_keys(hf: Mapping[str, object], read: Reader = model_config) -> dict[str, object]:
+    """Keys of a parsed config.json whose value changes nothing about the model, in their order and
+    with their values. Those of an object that is read are looked at one by one, and named as in
+    `rope_parameters.factor`.
+    """
+    config = read(hf)
+
+    def unread(values: Mapping[str, object], path: KeyPath) -> Iterator[tuple[str, object]]:
+        for key, value in values.items():
+            inner = (*path, key)
+            if not _is_read(hf, inner, read, config):
+                yield ".".join(inner), value
+            elif isinstance(value, Mapping):
+                yield from unread(value, inner)
+
+    return dict(unread(hf, ()))
+
+
+def is_harmless(name: str) -> bool:
+    """Whether a key that `unread_keys` names is known to change no answer, wherever it stands."""
+    return name.rpartition(".")[2] in HARMLESS
+
+
+def _is_read(hf: Mapping[str, object], path: KeyPath, read: Reader, config: ModelConfig) -> bool:
+    try:
+        return read(_changed(hf, path)) != config
+    except Exception:  # noqa: BLE001 - whatever a reader raises, it has looked at the value
+        return True
+
+
+def _changed(values: Any, path: KeyPath) -> dict[str, object]:
+    """The same with a value at this path that no key may have."""
+    key, *rest = path
+    return {**values, key: _changed(values[key], tuple(rest)) if rest else object()}
 
 
 def main(folder: str) -> None:
     """Print the keys of a folder's config.json, with their values."""
     hf = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    for key in unread_keys(hf):
-        sys.stdout.write(f"{key}: {json.dumps(hf[key])}\n")
+    for name, value in unread_keys(hf).items():
+        sys.stdout.write(f"{name}: {json.dumps(value)}\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import pytest
 
 from jengine.config import ModelConfig
 from jengine.models.registry import model_config
-from jengine.models.unread import HARMLESS, main, unread_keys
+from jengine.models.unread import is_harmless, main, unread_keys
+from tests.media.tiny_vision import CONFIGS
 from tests.models.tiny_models import FAMILIES, config_class, tiny_settings
 
 # Sizes of heads that transformers writes in addition to those that they follow from.
@@ -32,7 +33,10 @@ IF_UNUSED = {
     # Training, and how many tokens are computed at once.
     "bamba": {"z_loss_coefficient", "mamba_chunk_size", "num_logits_to_keep"},
     # What transformers' model does not read either: all published MPT have slopes.
-    "mpt": {"init_device", "learned_pos_emb", "norm_type", "emb_pdrop", "embedding_fraction"},
+    "mpt": {
+        *("init_device", "learned_pos_emb", "norm_type", "emb_pdrop", "embedding_fraction"),
+        *("attn_config.architectures", "attn_config.dtype", "attn_config.attn_impl"),
+    },
     # Those of experts, without which the layers are.
     "gemma4": {"num_experts", "top_k_experts", "moe_intermediate_size"},
     # The width of MLPs follows from these if block_auto_adjust_ff_dim; layer_types from the last.
@@ -69,7 +73,62 @@ def test_every_key_of_transformers_is_read_or_harmless(family: str) -> None:
     pytest.importorskip("transformers")
     written = config_class(family)(**tiny_settings(family)).to_dict()
     unread = unread_keys({**written, "architectures": [FAMILIES[family]]})
-    assert set(unread) <= HARMLESS | IF_UNUSED.get(family, set())
+    assert not_harmless(unread) <= IF_UNUSED.get(family, set())
+
+
+def not_harmless(names: Iterable[str]) -> set[str]:
+    return {name for name in names if not is_harmless(name)}
+
+
+# The model says these of its parts too.
+OF_PARTS = {
+    *("text_config.architectures", "text_config.dtype", "text_config.tie_word_embeddings"),
+    *("vision_config.architectures", "vision_config.dtype", "vision_config.initializer_range"),
+    *("text_config.initializer_range", "initializer_range"),
+}
+IF_UNUSED_BY_PICTURES = {
+    # Turns of pictures have one kind.
+    "qwen2_vl": {"text_config.sliding_window", "vision_config.rope_parameters.rope_type"},
+    "qwen2_5_vl": {"text_config.sliding_window", "vision_config.rope_parameters.rope_type"},
+    "qwen3_vl": {"vision_config.rope_parameters.rope_type"},
+    # The size of CLIP's vectors; how many tokens a picture has follows from its size.
+    "llava": {
+        "image_seq_length",
+        "vision_config.projection_dim",
+        "vision_config.initializer_factor",
+    },
+    "internvl": {
+        *("image_seq_length", "text_config.sliding_window", "vision_config.use_mask_token"),
+        *("vision_config.hidden_dropout_prob", "vision_config.projection_dropout"),
+        "vision_config.layer_scale_init_value",
+    },
+    "gemma3": {"text_config._sliding_window_pattern", "vision_config.vision_use_head"},
+}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_keys_of_parts_that_see_are_read_or_harmless(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    name, settings = CONFIGS[family]
+    written = getattr(transformers, f"{name}Config")(**settings).to_dict()
+    unread = unread_keys({**written, "architectures": [f"{name}ForConditionalGeneration"]})
+    assert any(one.startswith("vision_config.") for one in unread)
+    assert not_harmless(unread) <= OF_PARTS | IF_UNUSED_BY_PICTURES[family]
+
+
+def test_keys_in_objects_are_looked_at_one_by_one() -> None:
+    weights = {"num_bits": 4, "type": "int", "group_size": 16, "strategy": "group", "blocks": 3}
+    quantized = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    settings = {**tiny_settings("llama"), "architectures": [FAMILIES["llama"]]}
+    unread = unread_keys({**settings, "quantization_config": quantized})
+    assert "quantization_config.config_groups.group_0.weights.blocks" in unread
+    assert not any(
+        one.endswith(("num_bits", "group_size", "strategy", "targets")) for one in unread
+    )
 
 
 def test_a_reader_may_refuse_a_value_as_it_likes() -> None:
@@ -86,7 +145,9 @@ def test_a_reader_may_refuse_a_value_as_it_likes() -> None:
 
 def test_what_is_unread_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**tiny_settings("llama"), "architectures": [FAMILIES["llama"]]}
-    text = json.dumps({**settings, "residual_multiplier": 0.22})
+    bits = {"quant_method": "awq", "bits": 4, "group_size": 16, "lucky": 7}
+    text = json.dumps({**settings, "residual_multiplier": 0.22, "quantization_config": bits})
     (tmp_path / "config.json").write_text(text)
     main(str(tmp_path))
-    assert capsys.readouterr().out == "residual_multiplier: 0.22\n"
+    printed = "residual_multiplier: 0.22\nquantization_config.lucky: 7\n"
+    assert capsys.readouterr().out == printed

@@ -23,7 +23,7 @@ from jengine.models.reading.hf_config import (
     read_mlp,
 )
 from jengine.models.reading.hf_layers import read_layer_types
-from jengine.models.unread import HARMLESS, unread_keys
+from jengine.models.unread import is_harmless, unread_keys
 
 ASSUMED = (
     "norms multiply by their weights, not by one plus these",
@@ -136,12 +136,15 @@ def _by_usual_names(hf: Mapping[str, object]) -> Mapping[str, object]:
 
 def _refuse_unread(hf: Mapping[str, object], layout: Layout) -> None:
     config = _read(hf, layout)
-    known = HARMLESS | SHOWN_BY_TENSORS | {"architectures", "auto_map"}
+    known = SHOWN_BY_TENSORS | {"architectures", "auto_map"}
     if all(layer.mixer.window is None for layer in config.layers):
         known.add("max_window_layers")  # where windows begin, if there are some
     unread = unread_keys(hf, partial(_read, layout=layout))
-    left = {key: hf[key] for key in unread if key not in known}
-    unknown = {key: value for key, value in left.items() if not _asks_for_nothing(value)}
+    unknown = {
+        key: value
+        for key, value in unread.items()
+        if not (key in known or is_harmless(key) or _asks_for_nothing(value))
+    }
     if unknown:
         shown = ", ".join(f"{key}={value!r:.60}" for key, value in unknown.items())
         raise CheckpointError(
