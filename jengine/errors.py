@@ -87,10 +87,11 @@ def error_named(kind: str, text: str) -> JengineError:
     return (found if known else JengineError)(text)
 
 
-def nearest_name(given: str, known: Iterable[str]) -> str:
-    """' Did you mean 'x'?' for the closest known name, or an empty string."""
+def nearest_name(given: str, known: Iterable[str], before: str = "") -> str:
+    """' Did you mean 'x'?' for the closest known name, shown with what stands `before` names, or an
+    empty string."""
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    return f" Did you mean {before + close[0]!r}?" if close else ""
 
 
 def lfs_advice(file: Path) -> str:

@@ -51,7 +51,9 @@ class Parser(argparse.ArgumentParser):
             return f"unexpected argument {word!r}."
         if flag in self.unbuilt:
             return f"{flag}: {self.unbuilt[flag]}."
-        return f"unknown flag {flag}.{nearest_name(flag, self._option_string_actions)}"
+        # Compared without the dashes, which would make any two short flags alike.
+        known = [one.lstrip("-") for one in self._option_string_actions]
+        return f"unknown flag {flag}.{nearest_name(flag.lstrip('-'), known, before='--')}"
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
