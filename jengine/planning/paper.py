@@ -125,7 +125,7 @@ def paper_plan(
         )
     memory = Memory(
         config, layout, schedule, block_size, usable, args.cache_codes, args.cpu_offload_gb,
-        is_chained(args, config, schedule, layout.pp),
+        is_chained(config, schedule),
     )  # fmt: skip
     assumed = Assumptions(network=network * GIGA / BITS_A_BYTE)
     prefill = schedule.largest_chunk

@@ -102,8 +102,9 @@ def build_runners(
         warm_up(running, wanted.first if config.early_start else wanted.all, bar)
         for loaded in models:
             loaded.warm_up(admission=any(tier.sampling.adjust for tier in config.tiers))
-    # Processes of one mesh would have to agree on which programs there are.
-    alone = len(whole.processes) == 1
+    # Processes of one mesh would have to agree on which programs there are; replicas that step
+    # together have those of the first.
+    alone = len(whole.processes) == 1 and joint is None
     if config.shapes.chained and config.warm_up and not config.strict and alone:
         late = LatePrograms(running)
         for loaded in models:

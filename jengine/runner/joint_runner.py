@@ -1,4 +1,4 @@
-"""Runners of replicas that run every step together, as one program of all devices.
+"""Runners of replicas that run every step together, in programs of all devices.
 
 In: a plan of each replica; one that has none runs an empty step. Out: each replica's results. A
 round of plans is queued when all have come, when somebody asks for a result, or on `launch`.
@@ -6,7 +6,7 @@ round of plans is queued when all have come, when somebody asks for a result, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,15 +16,18 @@ from jengine.outputs import StepOutput
 from jengine.plan import NO_ENTRIES, Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed
-from jengine.runner.plans.packing import bucket_for, pack
+from jengine.runner.plans.packing import PackedStep, bucket_for, pack, prompt_chunks
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
+from jengine.runner.programs.programs import Found
 from jengine.runner.runner import PlanRunner
 from jengine.runner.step.joined import JoinedReplicas
-from jengine.runner.variants.buckets import Bucket
+from jengine.runner.step.prompt_chunk import PromptChunk
+from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.processor_sets import ProcessorSet
 from sharding.mesh import steps_may_queue
@@ -94,7 +97,7 @@ class JointGroup:
 
     def _run(self, plans: Sequence[Plan]) -> list[PendingStep]:
         """Queue one step with a plan of each replica."""
-        models, joined = self._models, self._joined
+        models = self._models
         first = models[0]
         for rows, plan in zip(self._rows, plans, strict=True):
             rows.apply(plan)
@@ -109,9 +112,8 @@ class JointGroup:
         fitting = first.ladders.smallest_for(
             smallest.decode_rows, smallest.prefill_tokens, smallest.pages
         )
-        bucket = first.programs.bucket_for(fitting, features)
-        program, entry = first.programs.find(bucket, features)
-        packed = []
+        chain = first.programs.chain(fitting, features)
+        bucket, packed = chain.bucket, []
         for loaded, rows, plan in zip(models, self._rows, plans, strict=True):
             blocks = block_entries(plan.new_blocks)
             with PROFILER.pack():
@@ -119,18 +121,35 @@ class JointGroup:
             loaded.add_blocks(blocks[loaded.shapes.num_new_blocks(bucket) :])
             loaded.admit(plan.new_rows)
             loaded.mask(plan.masks)
-        state = jax.tree.map(lambda *own: joined.join(own), *(one.state for one in models))
-        buffers = joined.packed([one.buffer for one in packed])
         with PROFILER.step(max(plan.step for plan in plans), bucket):
-            state, output = program(first.leaves, state, buffers)
-        if not self._may_queue:
-            jax.block_until_ready(state.last_token)
-        for loaded, own in zip(models, self._parted(state), strict=True):
-            loaded.state = own
+            output = self._queued(packed, chain.parts)
         for plan in plans:
-            entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
+            for found in chain.parts.values():
+                found.entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
         outputs = self._parted(output)
         return [PendingStep(*one) for one in zip(plans, packed, outputs, strict=True)]
+
+    def _queued(self, packed: Sequence[PackedStep], parts: dict[Part, Found]) -> StepOutput:
+        """Queue the programs of the packed plans: the results of all replicas."""
+        first, joined = self._models[0], self._joined
+        state = jax.tree.map(lambda *own: joined.join(own), *(one.state for one in self._models))
+
+        def run(found: Found, given: Any) -> Any:
+            nonlocal state
+            state, results = found.queue(first.taken_by(found), state, given)
+            if not self._may_queue:
+                jax.block_until_ready((results, state.last_token))
+            return results
+
+        forwarded = run(parts[Part.FORWARD], joined.given([one.buffer for one in packed]))
+        output = run(parts[Part.SAMPLE], forwarded.slots)
+        scores = None
+        if (score := parts.get(Part.SCORE)) is not None:
+            chunks = joint_chunks(packed, first.shapes, score.entry.bucket.num_tokens)
+            scores = [run(score, joined.given(chunk)) for chunk in chunks]
+        for loaded, own in zip(self._models, self._parted(state), strict=True):
+            loaded.state = own
+        return forwarded.completing(output)._replace(prompt_logprobs=scores)
 
     def _parted(self, whole: Any) -> list[Any]:
         """Each replica's part of a tree of joined arrays."""
@@ -160,6 +179,15 @@ class JointRunner:
         takes them for all."""
         if self._replica == 0:
             self.loaded.update_parameters(values)
+
+
+def joint_chunks(
+    packed: Sequence[PackedStep], shapes: StepShapes, size: int
+) -> Iterator[tuple[PromptChunk, ...]]:
+    """Chunks of prompt tokens, one of each replica; one without any repeats its first."""
+    each = [list(prompt_chunks(one, shapes, size)) for one in packed]
+    for number in range(max(map(len, each))):
+        yield tuple(own[number] if number < len(own) else own[0] for own in each)
 
 
 def launch_of(runners: Sequence[PlanRunner]) -> Callable[[], None]:

@@ -26,10 +26,8 @@ from jengine.runner.programs.token_masks import MaskWriter
 from jengine.runner.report_types import ProgramCounts
 from jengine.runner.sleep import Asleep, take_weights
 from jengine.runner.step.leaves import LeafOrder, Leaves
-from jengine.runner.step.parts import owned_fields, read_fields, with_fields
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Ladders, StepShapes
-from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import Part
 from jengine.runner.variants.tap_sets import TapSets
 from jengine.sampling.processor_sets import ProcessorSets
@@ -122,30 +120,19 @@ class LoadedModel:
 
     def run(self, found: Found, given: Any) -> Any:
         """Queue a program: its results. Waits for it only where devices cannot queue steps."""
-        program, features = found.program, found.entry.features
-        leaves = self._taken_by(features)
-        if features.part is Part.STEP:
-            self.state, output = program(leaves, self.state, given)
-        else:
-            owned = owned_fields(features)
-            fields, output = program(
-                leaves, self._fields(owned), self._fields(read_fields(features)), given
-            )
-            self.state = with_fields(owned, fields, self.state)
+        self.state, output = found.queue(self.taken_by(found), self.state, given)
         if not self._may_queue:
             jax.block_until_ready((output, self.state.last_token))
         return output
 
-    def _taken_by(self, features: Features) -> Leaves:
-        """The leaves that such a program takes."""
+    def taken_by(self, found: Found) -> Leaves:
+        """The leaves that a program takes."""
+        features = found.entry.features
         stacks = self.adapters.leaves if features.adapters and self.adapters is not None else ()
         leaves = self.leaves + self.guesser_leaves
         if features.part is Part.STEP:
             return leaves + stacks
         return self.programs.compiler.used(leaves, features, stacks)
-
-    def _fields(self, names: tuple[str, ...]) -> tuple[Any, ...]:
-        return tuple(getattr(self.state, name) for name in names)
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
         """Write the sampler's state and the adapters of new rows, after the steps queued before."""

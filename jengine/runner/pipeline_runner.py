@@ -20,9 +20,11 @@ from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
+from jengine.runner.runner import with_prompts
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
 from sharding.placement import put
 
 # The features of a step in which no plan leaves the last stage, so that nothing is sampled.
@@ -96,9 +98,7 @@ class PipelineRunner:
         leaving = running[-1]
         packed = [None if one is None else one.packed for one in running]
         features = NOTHING if leaving is None else leaving.features
-        smallest = common_bucket(packed, loaded.ladders)
-        bucket = loaded.programs.bucket_for(smallest, features)
-        found = loaded.programs.find(bucket, features)
+        bucket, parts = loaded.programs.chain(common_bucket(packed, loaded.ladders), features)
         packed = [None if one is None else moved(one, bucket, loaded.shapes) for one in packed]
         self._held = running[:-1]
         if leaving is not None:
@@ -107,13 +107,17 @@ class PipelineRunner:
             loaded.mask(leaving.plan.masks)
         plans = [one.plan for one in running if one is not None]
         with PROFILER.step(plans[0].step if plans else -1, bucket):
-            output = loaded.run(found, self._input(packed, bucket))
-        found.entry.count(
-            sum(plan.num_tokens for plan in plans) // len(running),
-            prompt_tokens=sum(plan.num_prompt_tokens for plan in plans) // len(running),
-        )
-        if leaving is not None and packed[-1] is not None:
-            leaving.step = PendingStep(leaving.plan, packed[-1], output)
+            forwarded = loaded.run(parts[Part.FORWARD], self._input(packed, bucket))
+            if leaving is not None and packed[-1] is not None:
+                output = forwarded.completing(loaded.run(parts[Part.SAMPLE], forwarded.slots))
+                output = with_prompts(loaded, packed[-1], parts, output)
+                leaving.step = PendingStep(leaving.plan, packed[-1], output)
+        for part, found in parts.items():
+            if part is Part.FORWARD or leaving is not None:
+                found.entry.count(
+                    sum(plan.num_tokens for plan in plans) // len(running),
+                    prompt_tokens=sum(plan.num_prompt_tokens for plan in plans) // len(running),
+                )
 
     def _input(self, packed: Sequence[PackedStep | None], bucket: Bucket) -> jax.Array:
         """The packed input of all stages, on the devices."""

@@ -20,7 +20,7 @@ from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found
-from jengine.runner.step.parts import Forwarded
+from jengine.runner.step.hidden import Forwarded
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import Part
 
@@ -95,12 +95,7 @@ class Runner:
             return self.loaded.run(parts[Part.STEP], given)
         forwarded = self.loaded.run(parts[Part.FORWARD], given)
         output = self._sampled(plan, packed, parts, forwarded)
-        return output._replace(
-            prompt_logprobs=self._of_prompts(packed, parts.get(Part.SCORE)),
-            pooled_tokens=self._of_prompts(packed, parts.get(Part.POOL_TOKENS)),
-            captured=forwarded.captured,
-            experts=forwarded.experts,
-        )
+        return with_prompts(self.loaded, packed, parts, forwarded.completing(output))
 
     def _input(self, plan: Plan, packed: PackedStep) -> Any:
         """The packed plan, and what comes beside it."""
@@ -112,13 +107,24 @@ class Runner:
         """Queue what samples a token of each slot, or pools it."""
         return self.loaded.run(parts.get(Part.SAMPLE) or parts[Part.POOL], forwarded.slots)
 
-    def _of_prompts(self, packed: PackedStep, found: Found | None) -> Any:
-        """Queue what reads the prompt tokens of the forward before, a chunk at a time."""
-        if found is None or not len(packed.chunk_tokens):
-            return None
-        chunks = prompt_chunks(packed, self.loaded.shapes, found.entry.bucket.num_tokens)
-        return [self.loaded.run(found, chunk) for chunk in chunks]
-
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         """Use these parameters for later plans; shapes and dtypes were checked before."""
         self.loaded.update_parameters(values)
+
+
+def with_prompts(
+    loaded: LoadedModel, packed: PackedStep, parts: dict[Part, Found], output: StepOutput
+) -> StepOutput:
+    """Queue what reads the prompt tokens of the forward before: its results, in chunks, with those
+    of slots."""
+
+    def results(found: Found | None) -> Any:
+        if found is None or not len(packed.chunk_tokens):
+            return None
+        chunks = prompt_chunks(packed, loaded.shapes, found.entry.bucket.num_tokens)
+        return [loaded.run(found, chunk) for chunk in chunks]
+
+    return output._replace(
+        prompt_logprobs=results(parts.get(Part.SCORE)),
+        pooled_tokens=results(parts.get(Part.POOL_TOKENS)),
+    )

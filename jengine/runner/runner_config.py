@@ -59,8 +59,7 @@ class RunnerConfig:
         """What is compiled."""
         if self.shapes.chained:
             return ChainPrograms(
-                self.ladders, self.tiers, self.shapes.slot_rungs,
-                self.shapes.scored_at_once, self.takes_images,
-                splits=bool(self.host_processors), pooling=self.shapes.pooling,
+                self.ladders, self.tiers, self.shapes, self.takes_images,
+                splits=bool(self.host_processors),
             )  # fmt: skip
-        return ProgramList(self.ladders, self.tiers, self.shapes.one_segment, self.takes_images)
+        return ProgramList(self.ladders, self.tiers, self.takes_images)

@@ -226,10 +226,11 @@ class Sizing:
 
     def _prompts(self) -> tuple[int, int] | None:
         """The shape of the hidden states of prompts that forwards leave, in whole chunks."""
-        shapes, sizes = self.config.shapes, self.config.ladders.prefill_tokens
-        if not (shapes.chained and sizes) or shapes.pooling == "vectors":
+        shapes = self.config.shapes
+        tokens = shapes.prompt_tokens(self.config.ladders.largest)
+        if not (shapes.chained and tokens) or shapes.pooling == "vectors":
             return None
-        return whole_chunks(sizes[-1], shapes.scored_at_once), self.model.hidden_size
+        return whole_chunks(tokens, shapes.scored_at_once), self.model.hidden_size
 
 
 def scratch_of(programs: Iterable[tuple[Compiled, LedgerEntry]]) -> int:

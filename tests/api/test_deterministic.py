@@ -100,7 +100,8 @@ def test_alone_in_a_batch_reversed_and_scored_are_bitwise_equal(llm: LLM) -> Non
     assert llm.stats().prefix_hits > 0
     is_one_shape = llm.engine.args.attention_backend == "xla"
     assert llm.engine.schedule.one_segment == is_one_shape
-    assert (len(llm.ledger.entries) == 1) == is_one_shape
+    parts = [features.part for _, features in llm.ledger.entries]
+    assert (len(set(parts)) == len(parts)) == is_one_shape, "one program of each part"
 
 
 @pytest.mark.parametrize("llm", [CPU], indirect=True)

@@ -225,7 +225,7 @@ def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None
         return found
 
     slots = run(Part.FORWARD, jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)).slots
-    number, targets = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8,)))
+    number, targets = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1,), (8,)))
     chunk = PromptChunk(number, targets, None)
     if config.pooling is not None:
         run(Part.POOL, slots)

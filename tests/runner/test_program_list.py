@@ -84,16 +84,15 @@ def test_drafts_add_few_programs(device: str, rows: int, more: int) -> None:
     ("settings", "chained"),
     [
         ({}, True),
-        ({"deterministic": True, "attention_backend": "xla"}, False),
-        ({"joint_replicas": True}, False),
+        ({"deterministic": True, "attention_backend": "xla"}, True),
+        ({"joint_replicas": True}, True),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, True),
     ],
 )
 def test_most_engines_run_chains(settings: dict[str, Any], chained: bool) -> None:
     args, usual = EngineArgs("any", **settings), DEVICE_DEFAULTS["cpu"]
     schedule = schedule_config(args, LARGE, usual)
-    assert is_chained(args, LARGE, schedule, stages=1) == chained
-    assert not is_chained(args, LARGE, schedule, stages=2)
+    assert is_chained(LARGE, schedule) == chained
 
 
 def test_tiles_of_prompts_fill_a_program_of_attention() -> None:

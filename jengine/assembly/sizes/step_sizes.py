@@ -198,22 +198,19 @@ def step_shapes(
         adapter_slots=schedule.max_loras,
         uncached=cache_dtype(config.dtype, attention).name,
         experts=chosen_experts(args, config, schedule, stages),
-        chained=is_chained(args, config, schedule, stages),
+        chained=is_chained(config, schedule),
         pooling="" if config.pooling is None else config.pooling.pooled_as,
         most_ahead=0 if config.vision is None else config.vision.most_ahead,
     )
 
 
-def is_chained(
-    args: EngineArgs, config: ModelConfig, schedule: ScheduleConfig, stages: int
-) -> bool:
+def is_chained(config: ModelConfig, schedule: ScheduleConfig) -> bool:
     """Whether steps are chains of programs. They are one where what is behind the model has to run
-    with it: in stages, for replicas that run together, in the one shape of deterministic mode,
-    and where the device guesses or drops drafts."""
+    with it: where the device guesses or drops drafts."""
     speculative = schedule.speculative
     guesses = speculative is not None and speculative.on_device
     settles = schedule.most_drafts > 0 and config.has_recurrent
-    return not (stages > 1 or args.joint_replicas or schedule.one_segment or guesses or settles)
+    return not (guesses or settles)
 
 
 def refuse_drafts(

@@ -261,9 +261,9 @@ def step_cases() -> Iterator[StepCase]:
     yield StepCase("qwen3-0.6b", 64, 2048, "triton", variant="scored")
     yield StepCase("llama-8b", 64, 0, "triton", devices=4)
     yield StepCase("llama-8b", 64, 0, "triton", devices=4, captured=True)
-    yield StepCase("llama-8b", 64, 0, "triton", devices=4, stages=2)
-    yield StepCase("llama-8b", 64, 2048, "triton", devices=4, stages=2)
-    yield StepCase("llama-8b", 64, 0, "triton", devices=3, stages=3)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=4, stages=2, part=Part.FORWARD)
+    yield StepCase("llama-8b", 64, 2048, "triton", devices=4, stages=2, part=Part.FORWARD)
+    yield StepCase("llama-8b", 64, 0, "triton", devices=3, stages=3, part=Part.FORWARD)
     # Experts, with a cache that fits an H100 beside the weights.
     for devices in (1, 4):
         for prompts in (0, 8192):
@@ -274,7 +274,7 @@ def step_cases() -> Iterator[StepCase]:
         for exchange in ("allgather_reducescatter", "all_to_all"):
             yield StepCase(
                 "qwen3-30b-a3b", 64, 0, "triton", devices=8, cache_tokens=100_000,
-                experts=exchange, replicas=replicas,
+                experts=exchange, replicas=replicas, part=Part.FORWARD,
             )  # fmt: skip
     # Every layer on the host, and some; sharded, and in few bits.
     yield StepCase("llama-8b", 64, 0, "triton", on_host=16)

@@ -110,8 +110,7 @@ def pack(
     if bucket.is_multi_step:
         inputs.multi_step.repeats[0] = plan.repeats
         inputs.multi_step.endings[slots] = rows.settings["endings"][owners]
-    chunk_base = 0 if shapes.one_segment else bucket.decode_rows
-    return PackedStep(buffer, bucket, slots, chunk_tokens, chunk_base, widths)
+    return PackedStep(buffer, bucket, slots, chunk_tokens, shapes.first_prompt(bucket), widths)
 
 
 def prompt_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator[PromptChunk]:
@@ -121,12 +120,12 @@ def prompt_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator
     targets = inputs.heads.targets
     adapters = None
     if shapes.adapter_slots:
-        tiles = inputs.adapters.slots[packed.bucket.decode_rows :]
+        tiles = inputs.adapters.slots[packed.chunk_base :]
         adapters = np.repeat(tiles, shapes.prefill_tile)
     for first in range(0, tokens, size):
         chunk = slice(first, first + size)
         own = None if adapters is None else padded(adapters[chunk], size)
-        yield PromptChunk(np.int32(first), padded(targets[chunk], size), own)
+        yield PromptChunk(np.array([first], np.int32), padded(targets[chunk], size), own)
 
 
 def padded(numbers: np.ndarray, size: int) -> np.ndarray:

@@ -72,10 +72,12 @@ def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
 
 
 def spread(old: Any, new: Any, rows: int, shift: int) -> None:
-    """Copy the first `rows` entries to the same indices, the others to indices + shift."""
+    """Copy the first `rows` entries to the same indices, the others to indices + shift; those that
+    have no room there are padding."""
     columns = tuple(slice(size) for size in old.shape[1:])
+    end = min(len(old), len(new) - shift)
     new[:rows][(slice(None), *columns)] = old[:rows]
-    new[rows + shift : len(old) + shift][(slice(None), *columns)] = old[rows:]
+    new[rows + shift : end + shift][(slice(None), *columns)] = old[rows:end]
 
 
 def behind(indices: np.ndarray, rows: int, shift: int) -> np.ndarray:

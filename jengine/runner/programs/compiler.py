@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -15,20 +16,21 @@ from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
 from jengine.runner.step.across import CrossInput
+from jengine.runner.step.hidden import SlotInput
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.multi_step import multi_step
 from jengine.runner.step.parts import (
-    BODIES,
     READS_HEAD,
     ChosenInput,
-    SlotInput,
+    body_of,
+    fields_of,
     on_fields,
     outputs_of_head,
     owned_fields,
     read_fields,
 )
-from jengine.runner.step.pipeline_step import PACKED_AXES, pipeline_step
+from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program, Stages
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
@@ -97,29 +99,28 @@ class StepCompiler:
             return self._lowered_part(size, features)
         assert isinstance(size, Bucket), "a step runs tokens"
         body = partial(self._body(size), program=self._program(size, features))
-        leaves, state = self.leaves, self.state
-        if self.joined is not None:
-            body = self.joined.mapped(body, leaves)
-            state = jax.tree.map(self.joined.shape, state)
-        jitted = jax.jit(body, donate_argnums=1, out_shardings=self._kept)
-        leaves += self.adapter_leaves(features)
-        return jitted.lower(leaves, state, self._input(size, features))
+        kept = jax.tree.map(lambda x: x.sharding, self.state), self.placement.everywhere
+        jitted = jax.jit(body, donate_argnums=1, out_shardings=kept)
+        leaves = self.leaves + self.adapter_leaves(features)
+        return jitted.lower(leaves, self.state, self._input(size, features))
 
     def _lowered_part(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
         """A program of a chain (`step.parts`)."""
-        owned, read = (
-            tuple(getattr(self.state, name) for name in names)
-            for names in (owned_fields(features), read_fields(features))
-        )
-        body = on_fields(self._program(size, features), BODIES[features.part])
-        kept = jax.tree.map(lambda x: x.sharding, owned)
-        jitted = jax.jit(body, donate_argnums=1, out_shardings=(kept, self.placement.everywhere))
+        owned, read = fields_of(self.state, owned_fields(features), read_fields(features))
+        program = self._program(size, features)
+        body = on_fields(program, body_of(program))
+        leaves, results = self.used(self.leaves, features), self.placement.everywhere
         if isinstance(size, Bucket):
             given = self._input(size, features)
         else:
             shape = partial(self._everywhere, dtype=np.int32)
             given = GIVEN[features.part](self, size.count, shape)
-        return jitted.lower(self.used(self.leaves, features), owned, read, given)
+        if self.joined is not None:
+            body, results = self.joined.mapped(body, leaves), self.joined.by_replica
+            owned, read, given = jax.tree.map(self.joined.shape, (owned, read, given))
+        kept = jax.tree.map(lambda x: x.sharding, owned)
+        jitted = jax.jit(body, donate_argnums=1, out_shardings=(kept, results))
+        return jitted.lower(leaves, owned, read, given)
 
     def used(self, leaves: Leaves, features: Features, adapters: Leaves | None = None) -> Leaves:
         """The leaves that such a program takes; `adapters`: those of adapters, None for their
@@ -139,9 +140,12 @@ class StepCompiler:
     def head_leaves(self) -> tuple[int, ...]:
         """Indices of the leaves that the output head reads."""
         rows = jax.ShapeDtypeStruct((FEWEST_DECODE_ROWS, self.width), np.float32)
-        traced = jax.make_jaxpr(lambda leaves, rows: outputs_of_head(self.rebuild(leaves), rows))(
-            self.leaves, rows
-        ).jaxpr
+        # Inside a program of all replicas kernels find their mesh in the context.
+        whole = nullcontext() if self.joined is None else jax.set_mesh(self.joined.placement.mesh)
+        with whole:
+            traced = jax.make_jaxpr(
+                lambda leaves, rows: outputs_of_head(self.rebuild(leaves), rows)
+            )(self.leaves, rows).jaxpr
         read = {id(one) for equation in traced.eqns for one in equation.invars}
         return tuple(
             place for place, one in enumerate(traced.invars[: len(self.leaves)]) if id(one) in read
@@ -165,17 +169,7 @@ class StepCompiler:
         """The placement that a step sees."""
         return self.placement if self.joined is None else self.joined.placement.in_replica()
 
-    @property
-    def _kept(self) -> tuple[Any, Any]:
-        """The state keeps its shardings, so that the next step takes it as it is."""
-        if self.joined is not None:
-            whole = jax.tree.map(self.joined.shape, self.state)
-            return jax.tree.map(lambda x: x.sharding, whole), self.joined.by_replica
-        return jax.tree.map(lambda x: x.sharding, self.state), self.placement.everywhere
-
     def _body(self, bucket: Bucket) -> Callable[..., Any]:
-        if self.stages is not None:
-            return pipeline_step
         return multi_step if bucket.is_multi_step else step
 
     def _input(
@@ -204,8 +198,7 @@ class StepCompiler:
         shape = (size,) if self.stages is None else (self.placement.num_stages, size + 1)
         axes = PACKED_AXES[-len(shape) :]
         where = self.placement.sharding(axes, shape)
-        packed = jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
-        return packed if self.joined is None else self.joined.shape(packed)
+        return jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
 
 
 # What makes int32 or other arrays' shapes, which all devices have whole.
@@ -234,7 +227,7 @@ def chosen_input(compiler: StepCompiler, count: int, shape: Shape) -> ChosenInpu
 def prompt_chunk(compiler: StepCompiler, count: int, shape: Shape) -> PromptChunk:
     """The shapes of a chunk of so many prompt tokens."""
     adapters = shape((count,)) if compiler.shapes.adapter_slots else None
-    return PromptChunk(shape(()), shape((count,)), adapters)
+    return PromptChunk(shape((1,)), shape((count,)), adapters)
 
 
 GIVEN: dict[Part, Callable[[StepCompiler, int, Shape], Any]] = {

@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jengine.errors import UnexpectedCompile
 from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
+from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.parts import fields_of, owned_fields, read_fields, with_fields
+from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import NO_TOKENS, Bucket, Slots
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import Part, prompt_parts, slot_parts
@@ -35,6 +38,15 @@ class Found(NamedTuple):
 
     program: Compiled
     entry: LedgerEntry
+
+    def queue(self, leaves: Leaves, state: StepState, given: Any) -> tuple[StepState, Any]:
+        """Run it on these leaves: the new state, and its results."""
+        features = self.entry.features
+        if features.part is Part.STEP:
+            return self.program(leaves, state, given)
+        owned, read = owned_fields(features), read_fields(features)
+        fields, results = self.program(leaves, *fields_of(state, owned, read), given)
+        return with_fields(owned, fields, state), results
 
 
 class Chain(NamedTuple):

@@ -79,9 +79,6 @@ def sample_slots(
 
 def slot_logits(hidden: Hidden, program: Program) -> Array:
     """The logits of the sampling slots, f32 [S, vocab]; those of padding may be left out."""
-    # In one segment prompts are scored at padding slots too, with the same logits.
-    if program.shapes.one_segment:
-        return hidden.end_logits
     live = live_slots(hidden.sampling, program)
     return logits_of(hidden.model, hidden.ends, live, hidden.adapters, hidden.end_adapters)
 
@@ -98,9 +95,6 @@ def prompt_logprobs_head(
     wanted, tokens = program.features.prompt_logprobs, program.bucket.prefill_tokens
     assert wanted is not None, "the features do not name this head"
     targets = hidden.heads.targets
-    if program.shapes.one_segment:  # every token is a slot: XLA computes the logits only once
-        scored = score_tokens(hidden.end_logits, targets, wanted, program.sampler)
-        return state, {"prompt_logprobs": scored}
     if not tokens:
         return state, {}
     places = program.bucket.decode_rows + jnp.arange(tokens, dtype=jnp.int32)

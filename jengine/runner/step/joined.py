@@ -1,4 +1,4 @@
-"""Steps of replicas that run together, as one program of all their devices.
+"""Steps of replicas that run together, in programs of all their devices.
 
 Each replica keeps state, input and results of its own; joined, they are one array along the first
 axis, whose shards are the replicas' own memory. So joining and parting copy nothing.
@@ -33,10 +33,10 @@ class JoinedReplicas:
         return self.placement.mesh.shape[DATA]
 
     def mapped(self, body: Callable[..., Any], leaves: Sequence[Any]) -> Callable[..., Any]:
-        """A step (leaves, state, packed) of one replica, as a step of all."""
+        """A program (leaves, owned fields, read fields, input) of one replica, as one of all."""
         given = tuple(BY_REPLICA if is_apart(leaf.sharding) else EVERYWHERE for leaf in leaves)
         return self.placement.on_each_replica(
-            body, (given, BY_REPLICA, BY_REPLICA), (BY_REPLICA, BY_REPLICA)
+            body, (given, *[BY_REPLICA] * 3), (BY_REPLICA, BY_REPLICA)
         )
 
     def shape(self, own: Any) -> jax.ShapeDtypeStruct:
@@ -57,9 +57,9 @@ class JoinedReplicas:
             like.shape, self._sharding(own[0]), shards, dtype=like.dtype
         )
 
-    def packed(self, own: Sequence[np.ndarray]) -> Array:
-        """The replicas' packed inputs as one."""
-        return jax.device_put(np.concatenate(own), self.by_replica)
+    def given(self, own: Sequence[Any]) -> Any:
+        """The replicas' inputs, trees of arrays of the host, as one."""
+        return jax.tree.map(lambda *x: jax.device_put(np.concatenate(x), self.by_replica), *own)
 
     def parts(self, whole: Array) -> list[Array]:
         """Each replica's part of a joined array, in the same memory."""

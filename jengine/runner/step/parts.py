@@ -15,42 +15,20 @@ from jax import Array, lax
 
 from jengine.outputs import NOT_FINITE, POOLED, StepOutput
 from jengine.runner.step.heads import live_slots, sample_slots
-from jengine.runner.step.hidden import logits_of
+from jengine.runner.step.hidden import Forwarded, SlotInput, logits_of, with_prompts
 from jengine.runner.step.leaves import Leaves
+from jengine.runner.step.pipeline_step import pipeline_forward
 from jengine.runner.step.pool import row_vectors, with_sums
 from jengine.runner.step.program import Program
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step import Given, beside_of, extended, inputs_of, pass_through
-from jengine.runner.step.step_input import sampling_section, sampling_views
+from jengine.runner.step.step_input import sampling_section
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import Part
-from jengine.sampling import SamplingInput, score_tokens
+from jengine.sampling import score_tokens
 from jengine.sampling.acceptance import Drafted
 from jengine.sampling.logprobs import Logprobs
-
-
-class SlotInput(NamedTuple):
-    """What a forward hands on about its S sampling slots."""
-
-    ends: Any  # f32[S, hidden]
-    section: Any  # i32[...] the sampler's section of the packed plan
-    positions: Any  # i32[S] where each sampled token will stand
-    drafts: Drafted | None  # None: the engine runs none
-    adapters: Any  # i32[S] adapter slots; None: the engine has none
-
-    def sampling(self, program: Program) -> SamplingInput:
-        """The sampler's input, with every position known."""
-        views = sampling_views(self.section, len(self.ends), program.shapes)
-        return views._replace(positions=self.positions)
-
-
-class Forwarded(NamedTuple):
-    """The results of a forward."""
-
-    slots: SlotInput
-    captured: dict[int, dict[str, Any]]  # as in StepOutput
-    experts: Any
 
 
 class ChosenInput(NamedTuple):
@@ -71,9 +49,7 @@ def forward(
     state, found = pass_through(models, inputs, extended(state, inputs), program, beside)
     leaving = found.leaving
     state = with_sums(state, leaving.prompts, found.ran.batch, models.model.config.pooling, program)
-    if state.prompts is not None and len(leaving.prompts):
-        kept = lax.dynamic_update_slice_in_dim(state.prompts, leaving.prompts, 0, 0)
-        state = state._replace(prompts=kept)
+    state = with_prompts(state, leaving.prompts)
     drafts = leaving.drafts
     if drafts is None and program.shapes.most_drafts:
         drafts = no_drafts(len(leaving.ends), program.shapes.most_drafts)
@@ -105,7 +81,9 @@ def slot_logits(
 ) -> tuple[StepState, Array]:
     """The logits of the slots, f32 [S, vocab]; those of padding may be left out."""
     model, adapters = program.head(leaves)
-    live = live_slots(slots.sampling(program), program)
+    # In one segment all rows have their logits computed alike, those that are scored too.
+    in_order = program.shapes.one_segment
+    live = None if in_order else live_slots(slots.sampling(program), program)
     logits = logits_of(model, slots.ends, live, adapters, slots.adapters)
     return state, logits.astype(jnp.float32)
 
@@ -156,7 +134,8 @@ def pool_tokens(
 def chunk_rows(state: StepState, given: PromptChunk) -> Array:
     """The hidden states of the tokens of a chunk."""
     assert state.prompts is not None, "an engine whose forwards keep those of prompts"
-    return lax.dynamic_slice_in_dim(state.prompts, given.first, len(given.targets))
+    rows = lax.dynamic_slice_in_dim(state.prompts, given.first[0], len(given.targets), -2)
+    return rows if rows.ndim == 2 else rows.sum(axis=0)  # zeros but for the last stage
 
 
 BODIES: dict[Part, Callable[..., tuple[StepState, Any]]] = {
@@ -168,6 +147,15 @@ BODIES: dict[Part, Callable[..., tuple[StepState, Any]]] = {
     Part.POOL: pool,
     Part.POOL_TOKENS: pool_tokens,
 }
+
+
+def body_of(program: Program) -> Callable[..., tuple[StepState, Any]]:
+    """What such a program runs."""
+    if program.stages is not None and program.features.part is Part.FORWARD:
+        return pipeline_forward
+    return BODIES[program.features.part]
+
+
 # Parts whose leaves are those of the output head alone.
 READS_HEAD = frozenset({Part.SAMPLE, Part.LOGITS, Part.SCORE, Part.POOL, Part.POOL_TOKENS})
 
@@ -183,7 +171,7 @@ def owned_fields(features: Features) -> tuple[str, ...]:
     """Fields of the state that such a part replaces."""
     match features.part:
         case Part.FORWARD:
-            return "caches", "tables", "prompts", "sums"
+            return "caches", "tables", "held", "prompts", "sums"
         case Part.SAMPLE | Part.CHOOSE:
             adjusted = ("rows",) if features.sampling.adjust else ()
             return "last_token", "lengths", *adjusted
@@ -202,6 +190,11 @@ def read_fields(features: Features) -> tuple[str, ...]:
     return ()
 
 
+def fields_of(state: StepState, *names: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
+    """The fields of the state with each of these groups of names."""
+    return tuple(tuple(getattr(state, name) for name in group) for group in names)
+
+
 def with_fields(names: tuple[str, ...], values: tuple[Any, ...], state: StepState) -> StepState:
     """The state with these fields."""
     return state._replace(**dict(zip(names, values, strict=True)))
@@ -216,7 +209,7 @@ def on_fields(program: Program, body: Callable[..., tuple[StepState, Any]]) -> C
     def run(leaves: Leaves, own: tuple[Any, ...], seen: tuple[Any, ...], given: Any) -> Any:
         state = with_fields(read, seen, with_fields(owned, own, nothing))
         state, results = body(leaves, state, given, program=program)
-        return tuple(getattr(state, name) for name in owned), results
+        return *fields_of(state, owned), results
 
     run.__name__ = program.features.part.value  # the program's name in profiles
     return run

@@ -1,12 +1,12 @@
-"""The step of a pipeline: every stage runs its layers on its plan and passes activations on.
+"""The forward of a pipeline: every stage runs its layers on its plan and passes activations on.
 
 A plan enters the first stage and leaves the last one `num_stages - 1` steps later, when all devices
-together sample it. State in, state out, as in step.py.
+together sample it. State in, state out, as in parts.py.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +15,21 @@ from jax.sharding import PartitionSpec
 
 from jengine.models.context import StepContext
 from jengine.models.taps import Tap
-from jengine.outputs import StepOutput
 from jengine.runner.step.batch import stage_batch
-from jengine.runner.step.heads import run_heads
-from jengine.runner.step.hidden import Hidden
+from jengine.runner.step.hidden import Forwarded, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.program import Program, Stages
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step import input_tokens
-from jengine.runner.step.step_input import HeadInput, StepInput, TokenInput, tile_of_token
+from jengine.runner.step.step_input import (
+    StepInput,
+    TokenInput,
+    sampling_section,
+    sampling_views,
+    tile_of_token,
+)
 from jengine.runner.variants.buckets import Bucket
-from jengine.sampling import SamplingInput
 from sharding.axes import STAGES
 
 # Logical axes of the packed input of all stages.
@@ -34,46 +37,43 @@ PACKED_AXES = ("stage", None)
 BY_STAGE, EVERYWHERE = PartitionSpec(STAGES), PartitionSpec()
 
 
-def pipeline_step(
+def pipeline_forward(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
-) -> tuple[StepState, StepOutput]:
+) -> tuple[StepState, Forwarded]:
     """Run every stage on its plan; `packed` has one row per stage."""
-    assert program.stages is not None, "a step of one stage is step.step"
+    assert program.stages is not None, "a step of one stage is parts.forward"
     model = program.rebuild(leaves)
-    inputs, positions = _shared_inputs(packed, program)
+    inputs, section, positions = _shared_inputs(packed, program)
     with jax.named_scope("embed"):
-        tokens = input_tokens(inputs.tokens, state)
+        tokens = input_tokens(inputs, state)
         entering = model.embedded(tokens, jnp.maximum(positions, 0))
     run = program.placement.on_each_stage(
         lambda *parts: _stage(*parts, program=program),
         (BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
-        (BY_STAGE, BY_STAGE, EVERYWHERE),
+        (BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
     )
     own = tuple(x for x, staged in zip(leaves, program.stages.staged, strict=True) if staged)
-    caches, held, (ends, prompts) = run(own, state.caches, state.held, entering, packed)
-    state = state._replace(caches=caches, held=held)
-    hidden = (model.norm(ends), model.norm(prompts))
-    leaving = Hidden(model, *hidden, inputs.heads, inputs.sampling)
-    return run_heads(leaving, state, program)
+    caches, held, ends, prompts = run(own, state.caches, state.held, entering, packed)
+    # Each stage keeps its own, so that only what is scored travels: that of the last one.
+    stages = jnp.arange(len(prompts))[:, None, None]
+    prompts = jnp.where(stages == len(prompts) - 1, model.norm(prompts), 0.0)
+    state = with_prompts(state._replace(caches=caches, held=held), prompts)
+    ends = model.norm(ends)
+    positions = sampling_views(section, len(ends), program.shapes).positions
+    return state, Forwarded(SlotInput(ends, section, positions, None, None), {}, None)
 
 
-class SharedInputs(NamedTuple):
-    """The sections that are equal in the packed rows of all stages."""
+def _shared_inputs(packed: Array, program: Program) -> tuple[TokenInput, Array, Array]:
+    """The sections that are equal in the packed rows of all stages: the tokens of the plan that
+    enters, and the sampler's of the one that leaves; and the positions of those tokens."""
 
-    tokens: TokenInput  # of the plan that enters
-    heads: HeadInput  # of the plan that is sampled
-    sampling: SamplingInput
-
-
-def _shared_inputs(packed: Array, program: Program) -> tuple[SharedInputs, Array]:
-    """Those sections, and the positions of the tokens that enter the first stage."""
-
-    def own(packed: Array) -> tuple[SharedInputs, Array]:
+    def own(packed: Array) -> tuple[TokenInput, Array, Array]:
         inputs = StepInput.over(packed[0], program.bucket, program.shapes)
+        section = packed[0, sampling_section(program.bucket, program.shapes)]
         first = _number(packed) == 0
         positions = stage_batch(inputs, program.shapes).positions
         entering = lax.psum(jnp.where(first, positions, 0), STAGES)
-        return SharedInputs(inputs.tokens, inputs.heads, inputs.sampling), entering
+        return inputs.tokens, section, entering
 
     return program.placement.on_each_stage(own, (BY_STAGE,), EVERYWHERE)(packed)
 
@@ -86,7 +86,7 @@ def _stage(
     packed: Array,
     *,
     program: Program,
-) -> tuple[tuple[Array, ...], Array, tuple[Array, Array]]:
+) -> tuple[tuple[Array, ...], Array, Array, Array]:
     """The layers of one stage, on its shards of the arrays; held and packed are [1, ...]."""
     stages, placement, bucket = program.stages, program.placement.in_stage(), program.bucket
     assert stages is not None, "a step of one stage is step.step"
@@ -101,16 +101,14 @@ def _stage(
     context = StepContext(positions, rows, attention, longest, caches, _left_out(stages, stage))
     model = program.rebuild(_with_gaps(leaves, stages.staged))
     x = model.through_layers(x, context)
-    ends, prompts = x[inputs.heads.logit_index], x[bucket.decode_rows :]
-    if program.features.prompt_logprobs is None:
-        prompts = prompts[:0]
     last = stage == count - 1
-    leaving = jax.tree.map(lambda x: lax.psum(jnp.where(last, x, 0.0), STAGES), (ends, prompts))
+    ends = lax.psum(jnp.where(last, x[inputs.heads.logit_index], 0.0), STAGES)
+    prompts = x[None, bucket.decode_rows :]
     x = lax.ppermute(x, STAGES, [(one, one + 1) for one in range(count - 1)])
     # The first stage receives zeros already; but XLA keeps a bare copy of what a ppermute received
     # out of the CUDA graph, and a copy with arithmetic in it.
     x = jnp.where(stage == 0, 0.0, x)
-    return context.caches, _kept(held, x, bucket, stages.largest), leaving
+    return context.caches, _kept(held, x, bucket, stages.largest), ends, prompts
 
 
 def _number(packed: Array) -> Array:

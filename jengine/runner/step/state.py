@@ -37,8 +37,8 @@ class StepState(NamedTuple):
     offsets: Array | None = None
     # f32[rows, hidden] sum of each row's hidden states so far. None: no row wants it.
     sums: Array | None = None
-    # f32[tokens, hidden] of the prompt tokens of the last forward, which programs behind it read.
-    # None: a step is one program.
+    # f32[tokens, hidden] of the prompt tokens of the last forward, which programs behind it read;
+    # with stages in front, of which the last has them. None: no program does.
     prompts: Array | None = None
 
 
@@ -66,6 +66,7 @@ def empty_state(
     forward, and the width of their hidden states; None: a step is one program.
     """
     stages = 1 if held is None else held.stages
+    split = () if held is None else (stages,)
     pages = -(-max_model_len // cache.block_size)
     return StepState(
         caches=tuple(
@@ -80,7 +81,7 @@ def empty_state(
         guesses=jnp.full((max_rows, guesses), -1, jnp.int32) if guesses else None,
         offsets=jnp.zeros(max_rows, jnp.int32) if offsets else None,
         sums=jnp.zeros((max_rows, summed), jnp.float32) if summed else None,
-        prompts=None if prompts is None else jnp.zeros(prompts, jnp.float32),
+        prompts=None if prompts is None else jnp.zeros((*split, *prompts), jnp.float32),
     )
 
 
@@ -104,6 +105,9 @@ def placed_state(
         ),
         rows=whole.rows._replace(**by_token),
         held=None if state.held is None else placed(state.held, HELD_AXES),
+        prompts=whole.prompts
+        if state.held is None or state.prompts is None
+        else placed(state.prompts, HELD_AXES),
     )
 
 

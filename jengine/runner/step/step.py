@@ -190,7 +190,7 @@ def pass_through(
     leaving = Hidden(
         model,
         stripes.taken(striped, ends),
-        hidden[bucket.decode_rows :],
+        hidden[shapes.first_prompt(bucket) :],
         inputs.heads,
         with_positions(inputs.sampling, batch.positions[ends]),
         slot_drafts(drafts, len(ends), shapes.most_drafts),

@@ -131,8 +131,10 @@ class HeadInput(NamedTuple):
 
 def head_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
     """The layout of HeadInput."""
-    prompts = bucket.decode_rows if shapes.one_segment else bucket.prefill_tokens
-    return {"logit_index": Field((shapes.num_slots(bucket),)), "targets": Field((prompts,))}
+    return {
+        "logit_index": Field((shapes.num_slots(bucket),)),
+        "targets": Field((shapes.prompt_tokens(bucket),)),
+    }
 
 
 def sampling_fields(bucket: Bucket, shapes: StepShapes) -> Fields:

@@ -163,9 +163,20 @@ class StepShapes:
         needed = bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
         return next((rung for rung in self.slot_rungs if rung >= needed), needed)
 
+    def first_prompt(self, bucket: Bucket) -> int:
+        """Where the tokens of prompts begin among all of a bucket."""
+        return 0 if self.one_segment else bucket.decode_rows
+
+    def prompt_tokens(self, bucket: Bucket) -> int:
+        """Tokens of prompts that a bucket has room for."""
+        return bucket.num_tokens - self.first_prompt(bucket)
+
     @property
     def scored_at_once(self) -> int:
-        """Prompt tokens that a program scores at a time."""
+        """Prompt tokens that a program scores at a time; in one segment as many as it samples, for
+        the same order of arithmetic."""
+        if self.one_segment:
+            return self.slot_rungs[-1]
         return SCORED_AT_ONCE_ON_GPUS if self.attention == "triton" else SCORED_AT_ONCE
 
     def is_chained(self, bucket: Bucket) -> bool:

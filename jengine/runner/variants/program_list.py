@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jengine.runner.variants.buckets import Bucket, Ladders, Slots, rung
+from jengine.runner.variants.buckets import Bucket, Ladders, Slots, StepShapes, rung
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import READS_PROMPTS, Part, prompt_parts, slot_parts
 
@@ -28,11 +28,9 @@ class ChainPrograms:
 
     ladders: Ladders
     tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
-    slots: tuple[int, ...]
-    scored_at_once: int
+    shapes: StepShapes
     takes_images: bool = False  # tokens of prompts may come as embeddings, that is, of images
     splits: bool = False  # the host changes logits before they are sampled from
-    pooling: str = ""  # what is made of hidden states in place of tokens, one of POOLED_AS
 
     @cached_property
     def all(self) -> tuple[Key, ...]:
@@ -52,7 +50,7 @@ class ChainPrograms:
         images = (
             (bucket, replace(tier, embeds=True))
             for bucket, tier in found
-            if self.takes_images and bucket.prefill_tokens
+            if self.takes_images and self.shapes.prompt_tokens(bucket)
         )
         return (*found, *images)
 
@@ -60,19 +58,18 @@ class ChainPrograms:
     def heads(self) -> tuple[Key, ...]:
         """What samples, scores and pools. Greedy sampling has programs for decodes alone: with
         prompts, arguments of random sampling cost nothing beside the model."""
-        parts = slot_parts(self.pooling, splits=self.splits)
-        decodes = [count for count in self.slots if count < self.slots[-1]]
+        *decodes, most = self.shapes.slot_rungs
         of_slots = tuple(
             (Slots(count), tier)
-            for part in parts
+            for part in slot_parts(self.shapes.pooling, splits=self.splits)
             for tier in of_part(self.tiers, part)
-            for count in (decodes if self._is_spared(tier) else self.slots)
+            for count in (decodes if self._is_spared(tier) else (*decodes, most))
         )
         of_prompts = dict.fromkeys(
-            (Slots(self.scored_at_once), tier.of(part))
+            (Slots(self.shapes.scored_at_once), tier.of(part))
             for tier in self.tiers
-            for part in prompt_parts(self.pooling, scores=tier.prompt_logprobs is not None)
-            if self.ladders.prefill_tokens
+            for part in prompt_parts(self.shapes.pooling, scores=tier.prompt_logprobs is not None)
+            if self.shapes.prompt_tokens(self.ladders.largest)
         )
         return (*of_slots, *of_prompts)
 
@@ -101,8 +98,8 @@ class ChainPrograms:
 
     def _largest(self, tier: Features) -> tuple[Key, ...]:
         forward = self.ladders.largest, of_part(self.tiers, Part.FORWARD)[-1]
-        parts = slot_parts(self.pooling, splits=self.splits)
-        return (forward, *((Slots(self.slots[-1]), tier.of(part)) for part in parts))
+        parts = slot_parts(self.shapes.pooling, splits=self.splits)
+        return (forward, *((Slots(self.shapes.slot_rungs[-1]), tier.of(part)) for part in parts))
 
     @property
     def later(self) -> tuple[Key, ...]:
@@ -142,7 +139,6 @@ class ProgramList:
 
     ladders: Ladders
     tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
-    one_segment: bool = False  # every bucket runs prompt tokens
     takes_images: bool = False  # tokens of prompts may come as embeddings, that is, of images
 
     @cached_property
@@ -157,7 +153,7 @@ class ProgramList:
         return tuple(
             (bucket, replace(tier, embeds=True))
             for bucket, tier in self._of_text
-            if self.takes_images and tier in kept and (bucket.prefill_tokens or self.one_segment)
+            if self.takes_images and tier in kept and bucket.prefill_tokens
         )
 
     @cached_property
@@ -211,5 +207,4 @@ class ProgramList:
     def _scores_prompts(self, tier: Features, prefill_tokens: int) -> bool:
         """Whether a program is needed: without prompt tokens, scoring prompts changes nothing."""
         unscored = replace(tier, prompt_logprobs=None) in self.tiers
-        runs_prompts = bool(prefill_tokens) or self.one_segment
-        return tier.prompt_logprobs is None or runs_prompts or not unscored
+        return tier.prompt_logprobs is None or bool(prefill_tokens) or not unscored

@@ -18,6 +18,7 @@ from jengine import SamplingParams
 from jengine.errors import ConfigError, UnexpectedCompile, UnsupportedFeature
 from jengine.plan import Wanted
 from jengine.runner.step.leaves import first_layers
+from jengine.runner.variants.parts import Part
 from jengine.weights.safetensors_io import load_model
 from tests.api.engines import answers, tiny_engine
 from tests.models.tiny_models import write_tiny_native
@@ -163,8 +164,8 @@ def test_what_devices_exchange(uneven: Path, prefill: int) -> None:
     with staged(uneven, 2, 2) as llm:
         loaded = llm.engine.loaded
         bucket = next(b for b in loaded.ladders.buckets() if b.prefill_tokens == prefill)
-        tier = next(tier for tier in loaded.programs.tiers if str(tier) == "random")
-        compiled, _ = loaded.programs.compiler.compile(bucket, tier)
+        forward = loaded.programs.tiers[0].of(Part.FORWARD)
+        compiled, _ = loaded.programs.compiler.compile(bucket, forward)
         slots = llm.engine.places.layout.num_slots
         hidden, caches = llm.engine.model.hidden_size, loaded.state.caches
     text = compiled.as_text()
