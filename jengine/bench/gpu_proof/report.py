@@ -60,9 +60,11 @@ MOST_OF_STEP = {
 # Steps whose layers slice or join arrays, and how often: eight devices that share four KV heads,
 # tokens that are put into messages, latent vectors with their rotated parts, and recurrent inputs.
 MOVES_OF_STEP = {
-    "qwen3-30b-a3b, 64 rows, triton, 8 devices, whole experts by allgather_reducescatter": 2,
-    "qwen3-30b-a3b, 64 rows, triton, 8 devices, whole experts by all_to_all": 3,
-    "qwen3-30b-a3b, 64 rows, triton, 8 devices, whole experts by all_to_all, 8 replicas": 1,
+    "qwen3-30b-a3b, 64 rows, triton, 8 devices, whole experts by allgather_reducescatter, "
+    "forward alone": 2,
+    "qwen3-30b-a3b, 64 rows, triton, 8 devices, whole experts by all_to_all, forward alone": 3,
+    "qwen3-30b-a3b, 64 rows, triton, 8 devices, whole experts by all_to_all, 8 replicas, "
+    "forward alone": 1,
     "deepseek-v3, 64 rows, triton, 8 devices, whole experts by allgather_reducescatter, "
     "5 layers": 5,
     "qwen3-next-80b-a3b, 64 rows, triton, 8 devices, whole experts by allgather_reducescatter, "
