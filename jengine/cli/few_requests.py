@@ -6,10 +6,10 @@ same with defaults that a command line wants. Other variants are compiled when f
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.weights.generation_config import read_generation_config
 from jengine.weights.resolve import resolve_model
 
 # Penalties that change nothing; any other needs a variant that adjusts logits.
@@ -41,7 +41,9 @@ def models_sampling(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling settings that the model's folder gives every request."""
     if settings.get("generation_config", "auto") != "auto":
         return {}
-    return read_generation_config(resolve_model(model))
+    # numpy comes with it, which `--help` does without.
+    reader = importlib.import_module("jengine.weights.generation_config")
+    return reader.read_generation_config(resolve_model(model))
 
 
 def variant(sampling: Mapping[str, Any]) -> str:
