@@ -17,6 +17,8 @@ from jengine.api.sharding_picture import ParamShardings
 from jengine.api.summary import engine_summary
 from jengine.assembly.build import build_engine
 from jengine.assembly.engine import Engine
+from jengine.assembly.located import checked_elsewhere, located
+from jengine.assembly.preflight import checked_here
 from jengine.assembly.processes.engine_process import start_engine_process
 from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
@@ -36,8 +38,9 @@ class BaseLLM:
         owner = type(self).__name__
         args = EngineArgs.checked(owner, model=model, **settings)
         if args.multiprocess or args.replicas_in_processes:
-            self._hold(start_engine_process(args))
+            self._hold(start_engine_process(located(args, checked_elsewhere)))
         else:
+            args = located(args, checked_here)
             self._hold(build_engine(args, progress_factory(args.show_progress)))
 
     def __reduce__(self) -> NoReturn:

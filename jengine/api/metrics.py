@@ -8,6 +8,7 @@ from pathlib import Path
 from jengine.assembly.engine import Engine
 from jengine.assembly.settings.values import one_of
 from jengine.counts import Counts
+from jengine.hub.names import shown_name
 from jengine.metrics.cost import CostModel
 from jengine.metrics.exporter import PREFIXES, AdapterUse, EngineFacts, Exporter
 
@@ -57,7 +58,7 @@ def last_counts(engine: Engine) -> Counts:
 
 def served_name(engine: Engine) -> str:
     """The name of a model that was given none: its folder's, or what the user called it."""
-    return engine.folder.name if engine.folder is not None else Path(str(engine.args.model)).name
+    return Path(shown_name(engine.folder or engine.args.model)).name
 
 
 def cost_model(engine: Engine) -> CostModel:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jengine.assembly.engine import DeviceSide, Engine
+from jengine.assembly.located import adapter_finder
 from jengine.assembly.model_facts import ModelSource, image_settings, video_settings
 from jengine.assembly.processors import RequestProcessors
 from jengine.assembly.settings.args import EngineArgs
@@ -28,6 +29,7 @@ from jengine.engine.session import Session
 from jengine.engine.source_renderer import Sources
 from jengine.errors import ConfigError, RequestError
 from jengine.grammar.compiler import GrammarCompiler
+from jengine.hub.names import shown_name
 from jengine.media.options import checked_limits, checked_options
 from jengine.media.pan_and_scan import AFTER_WHOLE, BETWEEN_CROPS
 from jengine.media.processor import MediaProcessor, Room
@@ -72,7 +74,7 @@ def engine_of(
         log = StatsLog(lambda: client.state().counts, platform)
     tracer = None
     if args.otlp_traces_endpoint is not None:
-        tracer = Tracer.to(args.otlp_traces_endpoint, str(args.model))
+        tracer = Tracer.to(args.otlp_traces_endpoint, shown_name(args.model))
     grammars = devices.grammars if devices else GrammarCompiler()
     if devices is None:  # a front, which may have streams by the time of the first grammar
         grammars.prepare()
@@ -93,7 +95,7 @@ def engine_of(
         reasoning_marks(args.reasoning_parser, args.reasoning_config, source.tokenizer),
     )
     return Engine(
-        session=Session(inputs, client, log, tracer, args.adapter_limits),
+        session=Session(inputs, client, log, tracer, args.adapter_limits, adapter_finder(args)),
         client=client,
         args=args,
         folder=source.folder,
@@ -196,7 +198,7 @@ def pooling_input(args: EngineArgs, source: ModelSource) -> PoolingInput | None:
     if pooling is None:
         return None
     width = pooling.head[-1].outputs if pooling.head else config.hidden_size
-    return PoolingInput(pooling, width, config.vocab_size, Path(str(args.model)).name)
+    return PoolingInput(pooling, width, config.vocab_size, Path(shown_name(args.model)).name)
 
 
 def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:

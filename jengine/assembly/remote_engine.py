@@ -14,6 +14,7 @@ from jengine.executor.protocol import Capacity, EngineJob, StartedExecutor
 WORKER_PROGRAM = "jengine.assembly.worker:run"
 # Settings of requests, or of this process alone: workers have no use for them.
 NOT_FOR_WORKERS = (
+    "hf_token",
     "model", "params", "tokenizer", "skip_tokenizer_init", "chat_template", "mesh", "multihost",
     "executor", "executor_options", "generation_config", "disable_log_stats", "show_progress",
     "trust_remote_code", "dtype", "multiprocess", "data_parallel_backend", "flight_recorder",

@@ -83,7 +83,7 @@ LEAST = {
 def add_flags(parser: Parser) -> None:
     """The flags of this command."""
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help="what to measure")
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
     parser.add_argument(
         "--output-json", "--json", metavar="FILE", help="also write the JSON to a file"
     )

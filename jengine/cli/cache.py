@@ -35,7 +35,7 @@ def add_flags(parser: Parser) -> None:
     """The flags of this command."""
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help="save, load or show")
     parser.add_argument("file", metavar="FILE", nargs="?", help="the bundle")
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
     parser.add_argument(
         "--overwrite",
         action="store_true",

@@ -60,7 +60,9 @@ COMMANDS = ("/reset", "/system", "/stats", "/save", "/help", "/exit")
 
 def add_flags(parser: Parser) -> None:
     """The flags of this command."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder, demo, or a server's URL")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a folder, org/name, demo, or a server's URL"
+    )
     parser.add_argument("-q", "--quick", metavar="MESSAGE", help="answer one message and leave")
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
     parser.add_argument("--stats", action="store_true", help="show the speed of each answer")

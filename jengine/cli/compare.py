@@ -44,7 +44,7 @@ ENGINE_FLAGS = (
 
 def add_flags(parser: Parser) -> None:
     """The flags of this command."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder, or demo")
+    parser.add_argument("model", metavar="MODEL", help="a folder, org/name, or demo")
     group = parser.add_argument_group("comparison")
     group.add_argument(
         "--against", metavar="WHAT", default="torch",

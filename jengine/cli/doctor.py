@@ -26,7 +26,7 @@ examples:
   jengine doctor ./model --json
   jengine doctor ./model --check-weights
 """
-SUBJECTS = ("versions", "devices", "kernels", "storage", "environment", "plugins")
+SUBJECTS = ("versions", "devices", "kernels", "storage", "hub", "environment", "plugins")
 # Settings that change how much memory the model needs.
 MODEL_FLAGS = (
     "tokenizer", "dtype", "load_format", "model_impl", "max_model_len", "max_num_seqs",
@@ -37,7 +37,7 @@ MODEL_FLAGS = (
 
 def add_flags(parser: Parser) -> None:
     """The flags of this command."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--check-weights",

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from jengine.assembly.settings.args import EngineArgs
+from jengine.hub.wanted import SETTINGS
 from jengine.weights.resolve import resolve_model
 
 # Penalties that change nothing; any other needs a variant that adjusts logits.
@@ -41,9 +44,11 @@ def models_sampling(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling settings that the model's folder gives every request."""
     if settings.get("generation_config", "auto") != "auto":
         return {}
+    options = EngineArgs.checked("jengine", model=model, **settings).hub
+    folder = resolve_model(model, replace(options, wanted=SETTINGS))
     # numpy comes with it, which `--help` does without.
     reader = importlib.import_module("jengine.weights.generation_config")
-    return reader.read_generation_config(resolve_model(model))
+    return reader.read_generation_config(folder)
 
 
 def variant(sampling: Mapping[str, Any]) -> str:

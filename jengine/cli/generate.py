@@ -44,7 +44,7 @@ examples:
 
 def add_flags(parser: Parser) -> None:
     """The flags of this command."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder, or demo")
+    parser.add_argument("model", metavar="MODEL", help="a folder, org/name, or demo")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="a prompt; - reads stdin")
     parser.add_argument("--file", metavar="FILE", help="prompts from a file, one per line")
     parser.add_argument(

@@ -40,7 +40,8 @@ COMMANDS = {
     "cache": "carry compiled programs to machines of the same kind",
     "doctor": "check this machine, or whether a model fits it",
     "replay": "run recorded steps again, and compare their tokens",
-    "models": "which models are supported, and what is understood of a folder",
+    "pull": "download a model of the Hugging Face Hub",
+    "models": "which models are cached or supported, and what is understood of a folder",
     "plan": "memory and speed of a model on devices that need not be here",
     "simulate": "latencies and cost of replicas that need not be here, for a trace of requests",
 }

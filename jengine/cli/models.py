@@ -1,4 +1,4 @@
-"""`jengine models`: which models are supported, and what jengine understands of a model folder.
+"""`jengine models`: which models are cached, which are supported, and what is understood of one.
 
 In: a folder, of which config.json and the headers of weights are read. Out: how its tensors are
 read, or exactly what is not understood.
@@ -15,31 +15,41 @@ from typing import TYPE_CHECKING, Any
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.errors import CheckpointError
+from jengine.hub.cache import cache_folder, cached_models
+from jengine.hub.failures import shown_bytes
+from jengine.weights.resolve import resolve_model
 
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
-USAGE = "list | check FOLDER [--json]"
+USAGE = "[cached | list | check FOLDER] [--json]"
 EXAMPLES = """\
 A decoder without a family here may still be read by what its tensors and config.json show: check
 says how, or what is not understood. LLM(FOLDER, model_impl="generic") loads it in that way;
 `jengine compare FOLDER --model-impl generic` compares it with transformers.
 
 examples:
-  jengine models list
+  jengine models               what has been downloaded, and its size
+  jengine models list          the families that are supported
   jengine models check ./model
 """
 
 
 def add_flags(parser: Parser) -> None:
     """The flags of this command."""
-    parser.add_argument("action", metavar="ACTION", choices=("list", "check"), help="list or check")
+    parser.add_argument(
+        "action", metavar="ACTION", choices=("cached", "list", "check"), nargs="?",
+        default="cached", help="cached, list or check [cached]",
+    )  # fmt: skip
     parser.add_argument("folder", metavar="FOLDER", nargs="?", help="check: a model folder")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """List families, or check a folder: exit status 1 if it is not understood."""
+    """List models or families, or check a folder: exit status 1 if it is not understood."""
+    if arguments.action == "cached":
+        show_cached(arguments.json, terminal)
+        return 0
     registry = importlib.import_module("jengine.models.registry")  # imports jax
     if arguments.action == "list":
         table = {name: registry.models_of(name) for name in registry.supported()}
@@ -47,9 +57,22 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         return 0
     if arguments.folder is None:
         raise CheckpointError("jengine models check: give the FOLDER to check.")
-    found = checked(Path(arguments.folder))
+    found = checked(resolve_model(arguments.folder))
     write(found, arguments.json, terminal)
     return 0
+
+
+def show_cached(as_json: bool, terminal: Terminal) -> None:
+    """One line for each model of the download cache."""
+    found = list(cached_models())
+    if as_json:
+        rows = [{**one._asdict(), "folder": str(one.folder)} for one in found]
+        terminal.say(json.dumps(rows, indent=2))
+        return
+    for one in found:
+        part = f", and {shown_bytes(one.unfinished)} of files that are not complete"
+        terminal.say(f"{one.name}  {shown_bytes(one.nbytes)}{part if one.unfinished else ''}")
+    terminal.say(f"{len(found)} models in {cache_folder(None)}")
 
 
 def checked(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 USAGE = "MODEL [flags]"
 EXAMPLES = f"""\
-MODEL is a folder with a config.json (weights are not read), or one of these shapes:
+MODEL is a folder or org/name with a config.json (weights are not read), or one of these shapes:
   {", ".join(PUBLISHED)}
 
 examples:

@@ -40,7 +40,7 @@ examples:
 
 def add_flags(parser: Parser) -> None:
     """The flags of this command."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or demo")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
     parser.add_argument("--model", dest="model_flag", help=argparse.SUPPRESS)
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with flags; those given here go before it"
@@ -64,12 +64,14 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     """Serve until the end."""
     arguments.model = arguments.model or arguments.model_flag
     if arguments.model is None:
-        raise ConfigError("MODEL is missing: give a model folder, or demo.")
+        raise ConfigError("MODEL is missing: give a model folder, org/name, or demo.")
     settings = server_settings(arguments, os.environ)
     args = engine_args(arguments)
     name = "Headless" if arguments.headless else "APIServer"
     configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug, process_name=name)
     count = api_processes(arguments, args)
+    locating = importlib.import_module("jengine.assembly.located")
+    args = locating.located(args, locating.checked_elsewhere)
     # Arrays and tokenizers come with what is imported here.
     if args.nodes.several and arguments.headless:
         return importlib.import_module("jengine.cli.serving.node").serve_node(args)

@@ -33,14 +33,20 @@ class Loaded(msgspec.Struct):
 
 
 class Adapters:
-    """Loads and drops adapters. `in_use` gives the digests of open requests."""
+    """Loads and drops adapters. `in_use` gives the digests of open requests, `folder_of` the local
+    folder of an adapter."""
 
     def __init__(
-        self, call: Call, limits: AdapterLimits | None, in_use: Callable[[], set[str]]
+        self,
+        call: Call,
+        limits: AdapterLimits | None,
+        in_use: Callable[[], set[str]],
+        folder_of: Callable[[str], str] = str,
     ) -> None:
         self._call = call
         self._limits = limits
         self._in_use = in_use
+        self._folder_of = folder_of
         self._known: dict[int, Loaded] = {}  # by number, the least recently used first
         self._retired: list[Loaded] = []  # replaced or removed; requests may still use them
         self._lock = threading.Lock()
@@ -166,7 +172,7 @@ class Adapters:
     ) -> AdapterReport:
         self._required()
         given = AddAdapter(
-            request.lora_path if matrices is None else "",
+            self._folder_of(request.lora_path) if matrices is None else "",
             [matrix_bytes(name, value) for name, value in flat(matrices or {}).items()],
             alpha,
             use_rslora,

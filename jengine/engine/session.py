@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,7 @@ class Session:
         log: StatsLog | None = None,
         tracer: Tracer | None = None,
         adapters: AdapterLimits | None = None,
+        adapter_folder: Callable[[str], str] = str,
     ) -> None:
         self.input_processor = input_processor
         self.client = client
@@ -52,7 +53,7 @@ class Session:
         self._refusal: str | None = None  # why no new requests are taken
         self._entry = threading.Lock()  # held to keep new requests out
         self._discarded: deque[Answer] = deque()
-        self.adapters = Adapters(client.call, adapters, self._adapters_in_use)
+        self.adapters = Adapters(client.call, adapters, self._adapters_in_use, adapter_folder)
         self._unread: deque[tuple[float, list[TokenDelta]]] = deque()  # with the time of receipt
 
     @property

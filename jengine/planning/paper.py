@@ -20,6 +20,8 @@ from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import is_chained
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature, nearest_name
+from jengine.hub.options import HubOptions
+from jengine.hub.wanted import CONFIG_FILE
 from jengine.models.quantized import with_quantization
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
@@ -155,7 +157,7 @@ def config_of(model: str) -> ModelConfig:
     if model in PUBLISHED:
         return model_config(PUBLISHED[model])
     try:
-        return read_model_config(resolve_model(model))
+        return read_model_config(resolve_model(model, HubOptions(wanted=CONFIG_FILE)))
     except CheckpointError as error:
         if Path(model).expanduser().is_dir():
             raise

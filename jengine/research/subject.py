@@ -42,7 +42,9 @@ class Subject:
 def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLLM = LLM) -> Subject:
     """The model in a folder, with the engine settings that were given."""
     settings = dict(given)
-    folder = resolve_model(model).absolute()
+    name = str(model)
+    folder = resolve_model(model, EngineArgs.checked("compare", model=model, **given).hub)
+    model = folder = folder.absolute()
     if "tokenizer" not in settings and not (is_gguf(folder) or has_tokenizer(folder)):
         settings["skip_tokenizer_init"] = True
     args = EngineArgs.checked("compare", model=model, **settings)
@@ -63,7 +65,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     # Weights that transformers cannot read are loaded by an engine and saved for it.
     readable = stored_format(args.load_format, folder) == "safetensors" and folder.is_dir()
     exported = (lambda: nullcontext(folder)) if readable else converted
-    return Subject(str(model), source.config, source.tokenizer, exported, open_with, open_plain)
+    return Subject(name, source.config, source.tokenizer, exported, open_with, open_plain)
 
 
 def live_subject(llm: LLM) -> Subject:

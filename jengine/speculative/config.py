@@ -25,7 +25,7 @@ UNBUILT_METHODS = (
 )  # fmt: skip
 # Keys of vLLM that say how a draft model is loaded or run.
 DRAFT_MODEL_KEYS = (
-    "quantization", "revision", "code_revision", "draft_tensor_parallel_size",
+    "quantization", "code_revision", "draft_tensor_parallel_size",
     "tensor_parallel_size", "max_model_len", "draft_load_config",
     "draft_sample_method", "moe_backend", "attention_backend", "kv_cache_dtype",
 )  # fmt: skip
@@ -40,6 +40,7 @@ def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
         )
     keys = {name: value for name, value in given.items() if value is not None}
     method = method_of(keys)
+    keys.pop("revision", None)  # read where the model's folder is found
     if method in HOST_METHODS:
         keys.pop("model", None)  # it may be the method's name
     check_names(keys)

@@ -270,9 +270,7 @@ def _added_text(before: str, text: str) -> str:
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is not a local folder. Download the model first and pass its folder."
-        )
+        raise CheckpointError(f"{folder} is not a local folder. Pass the folder of a model.")
     if not has_tokenizer(folder):
         raise CheckpointError(
             f"{folder} has no tokenizer: expected one of {', '.join(_VOCABULARY_FILES)}. "

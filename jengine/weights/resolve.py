@@ -1,7 +1,7 @@
 """Finds a model's folder, or its GGUF file, by what the user calls it. No jax.
 
-In: a path, or the name of what ships with jengine. Out: the folder, or an error with what was
-probably meant. Nothing is downloaded.
+In: a path, the name of what ships with jengine, or that of a repository of the Hugging Face Hub,
+which is downloaded. Out: the folder, or an error with what was probably meant.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from pathlib import Path
 
 from jengine.demo import SHIPPED
 from jengine.errors import CheckpointError, nearest_name
+from jengine.hub.names import GGUF, HubName, hub_name
+from jengine.hub.options import HubOptions
+from jengine.hub.snapshot import local_snapshot
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # The beginning of an address in an object store, or of any other URL.
 REMOTE = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
-GGUF = ".gguf"
 GGUF_ADVICE = "Give the .gguf file itself as the model."
 
 
-def resolve_model(name: str | Path) -> Path:
-    """The folder of a model: a path, "demo" for the model that ships with jengine, or "demo-eagle"
-    for the head that guesses for it. A GGUF file stands for a folder."""
+def resolve_model(name: str | Path, options: HubOptions | None = None) -> Path:
+    """The folder of a model: a path, "demo" for the model that ships with jengine, "demo-eagle"
+    for the head that guesses for it, or a repository's `org/name`, of which `options` says what is
+    wanted. A GGUF file stands for a folder."""
     if name in SHIPPED:
         return SHIPPED[str(name)]
     # An empty path would mean the current folder. os.path.expanduser leaves an unknown ~user alone.
@@ -34,12 +36,29 @@ def resolve_model(name: str | Path) -> Path:
             f"model: given {str(name)!r}. Objects of {scheme[1]!r} stores are not read: copy them "
             "to a local folder, or take weights from an engine that runs with load_format='peer'."
         )
+    if (repository := hub_name(str(name))) is not None and not folder.is_file():
+        return _downloaded(repository, folder, options or HubOptions())
     problem = "is a file" if folder.is_file() else "is not an existing folder"
     raise CheckpointError(
-        f"model: given {str(name)!r}, which {problem}.{_suggestion(str(name), folder)} Only local"
-        " folders are read and nothing is downloaded: give the path of a folder with config.json"
-        " and *.safetensors, of a .gguf file, or 'demo'."
+        f"model: given {str(name)!r}, which {problem}.{_suggestion(str(name), folder)} Expected a"
+        " folder with config.json and *.safetensors, a .gguf file, 'demo', or org/name of the"
+        " Hugging Face Hub."
     )
+
+
+def _downloaded(name: HubName, folder: Path, options: HubOptions) -> Path:
+    """The repository's snapshot. The name may have been meant as a path."""
+    try:
+        return local_snapshot(name, options)
+    except CheckpointError as error:
+        if hint := _suggestion(str(folder), folder):
+            raise CheckpointError(f"{error} Or is a local folder meant?{hint}") from error
+        raise
+
+
+def in_hub(name: object) -> bool:
+    """Whether this names a repository: a text that is no path of anything here."""
+    return isinstance(name, str) and hub_name(name) is not None and not Path(name).exists()
 
 
 def is_gguf(path: Path) -> bool:
@@ -49,27 +68,9 @@ def is_gguf(path: Path) -> bool:
 
 def _suggestion(name: str, folder: Path) -> str:
     """The model that was probably meant by this name, as the end of a message."""
-    if cached := _in_hub_cache(name):
-        return f" It is in the Hugging Face cache: give {str(cached)!r}."
     try:
         there = [one.name for one in folder.parent.iterdir() if (one / "config.json").is_file()]
     except (OSError, ValueError):
         there = []
     parent = str(name)[: -len(folder.name)] if folder.name else ""
-    known = [parent + one for one in there] + ["demo"] * ("/" not in name)
-    if hint := nearest_name(name, known):
-        return hint
-    if HUB_NAME.fullmatch(name):
-        return f" For a model of the Hugging Face Hub: hf download {name} --local-dir FOLDER."
-    return ""
-
-
-def _in_hub_cache(name: str) -> Path | None:
-    """Where Hugging Face's download cache holds a model of this name."""
-    if not HUB_NAME.fullmatch(name):
-        return None
-    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
-    found = [one for one in snapshots.glob("*") if (one / "config.json").is_file()]
-    return max(found, key=lambda one: one.stat().st_mtime, default=None)
+    return nearest_name(name, [parent + one for one in there] + ["demo"] * ("/" not in name))

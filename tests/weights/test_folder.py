@@ -26,9 +26,9 @@ def test_a_model_is_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert resolve_model("demo-eagle") == eagle_path()
 
 
-@pytest.mark.parametrize("name", ["", "meta-llama/Llama-3.2-1B", "~nobody-here/x", "a\0b"])
+@pytest.mark.parametrize("name", ["", "./Llama-3.2-1B", "~nobody-here/x", "a\0b"])
 def test_other_names_say_what_to_do(name: str) -> None:
-    with pytest.raises(CheckpointError, match="Only local folders") as caught:
+    with pytest.raises(CheckpointError, match=r"Expected a folder with config\.json") as caught:
         resolve_model(name)
     assert repr(name) in str(caught.value)
     assert "'demo'" in str(caught.value)
@@ -67,20 +67,6 @@ def test_a_misspelt_name_gets_a_suggestion(
             resolve_model(name)
         wanted = name.removesuffix(given) + meant
         assert (f"Did you mean {wanted!r}?" in str(caught.value)) is bool(meant)
-
-
-def test_a_name_of_the_hub_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    with pytest.raises(CheckpointError, match="hf download maker/model --local-dir"):
-        resolve_model("maker/model")
-    snapshot = tmp_path / "hub" / "models--maker--model" / "snapshots" / "0123"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=f"cache: give '{snapshot}'"):
-        resolve_model("maker/model")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -28,6 +28,7 @@ WHERE = "an engine core in a process of its own"
 SECRET = "data_parallel_secret (JENGINE_DATA_PARALLEL_SECRET)"  # noqa: S105 - where it is given
 # Settings of requests, of this process, or of how the core is started.
 NOT_FOR_CORES = (
+    "hf_token",
     "model", "params", "mesh", "tokenizer", "chat_template", "multiprocess", "show_progress",
     "structured_outputs_config", "reasoning_parser", "reasoning_config",
     "disable_log_stats", "trust_remote_code", "data_parallel_backend", "otlp_traces_endpoint",

@@ -25,6 +25,7 @@ from jengine.connectors.kv_events import EventSettings
 from jengine.connectors.settings import TransferSettings
 from jengine.connectors.weight_settings import WeightSettings
 from jengine.errors import unknown_argument
+from jengine.hub.options import HubOptions
 
 T = TypeVar("T")
 
@@ -57,9 +58,18 @@ class EngineArgs:
     """All settings of an engine. None means the default, or a value that suits the model and the
     device."""
 
-    # A folder, "demo", or a flax.nnx module with its parameters.
+    # A folder, "demo", org/name of the Hugging Face Hub (org/name:Q4_K_M for one of several GGUF
+    # files), or a flax.nnx module with its parameters. A folder of that name wins.
     model: Any
     _: KW_ONLY
+    # Of repositories: branch, tag or commit; that of another tokenizer; the folder of the download
+    # cache (None: Hugging Face's own); a token (None, True: HF_TOKEN or that of `hf auth login`,
+    # False: none); and patterns of files that are left out.
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    download_dir: str | Path | None = None
+    hf_token: str | bool | None = field(default=None, repr=False)
+    ignore_patterns: str | Sequence[str] | None = None
     # What the model is for: to write, or to make vectors and scores of prompts (embeddings,
     # classes, rewards). auto: by its class and files. `convert` makes a model that writes one that
     # embeds or classifies; `task` is vLLM's older name for both.
@@ -278,6 +288,11 @@ class EngineArgs:
     def nodes(self) -> Nodes:
         """The nodes that run the steps of one replica."""
         return derived_values.nodes(self)
+
+    @property
+    def hub(self) -> HubOptions:
+        """How repositories of the Hugging Face Hub are asked for."""
+        return derived_values.hub_options(self)
 
     @property
     def adapter_limits(self) -> AdapterLimits | None:

@@ -18,6 +18,7 @@ from jengine.config import CACHE_CODES, BalanceConfig
 from jengine.connectors.kv_events import EventSettings, event_settings
 from jengine.connectors.settings import TransferSettings, transfer_settings
 from jengine.connectors.weight_settings import WeightSettings, weight_settings
+from jengine.hub.options import HubOptions
 
 if TYPE_CHECKING:
     from jengine.assembly.settings.args import EngineArgs
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 def nodes(args: EngineArgs) -> Nodes:
     """The nodes that run the steps of one replica."""
     return Nodes(args.nnodes, args.node_rank, args.master_addr, args.master_port)
+
+
+def hub_options(args: EngineArgs) -> HubOptions:
+    """How repositories of the Hugging Face Hub are asked for."""
+    given = args.ignore_patterns or ()
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    return HubOptions(args.revision, args.download_dir, args.hf_token, patterns)
 
 
 def adapter_limits(args: EngineArgs) -> AdapterLimits | None:

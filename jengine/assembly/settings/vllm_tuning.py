@@ -30,10 +30,7 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
         "enable_mm_processor_stats": False, "video_pruning_method": "evs",
         "disable_chunked_mm_input": False, "renderer_num_workers": 1,
     },
-    "models are local folders: nothing is downloaded": {
-        "revision": None, "code_revision": None, "tokenizer_revision": None, "hf_token": None,
-        "download_dir": None, "ignore_patterns": ["original/**/*", ["original/**/*"]],
-    },
+    "code of repositories is never run": {"code_revision": None},
     "weights are memory-mapped and copied once": {
         "safetensors_load_strategy": None, "safetensors_prefetch_num_threads": 8,
         "safetensors_prefetch_block_size": 16 * 1024 * 1024,

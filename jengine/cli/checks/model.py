@@ -24,6 +24,7 @@ from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.cli.checks.finding import Finding, Level
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import JengineError
+from jengine.hub.wanted import SETTINGS
 from jengine.models.quantized import as_rounded, with_quantization
 from jengine.planning.device_memory import gigabytes, largest_step
 from jengine.runner.memory.cache_size import scratch_bytes
@@ -33,7 +34,7 @@ from jengine.sampling.admission import row_bytes
 from jengine.weights.abstract import abstract_model, with_dtype
 from jengine.weights.folder import open_checkpoint, read_model_config, register_imported
 from jengine.weights.orbax_folder import find_checkpoint
-from jengine.weights.resolve import resolve_model
+from jengine.weights.resolve import in_hub, resolve_model
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
     try:
         args = EngineArgs.checked("jengine", model=name, **settings)
         start_backend(args.gpu_memory_utilization)
-        folder = resolve_model(args.model)
+        # A doctor downloads no weights.
+        folder = resolve_model(args.model, replace(args.hub, wanted=SETTINGS))
         if args.model_impl == "generic":
             register_imported(folder)
         config = with_dtype(read_model_config(folder), args.dtype)
@@ -103,9 +105,20 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
     except JengineError as error:
         return Report([Finding("problem", "model", str(error))], {})
     weights = check_weights(args, folder)
-    tokenizer, can_chat = check_tokenizer(args.tokenizer or folder)
+    if weights.level == "problem" and in_hub(args.model):
+        text = f"not downloaded yet, or not wholly: `jengine pull {args.model}` does it"
+        weights = Finding("note", "weights", text)
+    tokenizer, can_chat = check_tokenizer(tokenizer_of(args, folder))
     fits, flags = check_fit(sizes)
     return Report([describe(sizes), weights, tokenizer, *fits], flags, can_chat)
+
+
+def tokenizer_of(args: EngineArgs, folder: Path) -> Any:
+    """The folder of the tokenizer, or the tokenizer."""
+    if not in_hub(args.tokenizer):
+        return args.tokenizer or folder
+    options = replace(args.hub, revision=args.tokenizer_revision, wanted=SETTINGS)
+    return resolve_model(args.tokenizer, options)
 
 
 def measure(args: EngineArgs, config: ModelConfig) -> Sizes:

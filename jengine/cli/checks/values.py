@@ -28,7 +28,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Finding:
     """Look at every number of the weights."""
     try:
         args = EngineArgs.checked("jengine", model=name, **settings)
-        folder = resolve_model(args.model)
+        folder = resolve_model(args.model, args.hub)
         if stored_format(args.load_format, folder) != "safetensors":
             return Finding("note", "values", "not checked: the weights are not safetensors")
         tensors = open_checkpoint(folder)

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from jengine.adapters import adapter_modules
 from jengine.server.errors import ApiError
+from jengine.weights.resolve import in_hub
 
 
 def allowed_folders(dirs: Sequence[str], modules: Sequence[str]) -> list[Path]:
     """The folders that hold adapters: `--lora-dirs`, or those with the ones of `--lora-modules`."""
     if dirs:
         return [Path(one) for one in dirs]
-    return [Path(one.lora_path).parent for one in adapter_modules(modules)]
+    paths = [one.lora_path for one in adapter_modules(modules)]
+    return [Path(path).parent for path in paths if not in_hub(path)]
 
 
 def adapter_folder(allowed: Sequence[Path], given: str) -> str:
@@ -27,7 +29,7 @@ def adapter_folder(allowed: Sequence[Path], given: str) -> str:
         folder = place / given  # an absolute path stays as it is
         inside = "\0" not in given and folder.resolve().is_relative_to(place.resolve())
         if inside and (Path(given).is_absolute() or folder.exists()):
-            return str(folder)
+            return str(folder.absolute())  # which is no name of a repository
     raise ApiError(
         400,
         "lora_path: expected a folder below one of those that the server allows. It is started "

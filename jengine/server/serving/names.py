@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jengine.assembly.engine import Engine
+from jengine.hub.names import shown_name
 from jengine.server.errors import ApiError
 
 MOST_NAMED = 20
@@ -28,7 +29,7 @@ class ModelNames:
     @classmethod
     def of(cls, engine: Engine, given: Sequence[str]) -> ModelNames:
         """The names given, else the model as it was named to the engine."""
-        root = str(engine.args.model)
+        root = shown_name(engine.args.model)
         return cls(tuple(given) or (root,), root)
 
     @property

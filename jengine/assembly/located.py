@@ -1,0 +1,95 @@
+"""Settings that name repositories of the Hugging Face Hub to settings that name local folders.
+
+Done once, by the process that the user starts: cores and workers are told the folders of snapshots,
+so all load the same commit. No jax.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jengine.assembly.progress import progress_factory
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.errors import ConfigError, error_named
+from jengine.hub.options import Check, HubOptions
+from jengine.hub.wanted import ADAPTERS, MODEL, SETTINGS, ModelFiles
+from jengine.speculative.config import speculative_config
+from jengine.weights.resolve import in_hub, resolve_model
+
+PREFLIGHT = "jengine.assembly.preflight"
+REFUSED = 3  # its exit status
+# Nothing of these says whether the model fits, or they are no plain data.
+NOT_FOR_PREFLIGHT = ("model", "params", "mesh", "tokenizer", "logits_processors", "hf_token")
+
+
+def located(args: EngineArgs, check: Callable[[EngineArgs], Check]) -> EngineArgs:
+    """The settings with the folders of model, tokenizer and draft model. Weights are downloaded
+    unless `check` refuses them."""
+    options = replace(args.hub, bar=progress_factory(args.show_progress))
+    changed: dict[str, Any] = {}
+    if in_hub(args.model):
+        wanted = ModelFiles(load_format=args.load_format)
+        checked = replace(options, wanted=wanted, check=check(args))
+        changed["model"] = folder_of(args.model, checked)
+    if (tokenizer := tokenizer_name(args)) is not None:
+        at = replace(options, revision=args.tokenizer_revision, wanted=SETTINGS)
+        changed["tokenizer"] = folder_of(tokenizer, at)
+    draft = args.speculative_config or {}
+    if in_hub(draft.get("model")):
+        at = replace(options, revision=draft.get("revision"), wanted=MODEL)
+        changed["speculative_config"] = {
+            **{key: value for key, value in draft.items() if key != "revision"},
+            # The name may say the method.
+            "method": speculative_config(draft).method,
+            "model": folder_of(draft["model"], at),
+        }
+    return replace(args, **changed) if changed else args
+
+
+def tokenizer_name(args: EngineArgs) -> str | None:
+    """The repository of a tokenizer that is not the model's own; None: there is none."""
+    if in_hub(args.tokenizer):
+        return str(args.tokenizer)
+    other = args.tokenizer_revision not in (None, args.revision)
+    return str(args.model) if other and args.tokenizer is None and in_hub(args.model) else None
+
+
+def folder_of(name: Any, options: HubOptions) -> str:
+    """The local folder, or GGUF file."""
+    return str(resolve_model(name, options).absolute())
+
+
+def adapter_finder(args: EngineArgs) -> Callable[[str], str]:
+    """What gives the local folder of an adapter."""
+    options = replace(args.hub, revision=None, wanted=ADAPTERS)
+
+    def find(path: str) -> str:
+        return folder_of(path, options) if in_hub(path) else path
+
+    return find
+
+
+def checked_elsewhere(args: EngineArgs) -> Check:
+    """A check by a process of its own, for one that must not load jax or start devices."""
+
+    def check(folder: Path) -> None:
+        plain = plain_settings(args, "a check", NOT_FOR_PREFLIGHT, model=str(folder))
+        done = subprocess.run(  # noqa: S603 - our own program
+            [sys.executable, "-m", PREFLIGHT], input=msgspec.msgpack.encode(plain),
+            capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode == REFUSED:
+            raise error_named(*msgspec.msgpack.decode(done.stdout, type=tuple[str, str]))
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise ConfigError(f"it cannot be checked whether the model fits: {' '.join(said)}")
+
+    return check

@@ -1,0 +1,86 @@
+"""Whether weights would be of use here, before they are downloaded: by config.json alone.
+
+As a program: settings on standard input; exit status 3 and the error on standard output if not.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import jax
+import msgspec
+from flax import nnx
+
+from jengine.assembly.backend import start_backend
+from jengine.assembly.located import REFUSED
+from jengine.assembly.settings.args import EngineArgs
+from jengine.config import ModelConfig
+from jengine.errors import CapacityError, JengineError
+from jengine.executor.choice import OWN_PROCESSES
+from jengine.hub.options import Check
+from jengine.models import registry
+from jengine.models.quantized import as_rounded, with_quantization
+from jengine.plugin_loading import load_plugins
+from jengine.runner.memory.memory_pool import available_bytes
+from jengine.weights.abstract import abstract_model, with_dtype
+from jengine.weights.folder import read_config_file
+
+GIB, GIGA = 2**30, 1e9
+
+
+def checked_here(args: EngineArgs) -> Check:
+    """A check by this process, which will have the engine's devices."""
+
+    def check(folder: Path) -> None:
+        if not (folder / "config.json").is_file() or args.model_impl == "generic":
+            return  # the weights themselves say what the model is
+        hf = read_config_file(folder, args.hf_overrides)
+        config = with_dtype(registry.model_config(hf), args.dtype)
+        if args.executor in OWN_PROCESSES and not args.nodes.several:
+            check_memory(args, with_quantization(config, args.quantization))
+
+    return check
+
+
+def check_memory(args: EngineArgs, config: ModelConfig) -> None:
+    """Refuse weights that are larger than the memory there is for them."""
+    start_backend(args.gpu_memory_utilization)
+    needed = parameter_bytes(config)
+    device = jax.local_devices()[0]
+    # Devices of a CPU share its memory.
+    count = 1 if device.platform == "cpu" else args.devices_per_replica
+    spared = int(args.cpu_offload_gb * GIB) * count
+    free = available_bytes(device, args.gpu_memory_utilization) * count
+    if needed - spared > free:
+        raise CapacityError(
+            f"its weights take {needed / GIGA:.1f} GB as {config.dtype}, and there are "
+            f"{free / GIGA:.1f} GB for them on {count} {device.platform} device(s). Nothing of "
+            "them was downloaded. Use a smaller model, dtype='bfloat16', quantization='int4', or "
+            "more devices (tensor_parallel_size); `jengine plan` calculates what fits."
+        )
+
+
+def parameter_bytes(config: ModelConfig) -> int:
+    """The bytes of all parameters as they lie in memory."""
+    model = abstract_model(config)
+    as_rounded(model)
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def main() -> int:
+    """Check the folder that the settings name as the model."""
+    try:
+        load_plugins()
+        args = EngineArgs.checked("engine", **msgspec.msgpack.decode(sys.stdin.buffer.read()))
+        checked_here(args)(Path(args.model))
+    except JengineError as error:
+        sys.stdout.buffer.write(msgspec.msgpack.encode((type(error).__name__, str(error))))
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""`jengine pull`: downloads a model of the Hugging Face Hub, so that it starts without network."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jengine.assembly.settings.args import EngineArgs
+from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.interrupts import interrupts_end_the_process
+from jengine.cli.parser import Parser
+from jengine.cli.terminal import Terminal
+from jengine.errors import CheckpointError, JengineError
+from jengine.hub.names import hub_name
+from jengine.hub.options import Check
+from jengine.hub.snapshot import local_snapshot
+from jengine.hub.wanted import ADAPTERS, SETTINGS, ModelFiles
+
+if TYPE_CHECKING:
+    from jengine.cli.main import OpenLLM
+
+USAGE = "NAME [flags]"
+EXAMPLES = """\
+Commands that are given NAME download it too: this only does it earlier. What has arrived of a
+download that broke off is kept. The last line is the folder.
+
+examples:
+  jengine pull Qwen/Qwen3-0.6B
+  jengine pull org/name --revision v1.0 --download-dir /data/models
+  jengine pull org/name-GGUF:Q4_K_M
+  jengine pull org/adapter --part adapter
+"""
+LOCATED = "jengine.assembly.located"  # imports numpy, which help does not need
+# What of a repository is wanted -> its files, given those of weights.
+PARTS = {
+    "model": lambda load_format: ModelFiles(load_format=load_format),
+    "tokenizer": lambda _: SETTINGS,
+    "adapter": lambda _: ADAPTERS,
+}
+FLAGS = ("revision", "download_dir", "hf_token", "ignore_patterns", "load_format")
+
+
+def advised(check: Check) -> Check:
+    """The check, whose error says how the model is downloaded all the same."""
+
+    def with_advice(folder: Path) -> None:
+        try:
+            check(folder)
+        except JengineError as error:
+            raise type(error)(f"{error} `jengine pull --any` downloads it all the same.") from error
+
+    return with_advice
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of this command."""
+    parser.add_argument("model", metavar="NAME", help="org/name, or org/name:QUANTIZATION")
+    parser.add_argument("--part", choices=tuple(PARTS), default="model", help="[model]")
+    parser.add_argument(
+        "--any", action="store_true", help="also what is no model that runs here, as draft heads"
+    )
+    add_engine_flags(parser, only=FLAGS)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
+    """Download, and print where it is."""
+    settings = engine_arguments(arguments)
+    name = hub_name(arguments.model)
+    if name is None:
+        raise CheckpointError(f"{arguments.model!r}: expected the name of a repository, org/name.")
+    args = EngineArgs.checked("jengine pull", model=arguments.model, **settings)
+    check = (
+        None if arguments.any else advised(importlib.import_module(LOCATED).checked_elsewhere(args))
+    )
+    wanted = PARTS[arguments.part](args.load_format)
+    with interrupts_end_the_process():
+        found = local_snapshot(name, replace(args.hub, wanted=wanted, check=check))
+    terminal.say(str(found))
+    return 0

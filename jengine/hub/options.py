@@ -1,0 +1,43 @@
+"""What is wanted of a repository, and how it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jengine.hub.wanted import MODEL, Wanted
+
+# Given a folder with a model's small files, raises if its weights would be of no use here.
+Check = Callable[[Path], None]
+# A factory of bars as tqdm's: with total, initial, desc, unit and unit_scale.
+Bar = Callable[..., Any]
+
+
+def on_terminals(**options: Any) -> Any:
+    """A bar, where there is a terminal or a notebook."""
+    from tqdm.auto import tqdm
+
+    return tqdm(disable=None, dynamic_ncols=True, **options)
+
+
+def silent(**options: Any) -> Any:
+    """A bar that is not drawn."""
+    from tqdm import tqdm
+
+    return tqdm(disable=True, **options)
+
+
+@dataclass(frozen=True)
+class HubOptions:
+    """A branch, tag or commit (None: main), the cache (None: Hugging Face's own), a token (None:
+    that of the environment, False: none), and the files."""
+
+    revision: str | None = None
+    cache_dir: str | Path | None = None
+    token: str | bool | None = field(default=None, repr=False)
+    ignore_patterns: tuple[str, ...] = ()
+    wanted: Wanted = MODEL
+    check: Check | None = None
+    bar: Bar = on_terminals

@@ -1,0 +1,168 @@
+"""A repository's snapshot in the download cache, with the files that are wanted.
+
+The commit is looked up once; what is there already is not asked for again. Offline, or where the
+hub cannot be reached, a snapshot that is complete is taken from the cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jengine.errors import CheckpointError, JengineError
+from jengine.hub import cache, failures
+from jengine.hub.blobs import Blob, fetch_blobs, sizes, told
+from jengine.hub.names import HubName
+from jengine.hub.options import Bar, HubOptions, silent
+from jengine.hub.wanted import of_quant, without
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+logger = logging.getLogger(__name__)
+AT_ONCE = 8  # small files
+SPARE = 64 << 20  # bytes that a disk has left after a download
+
+
+def local_snapshot(name: HubName, options: HubOptions) -> Path:
+    """The local folder, or GGUF file, of a repository; what is missing is downloaded."""
+    wanted = of_quant(options.wanted, name.quant)
+    revision = name.commit or options.revision
+    asked = _Asked(name, replace(options, wanted=wanted, revision=revision))
+    commit = asked.known_commit
+    if commit is not None and (asked.offline or commit == revision):
+        found = asked.cached(commit, certain=not asked.offline)
+        if found is not None:
+            return found
+    if asked.offline:
+        raise failures.not_cached(asked.name, asked.repository, revision)
+    try:
+        return asked.download()
+    except JengineError as error:
+        raise type(error)(f"{name}: {error}") from error
+    except Exception as error:
+        found = asked.cached(commit) if commit and failures.is_unreachable(error) else None
+        if found is None:
+            explained = failures.explained(error, name, asked.options, asked.repository)
+            if explained is None:
+                raise
+            raise explained from error
+        logger.warning("%s: the hub cannot be reached (%s). Its cached snapshot is used: %s",
+                       name, error, found)  # fmt: skip
+        return found
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A repository and what is wanted of it."""
+
+    name: HubName
+    options: HubOptions
+
+    @cached_property
+    def repository(self) -> Path:
+        """Its folder in the cache."""
+        return cache.repository_folder(cache.cache_folder(self.options.cache_dir), self.name.repo)
+
+    @cached_property
+    def offline(self) -> bool:
+        """Whether no request may be made."""
+        return failures.is_offline()
+
+    @property
+    def known_commit(self) -> str | None:
+        """The commit of the revision, as far as the cache knows."""
+        return cache.commit_of(self.repository, self.options.revision)
+
+    def cached(self, commit: str, *, certain: bool = False) -> Path | None:
+        """The snapshot of a commit, if everything that is wanted is there. Weights come last, so
+        they prove that the small files are complete; `certain` asks for this proof."""
+        snapshot = cache.snapshot_folder(self.repository, commit)
+        paths = without(cache.files_of(snapshot), self.options.ignore_patterns)
+        if not paths:
+            return None
+        try:
+            self.options.wanted.small(paths)
+            large = self.options.wanted.large(paths, snapshot)
+        except CheckpointError:  # said of the repository's own files, if it can be asked
+            return None
+        return None if certain and not large else self.options.wanted.found(snapshot, large)
+
+    def download(self) -> Path:
+        """Ask for the commit, then for every file that is not there."""
+        info = self._info()
+        assert info.sha is not None and info.siblings is not None, "the hub names commit and files"
+        files = {one.rfilename: Blob.of(one) for one in info.siblings}
+        paths = without(files, self.options.ignore_patterns)
+        wanted, snapshot = self.options.wanted, cache.snapshot_folder(self.repository, info.sha)
+        missing = _missing(files, wanted.small(paths), snapshot)
+        self._fetch(missing, info.sha, silent)
+        large = wanted.large(paths, snapshot)
+        missing = _missing(files, large, snapshot)
+        if missing:
+            self._check(missing, snapshot)
+            self._fetch(missing, info.sha, self.options.bar)
+        self._remember(info.sha)
+        return wanted.found(snapshot, large)
+
+    def _info(self) -> ModelInfo:
+        from huggingface_hub import HfApi, constants
+
+        return HfApi(endpoint=constants.ENDPOINT, token=self.options.token).model_info(
+            self.name.repo, revision=self.options.revision, files_metadata=True
+        )
+
+    def _check(self, missing: Mapping[str, Blob], snapshot: Path) -> None:
+        """Refuse weights that would be of no use here, or have no room."""
+        if self.options.check is not None:
+            self.options.check(snapshot)
+        present, whole = sizes(self.repository, missing.values())
+        _check_disk(self.repository, whole - present)
+
+    def _fetch(self, missing: Mapping[str, Blob], commit: str, bar: Bar) -> None:
+        """Put files into the snapshot. huggingface_hub downloads small ones, and links to blobs
+        that are there."""
+        from huggingface_hub import constants, hf_hub_download
+
+        fetch_blobs(self.name, missing, commit, self.options, self.repository, bar)
+
+        def link(path: str) -> None:
+            hf_hub_download(
+                self.name.repo, path, revision=commit, token=self.options.token,
+                cache_dir=self.repository.parent, endpoint=constants.ENDPOINT,
+                tqdm_class=told(lambda _: None),  # pyrefly: ignore[bad-argument-type]
+            )  # fmt: skip
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(link, missing))
+
+    def _remember(self, commit: str) -> None:
+        """Write down the commit of a branch or tag, as the library does where it looks it up."""
+        revision = self.options.revision or cache.MAIN
+        file = self.repository / "refs" / revision
+        if revision != commit and file.resolve().is_relative_to(self.repository.resolve()):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(commit)
+
+
+def _missing(files: Mapping[str, Blob], wanted: Sequence[str], snapshot: Path) -> dict[str, Blob]:
+    """The wanted files that are not in the snapshot."""
+    return {path: files[path] for path in wanted if not (snapshot / path).is_file()}
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    """Refuse a download that does not fit."""
+    place = next(one for one in (folder, *folder.parents) if one.exists())
+    free = shutil.disk_usage(place).free
+    if needed + SPARE > free:
+        raise CheckpointError(
+            f"{failures.shown_bytes(needed)} are to be downloaded, and {folder.parent} has "
+            f"{failures.shown_bytes(free)} free. Make room (`jengine models` lists what is "
+            "cached), or give another folder: download_dir=..., or the variable HF_HOME."
+        )
