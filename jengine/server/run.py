@@ -27,6 +27,7 @@ from jengine.open_files import allow_connections
 from jengine.server.app import make_app
 from jengine.server.http.listening import listening_socket, url_of
 from jengine.server.http.patience import PatientProtocol
+from jengine.server.large_blocks import return_large_blocks
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase
 from jengine.server.serving.adapters import load_modules
@@ -55,6 +56,7 @@ def run_server(
 
     `sock` is a socket that listens already, and `peers` are the other processes that share it.
     """
+    return_large_blocks()
     sock = sock or listening_socket(settings)
     url = url_of(settings, sock)
     app = make_app(None, settings, peers)
