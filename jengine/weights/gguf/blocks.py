@@ -122,13 +122,67 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     return scales[..., None] * values
 
 
+def _q2_k(blocks: np.ndarray) -> np.ndarray:
+    """Sixteen groups of 16 with four bits of scale and offset each."""
+    given, codes = blocks[:, :16], _pairs(blocks[:, 16:80])
+    scales = (_single(blocks, 80) * (given & 15))[..., None]
+    return scales * codes - (_single(blocks, 82) * (given >> 4))[..., None]
+
+
+def _q3_k(blocks: np.ndarray) -> np.ndarray:
+    """The same with six bits of scale, and third bits that are stored apart."""
+    high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = _pairs(blocks[:, 32:96]) | high.reshape(-1, 16, 16) << 2
+    given = blocks[:, 96:108]
+    low = np.concatenate([given[:, :8] & 15, given[:, :8] >> 4], axis=1)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    top = (given[:, None, 8:] >> shifts & 3).reshape(-1, 16)
+    scales = _single(blocks, 108) * ((low | top << 4).astype(np.int8) - np.int8(32))
+    return scales[..., None] * (codes.astype(np.int8) - np.int8(4))
+
+
+def _pairs(codes: np.ndarray) -> np.ndarray:
+    """[blocks, 16, 16]: of each half of the bytes first the lowest two bits, then the next."""
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    return (codes.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
+
+
+# Numbers that codes of four bits stand for.
+IQ4 = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
+    return _single(blocks, 0) * IQ4[_nibbles(blocks[:, 2:])]
+
+
+def _iq4_xs(blocks: np.ndarray) -> np.ndarray:
+    """Eight groups of 32, whose scales of six bits are stored in two parts."""
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+    top = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2) & 3
+    scales = _single(blocks, 0) * ((low | top << 4).astype(np.float32) - 32)
+    return scales[..., None] * IQ4[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
+
+
+def _mxfp4(blocks: np.ndarray) -> np.ndarray:
+    exponents = np.ascontiguousarray(blocks[:, :1]).view(ml_dtypes.float8_e8m0fnu)
+    return exponents.astype(np.float32) * FP4[_nibbles(blocks[:, 1:])]
+
+
 DEQUANTIZE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

@@ -49,15 +49,19 @@ TYPES = {
     6: PackedType("Q5_0", 32, 22),
     7: PackedType("Q5_1", 32, 24),
     8: PackedType("Q8_0", 32, 34),
+    10: PackedType("Q2_K", 256, 84),
+    11: PackedType("Q3_K", 256, 110),
     12: PackedType("Q4_K", 256, 144),
     13: PackedType("Q5_K", 256, 176),
     14: PackedType("Q6_K", 256, 210),
+    20: PackedType("IQ4_NL", 32, 18),
+    23: PackedType("IQ4_XS", 256, 136),
     30: PackedType("BF16", 1, 2),
+    39: PackedType("MXFP4", 32, 17),
 }
 NOT_READ = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
-    19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0",
-    35: "TQ2_0", 39: "MXFP4",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
+    22: "IQ2_S", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip
 
 

@@ -114,6 +114,8 @@ def test_every_packed_type_is_decoded_as_llama_cpp_does() -> None:
     for packed in TYPES.values():
         if packed.name in DEQUANTIZE:
             blocks = rng.integers(0, 256, (3, packed.size)).astype(np.uint8)
+            if packed.name == "MXFP4":
+                blocks[:, 0] = rng.integers(100, 140, 3)
             for at in HALVES[packed.name]:
                 blocks[:, at : at + 2] = rng.normal(size=(3, 1)).astype(np.float16).view(np.uint8)
             found = DEQUANTIZE[packed.name](blocks).reshape(3, -1)
@@ -123,7 +125,8 @@ def test_every_packed_type_is_decoded_as_llama_cpp_does() -> None:
 
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2),
-    "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,),
+    "IQ4_XS": (0,), "MXFP4": (),
 }  # fmt: skip
 
 
@@ -180,6 +183,52 @@ def sixes(block: np.ndarray) -> list[float]:
     return found
 
 
+def twos(block: np.ndarray) -> list[float]:
+    found = []
+    for number in range(256):
+        part, inside = divmod(number, 128)
+        code = int(block[16 + part * 32 + inside % 32]) >> 2 * (inside // 32) & 3
+        scale = int(block[number // 16])
+        found.append(half(block, 80) * (scale & 15) * code - half(block, 82) * (scale >> 4))
+    return found
+
+
+def threes(block: np.ndarray) -> list[float]:
+    found, six = [], [int(byte) for byte in block[96:108]]
+    for number in range(256):
+        (part, inside), group = divmod(number, 128), number // 16
+        code = int(block[32 + part * 32 + inside % 32]) >> 2 * (inside // 32) & 3
+        third = int(block[inside % 32]) >> (4 * part + inside // 32) & 1
+        scale = six[group % 8] >> 4 * (group // 8) & 15
+        scale |= (six[8 + group % 4] >> 2 * (group // 4) & 3) << 4
+        found.append(half(block, 108) * (scale - 32) * (code + 4 * third - 4))
+    return found
+
+
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def fours(block: np.ndarray) -> list[float]:
+    found, top = [], int(block[2]) | int(block[3]) << 8
+    for number in range(256):
+        group, inside = divmod(number, 32)
+        scale = int(block[4 + group // 2]) >> 4 * (group % 2) & 15
+        scale |= (top >> 2 * group & 3) << 4
+        code = nibble(block[8 + 16 * group :], inside)
+        found.append(half(block, 0) * (scale - 32) * IQ4[code])
+    return found
+
+
+def fp4(block: np.ndarray) -> list[float]:
+    found = []
+    for number in range(32):
+        code = nibble(block[1:], number)
+        power, fraction = code >> 1 & 3, code & 1
+        value = (1 + fraction / 2) * 2.0 ** (power - 1) if power else fraction / 2
+        found.append((-value if code & 8 else value) * 2.0 ** (int(block[0]) - 127))
+    return found
+
+
 BY_NUMBER: dict[str, Callable[[np.ndarray], list[float]]] = {
     "Q4_0": legacy(2, 8, None, None),
     "Q4_1": legacy(4, 0, None, 2),
@@ -189,6 +238,11 @@ BY_NUMBER: dict[str, Callable[[np.ndarray], list[float]]] = {
     "Q4_K": with_groups(16, None),
     "Q5_K": with_groups(48, 16),
     "Q6_K": sixes,
+    "Q2_K": twos,
+    "Q3_K": threes,
+    "IQ4_NL": lambda block: [half(block, 0) * IQ4[nibble(block[2:], n)] for n in range(32)],
+    "IQ4_XS": fours,
+    "MXFP4": fp4,
 }
 
 
@@ -205,7 +259,7 @@ def spoil_scale(data: bytearray) -> None:
 
 def other_type(data: bytearray) -> None:
     at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
-    data[at] = 10
+    data[at] = 21
 
 
 @pytest.mark.parametrize(
@@ -215,7 +269,7 @@ def other_type(data: bytearray) -> None:
         (lambda data: data.__delitem__(slice(-64, None)), "ends after the end of the file"),
         (lambda data: data.__setitem__(slice(0, 4), b"GGML"), r"begins with b'GGML'"),
         (lambda data: data.__setitem__(slice(24, 32), b"\xff" * 8), "bytes are missing at its end"),
-        (other_type, "'blk.0.ffn_up.weight' is packed as Q2_K, which is not built"),
+        (other_type, "'blk.0.ffn_up.weight' is packed as IQ3_S, which is not built"),
     ],
 )
 def test_damage_is_named(change: Any, message: str, tmp_path: Path) -> None:
