@@ -19,6 +19,11 @@ COMMON: Keys = {
     "attention.head_count_kv": "num_key_value_heads",
     "rope.freq_base": "rope_theta",
 }
+# Keys that a file must have where its architecture has them.
+REQUIRED = {
+    "context_length", "embedding_length", "attention.head_count", "expert_count",
+    "expert_used_count", "expert_feed_forward_length",
+}  # fmt: skip
 # Keys that say nothing that tensors or other keys do not.
 HARMLESS = {"vocab_size", "attention.causal", "rope.scaling.finetuned", "tensor_data_layout"}
 EXPERTS: Keys = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}

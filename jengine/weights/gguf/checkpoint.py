@@ -98,7 +98,9 @@ class Translation:
         ]
         for group in [*groups, ["output"]]:
             tensors = [self.header.tensors.get(f"{name}.weight") for name in group]
-            if all(one is not None and one.type.name == Q8_0 for one in tensors):
+            if all(
+                one is not None and one.type.name == Q8_0 and len(one.shape) == 2 for one in tensors
+            ):
                 yield from (
                     self.hf_name(f"{name}.weight").removesuffix(".weight") for name in group
                 )
@@ -138,12 +140,13 @@ class Translation:
             return plain_tensor(own, (packed,), turn=lambda array: array - array.dtype.type(1))
         # Axes of one number, which some converters leave out.
         same = [size for size in shape if size != 1] == [size for size in packed.shape if size != 1]
-        turn = self._turn(name)
-        return plain_tensor(own, (packed,), shape if same else packed.shape, turn)
+        if not same:  # which loading says
+            return plain_tensor(own, (packed,))
+        return plain_tensor(own, (packed,), shape, self._turn(name))
 
     def _quantized(self, own: str, name: str, packed: PackedTensor) -> Iterator[GgufTensor]:
         groups = packed.shape[0], packed.shape[1] // packed.type.numbers
-        turn = self._turn(name)
+        turn = self._turn(name) if self.shapes.get(own) == packed.shape else None
         yield GgufTensor(own, "I8", packed.shape, (packed,), q8_values, turn)
         scale = f"{own.removesuffix('.weight')}.scale"
         yield GgufTensor(scale, "F16", groups, (packed,), _scales, turn)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from jengine.weights.gguf.architectures import COMMON
+from jengine.weights.gguf.architectures import COMMON, REQUIRED
 from jengine.weights.gguf.header import Header
 from jengine.weights.gguf.metadata import Metadata
 from jengine.weights.gguf.rope import rope_scaling
@@ -17,6 +15,7 @@ from jengine.weights.gguf.rope import rope_scaling
 PLAIN_TYPES = {"F32": "float32", "F16": "float16"}
 EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 MOST_LAYERS = 1000  # beyond which families refuse them
+PATTERN = "attention.sliding_window_pattern"
 # Keys of config.json that are true where a tensor is there.
 PRESENT = {
     "attention_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
@@ -51,7 +50,7 @@ def config_of(header: Header) -> dict[str, object]:
     }
     for key, name in {**COMMON, **own.keys}.items():
         found = fields.get(key)
-        if found is not None:
+        if found is not None or key in REQUIRED:
             config[name] = fields.number(key) if not isinstance(found, bool) else found
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     config |= _heads(fields, config)
@@ -81,7 +80,7 @@ def _heads(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
     heads, hidden = (fields.number(key) for key in ("attention.head_count", "embedding_length"))
     if heads < 1:
         raise fields.refuse("attention.head_count", "at least 1")
-    if fields.get("attention.kv_lora_rank") is not None:
+    if fields.number("attention.kv_lora_rank", 0):
         return _latent_heads(fields, heads)
     dim = fields.number("attention.key_length", hidden // heads)
     if fields.number("attention.value_length", dim) != dim:
@@ -109,7 +108,7 @@ def _latent_heads(fields: Metadata, heads: int) -> dict[str, object]:
     return {
         "num_key_value_heads": heads,
         "kv_lora_rank": fields.number("attention.kv_lora_rank"),
-        "q_lora_rank": fields.get("attention.q_lora_rank") or None,
+        "q_lora_rank": fields.number("attention.q_lora_rank", 0) or None,
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key - rotated,
         "v_head_dim": value,
@@ -131,15 +130,11 @@ def _windows(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
     if config.get("sliding_window") == 0:
         found["sliding_window"] = None
-    pattern, layers = fields.get("attention.sliding_window_pattern"), config["num_hidden_layers"]
-    if pattern is None:
-        return found
-    if isinstance(pattern, np.ndarray):
-        sliding = [bool(one) for one in pattern][:layers]
-    elif isinstance(pattern, bool):
-        sliding = [pattern] * layers
-    else:
-        every = max(int(fields.number("attention.sliding_window_pattern")), 1)
+    layers, sliding = config["num_hidden_layers"], fields.flags(PATTERN)
+    if sliding is None:
+        if fields.get(PATTERN) is None:
+            return found
+        every = max(int(fields.number(PATTERN)), 1)
         sliding = [bool((layer + 1) % every) for layer in range(min(layers, MOST_LAYERS))]
     names = ("full_attention", "sliding_attention")
-    return {**found, "layer_types": [names[one] for one in sliding]}
+    return {**found, "layer_types": [names[one] for one in sliding[:layers]]}

@@ -5,6 +5,7 @@ In: a file. Out: its metadata and its tensors. Must not know models nor how numb
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import struct
@@ -19,6 +20,7 @@ import numpy as np
 from jengine.errors import CheckpointError, lfs_advice
 
 MAGIC = b"GGUF"
+MODEL = "model"  # other files are adapters and parts that read images
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4
 MOST_NESTED = 2  # arrays of arrays
@@ -203,16 +205,29 @@ def _parse(file: Path, reader: _Reader) -> Header:
     metadata = {}
     for _ in range(values):
         name = reader.string()
+        if name in metadata:
+            raise reader.refuse(f"it says {name!r} twice")
         metadata[name] = reader.value(reader.number("<I"))
+    kind = metadata.get("general.type", MODEL)
+    if kind != MODEL:
+        raise reader.refuse(f"general.type is {kind!r}, expected {MODEL!r}")
     described = [_described(reader) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
-        raise reader.refuse(f"general.alignment is {alignment!r}, expected a multiple of 8")
+    if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+        raise reader.refuse(f"general.alignment is {alignment!r}, expected a power of 2 from 8 on")
     start = -(-reader.at // alignment) * alignment
     found = {one[0]: _placed(reader, *one, start) for one in described}
     if len(found) < tensors:
         raise reader.refuse("two tensors have one name")
+    _check_apart(reader, sorted(found.values(), key=lambda one: one.start))
     return Header(file, metadata, found)
+
+
+def _check_apart(reader: _Reader, tensors: Sequence[PackedTensor]) -> None:
+    """Refuse tensors that share bytes."""
+    for one, after in itertools.pairwise(one for one in tensors if one.size):
+        if one.start + one.size > after.start:
+            raise reader.refuse(f"{one.name!r} and {after.name!r} share bytes")
 
 
 def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:

@@ -28,19 +28,19 @@ class Metadata:
     def __init__(self, header: Header) -> None:
         self.header = header
         own = header.metadata.get(ARCHITECTURE)
-        if own not in NAMES:
+        if not isinstance(own, str) or own not in NAMES:
             raise CheckpointError(
                 f"{header.file}: {ARCHITECTURE} is {own!r}, expected one of"
                 f" {', '.join(NAMES)}. Other models are read from safetensors."
             )
-        self.name = str(own)
+        self.name = own
         self.read = set(HARMLESS)
         self.architecture = self._architecture()
 
     def _architecture(self) -> Architecture:
         for name, key, values, variant in VARIANTS:
             found = self.get(key) if name == self.name else None
-            if found in values or (found and not values):
+            if isinstance(found, int) and (found in values if values else found):
                 return ARCHITECTURES[variant]
         return ARCHITECTURES[self.name]
 
@@ -51,13 +51,23 @@ class Metadata:
             f"{self.header.file}: {self.name}.{key} is {given!r}, expected {expected}."
         )
 
-    def get(self, key: str) -> Any:
-        """A value, None where there is none. What lists say of every layer alike is one value."""
+    def get(self, key: str) -> int | float | bool | str | None:
+        """A value, None where there is none. What a list says of every layer alike is one value."""
         self.read.add(key)
         found = self.header.metadata.get(f"{self.name}.{key}")
         if isinstance(found, np.ndarray) and len({*found.tolist()}) == 1:
-            return found.tolist()[0]
+            found = found.tolist()[0]
+        if not isinstance(found, int | float | str | None):
+            raise self.refuse(key, "one value, the same in all layers")
         return found
+
+    def flags(self, key: str) -> list[bool] | None:
+        """Whether something is so in each layer, None where no list says it."""
+        found = self.header.metadata.get(f"{self.name}.{key}")
+        if not isinstance(found, np.ndarray):
+            return None
+        self.read.add(key)
+        return [bool(one) for one in found]
 
     def number(self, key: str, default: float | None = None) -> Any:
         """A number, which is the same in all layers."""
@@ -83,5 +93,6 @@ class Metadata:
         prefix = f"{self.name}."
         given = {key.removeprefix(prefix) for key in self.header.metadata if key.startswith(prefix)}
         for key in sorted(given - self.read):
-            if self.header.metadata[prefix + key] not in (None, 0, False, ""):
+            found = self.header.metadata[prefix + key]
+            if not isinstance(found, int | float | str) or found:
                 raise self.refuse(key, "nothing: what it means is not built for this architecture")

@@ -194,7 +194,9 @@ OWN_KEYS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-def write_architecture(folder: Path, family: str, **more: Any) -> Files:
+def write_architecture(
+    folder: Path, family: str, metadata: Mapping[str, Any] | None = None, **more: Any
+) -> Files:
     """A tiny model as a folder and as a GGUF file of plain numbers."""
     architecture, own = FAMILIES[family]
     settings = {key: value for key, value in {**own, **more}.items() if value is not None}
@@ -203,8 +205,8 @@ def write_architecture(folder: Path, family: str, **more: Any) -> Files:
     found = read_header(written / "model.safetensors")
     given = {name: np.array(tensor.read()) for name, tensor in found.items()}
     stored = {name: plain("F32", array) for name, array in converted(family, config, given)}
-    metadata = metadata_of(family, config)
-    prefixed = {f"{architecture}.{key}": value for key, value in metadata.items()}
+    own_metadata = metadata_of(family, config)
+    prefixed = {f"{architecture}.{key}": value for key, value in own_metadata.items()}
     tokens = {
         f"tokenizer.ggml.{role}_token_id": config[f"{role}_token_id"]
         for role in ("bos", "eos")
@@ -212,7 +214,8 @@ def write_architecture(folder: Path, family: str, **more: Any) -> Files:
     }
     tokens["tokenizer.ggml.tokens"] = [str(token) for token in range(config["vocab_size"])]
     out = folder / "model.gguf"
-    write_gguf(out, {"general.architecture": architecture, **prefixed, **tokens}, stored)
+    keys = {"general.architecture": architecture, **prefixed, **tokens, **(metadata or {})}
+    write_gguf(out, keys, stored)
     return Files(out, written)
 
 

@@ -222,7 +222,7 @@ def described(value: Any) -> bytes:
     if isinstance(value, np.ndarray):
         kind = ARRAYS[value.dtype.name]
         return struct.pack("<IIQ", 9, kind, len(value)) + value.tobytes()
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool_):
         return struct.pack("<IB", 7, value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
