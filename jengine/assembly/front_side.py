@@ -76,7 +76,8 @@ def engine_of(
     if args.otlp_traces_endpoint is not None:
         tracer = Tracer.to(args.otlp_traces_endpoint, shown_name(args.model))
     grammars = devices.grammars if devices else GrammarCompiler()
-    if devices is None:  # a front, which may have streams by the time of the first grammar
+    # A front may have streams by the time of the first grammar.
+    if devices is None and source.config.pooling is None:
         grammars.prepare()
     structured = structured_outputs_defaults(args.reasoning_parser, args.structured_outputs_config)
     inputs = InputProcessor(

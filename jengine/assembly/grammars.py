@@ -35,7 +35,7 @@ def core_grammars(source: ModelSource) -> CoreGrammars:
     """For the core of this process. Replicas share the compiler. A front in another process tells
     its tokenizer while the core loads: it is made then, as no step can run while it is."""
     compiler = GrammarCompiler(lambda: core_tokenizer(source))
-    if source.told_tokenizer is not None:
+    if source.told_tokenizer is not None and source.config.pooling is None:
         source.told_tokenizer.when_told(compiler.prepare)
 
     def around(executor: Executor) -> GrammarMasks:
