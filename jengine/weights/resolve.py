@@ -18,6 +18,10 @@ from jengine.hub.snapshot import local_snapshot
 
 # The beginning of an address in an object store, or of any other URL.
 REMOTE = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+# What makes a folder a model or a tokenizer whatever GGUF files it holds.
+OWN_FILES = ("config.json", "tokenizer.json")
+# GGUF files that are no models of their own: parts behind the first, and encoders of images.
+NO_MODEL = re.compile(r"(?<!-00001)-of-\d{5}\.gguf$|^mmproj")
 GGUF_ADVICE = "Give the .gguf file itself as the model."
 
 
@@ -30,7 +34,7 @@ def resolve_model(name: str | Path, options: HubOptions | None = None) -> Path:
     # An empty path would mean the current folder. os.path.expanduser leaves an unknown ~user alone.
     folder = Path(os.path.expanduser(name))
     if str(name) and (folder.is_dir() or is_gguf(folder)):
-        return folder
+        return gguf_in(folder) or folder
     if scheme := REMOTE.match(str(name)):
         raise CheckpointError(
             f"model: given {str(name)!r}. Objects of {scheme[1]!r} stores are not read: copy them "
@@ -59,6 +63,18 @@ def _downloaded(name: HubName, folder: Path, options: HubOptions) -> Path:
 def in_hub(name: object) -> bool:
     """Whether this names a repository: a text that is no path of anything here."""
     return isinstance(name, str) and hub_name(name) is not None and not Path(name).exists()
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The one model in a folder of GGUF files alone; None for any other. Of a model in several
+    files, the first."""
+    if not folder.is_dir() or any((folder / name).is_file() for name in OWN_FILES):
+        return None
+    files = sorted(file for file in folder.glob(f"*{GGUF}") if not NO_MODEL.search(file.name))
+    if len(files) > 1:
+        sizes = ", ".join(f"{file.name} ({file.stat().st_size / 1e9:.2f} GB)" for file in files)
+        raise CheckpointError(f"{folder}: holds {len(files)} GGUF models. Give one: {sizes}.")
+    return files[0] if files else None
 
 
 def is_gguf(path: Path) -> bool:

@@ -42,6 +42,18 @@ def test_a_gguf_file_is_a_model_and_other_files_are_not(tmp_path: Path) -> None:
         resolve_model(tmp_path / "model.bin")
 
 
+def test_a_folder_of_gguf_files_is_its_one_model(tmp_path: Path) -> None:
+    for name in ("x-Q4_K_M-00001-of-00002", "x-Q4_K_M-00002-of-00002", "mmproj-x-F16"):
+        (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
+    assert resolve_model(tmp_path) == tmp_path / "x-Q4_K_M-00001-of-00002.gguf"
+    (tmp_path / "x-Q8_0.gguf").write_bytes(b"GGUF")
+    both = r"holds 2 GGUF models. Give one: x-Q4_K_M-00001-of-00002.gguf \(0.00 GB\), x-Q8_0.gguf"
+    with pytest.raises(CheckpointError, match=both):
+        resolve_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(tmp_path) == tmp_path
+
+
 def test_a_folder_of_gguf_files_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"holds GGUF files.*Give the .gguf file itself"):
