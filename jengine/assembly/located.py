@@ -72,7 +72,9 @@ def adapter_finder(args: EngineArgs) -> Callable[[str], str]:
     options = replace(args.hub, revision=None, wanted=ADAPTERS)
 
     def find(path: str) -> str:
-        return folder_of(path, options) if in_hub(path) else path
+        # Clients of a server give absolute paths, which may look like those of snapshots.
+        is_name = in_hub(path) and not Path(path).is_absolute()
+        return folder_of(path, options) if is_name else path
 
     return find
 

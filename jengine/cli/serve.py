@@ -70,19 +70,23 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     name = "Headless" if arguments.headless else "APIServer"
     configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug, process_name=name)
     count = api_processes(arguments, args)
-    locating = importlib.import_module("jengine.assembly.located")
-    args = locating.located(args, locating.checked_elsewhere)
     # Arrays and tokenizers come with what is imported here.
     if args.nodes.several and arguments.headless:
-        return importlib.import_module("jengine.cli.serving.node").serve_node(args)
+        return importlib.import_module("jengine.cli.serving.node").serve_node(found(args))
     if count == 0:
-        return importlib.import_module("jengine.cli.serving.headless").serve_cores(args)
+        return importlib.import_module("jengine.cli.serving.headless").serve_cores(found(args))
     warn_if_open(settings)
     if count > 1:
         several = importlib.import_module("jengine.cli.serving.several_processes")
-        return several.serve_with_several(settings, args, count, debug=arguments.debug)
+        return several.serve_with_several(settings, found(args), count, debug=arguments.debug)
     serving = importlib.import_module("jengine.cli.serving.one_process")
     return serving.serve(settings, args, terminal)
+
+
+def found(args: EngineArgs) -> EngineArgs:
+    """The settings with local folders for what they name."""
+    locating = importlib.import_module("jengine.assembly.located")
+    return locating.located(args, locating.checked_elsewhere)
 
 
 def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:

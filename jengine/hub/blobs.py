@@ -7,6 +7,7 @@ the middle, so it is given a file of a fixed name; the library then links to the
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jengine.hub.cache import PART
-from jengine.hub.failures import Corrupted
+from jengine.hub.failures import Corrupted, shown_bytes
 from jengine.hub.names import HubName
 from jengine.hub.options import Bar, HubOptions
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
+logger = logging.getLogger(__name__)
 AT_ONCE = 4  # files
 
 
@@ -75,6 +77,10 @@ def fetch_blobs(
         return
     present, whole = sizes(repository, once)
     (repository / "blobs").mkdir(parents=True, exist_ok=True)
+    logger.info(
+        "Downloading %s of %s, %d files, to %s",
+        shown_bytes(whole - present), name, len(once), repository,
+    )  # fmt: skip
     stop, lock = threading.Event(), threading.Lock()
     with bar_of(total=whole, initial=present, desc=f"Downloading {name}", unit="B",
                 unit_scale=True) as bar:  # fmt: skip

@@ -68,8 +68,8 @@ class EngineArgs:
     revision: str | None = None
     tokenizer_revision: str | None = None
     download_dir: str | Path | None = None
-    hf_token: str | bool | None = field(default=None, repr=False)
-    ignore_patterns: str | Sequence[str] | None = None
+    hf_token: str | Literal[True, False] | None = field(default=None, repr=False)
+    ignore_patterns: Sequence[str] | None = None
     # What the model is for: to write, or to make vectors and scores of prompts (embeddings,
     # classes, rewards). auto: by its class and files. `convert` makes a model that writes one that
     # embeds or classifies; `task` is vLLM's older name for both.

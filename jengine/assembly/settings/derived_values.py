@@ -31,9 +31,9 @@ def nodes(args: EngineArgs) -> Nodes:
 
 def hub_options(args: EngineArgs) -> HubOptions:
     """How repositories of the Hugging Face Hub are asked for."""
-    given = args.ignore_patterns or ()
-    patterns = (given,) if isinstance(given, str) else tuple(given)
-    return HubOptions(args.revision, args.download_dir, args.hf_token, patterns)
+    return HubOptions(
+        args.revision, args.download_dir, args.hf_token, tuple(args.ignore_patterns or ())
+    )
 
 
 def adapter_limits(args: EngineArgs) -> AdapterLimits | None:

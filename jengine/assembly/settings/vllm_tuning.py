@@ -108,6 +108,7 @@ _EXCHANGES = (
 # Setting -> vLLM's value -> the nearest of ours.
 NEAREST: dict[str, dict[Any, Any]] = {
     "attention_backend": dict.fromkeys(_BACKENDS, "auto"),
+    "ignore_patterns": {"original/**/*": ["original/**/*"]},
     "load_format": {
         "hf": "auto", "fastsafetensors": "safetensors", "instanttensor": "safetensors",
         "runai_streamer": "safetensors",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jengine.assembly.engine import Engine
+from jengine.assembly.located import checked_elsewhere, located
 from jengine.assembly.processes.engine_process import shown, start_engine_process
 from jengine.assembly.settings.args import EngineArgs
 from jengine.cli.progress_words import in_words
@@ -35,4 +36,5 @@ def start_engine(args: EngineArgs, note: Callable[[str], None]) -> Engine:
         bars(progress)
         note(in_words(progress))
 
-    return start_engine_process(args, tell)
+    note("looks up the model, and downloads what of it is not here")
+    return start_engine_process(located(args, checked_elsewhere), tell)
