@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import numpy as np
 
 import jengine
 from jengine.engine.core import EngineCore
+from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.local import LocalExecutor
+from jengine.grammar.rows import GrammarRows
 from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.scheduler.gates import GrammarReady
 from jengine.scheduler.lengthening import Lengthening
 from jengine.scheduler.scheduler import Scheduler
 
@@ -76,15 +80,20 @@ def rebuilt(
     stages = engine.placement.num_stages
     depth = stages - 1 + overlap
     coordinator = CacheCoordinator(cache)
+    # Rows that a former scheduler used start again in the runner, so nothing of it is left.
+    compiler = engine.here.grammars
+    rows = GrammarRows(compiler, engine.model.vocab_size)
+    executor = GrammarMasks(LocalExecutor(engine.runners[0]), rows)
     scheduler = Scheduler(
         replace(engine.schedule, **schedule),
         coordinator,
         depth=depth,
         spacing=stages,
+        gates=[partial(GrammarReady, compiler.begin)],
         lengthening=lengthening and lengthening(coordinator),
+        check_drafts=executor.checked_drafts,
     )
-    # Rows that a former scheduler used start again in the runner, so nothing of it is left.
-    engine.in_process.core = EngineCore(scheduler, LocalExecutor(engine.runners[0]), depth)
+    engine.in_process.core = EngineCore(scheduler, executor, depth)
     try:
         yield llm
     finally:

@@ -18,6 +18,11 @@ def only_seven(logits: Array) -> Array:
     return jnp.full_like(logits, -jnp.inf).at[7].set(0.0)
 
 
+def halved(logits: Array) -> Array:
+    """As at twice the temperature."""
+    return logits / 2
+
+
 def count_up(ids: Array, logits: Array) -> Array:
     """The token after the last one, by number."""
     wanted = (ids[-1] + 1) % logits.shape[0]
