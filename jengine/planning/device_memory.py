@@ -70,7 +70,6 @@ class Memory:
     usable: int  # bytes of one device that the engine may take
     codes: str | None = None  # what the cache holds in place of plain numbers
     spared: float = 0  # GiB of layers that stay in the host's memory
-    chained: bool = True  # whether steps are chains of programs
 
     @cached_property
     def placement(self) -> Placement:
@@ -156,11 +155,8 @@ class Memory:
         return state_bytes(placed_state(jax.eval_shape(empty), self.placement, cache.groups))
 
     @property
-    def scored_prompts(self) -> tuple[int, int] | None:
-        """The shape of the hidden states that prompts are scored from, by token; None where a
-        step is one program."""
-        if not self.chained:
-            return None
+    def scored_prompts(self) -> tuple[int, int]:
+        """The shape of the hidden states that prompts are scored from, by token."""
         most, tile = self.schedule.max_num_batched_tokens, self.schedule.prefill_tile
         return whole_chunks(
             -(-most // tile) * tile, SCORED_AT_ONCE_ON_GPUS

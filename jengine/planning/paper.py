@@ -17,7 +17,6 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.combinations import refuse_together
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, block_tokens
 from jengine.assembly.sizes.schedule_sizes import schedule_config
-from jengine.assembly.sizes.step_sizes import is_chained
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature, nearest_name
 from jengine.hub.options import HubOptions
@@ -127,7 +126,6 @@ def paper_plan(
         )
     memory = Memory(
         config, layout, schedule, block_size, usable, args.cache_codes, args.cpu_offload_gb,
-        is_chained(config, schedule),
     )  # fmt: skip
     assumed = Assumptions(network=network * GIGA / BITS_A_BYTE)
     prefill = schedule.largest_chunk

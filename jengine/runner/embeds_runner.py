@@ -15,7 +15,7 @@ from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
 from jengine.runner.runner import Runner
-from jengine.runner.step.step import EmbedsInput
+from jengine.runner.step.forward import EmbedsInput
 from jengine.runner.variants.features import Features
 
 

@@ -28,7 +28,6 @@ from jengine.runner.sleep import Asleep, take_weights
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Ladders, StepShapes
-from jengine.runner.variants.parts import Part
 from jengine.runner.variants.tap_sets import TapSets
 from jengine.sampling.processor_sets import ProcessorSets
 from jengine.sampling.raised import Raised
@@ -130,8 +129,6 @@ class LoadedModel:
         features = found.entry.features
         stacks = self.adapters.leaves if features.adapters and self.adapters is not None else ()
         leaves = self.leaves + self.guesser_leaves
-        if features.part is Part.STEP:
-            return leaves + stacks
         return self.programs.compiler.used(leaves, features, stacks)
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:

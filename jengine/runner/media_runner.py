@@ -18,7 +18,7 @@ from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
 from jengine.runner.programs.encoders import Encoders
 from jengine.runner.runner import Runner
-from jengine.runner.step.step import MediaInput
+from jengine.runner.step.forward import MediaInput
 from jengine.runner.variants.features import Features
 
 

@@ -15,8 +15,8 @@ from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
 from jengine.runner.programs.programs import Found
 from jengine.runner.runner import Runner
+from jengine.runner.step.heads import ChosenInput
 from jengine.runner.step.hidden import Forwarded
-from jengine.runner.step.parts import ChosenInput
 from jengine.runner.variants.parts import Part
 
 

@@ -20,6 +20,7 @@ from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found
+from jengine.runner.step.guessing import GuessInput
 from jengine.runner.step.hidden import Forwarded
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import Part
@@ -92,10 +93,17 @@ class Runner:
         """Queue the programs of a packed plan."""
         given = self._input(plan, packed)
         if Part.STEP in parts:
-            return self.loaded.run(parts[Part.STEP], given)
-        forwarded = self.loaded.run(parts[Part.FORWARD], given)
-        output = self._sampled(plan, packed, parts, forwarded)
-        return with_prompts(self.loaded, packed, parts, forwarded.completing(output))
+            forwarded, output = self.loaded.run(parts[Part.STEP], given)
+        else:
+            forwarded = self.loaded.run(parts[Part.FORWARD], given)
+            output = self._sampled(plan, packed, parts, forwarded)
+        if forwarded is None:  # of several steps
+            return output
+        output = forwarded.completing(output)
+        if Part.GUESS in parts:
+            given = GuessInput(forwarded.ran, forwarded.slots, output.tokens)
+            output = output._replace(guesses=self.loaded.run(parts[Part.GUESS], given))
+        return with_prompts(self.loaded, packed, parts, output)
 
     def _input(self, plan: Plan, packed: PackedStep) -> Any:
         """The packed plan, and what comes beside it."""

@@ -9,7 +9,7 @@ from jengine.logits_processor import LogitsProcessor
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.variants.buckets import Ladders, StepShapes
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.program_list import ChainPrograms, ProgramList
+from jengine.runner.variants.program_list import ProgramList
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,9 @@ class RunnerConfig:
     adapters: AdapterConfig | None = None  # None: requests have none
 
     @property
-    def programs(self) -> ProgramList | ChainPrograms:
+    def programs(self) -> ProgramList:
         """What is compiled."""
-        if self.shapes.chained:
-            return ChainPrograms(
-                self.ladders, self.tiers, self.shapes, self.takes_images,
-                splits=bool(self.host_processors),
-            )  # fmt: skip
-        return ProgramList(self.ladders, self.tiers, self.takes_images)
+        return ProgramList(
+            self.ladders, self.tiers, self.shapes, self.takes_images,
+            splits=bool(self.host_processors),
+        )  # fmt: skip

@@ -228,7 +228,7 @@ class Sizing:
         """The shape of the hidden states of prompts that forwards leave, in whole chunks."""
         shapes = self.config.shapes
         tokens = shapes.prompt_tokens(self.config.ladders.largest)
-        if not (shapes.chained and tokens) or shapes.pooling == "vectors":
+        if not tokens or shapes.pooling == "vectors":
             return None
         return whole_chunks(tokens, shapes.scored_at_once), self.model.hidden_size
 

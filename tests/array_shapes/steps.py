@@ -33,14 +33,15 @@ from jengine.runner.build import cross_packer
 from jengine.runner.programs.encoders import encoding
 from jengine.runner.step.across import CrossInput
 from jengine.runner.step.attention_backend import cache_dtype
+from jengine.runner.step.forward import MediaInput
 from jengine.runner.step.guessers import METHODS, ParallelDraftModel
-from jengine.runner.step.multi_step import multi_step
-from jengine.runner.step.parts import BODIES, ChosenInput
+from jengine.runner.step.guessing import GuessInput
+from jengine.runner.step.heads import ChosenInput
+from jengine.runner.step.parts import BODIES, body_of
 from jengine.runner.step.patches import pack_patches
 from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState, empty_state
-from jengine.runner.step.step import MediaInput, step
 from jengine.runner.step.step_input import packed_size
 from jengine.runner.variants.buckets import NO_TOKENS, Bucket, ChosenExperts, StepShapes
 from jengine.runner.variants.features import Features
@@ -175,7 +176,7 @@ def trace_step(
         most_ahead=0 if config.vision is None else config.vision.most_ahead,
     )  # fmt: skip
     leaves, rebuild = abstract_model(config)
-    program_of_guesser = None
+    count, program_of_guesser = len(leaves), None
     if method is not None:
         own, rebuild_guesser = split_model(guesser)
         program_of_guesser = GuesserProgram(
@@ -189,15 +190,20 @@ def trace_step(
         bucket, replace(features, drafts=True), shapes, rebuild,
         Placement(one_device_mesh()), guesser=program_of_guesser,
         adapters=adapters_of(config, slots) if slots else None,
+        head_leaves=tuple(range(count)), num_leaves=count,
     )  # fmt: skip
     leaves += program.adapters.leaves if program.adapters else ()
     packed: Any = jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)
-    run = multi_step if bucket.is_multi_step else step
     if config.vision is not None:
         packed = with_images(config, bucket, packed)
     if config.cross_encoder is not None:
         packed = across(config, config.cross_encoder.positions, packed)
-    jax.eval_shape(partial(run, program=program), leaves, state, packed)
+    found = jax.eval_shape(partial(body_of(program), program=program), leaves, state, packed)
+    if method is not None:
+        state, (forwarded, output) = found
+        given = GuessInput(forwarded.ran, forwarded.slots, output.tokens)
+        own_program = replace(program, features=program.features.of(Part.GUESS))
+        jax.eval_shape(partial(BODIES[Part.GUESS], program=own_program), leaves, state, given)
 
 
 def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None:

@@ -16,8 +16,8 @@ from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.step.batch import batch_of, row_lengths
 from jengine.runner.step.draft_input import run_drafts, slot_drafts
+from jengine.runner.step.forward import input_tokens
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step import input_tokens
 from jengine.runner.step.step_input import StepInput, packed_size
 from jengine.runner.variants.buckets import Bucket, Ladders
 from jengine.sampling import empty_row_state

@@ -62,7 +62,7 @@ def compiled_step(
     empty = jax.eval_shape(lambda: empty_state(cache, cache_dtype(dtype, attention), 8, VOCAB, 256))
     state = placed_state(empty, placement, cache.groups)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), leaves)
-    compiler = StepCompiler(shapes, rebuild, abstract, state, placement)
+    compiler = StepCompiler(shapes, rebuild, abstract, state, placement, width=config.hidden_size)
     return (
         compiler.compile(bucket, variants(5, "raw_logprobs")[variant])[0],
         cache,

@@ -26,8 +26,8 @@ from jengine.runner.plans.packing import NO_BLOCKS, PackedStep, bucket_for, pack
 from jengine.runner.plans.rows import SETTINGS, Rows
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.step.batch import Batch, batch_of, stage_batch, with_new_blocks
+from jengine.runner.step.forward import with_positions
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step import with_positions
 from jengine.runner.step.step_input import StepInput, packed_size
 from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
 from jengine.sampling import empty_row_state

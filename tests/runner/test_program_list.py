@@ -12,7 +12,7 @@ import pytest
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, DeviceDefaults
 from jengine.assembly.sizes.schedule_sizes import schedule_config
-from jengine.assembly.sizes.step_sizes import is_chained, runner_config
+from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
@@ -25,9 +25,10 @@ from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.variants.buckets import Bucket, Ladders, Slots
 from jengine.runner.variants.features import Features, variants
 from jengine.runner.variants.parts import Part
-from jengine.runner.variants.program_list import ChainPrograms, Key, ProgramList
+from jengine.runner.variants.program_list import Key, ProgramList
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.admission import row_bytes
+from tests.models.tiny_models import FAMILIES, tiny_settings
 
 LARGE = model_config(PUBLISHED["llama-8b"])
 KNOWN = variants(20, "raw_logprobs")
@@ -72,27 +73,35 @@ def test_drafts_add_few_programs(device: str, rows: int, more: int) -> None:
     """Decodes without drafts have programs of their own, prompts have not."""
     ngram = {"method": "ngram", "num_speculative_tokens": 3}
     programs = defaults(device, speculative_config=ngram).programs
-    assert isinstance(programs, ChainPrograms)
-    plain = [bucket for bucket, tier in programs.forwards if not tier.drafts]
+    plain = [bucket for bucket, tier in programs.models if not tier.drafts]
     assert len(plain) == more
     assert {bucket.prefill_tokens for bucket in plain} == {0}
     assert max(bucket.decode_rows for bucket in plain) == rows
     assert programs.first[0][1].drafts
 
 
-@pytest.mark.parametrize(
-    ("settings", "chained"),
-    [
-        ({}, True),
-        ({"deterministic": True, "attention_backend": "xla"}, True),
-        ({"joint_replicas": True}, True),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, True),
-    ],
-)
-def test_most_engines_run_chains(settings: dict[str, Any], chained: bool) -> None:
-    args, usual = EngineArgs("any", **settings), DEVICE_DEFAULTS["cpu"]
-    schedule = schedule_config(args, LARGE, usual)
-    assert is_chained(LARGE, schedule) == chained
+def test_guesses_are_programs_of_their_own() -> None:
+    """For each size that reads drafts, with and without noise; of sampling they know no more."""
+    shapes = replace(defaults("cpu").shapes, makes_guesses=True, most_drafts=3)
+    tiers = tuple(variants(20, "raw_logprobs", drafts=True).values())
+    programs = ProgramList(LADDERS, tiers, shapes)
+    read = [bucket for bucket, tier in programs.models if tier.drafts]
+    assert len(programs.guesses) == 2 * len(read)
+    assert {tier.sampling.random for _, tier in programs.guesses} == {False, True}
+    for first in (programs.first, programs.largest):
+        assert [tier.part for _, tier in first] == [Part.FORWARD, Part.GUESS, Part.SAMPLE]
+
+
+def test_drafts_with_recurrent_layers_are_sampled_with_the_model() -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    settings = {**tiny_settings("qwen3_next"), "architectures": [FAMILIES["qwen3_next"]]}
+    config = model_config(settings)
+    for drafts, part in ((None, Part.FORWARD), (ngram, Part.STEP)):
+        args, usual = EngineArgs("any", speculative_config=drafts), DEVICE_DEFAULTS["cpu"]
+        schedule = schedule_config(args, config, usual)
+        programs = runner_config(args, config, schedule, {}, defaults=usual).programs
+        assert {tier.part for _, tier in programs.models} == {part}
+        assert programs.largest[0][1].part is part
 
 
 def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
@@ -169,20 +178,23 @@ def test_matmuls_run_in_the_library_that_the_table_names() -> None:
         EngineArgs("any", compilation_config={"matmuls": "cublas"})
 
 
+WHOLE = {name: KNOWN[name].of(Part.STEP) for name in ("greedy", "sampled", "adjusted", "full")}
+
+
+def whole(*names: str) -> ProgramList:
+    """The programs of an engine whose model samples too."""
+    shapes = replace(defaults("gpu").shapes, chained=False)
+    return ProgramList(LADDERS, tuple(KNOWN[name] for name in names), shapes)
+
+
 def counted(programs: ProgramList) -> dict[str, int]:
-    tiers = [tier for _, tier in programs.all]
-    return {name: tiers.count(tier) for name, tier in KNOWN.items() if tier in tiers}
+    tiers = [tier for _, tier in programs.models]
+    return {name: tiers.count(tier) for name, tier in WHOLE.items() if tier in tiers}
 
 
 def test_rare_variants_have_fewer_buckets() -> None:
-    every = ProgramList(LADDERS, tuple(KNOWN.values()))
-    assert counted(every) == {"greedy": 13, "sampled": 13, "adjusted": 13, "full": 4, "scored": 2}
-    # Where steps are filled up to a size, padding costs little.
-    gpu = ProgramList(replace(LADDERS, full_step=256), tuple(KNOWN.values()))
-    assert counted(gpu)["adjusted"] < counted(gpu)["sampled"]
-    # A variant that is alone is the common one.
-    alone = ProgramList(LADDERS, (KNOWN["full"], KNOWN["scored"]))
-    assert counted(alone) == {"full": 13, "scored": 2}
+    assert counted(whole(*KNOWN)) == {"greedy": 13, "sampled": 13, "adjusted": 4, "full": 4}
+    assert counted(whole("full", "scored")) == {"full": 13}, "the common one, if it is alone"
 
 
 def programs_of(wanted: ProgramList) -> Programs:
@@ -206,42 +218,35 @@ def keep(programs: Programs, *keys: Key) -> None:
 
 
 def test_a_rare_step_is_rounded_up_to_a_bucket_that_has_its_variant() -> None:
-    wanted = ProgramList(LADDERS, tuple(KNOWN[name] for name in ("sampled", "adjusted", "full")))
-    programs = programs_of(wanted)
+    programs = programs_of(whole("sampled", "adjusted", "full"))
     decode, mixed = Bucket(8, 0, 4), Bucket(8, 256, 4)
-    assert programs.bucket_for(decode, KNOWN["greedy"]) == decode
-    assert programs.bucket_for(mixed, KNOWN["sampled"]) == mixed
-    assert programs.bucket_for(decode, KNOWN["adjusted"]) == decode
-    assert programs.bucket_for(decode, KNOWN["full"]) == Bucket(32, 0, 4)
-    assert programs.bucket_for(Bucket(128, 0, 4), KNOWN["full"]) == Bucket(256, 0, 4)
-    assert programs.bucket_for(mixed, KNOWN["full"]) == Bucket(256, 1024, 4)
+    assert programs.bucket_for(decode, WHOLE["greedy"]) == decode
+    assert programs.bucket_for(mixed, WHOLE["sampled"]) == mixed
+    assert programs.bucket_for(decode, WHOLE["full"]) == Bucket(32, 0, 4)
+    assert programs.bucket_for(Bucket(128, 0, 4), WHOLE["full"]) == Bucket(256, 0, 4)
+    assert programs.bucket_for(mixed, WHOLE["full"]) == Bucket(256, 1024, 4)
     # What no planned program can do is compiled in the step's own bucket.
     tapped = Features(taps=(TapSet(1, ("layers.0.out",), ()),))
-    for needed in (KNOWN["scored"], tapped):
-        assert programs.bucket_for(decode, needed) == decode
+    assert programs.bucket_for(decode, tapped) == decode
 
 
 def test_prompts_with_images_find_planned_programs() -> None:
-    names = "greedy", "sampled", "full"
-    plain = ProgramList(LADDERS, tuple(KNOWN[name] for name in names))
+    plain = whole("greedy", "sampled", "full")
     wanted = replace(plain, takes_images=True)
-    added = wanted.all[len(plain.all) :]
-    assert wanted.all[: len(plain.all)] == plain.all and wanted.first == plain.first
+    added = wanted.models[len(plain.models) :]
+    assert wanted.models[: len(plain.models)] == plain.models and wanted.first == plain.first
     assert {bucket.prefill_tokens > 0 for bucket, _ in added} == {True}
-    assert {features for _, features in added} == {
-        replace(KNOWN[name], embeds=True) for name in ("sampled", "full")
-    }
     programs, mixed = programs_of(wanted), Bucket(8, 256, 4)
     keep(programs, *wanted.all)
     programs.strict = True
     programs.end_warm_up()
-    for name in names:
-        needed = replace(KNOWN[name], embeds=True)
+    for name in ("greedy", "sampled", "full"):
+        needed = replace(WHOLE[name], embeds=True)
         bucket = programs.bucket_for(mixed, needed)
         entry = programs.find(bucket, needed)[1]
         assert entry.features.embeds and entry.features.covers(needed)
     with pytest.raises(UnexpectedCompile):
-        programs.find(mixed, replace(KNOWN["scored"], embeds=True))
+        programs.find(Bucket(9, 9, 4), replace(WHOLE["full"], embeds=True))
 
 
 @pytest.mark.parametrize("settings", [{}, {"strict": True}, {"penalises": True}])

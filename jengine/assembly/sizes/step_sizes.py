@@ -60,8 +60,7 @@ def runner_config(
         args, config, schedule, shapes, compilation, defaults,
         adapted=adapters is not None, penalises=penalises,
     )  # fmt: skip
-    if shapes.chained:
-        shapes = replace(shapes, slot_rungs=slot_rungs(programs.ladders, shapes))
+    shapes = replace(shapes, slot_rungs=slot_rungs(programs.ladders, shapes))
     return RunnerConfig(
         shapes=shapes,
         ladders=programs.ladders,
@@ -198,19 +197,11 @@ def step_shapes(
         adapter_slots=schedule.max_loras,
         uncached=cache_dtype(config.dtype, attention).name,
         experts=chosen_experts(args, config, schedule, stages),
-        chained=is_chained(config, schedule),
+        # States of recurrent layers cannot forget drafts: they wait for what is sampled.
+        chained=not (schedule.most_drafts and config.has_recurrent),
         pooling="" if config.pooling is None else config.pooling.pooled_as,
         most_ahead=0 if config.vision is None else config.vision.most_ahead,
     )
-
-
-def is_chained(config: ModelConfig, schedule: ScheduleConfig) -> bool:
-    """Whether steps are chains of programs. They are one where what is behind the model has to run
-    with it: where the device guesses or drops drafts."""
-    speculative = schedule.speculative
-    guesses = speculative is not None and speculative.on_device
-    settles = schedule.most_drafts > 0 and config.has_recurrent
-    return not (guesses or settles)
 
 
 def refuse_drafts(

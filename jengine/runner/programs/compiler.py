@@ -16,13 +16,14 @@ from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
 from jengine.runner.step.across import CrossInput
-from jengine.runner.step.hidden import SlotInput
+from jengine.runner.step.forward import EmbedsInput, MediaInput
+from jengine.runner.step.guessing import GuessInput
+from jengine.runner.step.heads import ChosenInput
+from jengine.runner.step.hidden import Ran, SlotInput
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import Leaves
-from jengine.runner.step.multi_step import multi_step
 from jengine.runner.step.parts import (
     READS_HEAD,
-    ChosenInput,
     body_of,
     fields_of,
     on_fields,
@@ -34,7 +35,6 @@ from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program, Stages
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step import EmbedsInput, MediaInput, step
 from jengine.runner.step.step_input import packed_size, section_size
 from jengine.runner.variants.buckets import (
     FEWEST_DECODE_ROWS,
@@ -44,7 +44,7 @@ from jengine.runner.variants.buckets import (
     StepShapes,
 )
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.parts import Part
+from jengine.runner.variants.parts import RUNS_TOKENS, Part
 from jengine.sampling.acceptance import Drafted
 from sharding.jax_settings import engine_context
 from sharding.placement import Placement
@@ -89,32 +89,21 @@ class StepCompiler:
             size,
             features,
             seconds=time.perf_counter() - began,
-            temp_bytes=memory.temp_size_in_bytes if memory else 0,
+            temp_bytes=taken_bytes(memory) if memory else 0,
             code_bytes=memory.generated_code_size_in_bytes if memory else 0,
         )
 
     def lower(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
         """The lowered program. Its text names no devices, so it is equal for all replicas."""
-        if features.part is not Part.STEP:
-            return self._lowered_part(size, features)
-        assert isinstance(size, Bucket), "a step runs tokens"
-        body = partial(self._body(size), program=self._program(size, features))
-        kept = jax.tree.map(lambda x: x.sharding, self.state), self.placement.everywhere
-        jitted = jax.jit(body, donate_argnums=1, out_shardings=kept)
-        leaves = self.leaves + self.adapter_leaves(features)
-        return jitted.lower(leaves, self.state, self._input(size, features))
-
-    def _lowered_part(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
-        """A program of a chain (`step.parts`)."""
         owned, read = fields_of(self.state, owned_fields(features), read_fields(features))
         program = self._program(size, features)
         body = on_fields(program, body_of(program))
         leaves, results = self.used(self.leaves, features), self.placement.everywhere
-        if isinstance(size, Bucket):
+        shape = partial(self._everywhere, dtype=np.int32)
+        if features.part in RUNS_TOKENS and isinstance(size, Bucket):
             given = self._input(size, features)
         else:
-            shape = partial(self._everywhere, dtype=np.int32)
-            given = GIVEN[features.part](self, size.count, shape)
+            given = GIVEN[features.part](self, size, shape)
         if self.joined is not None:
             body, results = self.joined.mapped(body, leaves), self.joined.by_replica
             owned, read, given = jax.tree.map(self.joined.shape, (owned, read, given))
@@ -142,21 +131,28 @@ class StepCompiler:
         rows = jax.ShapeDtypeStruct((FEWEST_DECODE_ROWS, self.width), np.float32)
         # Inside a program of all replicas kernels find their mesh in the context.
         whole = nullcontext() if self.joined is None else jax.set_mesh(self.joined.placement.mesh)
+        own = self.leaves[: self._model_leaves]
         with whole:
             traced = jax.make_jaxpr(
                 lambda leaves, rows: outputs_of_head(self.rebuild(leaves), rows)
-            )(self.leaves, rows).jaxpr
+            )(own, rows).jaxpr
         read = {id(one) for equation in traced.eqns for one in equation.invars}
         return tuple(
-            place for place, one in enumerate(traced.invars[: len(self.leaves)]) if id(one) in read
+            place for place, one in enumerate(traced.invars[: len(own)]) if id(one) in read
         )
 
+    @property
+    def _model_leaves(self) -> int:
+        """Leaves of the model itself; those of one that guesses follow."""
+        return len(self.leaves) if self.guesser is None else self.guesser.first_leaf
+
     def _program(self, size: Bucket | Slots, features: Features) -> Program:
-        of_head = self.head_leaves if features.part in READS_HEAD else ()
+        reads = READS_HEAD | {Part.STEP}
+        of_head = self.head_leaves if features.part in reads else ()
         bucket = size if isinstance(size, Bucket) else NO_TOKENS
         return Program(
             bucket, features, self.shapes, self.rebuild, self._running, self.stages, self.guesser,
-            self.adapters if features.adapters else None, of_head, len(self.leaves),
+            self.adapters if features.adapters else None, of_head, self._model_leaves,
         )  # fmt: skip
 
     @property
@@ -168,9 +164,6 @@ class StepCompiler:
     def _running(self) -> Placement:
         """The placement that a step sees."""
         return self.placement if self.joined is None else self.joined.placement.in_replica()
-
-    def _body(self, bucket: Bucket) -> Callable[..., Any]:
-        return multi_step if bucket.is_multi_step else step
 
     def _input(
         self, bucket: Bucket, features: Features
@@ -201,13 +194,21 @@ class StepCompiler:
         return jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
 
 
+def taken_bytes(memory: Any) -> int:
+    """Scratch memory of a program, and that of its results beside what it was given to change."""
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.temp_size_in_bytes + max(results, 0)
+
+
 # What makes int32 or other arrays' shapes, which all devices have whole.
 Shape = Callable[..., Any]
+Size = Bucket | Slots
 
 
-def slot_input(compiler: StepCompiler, count: int, shape: Shape) -> SlotInput:
-    """The shapes of what a forward hands on about so many slots."""
+def slot_input(compiler: StepCompiler, size: Size, shape: Shape) -> SlotInput:
+    """The shapes of what a forward hands on about the slots of such a size."""
     shapes = compiler.shapes
+    count = shapes.num_slots(size) if isinstance(size, Bucket) else size.count
     most = shapes.most_drafts
     return SlotInput(
         ends=shape((count, compiler.width), dtype=np.float32),
@@ -218,22 +219,35 @@ def slot_input(compiler: StepCompiler, count: int, shape: Shape) -> SlotInput:
     )
 
 
-def chosen_input(compiler: StepCompiler, count: int, shape: Shape) -> ChosenInput:
+def chosen_input(compiler: StepCompiler, size: Size, shape: Shape) -> ChosenInput:
     """The shapes of logits that the host has changed."""
-    logits = shape((count, compiler.vocab_size), dtype=np.float32)
-    return ChosenInput(slot_input(compiler, count, shape), logits, logits)
+    logits = shape((size.num_tokens, compiler.vocab_size), dtype=np.float32)
+    return ChosenInput(slot_input(compiler, size, shape), logits, logits)
 
 
-def prompt_chunk(compiler: StepCompiler, count: int, shape: Shape) -> PromptChunk:
-    """The shapes of a chunk of so many prompt tokens."""
-    adapters = shape((count,)) if compiler.shapes.adapter_slots else None
-    return PromptChunk(shape((1,)), shape((count,)), adapters)
+def guess_input(compiler: StepCompiler, size: Size, shape: Shape) -> GuessInput:
+    """The shapes of what a step of such a size has run and sampled."""
+    assert isinstance(size, Bucket) and compiler.guesser is not None, "the device guesses"
+    tokens, slots = (size.num_tokens,), slot_input(compiler, size, shape)
+    rows = shape((*tokens, compiler.width), dtype=np.float32)
+    kept = dict.fromkeys(compiler.guesser.points, rows)
+    packed = shape((packed_size(size, compiler.shapes),))
+    ran = Ran(packed, shape(tokens), rows, shape(tokens), kept)
+    return GuessInput(ran, slots, slots.positions)
 
 
-GIVEN: dict[Part, Callable[[StepCompiler, int, Shape], Any]] = {
+def prompt_chunk(compiler: StepCompiler, size: Size, shape: Shape) -> PromptChunk:
+    """The shapes of a chunk of prompt tokens."""
+    count = (size.num_tokens,)
+    adapters = shape(count) if compiler.shapes.adapter_slots else None
+    return PromptChunk(shape((1,)), shape(count), adapters)
+
+
+GIVEN: dict[Part, Callable[[StepCompiler, Size, Shape], Any]] = {
     Part.SAMPLE: slot_input,
     Part.LOGITS: slot_input,
     Part.CHOOSE: chosen_input,
+    Part.GUESS: guess_input,
     Part.SCORE: prompt_chunk,
     Part.POOL: slot_input,
     Part.POOL_TOKENS: prompt_chunk,

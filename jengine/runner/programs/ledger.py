@@ -26,7 +26,7 @@ class LedgerEntry:
     bucket: Bucket | Slots
     features: Features
     seconds: float  # tracing, lowering and compiling, or loading from the persistent cache
-    temp_bytes: int  # scratch memory of one run
+    temp_bytes: int  # scratch memory and results of one run
     code_bytes: int
     after_warm_up: bool = False  # a step waited for it
     beside_steps: bool = False  # requests waited for it, and no step

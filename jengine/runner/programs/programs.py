@@ -18,7 +18,7 @@ from jengine.runner.step.parts import fields_of, owned_fields, read_fields, with
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import NO_TOKENS, Bucket, Slots
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.parts import Part, prompt_parts, slot_parts
+from jengine.runner.variants.parts import BY_BUCKET, Part, prompt_parts, slot_parts
 from jengine.runner.variants.program_list import Key, StepKey, of_part
 from jengine.runner.variants.tap_sets import TapSet
 
@@ -42,8 +42,6 @@ class Found(NamedTuple):
     def queue(self, leaves: Leaves, state: StepState, given: Any) -> tuple[StepState, Any]:
         """Run it on these leaves: the new state, and its results."""
         features = self.entry.features
-        if features.part is Part.STEP:
-            return self.program(leaves, state, given)
         owned, read = owned_fields(features), read_fields(features)
         fields, results = self.program(leaves, *fields_of(state, owned, read), given)
         return with_fields(owned, fields, state), results
@@ -115,19 +113,21 @@ class Programs:
 
     def _chain_of(self, smallest: Bucket, needed: Features) -> Chain:
         shapes = self.compiler.shapes
-        if not shapes.is_chained(smallest):
-            own = needed.of(Part.STEP)
-            bucket = self.bucket_for(smallest, own)
-            return Chain(bucket, {Part.STEP: self.find(bucket, own)})
-        own = needed.of(Part.FORWARD)
-        heads = [needed.of(part) for part in self._slot_parts]
-        bucket = self.bucket_for(smallest, own, heads)
-        slots = Slots(shapes.num_slots(bucket))
-        found = {Part.FORWARD: self.find(bucket, own)}
-        found |= {one.part: self.find(slots, one) for one in heads}
+        is_chained = shapes.is_chained(smallest)
+        own = needed.of(Part.FORWARD if is_chained else Part.STEP)
+        behind = [needed.of(part) for part in self._slot_parts if is_chained]
+        if shapes.makes_guesses and needed.drafts:
+            behind.append(needed.of(Part.GUESS))
+        bucket = self.bucket_for(smallest, own, behind)
+        found = {one.part: self.find(self._size(one, bucket), one) for one in (own, *behind)}
         for part in self._prompt_parts(needed):
             found[part] = self.find(Slots(shapes.scored_at_once), needed.of(part))
         return Chain(bucket, found)
+
+    def _size(self, features: Features, bucket: Bucket) -> Bucket | Slots:
+        """The size of a part in steps of such a bucket."""
+        by_bucket = features.part in BY_BUCKET
+        return bucket if by_bucket else Slots(self.compiler.shapes.num_slots(bucket))
 
     def bucket_for(
         self, bucket: Bucket, needed: Features, heads: Sequence[Features] = ()
@@ -161,13 +161,13 @@ class Programs:
         return prompt_parts(self.compiler.shapes.pooling, scores=scores)
 
     def _has_heads(self, key: Key, heads: Sequence[Features]) -> bool:
-        """Whether these heads are compiled for the slots of such a program."""
+        """Whether these are compiled for steps of such a program's size."""
         size = key[0]
         if not heads or isinstance(size, Slots):
             return not heads
-        slots = Slots(self.compiler.shapes.num_slots(size))
         return all(
-            any((slots, tier) in self._compiled for tier in self._able(head)) for head in heads
+            any((self._size(head, size), tier) in self._compiled for tier in self._able(head))
+            for head in heads
         )
 
     def _smallest_ready(self, bucket: Bucket, needed: Features) -> Bucket:
@@ -207,7 +207,10 @@ class Programs:
         found = [key for part in self._slot_parts for key in self._lacking(slots, needed.of(part))]
         for part in self._prompt_parts(needed):
             found += self._lacking([Slots(shapes.scored_at_once)], needed.of(part))
-        return found + self._lacking([self._largest], needed.of(Part.FORWARD))
+        parts = (Part.FORWARD, Part.GUESS) if shapes.makes_guesses else (Part.FORWARD,)
+        for part in parts:
+            found += self._lacking([self._largest], needed.of(part))
+        return found
 
     def _lacking(self, sizes: Sequence[Bucket | Slots], needed: Features) -> list[Key]:
         able, last = self._able(needed), sizes[-1]

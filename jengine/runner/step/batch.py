@@ -54,22 +54,33 @@ def batch_of(
     """The batch of a step; lengths and block tables of its rows are in the state."""
     assert state.tables is not None, "in a pipeline tables are packed: see stage_batch"
     with jax.named_scope("batch"):
-        tiles, decoding = inputs.tiles, inputs.tokens.decode_rows
         lengths = with_draft_positions(row_lengths(inputs, state), drafts)
         # No row is scheduled past the longest context; the clip keeps reads inside the tables.
         lengths = jnp.minimum(lengths, shapes.max_model_len - 1)
-        decodes = jnp.where(tiles.decode_starts >= 0, tiles.decode_starts, lengths)
-        rows = jnp.concatenate([decoding, tiles.rows])
-        begins = jnp.concatenate([decodes, tiles.starts])
-        firsts = tuple(first_pages(group, begins, shapes) for group in shapes.groups)
-        tables = tuple(
-            tables_of(state.tables, index, shapes, bucket, rows, first)
-            for index, first in enumerate(firsts)
-        )
-        starts = tuple(first * shapes.block_size for first in firsts)
-        positions = token_positions(decodes, tiles, shapes)
+        starts = inputs.tiles.decode_starts
+        decodes = jnp.where(starts >= 0, starts, lengths)
         offsets = None if drafts is None else drafts.offsets
-        return Batch(positions, tables, starts, tiles.runs, tiles.rows, offsets=offsets)
+        return batch_at(decodes, inputs, state.tables, bucket, shapes)._replace(offsets=offsets)
+
+
+def batch_at(
+    decodes: Int32[Array, " decodes"],
+    inputs: StepInput,
+    known: Int32[Array, "groups rows max_pages"],
+    bucket: Bucket,
+    shapes: StepShapes,
+) -> Batch:
+    """The batch of a step whose decode rows run at these positions; `known`: all block tables."""
+    tiles = inputs.tiles
+    rows = jnp.concatenate([inputs.tokens.decode_rows, tiles.rows])
+    begins = jnp.concatenate([decodes, tiles.starts])
+    firsts = tuple(first_pages(group, begins, shapes) for group in shapes.groups)
+    tables = tuple(
+        tables_of(known, index, shapes, bucket, rows, first) for index, first in enumerate(firsts)
+    )
+    starts = tuple(first * shapes.block_size for first in firsts)
+    positions = token_positions(decodes, tiles, shapes)
+    return Batch(positions, tables, starts, tiles.runs, tiles.rows)
 
 
 def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:

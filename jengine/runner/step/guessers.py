@@ -77,12 +77,12 @@ class DecodingHead:
 
     def __call__(self, given: Guessing) -> Guesses:
         """The guesses for each row, and the caches."""
-        context, target = given.again(given.state.caches), given.hidden.model
+        context, target = given.again(given.state.caches), given.target
         read = self.model.states(given.ran.hidden, given.ran.kept, context.live)
         states = self.model(given.next_tokens(), read, context, target)
         caches, guesses = context.caches, []
         # After the last token that was computed: the hidden state of the one that was sampled.
-        hidden = states[given.hidden.heads.logit_index[given.ends.slots]]
+        hidden = states[given.inputs.heads.logit_index[given.ends.slots]]
         for index in range(given.most):
             live = given.wanted(index)
             if index:
@@ -104,7 +104,7 @@ class MedusaHeads:
 
     def __call__(self, given: Guessing) -> Guesses:
         """The guesses for each row, and the caches."""
-        hidden = given.hidden.ends[given.ends.slots]
+        hidden = given.hidden[given.ends.slots]
         guesses = [
             given.draw(head(hidden, given.wanted(index)), index)
             for index, head in enumerate(list(self.model.heads)[: given.most])

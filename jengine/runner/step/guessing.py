@@ -7,7 +7,7 @@ Nothing here decides what is sampled: a bad guess costs time only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -16,16 +16,26 @@ from jax import Array
 
 from jengine.models.context import Mixer, MixInputs, StepContext
 from jengine.plan import NO_GUESSER
-from jengine.runner.step.batch import Batch, first_pages, tables_of
-from jengine.runner.step.hidden import Hidden, Ran
+from jengine.runner.step.batch import Batch, batch_at, first_pages, tables_of
+from jengine.runner.step.hidden import Ran, SlotInput
+from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
+from jengine.runner.step.step_input import StepInput, tile_of_token
 from jengine.runner.variants.buckets import Bucket
 from jengine.sampling import SamplingInput, sample
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int32
+
+
+class GuessInput(NamedTuple):
+    """What a step ran and sampled."""
+
+    ran: Ran
+    slots: SlotInput
+    sampled: Any  # i32[S] the token of each slot, -1 or less where it does not count
 
 
 class Ends(NamedTuple):
@@ -41,13 +51,20 @@ class Ends(NamedTuple):
 class Guessing:
     """What a guesser is given, and how it samples and attends."""
 
-    hidden: Hidden
+    target: Any  # the model that it guesses for
+    inputs: StepInput
     ran: Ran
-    sampled: Array  # i32[S] the token of each slot, -1 or less where it does not count
+    hidden: Array  # f32[S, hidden] at the sampling slots
+    sampling: SamplingInput
+    sampled: Array  # i32[S] as in GuessInput
     ends: Ends
     state: StepState
     program: Program
-    count: Array  # i32[] guesses that are wanted of each row
+
+    @property
+    def count(self) -> Array:
+        """i32[] guesses that are wanted of each row."""
+        return self.inputs.drafts.count[0]
 
     @property
     def most(self) -> int:
@@ -64,19 +81,19 @@ class Guessing:
     def next_tokens(self) -> Int32[Array, " tokens"]:
         """The token after each one that the step ran: known ones in prompts, else what was sampled
         after it. After rejected drafts it is any token."""
-        index, decodes = self.hidden.heads.logit_index, self.program.bucket.decode_rows
-        known = jnp.concatenate([jnp.zeros(decodes, jnp.int32), self.hidden.heads.targets])
-        used = self.hidden.sampling.rows < self.program.shapes.max_rows
+        heads, decodes = self.inputs.heads, self.program.bucket.decode_rows
+        index = heads.logit_index
+        known = jnp.concatenate([jnp.zeros(decodes, jnp.int32), heads.targets])
+        used = self.sampling.rows < self.program.shapes.max_rows
         place = jnp.where(used, index, len(known))  # past the end: dropped
         return known.at[place].set(jnp.maximum(self.sampled, 0), mode="drop")
 
     def draw(self, logits: Float[Array, "rows vocab"], index: int) -> Int32[Array, " rows"]:
         """A guess at the token number `index` after the last one, drawn with the noise with which
         that token will be sampled: two equal distributions then give the same token."""
-        own: SamplingInput = jax.tree.map(lambda x: x[self.ends.slots], self.hidden.sampling)
+        own: SamplingInput = jax.tree.map(lambda x: x[self.ends.slots], self.sampling)
         own = own._replace(rows=self.ends.rows, positions=self.ends.positions + 1 + index)
-        plain = {"adjust": False, "logprobs": None, "own_ids": False, "processors": ()}
-        features = replace(self.program.features.sampling, **plain)
+        features = self.program.features.sampling
         found, _ = sample(
             logits, None, own, features=features, key_data=jnp.zeros(2, jnp.uint32),
             implementation=self.program.sampler,
@@ -86,14 +103,16 @@ class Guessing:
     def again(self, caches: tuple[Array, ...]) -> StepContext:
         """The context of all tokens that the step ran, for the guesser's own layers. Where the
         plan wants none of its work they are all padding, most of whose work kernels leave out."""
-        batch, rows, mixer = self.ran.batch, self.ran.token_rows, self.ran.mixer
-        program = self.program
-        if not program.bucket.prefill_tokens:  # prompts are always read
+        program, bucket, shapes = self.program, self.program.bucket, self.program.shapes
+        assert self.state.tables is not None, "in a pipeline there are no guesses"
+        decodes = self.ran.positions[: bucket.decode_rows]
+        batch = batch_at(decodes, self.inputs, self.state.tables, bucket, shapes)
+        if not bucket.prefill_tokens:  # prompts are always read
             positions = jnp.where(self.count == NO_GUESSER, -1, batch.positions)
             batch = batch._replace(positions=positions)
-            mixer = paged_attention(batch, program.bucket, program.shapes, program.placement)
+        mixer = paged_attention(batch, bucket, shapes, program.placement)
         mixer, live = shifted(mixer, self.first_layer), batch.positions
-        longest = program.shapes.max_model_len
+        rows, longest = tile_of_token(bucket, shapes), shapes.max_model_len
         return StepContext(jnp.maximum(live, 0), rows, mixer, longest, caches, None, live)
 
     def decode(self, positions: Int32[Array, " tokens"], caches: tuple[Array, ...]) -> StepContext:
@@ -132,26 +151,24 @@ class Guesser(Protocol):
         ...
 
 
-def with_guesses(
-    state: StepState,
-    sampled: Int32[Array, " slots"] | None,
-    hidden: Hidden,
-    ran: Ran,
-    guess: Guesser | None,
-    count: Int32[Array, " one"],
-    program: Program,
-) -> StepState:
-    """The state with guesses for the next step, where the program makes any."""
-    if guess is None or sampled is None or state.guesses is None:
-        return state
+def guess(
+    leaves: Leaves, state: StepState, given: GuessInput, *, program: Program
+) -> tuple[StepState, Array]:
+    """The state with guesses for the next step, which are the result too."""
+    target, guesser = program.guessing(leaves)
+    inputs = StepInput.over(given.ran.packed, program.bucket, program.shapes)
+    sampling = given.slots.sampling(program)
+    ends, own = ends_of(sampling, state, program), given.slots.ends
+    guessing = Guessing(
+        target, inputs, given.ran, own, sampling, given.sampled, ends, state, program
+    )
+    assert state.guesses is not None, "an engine that keeps guesses"
     with jax.named_scope("guess"):
-        ends = ends_of(hidden.sampling, state, program)
-        given = Guessing(hidden, ran, sampled, ends, state, program, count[0])
-        guesses, caches = guess(given)
+        guesses, caches = guesser(guessing)
         index = jnp.arange(guesses.shape[1], dtype=jnp.int32)[None, :]
-        guesses = jnp.where(index < count[0], guesses, -1)
+        guesses = jnp.where(index < guessing.count, guesses, -1)
         kept = state.guesses.at[ends.rows].set(guesses, mode="drop")
-    return state._replace(caches=caches, guesses=kept)
+    return state._replace(caches=caches, guesses=kept), kept
 
 
 def ends_of(sampling: SamplingInput, state: StepState, program: Program) -> Ends:

@@ -1,42 +1,75 @@
-"""Heads: functions of the last hidden states that give a step's results.
+"""Heads of models that write: hidden states of slots to tokens, those of prompts to scores.
 
-Features name the heads of a step; a head is a function and a line in HEADS.
+Each is a program of a chain (`parts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from jengine.outputs import NO_TOKEN, StepOutput
-from jengine.runner.step.hidden import Hidden, logits_of
+from jengine.runner.step.hidden import SlotInput, chunk_rows, logits_of
+from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.program import Program
+from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
-from jengine.runner.variants.buckets import SCORED_AT_ONCE, SCORED_AT_ONCE_ON_GPUS
-from jengine.sampling import SamplingInput, sample, score_tokens
+from jengine.sampling import SamplingInput, score_tokens
+from jengine.sampling import sample as sample_tokens
 from jengine.sampling.acceptance import Drafted, last_of_each
 from jengine.sampling.logprobs import Logprobs
 
 
-def run_heads(hidden: Hidden, state: StepState, program: Program) -> tuple[StepState, StepOutput]:
-    """The results of all heads of the program's features."""
-    results: dict[str, Any] = {}
-    for name in program.features.heads:
-        state, found = HEADS[name](hidden, state, program)
-        results.update(found)
-    return state, StepOutput(**results)
+class ChosenInput(NamedTuple):
+    """Logits of sampling slots, and what the host has made of them."""
+
+    slots: SlotInput
+    logits: Any  # f32[S, vocab]
+    changed: Any  # f32[S, vocab]
 
 
-def sample_head(
-    hidden: Hidden, state: StepState, program: Program
-) -> tuple[StepState, dict[str, Any]]:
-    """Sample the token that follows each slot's row."""
-    logits = slot_logits(hidden, program)
-    return sample_slots(logits, hidden.sampling, hidden.drafts, state, program)
+def sample(
+    leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
+) -> tuple[StepState, StepOutput]:
+    """Sample a token of each slot from its hidden state."""
+    state, logits = slot_logits(leaves, state, slots, program=program)
+    return choose((), state, ChosenInput(slots, logits, None), program=program)
+
+
+def slot_logits(
+    leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
+) -> tuple[StepState, Array]:
+    """The logits of the slots, f32 [S, vocab]; those of padding may be left out."""
+    model, adapters = program.head(leaves)
+    # In one segment all rows have their logits computed alike, those that are scored too.
+    in_order = program.shapes.one_segment
+    live = None if in_order else live_slots(slots.sampling(program), program)
+    logits = logits_of(model, slots.ends, live, adapters, slots.adapters)
+    return state, logits.astype(jnp.float32)
+
+
+def choose(
+    leaves: Leaves, state: StepState, given: ChosenInput, *, program: Program
+) -> tuple[StepState, StepOutput]:
+    """Sample a token of each slot from its logits. Log-probabilities of a request that wants raw
+    ones are those of the model's own logits."""
+    slots = given.slots
+    sampling = slots.sampling(program)
+    return sample_slots(given.logits, sampling, slots.drafts, state, program, given.changed)
+
+
+def score(
+    leaves: Leaves, state: StepState, given: PromptChunk, *, program: Program
+) -> tuple[StepState, Logprobs]:
+    """Log-probabilities of the tokens after those of a chunk."""
+    wanted = program.features.prompt_logprobs
+    assert wanted is not None, "an engine that scores prompts"
+    model, adapters = program.head(leaves)
+    logits = logits_of(model, chunk_rows(state, given), None, adapters, given.adapters)
+    return state, score_tokens(logits, given.targets, wanted, program.sampler)
 
 
 def sample_slots(
@@ -46,13 +79,13 @@ def sample_slots(
     state: StepState,
     program: Program,
     changed: Array | None = None,
-) -> tuple[StepState, dict[str, Any]]:
+) -> tuple[StepState, StepOutput]:
     """Sample a token of each slot. It is its row's next input, at its length; of the tokens after
     drafts the last one that counts is. `changed`: the logits after processors of the host."""
     with jax.named_scope("sample"):
         # One base key for all engines: a request's seed alone decides its noise, and requests
         # without one got theirs from the engine's seed.
-        sampled, rows = sample(
+        sampled, rows = sample_tokens(
             logits,
             state.rows,
             slots,
@@ -74,79 +107,9 @@ def sample_slots(
         lengths=state.lengths.at[owners].set(slots.positions, mode="drop"),
         rows=rows or state.rows,
     )
-    return state, {"tokens": tokens, "logprobs": sampled.logprobs}
-
-
-def slot_logits(hidden: Hidden, program: Program) -> Array:
-    """The logits of the sampling slots, f32 [S, vocab]; those of padding may be left out."""
-    live = live_slots(hidden.sampling, program)
-    return logits_of(hidden.model, hidden.ends, live, hidden.adapters, hidden.end_adapters)
+    return state, StepOutput(tokens, cast(Any, sampled.logprobs))
 
 
 def live_slots(slots: SamplingInput, program: Program) -> Array:
     """i32[S]: -1 for slots of padding."""
     return jnp.where(slots.rows < program.shapes.max_rows, 0, -1)
-
-
-def prompt_logprobs_head(
-    hidden: Hidden, state: StepState, program: Program
-) -> tuple[StepState, dict[str, Any]]:
-    """Log-probabilities of the token after each prompt token, a few at a time."""
-    wanted, tokens = program.features.prompt_logprobs, program.bucket.prefill_tokens
-    assert wanted is not None, "the features do not name this head"
-    targets = hidden.heads.targets
-    if not tokens:
-        return state, {}
-    places = program.bucket.decode_rows + jnp.arange(tokens, dtype=jnp.int32)
-
-    def score(states: Array, targets: Array, places: Array) -> Logprobs:
-        own = None if hidden.token_adapters is None else hidden.token_adapters[places]
-        logits = logits_of(hidden.model, states, None, hidden.adapters, own)
-        return score_tokens(logits, targets, wanted, program.sampler)
-
-    with jax.named_scope("score_prompts"):
-        in_chunks = score_in_turn if program.shapes.attention == "triton" else score_in_loop
-        scored = in_chunks(score, hidden.prompts, targets, places)
-    return state, {"prompt_logprobs": scored}
-
-
-# Hidden states, the tokens after them, and their places among all tokens.
-Score = Callable[[Array, Array, Array], Logprobs]
-
-
-def score_in_loop(score: Score, states: Array, targets: Array, places: Array) -> Logprobs:
-    """The scores of all tokens, a chunk at a time."""
-    tokens = len(targets)
-    parts = -(-tokens // SCORED_AT_ONCE)
-    padding = parts * SCORED_AT_ONCE - tokens
-    states = jnp.pad(states, ((0, padding), (0, 0))).reshape(parts, SCORED_AT_ONCE, -1)
-    targets = jnp.pad(targets, (0, padding)).reshape(parts, SCORED_AT_ONCE)
-    places = jnp.pad(places, (0, padding), "edge").reshape(parts, SCORED_AT_ONCE)
-    scored = lax.map(lambda part: score(*part), (states, targets, places))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], scored)
-
-
-def score_in_turn(score: Score, states: Array, targets: Array, places: Array) -> Logprobs:
-    """The same without a loop, in each iteration of which a CUDA graph would end.
-
-    Each chunk begins at an index that depends on the results of the chunk before, as XLA would make
-    one matmul of them all, with logits of all tokens in memory.
-    """
-    found, index = list[Logprobs](), jnp.int32(0)
-    for first in range(0, len(targets), SCORED_AT_ONCE_ON_GPUS):
-        chunk = slice(first, min(first + SCORED_AT_ONCE_ON_GPUS, len(targets)))
-        count = chunk.stop - chunk.start
-        some = lax.dynamic_slice_in_dim(states, first + index, count)
-        found.append(score(some, targets[chunk], places[chunk]))
-        # On all of them, so that no logits are kept. No rank is negative, and no id below -1.
-        one = Logprobs(*(x.reshape(count, -1)[0, -1] for x in found[-1]))
-        index = jnp.minimum(one.rank + one.ids + 1 + (one.values > 0), 0)
-    return Logprobs(*map(jnp.concatenate, zip(*found, strict=True)))
-
-
-# In: hidden states and the state. Out: the new state, and fields of StepOutput.
-Head = Callable[[Hidden, StepState, Program], tuple[StepState, dict[str, Any]]]
-HEADS: dict[str, Head] = {
-    "sampled": sample_head,
-    "prompt_logprobs": prompt_logprobs_head,
-}

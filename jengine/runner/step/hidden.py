@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jax import Array, lax
 
-from jengine.models.context import Mixer
 from jengine.models.language_model import LanguageModel
 from jengine.outputs import StepOutput
 from jengine.runner.step.adapters import HeadAdapters
-from jengine.runner.step.batch import Batch
 from jengine.runner.step.program import Program
+from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step_input import HeadInput, sampling_views
+from jengine.runner.step.step_input import sampling_views
 from jengine.sampling import SamplingInput
 from jengine.sampling.acceptance import Drafted
-
-
-class Hidden(NamedTuple):
-    """The hidden states of a step, and which of them each head reads."""
-
-    model: Any
-    ends: Array  # [S, hidden] at the sampling slots
-    prompts: Array  # [T, hidden] at the prefill tokens
-    heads: HeadInput
-    sampling: SamplingInput  # with every position known
-    drafts: Drafted | None = None
-    adapters: HeadAdapters | None = None  # of the output head
-    batch: Batch | None = None
-    token_adapters: Array | None = None  # i32[D + T] the adapter slot of each token
-
-    @property
-    def end_adapters(self) -> Array | None:
-        """i32[S] the adapter slots of the sampling slots."""
-        return None if self.token_adapters is None else self.token_adapters[self.heads.logit_index]
 
 
 def logits_of(
@@ -55,14 +34,13 @@ def logits_of(
 
 
 class Ran(NamedTuple):
-    """All tokens that a step ran: D decode rows, then T prefill tokens."""
+    """All tokens that a forward ran, for a model that guesses: D decode rows, T prefill tokens."""
 
-    tokens: Array  # i32[D + T]
-    hidden: Array  # f32[D + T, hidden] after the last norm
-    batch: Batch
-    token_rows: Array  # i32[D + T] the query tile of each token
-    mixer: Mixer  # attention among them and what the cache holds
-    kept: Mapping[str, Array]  # tap point -> f32[D + T, hidden], those that the guesser reads
+    packed: Any  # i32[...] the packed plan
+    tokens: Any  # i32[D + T]
+    hidden: Any  # f32[D + T, hidden] after the last norm
+    positions: Any  # i32[D + T]; -1 for padding
+    kept: Any  # tap point -> f32[D + T, hidden], those that the guesser reads
 
 
 class SlotInput(NamedTuple):
@@ -86,6 +64,7 @@ class Forwarded(NamedTuple):
     slots: SlotInput
     captured: dict[int, dict[str, Any]]  # as in StepOutput
     experts: Any
+    ran: Ran | None = None  # None: nothing guesses after it
 
     def completing(self, output: StepOutput) -> StepOutput:
         """The results of a head, with the forward's own."""
@@ -98,3 +77,10 @@ def with_prompts(state: StepState, prompts: Array) -> StepState:
         return state
     kept = lax.dynamic_update_slice_in_dim(state.prompts, prompts, 0, -2)
     return state._replace(prompts=kept)
+
+
+def chunk_rows(state: StepState, given: PromptChunk) -> Array:
+    """The hidden states of the tokens of a chunk."""
+    assert state.prompts is not None, "an engine whose forwards keep those of prompts"
+    rows = lax.dynamic_slice_in_dim(state.prompts, given.first[0], len(given.targets), -2)
+    return rows if rows.ndim == 2 else rows.sum(axis=0)  # zeros but for the last stage

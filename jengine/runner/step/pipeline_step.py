@@ -16,12 +16,12 @@ from jax.sharding import PartitionSpec
 from jengine.models.context import StepContext
 from jengine.models.taps import Tap
 from jengine.runner.step.batch import stage_batch
+from jengine.runner.step.forward import input_tokens
 from jengine.runner.step.hidden import Forwarded, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.program import Program, Stages
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step import input_tokens
 from jengine.runner.step.step_input import (
     StepInput,
     TokenInput,
@@ -41,7 +41,7 @@ def pipeline_forward(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
 ) -> tuple[StepState, Forwarded]:
     """Run every stage on its plan; `packed` has one row per stage."""
-    assert program.stages is not None, "a step of one stage is parts.forward"
+    assert program.stages is not None, "a step of one stage is forward.forward"
     model = program.rebuild(leaves)
     inputs, section, positions = _shared_inputs(packed, program)
     with jax.named_scope("embed"):
@@ -89,7 +89,7 @@ def _stage(
 ) -> tuple[tuple[Array, ...], Array, Array, Array]:
     """The layers of one stage, on its shards of the arrays; held and packed are [1, ...]."""
     stages, placement, bucket = program.stages, program.placement.in_stage(), program.bucket
-    assert stages is not None, "a step of one stage is step.step"
+    assert stages is not None, "a step of one stage is forward.forward"
     stage, count = _number(packed), placement.num_stages
     inputs = StepInput.over(packed[0], bucket, program.shapes)
     x = jnp.where(stage == 0, entering, _taken(held[0], bucket, stages.largest))

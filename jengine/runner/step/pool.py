@@ -12,8 +12,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.config import PoolingConfig
+from jengine.outputs import NOT_FINITE, POOLED, StepOutput
 from jengine.runner.step.batch import Batch
+from jengine.runner.step.hidden import SlotInput, chunk_rows
+from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.program import Program
+from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
 from jengine.sampling import SamplingInput
 
@@ -63,3 +67,24 @@ def with_chunks(
     begins = positions.reshape(len(rows), tile)[:, 0] == 0
     fresh = jnp.where(begins, rows, len(sums))  # past the end: dropped
     return sums.at[fresh].set(0.0, mode="drop").at[rows].add(by_tile, mode="drop")
+
+
+def pool(
+    leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
+) -> tuple[StepState, StepOutput]:
+    """The vector of each slot's row, through the model's own head. A slot's token is POOLED, or why
+    there is no vector."""
+    model, _ = program.head(leaves)
+    vectors = row_vectors(slots.ends, slots.sampling(program), state.sums, model.config.pooling)
+    pooled = model.pooler(vectors)
+    is_finite = jnp.all(jnp.isfinite(pooled), axis=-1)
+    tokens = jnp.where(is_finite, jnp.int32(POOLED), jnp.int32(NOT_FINITE))
+    return state, StepOutput(tokens=tokens, pooled=pooled)
+
+
+def pool_tokens(
+    leaves: Leaves, state: StepState, given: PromptChunk, *, program: Program
+) -> tuple[StepState, Array]:
+    """What the model's own head makes of each token of a chunk."""
+    model, _ = program.head(leaves)
+    return state, model.pooler.of_tokens(chunk_rows(state, given))

@@ -58,7 +58,6 @@ class Models(NamedTuple):
     """What a step runs, made while it is traced."""
 
     model: Any
-    guess: Any = None  # what guesses its tokens
     head_adapters: HeadAdapters | None = None  # what adapters add to its logits
     token_adapters: Any = None  # i32[D + T] the adapter slot of each token; None: there are none
 
@@ -85,16 +84,28 @@ class Program:
         """The models of a step with these leaves and inputs."""
         own = leaves[: len(leaves) - (0 if self.adapters is None else len(self.adapters.leaves))]
         first = len(own) if self.guesser is None else self.guesser.first_leaf
-        model, head, guess, slots = self.rebuild(own[:first]), None, None, None
+        model, head, slots = self.rebuild(own[:first]), None, None
         if self.adapters is not None:
             slots = token_slots(inputs.adapters.slots, self.bucket, self.shapes)
             adapted, stacks = self.adapters, leaves[len(own) :]
             add_adapters(model, adapted.weights, stacks, slots, adapted.implementation)
             if of_head := stacks[adapted.of_head]:
                 head = HeadAdapters(adapted.weights[HEAD], of_head, adapted.implementation)
-        if self.guesser is not None and self.features.drafts:
-            guess = self.guesser.method(self.guesser.rebuild(own[first:]))
-        return Models(model, guess, head, slots)
+        return Models(model, head, slots)
+
+    def guessing(self, leaves: Leaves) -> tuple[Any, Any]:
+        """The model, and what guesses its tokens: a `guessing.Guesser`."""
+        assert self.guesser is not None, "an engine whose device guesses"
+        first = self.guesser.first_leaf
+        guesser = self.guesser.method(self.guesser.rebuild(leaves[first:]))
+        return self.rebuild(leaves[:first]), guesser
+
+    def of_head(self, leaves: Leaves) -> Leaves:
+        """Those of a step's leaves that `head` takes."""
+        found = tuple(leaves[place] for place in self.head_leaves)
+        if self.adapters is None:
+            return found
+        return found + leaves[-len(self.adapters.leaves) :][self.adapters.of_head]
 
     def head(self, leaves: Leaves) -> tuple[Any, HeadAdapters | None]:
         """The model with the leaves of its output head alone, and the head's adapters, whose leaves
@@ -111,7 +122,12 @@ class Program:
     @property
     def kept_points(self) -> tuple[str, ...]:
         """Tap points of the model whose values the step keeps for its guesser."""
-        return self.guesser.points if self.guesser is not None and self.features.drafts else ()
+        return self.guesser.points if self.guesser is not None and self.guesses else ()
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the device guesses after this step."""
+        return self.guesser is not None and self.features.drafts
 
     @property
     def has_drafts(self) -> bool:

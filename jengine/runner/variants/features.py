@@ -28,12 +28,10 @@ class Features:
 
     def of(self, part: Part) -> Features:
         """Those that this part depends on."""
-        return Features(part=part, **{name: getattr(self, name) for name in FEATURES_OF[part]})
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads that run on the step's hidden states (see `step/heads.py`)."""
-        return ("sampled",) if self.prompt_logprobs is None else ("sampled", "prompt_logprobs")
+        found = Features(part=part, **{name: getattr(self, name) for name in FEATURES_OF[part]})
+        if part is not Part.GUESS:
+            return found
+        return replace(found, sampling=SamplingFeatures(random=self.sampling.random))
 
     @property
     def own_functions(self) -> tuple[TapSet | ProcessorSet, ...]:

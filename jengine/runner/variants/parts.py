@@ -6,15 +6,15 @@ from enum import Enum
 
 
 class Part(Enum):
-    """A program of a step. Most steps are a chain: FORWARD, SAMPLE and, if asked for, SCORE. Where
-    parts cannot be queued one by one, as in a pipeline, STEP is all of them in one program."""
+    """A program of a step. Most steps are a chain: FORWARD, SAMPLE and what else is asked for."""
 
-    STEP = "step"
+    STEP = "step"  # FORWARD and SAMPLE in one, where they cannot be queued one by one
     FORWARD = "forward"  # tokens to hidden states: the model, and the KV cache
     SAMPLE = "sample"  # hidden states of the sampling slots to tokens: output head and sampler
     # SAMPLE in two, for logits processors that run on the host in between.
     LOGITS = "logits"
     CHOOSE = "choose"
+    GUESS = "guess"  # all that a step ran and sampled to drafts of the next step
     SCORE = "score"  # hidden states of prompt tokens to log-probabilities, a chunk at a time
     # Of pooling models: hidden states of slots to vectors, and those of prompt tokens, in chunks.
     POOL = "pool"
@@ -39,20 +39,21 @@ def prompt_parts(pooling: str, *, scores: bool) -> tuple[Part, ...]:
 
 # Fields of `Features` that a part depends on. A feature that no part names compiles nothing.
 FEATURES_OF: dict[Part, tuple[str, ...]] = {
-    Part.STEP: (
-        "sampling", "prompt_logprobs", "taps", "adapters", "drafts", "embeds",
-    ),
+    Part.STEP: ("sampling", "taps", "adapters", "drafts", "embeds"),
     Part.FORWARD: ("taps", "adapters", "drafts", "embeds"),
     Part.SAMPLE: ("sampling", "adapters"),
     Part.LOGITS: ("adapters",),
     Part.CHOOSE: ("sampling",),
     Part.SCORE: ("prompt_logprobs", "adapters"),
+    Part.GUESS: ("sampling",),
     Part.POOL: (),
     Part.POOL_TOKENS: (),
     Part.ENCODER: (),
-}  # fmt: skip
+}
 
 # Parts that read a chunk of the prompt tokens of the last forward.
 READS_PROMPTS = frozenset({Part.SCORE, Part.POOL_TOKENS})
+# Parts whose size is that of the step's forward.
+BY_BUCKET = frozenset({Part.STEP, Part.FORWARD, Part.GUESS})
 # Parts that run a model on tokens or patches, which their ledger entries count.
 RUNS_TOKENS = frozenset({Part.STEP, Part.FORWARD, Part.ENCODER})

@@ -23,8 +23,8 @@ def of_part(tiers: Iterable[Features], part: Part) -> tuple[Features, ...]:
 
 
 @dataclass(frozen=True)
-class ChainPrograms:
-    """The programs of steps that are chains: forwards by bucket, and behind them heads by slots."""
+class ProgramList:
+    """What runs the tokens of steps, by bucket, and behind it heads by slots."""
 
     ladders: Ladders
     tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
@@ -35,17 +35,19 @@ class ChainPrograms:
     @cached_property
     def all(self) -> tuple[Key, ...]:
         """Every program."""
-        return (*self.forwards, *self.heads, *self.multi_steps)
+        return (*self.models, *self.guesses, *self.heads)
 
     @cached_property
-    def forwards(self) -> tuple[StepKey, ...]:
-        """The model in every bucket; where prompts run, also with embeddings of images."""
-        tiers = of_part(self.tiers, Part.FORWARD)
+    def models(self) -> tuple[StepKey, ...]:
+        """The model in every bucket, and in some with what few steps sample, where it samples too;
+        where prompts run, also with embeddings of images."""
         found = tuple(
             (bucket, tier)
-            for tier in tiers
-            for bucket in self.ladders.buckets()
-            if not bucket.is_multi_step and is_needed(tier, bucket, tiers, self.ladders)
+            for part in (Part.FORWARD, Part.STEP)
+            for tier in of_part(self.tiers, part)
+            for bucket in self._buckets(tier)
+            if part is self._main(bucket)
+            and is_needed(tier, bucket, of_part(self.tiers, part), self.ladders)
         )
         images = (
             (bucket, replace(tier, embeds=True))
@@ -53,6 +55,22 @@ class ChainPrograms:
             if self.takes_images and self.shapes.prompt_tokens(bucket)
         )
         return (*found, *images)
+
+    def _main(self, bucket: Bucket) -> Part:
+        return Part.FORWARD if self.shapes.is_chained(bucket) else Part.STEP
+
+    def _buckets(self, tier: Features) -> Iterable[Bucket]:
+        """Fewer for what few steps need: their plans are rounded up further."""
+        is_usual = tier.is_plain or not any(one.is_plain for one in self.tiers)
+        return self.ladders.buckets() if is_usual else self.ladders.rare_buckets()
+
+    @cached_property
+    def guesses(self) -> tuple[StepKey, ...]:
+        """What guesses after the steps of every bucket whose tokens it reads."""
+        if not self.shapes.makes_guesses:
+            return ()
+        read = dict.fromkeys(bucket for bucket, tier in self.models if tier.drafts)
+        return tuple((bucket, tier) for tier in of_part(self.tiers, Part.GUESS) for bucket in read)
 
     @cached_property
     def heads(self) -> tuple[Key, ...]:
@@ -64,6 +82,7 @@ class ChainPrograms:
             for part in slot_parts(self.shapes.pooling, splits=self.splits)
             for tier in of_part(self.tiers, part)
             for count in (decodes if self._is_spared(tier) else (*decodes, most))
+            if self.shapes.chained
         )
         of_prompts = dict.fromkeys(
             (Slots(self.shapes.scored_at_once), tier.of(part))
@@ -73,12 +92,6 @@ class ChainPrograms:
         )
         return (*of_slots, *of_prompts)
 
-    @cached_property
-    def multi_steps(self) -> tuple[StepKey, ...]:
-        """Several steps in one program, for decodes of every variant."""
-        whole = ProgramList(self.ladders, of_part(self.tiers, Part.STEP))
-        return tuple(key for key in whole.all if key[0].is_multi_step)
-
     def _is_spared(self, tier: Features) -> bool:
         """Whether the largest size runs in another variant."""
         drawn = replace(tier, sampling=replace(tier.sampling, random=True))
@@ -86,10 +99,10 @@ class ChainPrograms:
 
     @property
     def first(self) -> tuple[Key, ...]:
-        """The largest forward, and the largest head for plain sampling: the first requests run in
-        them."""
+        """The largest of the model's programs, and of the heads those for plain sampling: the first
+        requests run in them."""
         usual = [tier for tier in self.tiers if tier.is_plain and not tier.adapters]
-        return self._largest((usual or self.tiers)[-1])
+        return self._largest((usual if usual and self.shapes.chained else self.tiers)[-1])
 
     @property
     def largest(self) -> tuple[Key, ...]:
@@ -97,9 +110,11 @@ class ChainPrograms:
         return self._largest(self.tiers[-1])
 
     def _largest(self, tier: Features) -> tuple[Key, ...]:
-        forward = self.ladders.largest, of_part(self.tiers, Part.FORWARD)[-1]
-        parts = slot_parts(self.shapes.pooling, splits=self.splits)
-        return (forward, *((Slots(self.shapes.slot_rungs[-1]), tier.of(part)) for part in parts))
+        bucket, slots = self.ladders.largest, Slots(self.shapes.slot_rungs[-1])
+        model = bucket, of_part(self.tiers, self._main(bucket))[-1]
+        guesses = [(bucket, tier.of(Part.GUESS))] if self.shapes.makes_guesses else []
+        parts = slot_parts(self.shapes.pooling, splits=self.splits) if self.shapes.chained else ()
+        return (model, *guesses, *((slots, tier.of(part)) for part in parts))
 
     @property
     def later(self) -> tuple[Key, ...]:
@@ -116,7 +131,7 @@ class ChainPrograms:
                 needed = key in self.largest or tier.part in READS_PROMPTS
                 return 0 if usual else 1 if needed else 3, False, False, size.count
             prompts = size.prefill_tokens
-            few_ask = tier.adapters or tier.embeds
+            few_ask = tier.adapters or tier.embeds or not tier.is_plain
             return 2 + few_ask, prompts > 0, not prompts and size.decode_rows not in ends, prompts
 
         return tuple(key for key in sorted(self.all, key=order) if key not in self.first)
@@ -130,81 +145,3 @@ def is_needed(tier: Features, bucket: Bucket, tiers: Iterable[Features], ladders
     rungs, most = ladders.decode_rows, ladders.mixed_rows
     largest = rungs[-1] if most is None else rung("decode rows", rungs, most)
     return not bucket.prefill_tokens and bucket.decode_rows <= largest
-
-
-@dataclass(frozen=True)
-class ProgramList:
-    """The programs of steps that are each one program. Common variants in every bucket, rare ones
-    in a few: their plans are rounded up further."""
-
-    ladders: Ladders
-    tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
-    takes_images: bool = False  # tokens of prompts may come as embeddings, that is, of images
-
-    @cached_property
-    def all(self) -> tuple[StepKey, ...]:
-        """Every program, variant by variant, and then those of prompts with images."""
-        return (*self._of_text, *self._of_images)
-
-    @property
-    def _of_images(self) -> tuple[StepKey, ...]:
-        """Of common variants the most capable one alone, in buckets that run prompts."""
-        kept = (self.common[-1], *(tier for tier in self.tiers if tier not in self.common))
-        return tuple(
-            (bucket, replace(tier, embeds=True))
-            for bucket, tier in self._of_text
-            if self.takes_images and tier in kept and bucket.prefill_tokens
-        )
-
-    @cached_property
-    def _of_text(self) -> tuple[StepKey, ...]:
-        return tuple(
-            (bucket, tier)
-            for tier in self.tiers
-            for bucket in (
-                self.ladders.buckets() if tier in self.common else self.ladders.rare_buckets()
-            )
-            if self._scores_prompts(tier, bucket.prefill_tokens)
-            and is_needed(tier, bucket, self.tiers, self.ladders)
-        )
-
-    @cached_property
-    def common(self) -> tuple[Features, ...]:
-        """The variants that most steps need: plain sampling, or the cheapest if none is plain.
-        Where padding costs as much as tokens, also adjusted logits, as grammars have, if they are
-        asked for."""
-        adjusting = not self.ladders.full_step
-        usual = [one for one in self.tiers if one.is_plain or (adjusting and one.gives_tokens_only)]
-        return tuple(usual or self.tiers[:1])
-
-    @property
-    def first(self) -> tuple[StepKey, ...]:
-        """The largest program, which can run every step; the cache is sized with it."""
-        return ((self.ladders.largest, self.tiers[-1]),)
-
-    largest = first
-
-    @property
-    def later(self) -> tuple[StepKey, ...]:
-        """The other programs, the more useful ones first.
-
-        First every bucket in the most capable common variant, since running a small step in a large
-        program wastes most; then the cheaper common variants, then the rare ones. Decode buckets
-        come before those with prefill, and of these first the smallest, for a single request, and
-        the largest, which can replace all others.
-        """
-        decodes = sorted({bucket.decode_rows for bucket in self.ladders.buckets()})
-        ends = (decodes[0], decodes[-1])
-
-        def order(key: StepKey) -> tuple[int, bool, bool, int]:
-            bucket, tier = key
-            kind = 0 if tier == self.common[-1] else 1 if tier in self.common else 2
-            prompts = bucket.prefill_tokens
-            return kind, prompts > 0, not prompts and bucket.decode_rows not in ends, prompts
-
-        return tuple(key for key in sorted(self.all, key=order) if key not in self.first)
-
-    def _scores_prompts(self, tier: Features, prefill_tokens: int) -> bool:
-        """Whether a program is needed: without prompt tokens, scoring prompts changes nothing."""
-        unscored = replace(tier, prompt_logprobs=None) in self.tiers
-        return tier.prompt_logprobs is None or bool(prefill_tokens) or not unscored

@@ -1,7 +1,6 @@
-"""The step: state in, state out; no globals.
+"""The forward of a step: tokens to hidden states; state in, state out; no globals.
 
-embed -> layers -> heads (sample, score) -> new state. `parts` makes a program of its own of the
-model and of each head; `step` is all of it in one. Python branches only on static values.
+embed -> layers -> what programs behind the model read. Python branches only on static values.
 """
 
 from __future__ import annotations
@@ -12,9 +11,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.models.context import CrossReader, GivenEmbeddings, StepContext
-from jengine.outputs import StepOutput
 from jengine.runner.step.across import CrossInput, cross_reader
-from jengine.runner.step.batch import batch_of, row_guesses, row_lengths, with_new_blocks
+from jengine.runner.step.batch import (
+    Batch,
+    batch_of,
+    row_guesses,
+    row_lengths,
+    with_new_blocks,
+)
 from jengine.runner.step.draft_input import (
     RunDrafts,
     run_drafts,
@@ -22,19 +26,24 @@ from jengine.runner.step.draft_input import (
     with_draft_tokens,
 )
 from jengine.runner.step.experts import experts_of_tokens
-from jengine.runner.step.guessing import with_guesses
-from jengine.runner.step.heads import run_heads
-from jengine.runner.step.hidden import Hidden, Ran
+from jengine.runner.step.hidden import Forwarded, Ran, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.planes import rotary_planes, row_of_token
+from jengine.runner.step.pool import with_sums
 from jengine.runner.step.program import Models, Program
 from jengine.runner.step.recurrent import HeldStates
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step_input import StepInput, TokenInput, tile_of_token
+from jengine.runner.step.step_input import (
+    StepInput,
+    TokenInput,
+    sampling_section,
+    tile_of_token,
+)
 from jengine.runner.step.stripes import Stripes
 from jengine.runner.step.taps import StepTaps
 from jengine.sampling import SamplingInput
+from jengine.sampling.acceptance import Drafted
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32
@@ -78,7 +87,6 @@ class Beside(NamedTuple):
     cross: CrossReader | None = None
 
 
-NOTHING_BESIDE = Beside()
 # What a step takes: a packed plan, alone or with something beside it.
 Given = Array | EmbedsInput | MediaInput | CrossInput
 
@@ -101,14 +109,14 @@ def beside_of(given: Given, inputs: StepInput, program: Program, model: Any) -> 
     return Beside(given.given) if isinstance(given, EmbedsInput) else Beside()
 
 
-def step(
-    leaves: Leaves, state: StepState, packed: Given, *, program: Program
-) -> tuple[StepState, StepOutput]:
-    """Run the packed plan."""
-    inputs = inputs_of(packed, program)
+def forward(
+    leaves: Leaves, state: StepState, given: Given, *, program: Program
+) -> tuple[StepState, Forwarded]:
+    """Run the model on a packed plan. The hidden states of prompt tokens stay in the state."""
+    inputs = inputs_of(given, program)
     models = program.models(leaves, inputs)
-    beside = beside_of(packed, inputs, program, models.model)
-    return run(models, inputs, extended(state, inputs), program, beside)
+    state, found = passed(models, inputs, given, extended(state, inputs), program)
+    return state, found.forwarded
 
 
 def extended(state: StepState, inputs: StepInput) -> StepState:
@@ -117,43 +125,20 @@ def extended(state: StepState, inputs: StepInput) -> StepState:
     return state._replace(tables=with_new_blocks(state.tables, inputs.blocks.new))
 
 
-def run(
-    models: Models,
-    inputs: StepInput,
-    state: StepState,
-    program: Program,
-    beside: Beside = NOTHING_BESIDE,
-) -> tuple[StepState, StepOutput]:
-    """Run the step of these inputs."""
-    state, found = pass_through(models, inputs, state, program, beside)
-    state, output = run_heads(found.leaving, state, program)
-    batch, count = found.ran.batch, inputs.drafts.count
-    state = found.held.settled(state, inputs.tokens.decode_rows, batch, program.placement)
-    guess = models.guess
-    state = with_guesses(state, output.tokens, found.leaving, found.ran, guess, count, program)
-    return state, output._replace(
-        captured=found.captured,
-        experts=found.experts,
-        guesses=None if guess is None else state.guesses,
-    )
-
-
-class Pass(NamedTuple):
+class Passed(NamedTuple):
     """What a step's tokens have become when they leave the model, while it is traced."""
 
-    leaving: Hidden
-    ran: Ran
+    forwarded: Forwarded
+    batch: Batch
     held: HeldStates
-    captured: dict[int, dict[str, Array]]
-    experts: Array | None
 
 
-def pass_through(
-    models: Models, inputs: StepInput, state: StepState, program: Program, beside: Beside
-) -> tuple[StepState, Pass]:
+def passed(
+    models: Models, inputs: StepInput, given: Given, state: StepState, program: Program
+) -> tuple[StepState, Passed]:
     """Run the model on the step's tokens: the state with their keys and values, and the rest."""
-    model, _, head_adapters, token_adapters = models
-    bucket, shapes = program.bucket, program.shapes
+    model, bucket, shapes = models.model, program.bucket, program.shapes
+    beside = beside_of(given, inputs, program, model)
     drafts = run_drafts(
         inputs.drafts, row_lengths(inputs, state), row_guesses(inputs, state), shapes,
         runs_any=program.has_drafts,
@@ -186,24 +171,44 @@ def pass_through(
     )
     striped = model(stripes.of_tokens(tokens), context)
     hidden = stripes.in_order(striped)
-    ends = inputs.heads.logit_index
-    leaving = Hidden(
-        model,
-        stripes.taken(striped, ends),
-        hidden[shapes.first_prompt(bucket) :],
-        inputs.heads,
-        with_positions(inputs.sampling, batch.positions[ends]),
-        slot_drafts(drafts, len(ends), shapes.most_drafts),
-        head_adapters,
-        batch,
-        token_adapters,
-    )
-    ran = Ran(tokens, hidden, batch, rows, attention, context.kept)
+    prompts = hidden[shapes.first_prompt(bucket) :]
+    state = state._replace(caches=context.caches)
+    state = with_sums(state, prompts, batch, model.config.pooling, program)
+    ends = stripes.taken(striped, inputs.heads.logit_index)
+    packed = getattr(given, "packed", given)
+    ran = None
+    if program.guesses:
+        kept = {point: found.astype(jnp.float32) for point, found in context.kept.items()}
+        ran = Ran(packed, tokens, hidden, batch.positions, kept)
     experts = None
     if shapes.experts is not None and context.experts is not None:
         experts = experts_of_tokens(context.experts, shapes.experts, len(tokens))
-    state = state._replace(caches=context.caches)
-    return state, Pass(leaving, ran, held, taps.captured, experts)
+    slots = slots_of(packed, ends, inputs, models, batch, drafts, program)
+    forwarded = Forwarded(slots, taps.captured, experts, ran)
+    return with_prompts(state, prompts), Passed(forwarded, batch, held)
+
+
+def slots_of(
+    packed: Any, ends: Array, inputs: StepInput, models: Models, batch: Batch,
+    drafts: RunDrafts | None, program: Program,
+) -> SlotInput:  # fmt: skip
+    """What programs behind the model read of its slots, whose hidden states are `ends`."""
+    index, shapes, count = inputs.heads.logit_index, program.shapes, len(ends)
+    found = slot_drafts(drafts, count, shapes.most_drafts)
+    if found is None and shapes.most_drafts:
+        found = no_drafts(count, shapes.most_drafts)
+    adapters = None
+    if shapes.adapter_slots:
+        own = models.token_adapters
+        adapters = jnp.zeros(count, jnp.int32) if own is None else own[index]
+    section = packed[sampling_section(program.bucket, shapes)]
+    positions = with_positions(inputs.sampling, batch.positions[index]).positions
+    return SlotInput(ends, section, positions, found, adapters)
+
+
+def no_drafts(slots: int, most: int) -> Drafted:
+    """Slots that are all behind their rows' last tokens."""
+    return Drafted(jnp.zeros(slots, jnp.int32), jnp.full((slots, most), -1, jnp.int32))
 
 
 def input_tokens(

@@ -1,7 +1,8 @@
-"""Multi-step decode: several runs of the step in one call, each on the tokens of the run before.
+"""Steps in one program: the chain's own functions, where they cannot be queued one by one.
 
-In and out as in step.py, but outputs have a leading axis with one entry per run. The call ends
-early once every row has sampled one of its stop ids.
+Layers whose state cannot forget a rejected draft wait for what was sampled. And in multi-step
+decode each of several runs reads the tokens of the run before: outputs have a leading axis with one
+entry per run, and the call ends early once every row has sampled one of its stop ids.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jengine.outputs import StepOutput
+from jengine.runner.step.forward import Given, extended, inputs_of, passed
+from jengine.runner.step.heads import sample
+from jengine.runner.step.hidden import Forwarded
 from jengine.runner.step.leaves import Leaves
-from jengine.runner.step.program import Program
+from jengine.runner.step.program import Models, Program
 from jengine.runner.step.state import StepState
-from jengine.runner.step.step import extended, run
 from jengine.runner.step.step_input import StepInput
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -36,9 +39,30 @@ class Progress(NamedTuple):
     outputs: StepOutput  # of all runs
 
 
+def step(
+    leaves: Leaves, state: StepState, given: Given, *, program: Program
+) -> tuple[StepState, tuple[Forwarded, StepOutput]]:
+    """Run the packed plan: what programs behind the step read, and what it has sampled."""
+    inputs = inputs_of(given, program)
+    models = program.models(leaves, inputs)
+    return run(leaves, models, inputs, given, extended(state, inputs), program)
+
+
+def run(
+    leaves: Leaves, models: Models, inputs: StepInput, given: Given, state: StepState,
+    program: Program,
+) -> tuple[StepState, tuple[Forwarded, StepOutput]]:  # fmt: skip
+    """Run the model, sample, and let the states of layers take in the drafts that count."""
+    state, found = passed(models, inputs, given, state, program)
+    state, output = sample(program.of_head(leaves), state, found.forwarded.slots, program=program)
+    rows = inputs.tokens.decode_rows
+    state = found.held.settled(state, rows, found.batch, program.placement)
+    return state, (found.forwarded, output)
+
+
 def multi_step(
     leaves: Leaves, state: StepState, packed: Array, *, program: Program
-) -> tuple[StepState, StepOutput]:
+) -> tuple[StepState, tuple[None, StepOutput]]:
     """Run the packed plan as many times as it says."""
     inputs = StepInput.over(packed, program.bucket, program.shapes)
     models = program.models(leaves, inputs)
@@ -46,12 +70,16 @@ def multi_step(
     rows, endings = inputs.sampling.rows, inputs.multi_step.endings
     last = state.last_token.at[rows].get(mode="clip")
 
+    def once_from(state: StepState) -> tuple[StepState, StepOutput]:
+        state, (forwarded, output) = run(leaves, models, inputs, packed, state, program)
+        return state, forwarded.completing(output)
+
     def wanted(progress: Progress) -> Array:
         return (progress.count < inputs.multi_step.repeats[0]) & jnp.any(progress.goes_on)
 
     def once(progress: Progress) -> Progress:
         count = progress.count
-        state, output = run(models, inputs, progress.state, program)
+        state, output = once_from(progress.state)
         outputs = jax.tree.map(
             lambda all_runs, own: lax.dynamic_update_index_in_dim(all_runs, own, count, 0),
             progress.outputs,
@@ -64,10 +92,10 @@ def multi_step(
         jnp.int32(0),
         (rows < program.shapes.max_rows) & ~ended(last, endings),
         state,
-        nothing(jax.eval_shape(lambda: run(models, inputs, state, program)[1]), program),
+        nothing(jax.eval_shape(lambda: once_from(state)[1]), program),
     )
     end = lax.while_loop(wanted, once, begin)
-    return end.state, end.outputs
+    return end.state, (None, end.outputs)
 
 
 def ended(
