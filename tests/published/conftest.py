@@ -39,13 +39,9 @@ def weights() -> Path:
 
 
 @pytest.fixture(scope="package")
-def model(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `LLM` is given: the file, and the tokenizer that transformers makes of it."""
-    from transformers import AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    AutoTokenizer.from_pretrained(weights.parent, gguf_file=FILE).save_pretrained(folder)
-    return {"model": weights, "tokenizer": folder}
+def model(weights: Path) -> dict[str, Any]:
+    """What `LLM` is given: the file alone."""
+    return {"model": weights}
 
 
 @pytest.fixture(scope="package")
