@@ -258,7 +258,6 @@ def step_cases() -> Iterator[StepCase]:
     yield StepCase("llama-8b", 256, 0, "triton", max_model_len=131_072)
     yield StepCase("qwen3-0.6b", 64, 0, "triton", variant="sampled")
     yield StepCase("qwen3-0.6b", 64, 0, "xla", variant="sampled")
-    yield StepCase("qwen3-0.6b", 64, 2048, "triton", variant="scored")
     yield StepCase("llama-8b", 64, 0, "triton", devices=4)
     yield StepCase("llama-8b", 64, 0, "triton", devices=4, captured=True)
     yield StepCase("llama-8b", 64, 0, "triton", devices=4, stages=2, part=Part.FORWARD)

@@ -65,13 +65,8 @@ class Features:
     @property
     def is_plain(self) -> bool:
         """Whether steps sample without adjusted logits, log-probabilities and taps."""
-        return self.gives_tokens_only and not self.sampling.adjust
-
-    @property
-    def gives_tokens_only(self) -> bool:
-        """Whether steps sample without log-probabilities and taps."""
         extra = (self.sampling.logprobs, self.prompt_logprobs)
-        return extra == (None, None) and not self.taps
+        return extra == (None, None) and not (self.taps or self.sampling.adjust)
 
     def __str__(self) -> str:
         parts = {
