@@ -69,8 +69,9 @@ OWN_UNVARIED: dict[str, set[str]] = {
     "minimax_m2": {"shared_intermediate_size"},
     "nemotron_h": {"rope_parameters", "tie_word_embeddings"},  # no rotation, and no tied head
     "olmoe": {"head_dim"},
+    "qwen3_5_moe": {"norm_topk_prob", *ACTIVATION},  # false is refused
     **dict.fromkeys(
-        ("gpt_oss", "bamba", "mamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe", "granite_hybrid",
+        ("gpt_oss", "bamba", "mamba2", "qwen3_next", "qwen3_5", "granite_hybrid",
          "falcon_h1"),
         ACTIVATION,
     ),

@@ -289,7 +289,7 @@ OWN: Mapping[str, Own] = {
     ),
     "qwen3_next": DELTA,
     "qwen3_5": DELTA,
-    "qwen3_5_moe": DELTA,
+    "qwen3_5_moe": DELTA._replace(without=(*DELTA.without, "norm_topk_prob")),
     "minimax_m2": Own(
         variations=(Variation(("rope_parameters", "rotary_dim"), draw_rotary_part),),
         without=("shared_intermediate_size", "norm_topk_prob"),

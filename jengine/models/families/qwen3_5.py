@@ -49,6 +49,8 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     ffn: FfnConfig
     if is_moe:
         activation = read_activation(fields, "hidden_act", "silu")
+        if not fields.flag("norm_topk_prob", True):
+            fields.refuse("norm_topk_prob", "true: these models' weights of experts sum to one")
         ffn = read_shared_experts(
             fields, activation, experts=256, per_token=8, inner=512, shared=512, normalize=True
         )
