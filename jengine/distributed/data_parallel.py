@@ -57,6 +57,18 @@ class DataParallelCore:
         return self.replicas[0].weights_version
 
     @property
+    def patience(self) -> float:
+        """Seconds for which no replica's step would find anything to do; 0: one may."""
+        if self.undelivered:
+            return 0.0
+        return min((one.patience for one in self.replicas if one.has_work), default=0.0)
+
+    def when_woken(self, tell: Callable[[], object]) -> None:
+        """Have this called when a request of any replica is woken."""
+        for replica in self.replicas:
+            replica.when_woken(tell)
+
+    @property
     def is_compiling(self) -> bool:
         """Whether a step of one waits for a program that is being compiled."""
         return any(replica.is_compiling for replica in self.replicas)

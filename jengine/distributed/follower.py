@@ -76,6 +76,14 @@ class FollowingCore:
         return self._version
 
     @property
+    def patience(self) -> float:
+        """None: a step waits for the leader."""
+        return 0.0
+
+    def when_woken(self, tell: Callable[[], object]) -> None:
+        """Nothing to do: requests are parked by the leader."""
+
+    @property
     def is_compiling(self) -> bool:
         """Unknown here: steps of this process run while the leader's do."""
         return False

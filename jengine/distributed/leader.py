@@ -6,6 +6,7 @@ Must not know sockets or devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jengine.distributed.request_digest import ParameterNotes, digests_of
@@ -17,6 +18,8 @@ from jengine.executor.multihost.messages import RequestAborted, StepDone, StepRe
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.request import ReadPrompt, WireRequest
+
+LISTENING = 1e-3  # seconds between two looks at what the others send
 
 
 class LeadingCore:
@@ -41,6 +44,15 @@ class LeadingCore:
     def weights_version(self) -> int:
         """How often the parameters were replaced."""
         return self.core.weights_version
+
+    @property
+    def patience(self) -> float:
+        """As the core's, but short: no bell rings for what the others send."""
+        return min(self.core.patience, LISTENING)
+
+    def when_woken(self, tell: Callable[[], object]) -> None:
+        """Have this called when a parked request is woken."""
+        self.core.when_woken(tell)
 
     @property
     def is_compiling(self) -> bool:

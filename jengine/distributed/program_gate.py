@@ -10,9 +10,10 @@ from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakMethod
 
 from jengine.errors import RequestError
-from jengine.request import Request
+from jengine.request import RUNNING, Request
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed_by
 from jengine.runner.programs.late import LatePrograms
@@ -30,15 +31,22 @@ class ProgramsOf(NamedTuple):
 
 class ProgramsReady:
     """A request waits until the programs of its steps are compiled, also beside what runs now. One
-    whose program cannot be compiled ends with that error."""
+    whose program cannot be compiled ends with that error.
+
+    What it waits for changes with what runs beside it. Where nothing does, the end of a compile is
+    an event.
+    """
 
     def __init__(self, loaded: LoadedModel, late: LatePrograms, wake: Wake) -> None:
         self._loaded = loaded
         self._late = late
-        # Of requests that have passed since the step that `_since` names by what it needed.
-        self._passed: list[Features] = []
-        self._since: Features | None = None
+        self._wake = wake
+        self._awaited: set[ProgramsOf] = set()
+        # Those with functions of their own that have passed, and what they need, while they run.
+        self._passed: dict[Request, Features] = {}
         self._ready: set[Features] = set()
+        tell = WeakMethod(self._tell)  # so that an abandoned engine is freed at once
+        loaded.programs.tell = lambda: (told := tell()) and told()
 
     def awaited(self, request: Request) -> Hashable | None:
         loaded = self._loaded
@@ -46,22 +54,29 @@ class ProgramsReady:
         if own in self._ready:
             return None
         needed = self._beside_others(own) if own.own_functions else own
+        key = ProgramsOf(needed)
+        self._awaited.add(key)  # first, as a compile may end meanwhile
         lacking = loaded.programs.lacking(needed)
         if lacking:
             self._begin(lacking)
-            return Polled(ProgramsOf(needed))
+            return key if needed == own else Polled(key)
+        self._awaited.discard(key)
         if own.own_functions:
-            self._passed.append(own)
+            self._passed[request] = own
         else:
             self._ready.add(own)  # what is compiled once stays
         return None
 
+    def _tell(self) -> None:
+        for key in tuple(self._awaited):
+            self._awaited.discard(key)
+            self._wake(key)
+
     def _beside_others(self, own: Features) -> Features:
-        """These features with the functions of the requests that run."""
-        last = self._loaded.programs.last_needed
-        if last is not self._since:
-            self._since, self._passed = last, []
-        every = (last, *self._passed, own)
+        """These features with the functions of the requests that run, whatever of them the last
+        steps ran: of a prompt in chunks only the last one samples."""
+        self._passed = {one: its for one, its in self._passed.items() if one.status is RUNNING}
+        every = (*self._passed.values(), own)
         processors = {one.number: one for each in every for one in each.sampling.processors}
         taps = {one.number: one for each in every for one in each.taps}
         sampling = replace(own.sampling, processors=tuple(processors.values()))

@@ -54,6 +54,16 @@ class EngineCore:
         return self.scheduler.has_unfinished or bool(self.undelivered)
 
     @property
+    def patience(self) -> float:
+        """Seconds for which a step would find nothing to do, unless something is called here or a
+        parked request is woken; 0: it may find something."""
+        return 0.0 if self.in_flight or self.undelivered else self.scheduler.patience
+
+    def when_woken(self, tell: Callable[[], object]) -> None:
+        """Have this called, in any thread, when parked requests are woken."""
+        self.scheduler.when_woken(tell)
+
+    @property
     def is_compiling(self) -> bool:
         """Whether a step waits for a program that is being compiled."""
         return self.programs().awaited > 0

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from jengine.counts import Counts
+from jengine.engine.bell import Bell
 from jengine.engine.core_state import CoreState
 from jengine.engine.interpreter_end import check_not_ending, end_steps_at_exit
 from jengine.engine.own_process import OwnProcess
@@ -35,6 +36,7 @@ class InProcessClient:
     """
 
     def __init__(self, core: Core) -> None:
+        self._bell = Bell()
         self.core = core
         self.sleeping = Sleeping()
         self._own = OwnProcess()
@@ -46,6 +48,7 @@ class InProcessClient:
         self._steps = 0
         self._began: float | None = None  # when the step in progress began
         self._counted, self._counts = time.monotonic(), Counts()
+        core.when_woken(self._bell.ring)
         end_steps_at_exit(self)
 
     @property
@@ -58,18 +61,26 @@ class InProcessClient:
         self.check_alive()
         self.core.check(wire)
         self._queue.append((wire, self.core.read(wire)))
+        self._bell.ring()
 
     def abort(self, request_id: str) -> None:
         """Queue the end of a request."""
         self._queue.append(request_id)
+        self._bell.ring()
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
-        """Run one step, unless what is queued leaves nothing to run."""
+        """Run one step, unless what is queued leaves nothing to run. If it has found that every
+        request waits for an event, return after the first one."""
+        self._bell.hush()
         with self._between_steps():
+            patience = 0.0
             if wait and self.core.has_work and not self.sleeping.tags:
                 self._step()
+                patience = self.core.patience
             ended, self._ended = self._ended, []  # only now: a step may fail
-            return ended
+        if patience and not ended:
+            self._bell.wait(patience)
+        return ended
 
     def _step(self) -> None:
         self._began = time.monotonic()
@@ -170,7 +181,8 @@ class InProcessClient:
             self._ended += self.sleeping.reload_weights(self.core)
 
     def pause(self) -> None:
-        """Nothing to do: steps run in `outputs` alone."""
+        """End a rest. Steps run in `outputs` alone, so nothing else is to be done."""
+        self._bell.ring()
 
     def resume(self) -> None:
         """Steps run in `outputs` alone, so there is nothing to do but to see that they can."""

@@ -6,6 +6,7 @@ and `health` may be called at any time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from jengine.counts import Counts
@@ -30,6 +31,16 @@ class Core(Protocol):
     @property
     def is_compiling(self) -> bool:
         """Whether a step waits for a program that is being compiled here. Any thread may ask."""
+        ...
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a step would find nothing to do, unless something is called here or a
+        parked request is woken; 0: it may find something, or waits by itself."""
+        ...
+
+    def when_woken(self, tell: Callable[[], object]) -> None:
+        """Have this called, in any thread, when parked requests are woken."""
         ...
 
     def check(self, wire: WireRequest) -> None:

@@ -157,3 +157,4 @@ class GrammarReady:
     def _tell(self, key: GrammarCompiled) -> None:
         self._awaited.discard(key.grammar)
         self._wake(key)
+        self._wake(Polled(key))

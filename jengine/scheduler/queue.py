@@ -11,9 +11,8 @@ behind it. So a wake-up and a refusal cost the same whatever the number of reque
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -73,7 +72,7 @@ class WaitingQueue:
         self._open = Line()
         self._parked: dict[type, Line] = defaultdict(Line)  # by the keys' type
         self._woken: deque[Hashable] = deque()
-        self._rung = threading.Event()  # since `hear` was called last
+        self.tell: Callable[[], object] = lambda: None  # called at each wake-up, from any thread
         self._made = 0
         self.num_parked = 0
 
@@ -111,16 +110,15 @@ class WaitingQueue:
     def wake(self, key: Hashable) -> None:
         """What this key names may be there now. From any thread; heard by the next step."""
         self._woken.append(key)
-        self._rung.set()
+        self.tell()
 
-    def rest(self, seconds: float) -> None:
-        """Wait for a wake-up, but no longer than so, if every request is parked."""
-        if self.num_parked and self.peek() is None:
-            self._rung.wait(seconds)
+    @property
+    def is_polled(self) -> bool:
+        """Whether requests are parked for what no event tells."""
+        return bool(self._parked[Polled])
 
     def hear(self) -> None:
         """Let the requests whose keys were woken take their places."""
-        self._rung.clear()
         while self._woken:
             self.open(self._woken.popleft())
         for lane in self._parked[Polled].lanes():

@@ -7,7 +7,7 @@ Must not know: text, devices, how blocks are found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jengine.config import ScheduleConfig
 from jengine.counts import Counts, ProgramTotals
@@ -36,9 +36,9 @@ from jengine.scheduler.recorder import Recorder, timed
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.transfers import BlockTransfers, NoTransfers
 
-# Seconds that a step waits for what a request is parked for, if nothing else is to be done: an
-# engine would ask all the time.
-LONGEST_REST = 1e-3
+# Seconds that an engine rests at most while every request is parked and none is woken, and while
+# one of them is parked for what no event tells.
+LONGEST_REST, POLLED_REST = 0.05, 0.01
 
 
 class Scheduler:
@@ -129,6 +129,19 @@ class Scheduler:
         """Whether any request still lacks its final answer."""
         return bool(self._requests.open)
 
+    @property
+    def patience(self) -> float:
+        """Seconds for which a step would find nothing to do, unless a request comes, ends or is
+        woken; 0: it may find something."""
+        waiting = self._requests.waiting
+        if len(self._flights) or self.num_running or not waiting.num_parked or waiting.peek():
+            return 0.0
+        return POLLED_REST if waiting.is_polled else LONGEST_REST
+
+    def when_woken(self, tell: Callable[[], object]) -> None:
+        """Have this called, in any thread, when parked requests are woken."""
+        self._requests.waiting.tell = tell
+
     def knows(self, request_id: str) -> bool:
         """Whether this request still lacks its final answer."""
         return request_id in self._requests.open
@@ -146,10 +159,7 @@ class Scheduler:
             self._adapters.take_turns()
             self._planner.schedule_waiting(builder)
         self._lengthening.lengthen(builder, self.num_waiting)
-        plan = self._seal(builder)
-        if plan is None and not len(self._flights):
-            self._requests.waiting.rest(LONGEST_REST)
-        return plan
+        return self._seal(builder)
 
     def _seal(self, builder: PlanBuilder) -> Plan | None:
         """Make the plan and count its tokens as computed, so that the next can be made at once."""

@@ -211,6 +211,29 @@ def test_others_go_on_while_a_program_is_compiled(greedy: jengine.LLM, hold: Hol
     assert is_idle(greedy)
 
 
+@pytest.mark.slow
+def test_functions_of_requests_that_meet_wait_for_their_common_program(
+    greedy: jengine.LLM,
+) -> None:
+    """Also where the last step ran a chunk of a prompt, which samples nothing yet."""
+    others = [lambda logits, by=by: logits * by for by in (2.0, 3.0)]
+    params = [GREEDY.clone(max_tokens=4, logits_processors=[one]) for one in others]
+    prompts = random_prompts(90, 9)
+    expected = [greedy.generate([one], each) for one, each in zip(prompts, params, strict=True)]
+    for at_once in (False, True):
+        assert greedy.reset_prefix_cache()
+        for prompt, each in zip(prompts, params, strict=True):
+            greedy.enqueue([prompt], each, use_tqdm=False)
+            while not at_once and greedy.stats().running == 0:
+                greedy._answering.batches._try_step(lambda: False)
+        found = greedy.wait_for_completion(use_tqdm=False)
+        assert [one.outputs[0].token_ids for one in found] == [
+            one.outputs[0].token_ids for [one] in expected
+        ]
+        assert greedy.ledger.totals.awaited_seconds == 0
+    assert is_idle(greedy)
+
+
 def test_a_program_that_does_not_compile_is_its_requests_error(
     greedy: jengine.LLM, hold: Hold
 ) -> None:

@@ -89,16 +89,16 @@ def scripted_engine(
     tokenizer: Any = None,
     max_num_seqs: int = 8,
     eos_token_ids: tuple[int, ...] = (),
+    gates: Sequence[MakeGate] = (),
     **settings: Any,
 ) -> Engine:
     """An engine whose answers are those of `told`, up to one of `eos_token_ids`."""
     cache = CacheConfig((CacheGroup(CacheSpec("full", 1, 8), (0,)),), 4, (2049,), True)
     schedule = ScheduleConfig(max_num_seqs, 256, MAX_MODEL_LEN, prefill_tile=1)
     script: Executor = Script(cache, VOCAB)
-    gates: list[MakeGate] = []
     if tokenizer is not None:
         compiler = GrammarCompiler(lambda: llguidance_tokenizer(data_of(tokenizer), VOCAB, ()))
-        gates = [partial(GrammarReady, compiler.begin)]
+        gates = [*gates, partial(GrammarReady, compiler.begin)]
         script = GrammarMasks(script, GrammarRows(compiler, VOCAB))
     scheduler = Scheduler(schedule, CacheCoordinator(cache), depth=1, gates=gates)
     client = InProcessClient(EngineCore(scheduler, script, depth=1))

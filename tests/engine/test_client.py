@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from collections.abc import Hashable
+from functools import partial
 
 import pytest
 
+from jengine.engine.bell import Bell
 from jengine.errors import EngineDead, RequestError
 from jengine.outputs import TokenDelta
 from jengine.plan import RowSampling
-from jengine.request import WireRequest
+from jengine.request import Request, WireRequest
+from jengine.scheduler.gates import Wake
 from tests.engine.scripted import script_of, scripted_engine, told
 
 PROMPT = [5, 6, 7]
@@ -61,6 +66,56 @@ def test_what_can_never_run_is_refused_at_once_and_what_clashes_later() -> None:
     while client.has_work:
         deltas += client.outputs()
     assert [token for one in deltas for token in one.token_ids] == told(PROMPT, 2)
+
+
+class Closed:
+    """Requests wait for "it", which is never told unless the test does."""
+
+    is_open = False
+
+    def __init__(self, wake: Wake) -> None:
+        self.wake = wake
+
+    def awaited(self, request: Request) -> Hashable | None:
+        return None if self.is_open else "it"
+
+
+def test_an_engine_of_parked_requests_rests_until_something_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One step for each event, and none besides."""
+    monkeypatch.setattr("jengine.scheduler.scheduler.LONGEST_REST", 60.0)
+    gates: list[Closed] = []
+    client = scripted_engine(gates=[lambda wake: gates.append(Closed(wake)) or gates[0]]).client
+    rests: queue.SimpleQueue[None] = queue.SimpleQueue()
+    wait = Bell.wait
+    monkeypatch.setattr(Bell, "wait", lambda bell, most: rests.put(None) or wait(bell, most))
+    steps: list[list[TokenDelta]] = []
+
+    def run() -> None:
+        while client.has_work:
+            steps.append(client.outputs())
+
+    client.add(wire("a"))
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    rests.get(timeout=60)
+    assert client.stats().deferred == 1, "questions are answered meanwhile"
+    events = [partial(client.add, wire("b")), partial(gates[0].wake, "it"), client.pause]
+    for happens in events:
+        happens()
+        rests.get(timeout=60)
+    assert (len(steps), rests.empty()) == (len(events), True)
+    client.abort("a")  # whose end is news, and so no rest follows
+    rests.get(timeout=60)
+    assert [[one.request_id for one in step] for step in steps] == [*[[]] * 4, ["a"]]
+    gates[0].is_open = True
+    gates[0].wake("it")
+    thread.join(60)
+    assert not thread.is_alive() and steps[-1][-1].finish_reason == "length"
+    assert [token for step in steps[5:] for one in step for token in one.token_ids] == told(
+        PROMPT, 5
+    )
 
 
 class Alarm(BaseException):

@@ -99,6 +99,8 @@ class BackgroundWarmUp:
             logger.exception("compiling step %s with features %s while serving failed; its steps "
                              "run in a larger program", *key)  # fmt: skip
         self._left.remove(key)
+        for programs in replicas:
+            programs.tell()
         return True
 
 

@@ -71,9 +71,9 @@ class LatePrograms:
 
     def _compile(self, key: Key) -> None:
         replicas = [programs for one in self._replicas if (programs := one()) is not None]
-        replicas = [programs for programs in replicas if programs.missing([key])]
+        lacking = [programs for programs in replicas if programs.missing([key])]
         try:
-            for programs, compiled, entry in compile_in_turn(replicas, key):
+            for programs, compiled, entry in compile_in_turn(lacking, key):
                 entry.beside_steps = True
                 programs.keep(compiled, entry)
         except Exception as error:  # the error of the requests that wait for it
@@ -81,3 +81,5 @@ class LatePrograms:
             logger.exception("compiling %s with features %s failed", *key)
         with self._lock:
             del self._asked[key]
+        for programs in replicas:
+            programs.tell()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jengine.errors import UnexpectedCompile
@@ -83,8 +83,8 @@ class Programs:
         self._warm = False
         self._largest = largest or NO_TOKENS  # the bucket that every step fits in
         self.late: LateCompiler | None = None  # what compiles programs while steps run
-        # What the last step needed, of whose rows the next ones may be.
-        self.last_needed = Features()
+        # Called, in any thread, when a program is there or a thread beside the steps gives it up.
+        self.tell: Callable[[], object] = lambda: None
         # Size and features of a step -> its programs, once nothing is to come.
         self._chains: dict[tuple[Bucket, Features], Chain] = {}
 
@@ -95,6 +95,7 @@ class Programs:
         self._compiled[key] = compiled
         self._chains.clear()  # before a chain can be kept that does not know this program
         self._later.discard(key)
+        self.tell()
 
     def expect_later(self, keys: Iterable[Key]) -> None:
         """Let larger programs run the steps of these until they are compiled."""
@@ -103,7 +104,6 @@ class Programs:
 
     def chain(self, smallest: Bucket, needed: Features) -> Chain:
         """The programs that run a step of this size now, compiled if there are none."""
-        self.last_needed = needed
         known = self._chains.get((smallest, needed))
         if known is None:
             known = self._chain_of(smallest, needed)
