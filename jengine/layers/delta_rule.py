@@ -60,9 +60,9 @@ class DeltaRule(NamedTuple):
 
     def within(self, tokens: dict[str, Array]) -> dict[str, Array]:
         q, k, v, beta = (tokens[name] for name in ("q", "k", "v", "beta"))
-        total = jnp.cumsum(tokens["log_decay"], axis=1)  # [P, tile, heads, share]
-        flat = total.reshape(*total.shape[:2], -1)
-        decay = causal_decay(flat).reshape(
+        log_decay = tokens["log_decay"]  # [P, tile, heads, share]
+        total = jnp.cumsum(log_decay, axis=1)
+        decay = causal_decay(log_decay.reshape(*total.shape[:2], -1)).reshape(
             *total.shape[:1], *total.shape[2:], *[total.shape[1]] * 2
         )
         keys = jnp.einsum("pthk,puhk->phtu", k, k, precision=EXACT)[:, :, None]
@@ -76,15 +76,16 @@ class DeltaRule(NamedTuple):
         right = jnp.concatenate([values, reads], axis=-1) * shares
         solved = solve_triangular(system, right, lower=True, unit_diagonal=True)
         values, reads = jnp.split(solved, [v.shape[-1]], axis=-1)
-        return {"q": q, "k": k, "total": total, "scores": scores, "v": values, "reads": reads}
+        left = jnp.moveaxis(decay[..., -1, :], -1, 1)  # [P, tile, heads, share]
+        kept = {"q": q, "k": k, "total": total, "left": left}
+        return {**kept, "scores": scores, "v": values, "reads": reads}
 
     def across(self, tile: dict[str, Array], state: Array) -> tuple[Array, Array]:
         q, k, total = tile["q"], tile["k"], tile["total"]
         changes = tile["v"] - jnp.einsum("hstk,hskv->hstv", tile["reads"], state, precision=EXACT)
         out = jnp.einsum("thk,hskv->thsv", q, state, precision=EXACT) * jnp.exp(total)[..., None]
         out = out + jnp.einsum("hstu,hsuv->thsv", tile["scores"], changes, precision=EXACT)
-        left = jnp.exp(total[-1:] - total)  # [tile, heads, share]
-        written = jnp.einsum("thk,ths,hstv->hskv", k, left, changes, precision=EXACT)
+        written = jnp.einsum("thk,ths,hstv->hskv", k, tile["left"], changes, precision=EXACT)
         return out, state * jnp.exp(total[-1])[..., None, None] + written
 
 

@@ -47,20 +47,22 @@ class StateSpace(NamedTuple):
     def within(self, tokens: dict[str, Array]) -> dict[str, Array]:
         x, dt = tokens["x"], tokens["dt"]
         b, c = tokens["keys"][:, :, 0], tokens["keys"][:, :, 1]  # [P, tile, groups, size]
-        total = jnp.cumsum(dt * self.rates[None, None], axis=1)  # [P, tile, heads]
+        log_decay = dt * self.rates[None, None]  # [P, tile, heads]
+        decay = causal_decay(log_decay)
         scores = jnp.einsum("ptgn,psgn->pgts", c, b, precision=EXACT)
-        scores = jnp.repeat(scores, self._share(b.shape[2]), axis=1) * causal_decay(total)
+        scores = jnp.repeat(scores, self._share(b.shape[2]), axis=1) * decay
         given = x * dt[..., None]
         out = jnp.einsum("phts,pshd->pthd", scores, given, precision=EXACT)
-        return {"out": out, "given": given, "total": total, "b": b, "c": c}
+        left = jnp.moveaxis(decay[:, :, -1], 1, 2)[..., None]  # of each token at the tile's end
+        total = jnp.cumsum(log_decay, axis=1)
+        return {"out": out, "given": given * left, "total": total, "b": b, "c": c}
 
     def across(self, tile: dict[str, Array], state: Array) -> tuple[Array, Array]:
         total = tile["total"]
         b, c = self._of_heads(tile["b"]), self._of_heads(tile["c"])
         out = jnp.einsum("thn,hdn->thd", c, state, precision=EXACT)
         out = tile["out"] + out * jnp.exp(total)[..., None]
-        left = jnp.exp(total[-1:] - total)[..., None]  # of each token at the end of the tile
-        added = jnp.einsum("thd,thn->hdn", tile["given"] * left, b, precision=EXACT)
+        added = jnp.einsum("thd,thn->hdn", tile["given"], b, precision=EXACT)
         return out, state * jnp.exp(total[-1])[:, None, None] + added
 
     def _share(self, groups: int) -> int:

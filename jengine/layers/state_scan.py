@@ -108,11 +108,16 @@ def _scan_tiles(
 
 def causal_decay(log_decay: Float32[Array, "tiles tile heads"]) -> Float32[Array, "..."]:
     """The decay from each token s of a tile to each later or equal token t, [P, heads, t, s]; 0 for
-    earlier ones. The input is the sum of log-decays from the tile's begin to each token."""
-    total = jnp.moveaxis(log_decay, 1, 2)  # [P, heads, tile]
-    between = total[..., :, None] - total[..., None, :]
-    mask = jnp.broadcast_to(lower_triangle(between.shape[-1])[None, None], between.shape)
-    return jnp.exp(jnp.where(mask, between, -jnp.inf))
+    earlier ones. Each is summed by itself: as a difference of sums from the tile's begin it would
+    have their rounding, which is large beside it where states decay quickly."""
+    tokens = jnp.moveaxis(log_decay, 1, 2)[..., None]  # [P, heads, tile, 1]
+    size = tokens.shape[-2]
+    shape = (*tokens.shape[:-1], size)
+    until = lower_triangle(size)
+    after = jnp.broadcast_to(lower_triangle(size, strict=True), shape)
+    summed = until.astype(jnp.float32), jnp.where(after, tokens, 0.0)
+    between = jnp.einsum("tu,phus->phts", *summed, precision=EXACT)
+    return jnp.exp(jnp.where(jnp.broadcast_to(until, shape), between, -jnp.inf))
 
 
 def lower_triangle(size: int, *, strict: bool = False) -> Bool[Array, "size size"]:
