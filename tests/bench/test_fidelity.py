@@ -152,7 +152,9 @@ def test_draws_answer_as_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["triton", "bfloat16", "ngram"])
+@pytest.mark.parametrize(
+    "implementation", ["triton", "bfloat16", "ngram", "suffix", "several-steps"]
+)
 @pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3_moe"])
 def test_other_implementations(family: str, implementation: str, theirs: Transformers) -> None:
     found = check(theirs, family, 1, IMPLEMENTATIONS[implementation])

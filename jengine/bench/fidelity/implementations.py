@@ -39,6 +39,14 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
             "compilation_config": {"decode_rows": [16], "prefill_tokens": [64]},
         }
     ),
+    "suffix": Implementation(
+        {
+            "attention_backend": "cpu",
+            "speculative_config": {"method": "suffix", "num_speculative_tokens": 3},
+            "compilation_config": {"decode_rows": [16], "prefill_tokens": [64]},
+        }
+    ),
+    "several-steps": Implementation({"attention_backend": "cpu", "num_scheduler_steps": 4}),
     "tp2": Implementation(
         {"attention_backend": "cpu", "tensor_parallel_size": 2},
         {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
