@@ -134,7 +134,9 @@ class StepCompiler:
         own = self.leaves[: self._model_leaves]
         with whole:
             traced = jax.make_jaxpr(
-                lambda leaves, rows: outputs_of_head(self.rebuild(leaves), rows)
+                lambda leaves, rows: outputs_of_head(
+                    self.rebuild(leaves), rows, staged=self.stages is not None
+                )
             )(own, rows).jaxpr
         read = {id(one) for equation in traced.eqns for one in equation.invars}
         return tuple(

@@ -68,7 +68,10 @@ def score(
     wanted = program.features.prompt_logprobs
     assert wanted is not None, "an engine that scores prompts"
     model, adapters = program.head(leaves)
-    logits = logits_of(model, chunk_rows(state, given), None, adapters, given.adapters)
+    rows = chunk_rows(state, given)
+    if program.stages is not None:  # whose forward leaves the last norm out
+        rows = model.norm(rows)
+    logits = logits_of(model, rows, None, adapters, given.adapters)
     return state, score_tokens(logits, given.targets, wanted, program.sampler)
 
 

@@ -75,7 +75,7 @@ def with_prompts(state: StepState, prompts: Array) -> StepState:
     """The state with the hidden states [..., T, hidden] of prompt tokens, where it keeps them."""
     if state.prompts is None or not prompts.shape[-2]:
         return state
-    kept = lax.dynamic_update_slice_in_dim(state.prompts, prompts, 0, -2)
+    kept = lax.dynamic_update_slice_in_dim(state.prompts, prompts, 0, prompts.ndim - 2)
     return state._replace(prompts=kept)
 
 

@@ -49,8 +49,10 @@ def body_of(program: Program) -> Callable[..., tuple[StepState, Any]]:
 READS_HEAD = frozenset({Part.SAMPLE, Part.LOGITS, Part.SCORE, Part.POOL, Part.POOL_TOKENS})
 
 
-def outputs_of_head(model: Any, rows: Array) -> Any:
+def outputs_of_head(model: Any, rows: Array, *, staged: bool) -> Any:
     """All that such parts compute of hidden states with leaves of the model."""
+    if staged:
+        return model.logits(rows), model.norm(rows)
     if model.config.pooling is None:
         return model.logits(rows)
     return model.pooler(rows), model.pooler.of_tokens(rows)

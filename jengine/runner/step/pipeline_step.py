@@ -55,8 +55,6 @@ def pipeline_forward(
     own = tuple(x for x, staged in zip(leaves, program.stages.staged, strict=True) if staged)
     caches, held, ends, prompts = run(own, state.caches, state.held, entering, packed)
     # Each stage keeps its own, so that only what is scored travels: that of the last one.
-    stages = jnp.arange(len(prompts))[:, None, None]
-    prompts = jnp.where(stages == len(prompts) - 1, model.norm(prompts), 0.0)
     state = with_prompts(state._replace(caches=caches, held=held), prompts)
     ends = model.norm(ends)
     positions = sampling_views(section, len(ends), program.shapes).positions
@@ -103,7 +101,7 @@ def _stage(
     x = model.through_layers(x, context)
     last = stage == count - 1
     ends = lax.psum(jnp.where(last, x[inputs.heads.logit_index], 0.0), STAGES)
-    prompts = x[None, bucket.decode_rows :]
+    prompts = jnp.where(last, x[None, bucket.decode_rows :], 0.0)
     x = lax.ppermute(x, STAGES, [(one, one + 1) for one in range(count - 1)])
     # The first stage receives zeros already; but XLA keeps a bare copy of what a ppermute received
     # out of the CUDA graph, and a copy with arithmetic in it.
