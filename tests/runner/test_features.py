@@ -24,6 +24,7 @@ from jengine.runner.plans.needed_features import needed, runs_drafts
 from jengine.runner.plans.rows import Rows
 from jengine.runner.variants.buckets import StepShapes
 from jengine.runner.variants.features import Features, holds, variants
+from jengine.runner.variants.parts import Part
 from jengine.sampling.features import SamplingFeatures
 
 VOCAB = 50
@@ -140,3 +141,13 @@ def test_which_steps_need_a_program_with_drafts(
 def test_enough_log_probabilities() -> None:
     assert holds(None, None) and holds(5, None) and holds(5, 5) and holds(0, 0)
     assert not holds(None, 0) and not holds(4, 5)
+
+
+def test_a_program_in_words() -> None:
+    known = variants(20, "raw_logprobs")
+    assert known["full"].of(Part.SAMPLE).in_words == (
+        "the sampler for drawn tokens, changed logits, log-probabilities"
+    )
+    assert known["greedy"].of(Part.SAMPLE).in_words == "the sampler"
+    assert known["scored"].of(Part.SCORE).in_words == "log-probabilities of prompts"
+    assert all(Features(part=part).in_words for part in Part)

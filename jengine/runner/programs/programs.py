@@ -293,9 +293,9 @@ class Programs:
             )
         if self._warm:  # said before, as a large model's program takes a minute
             logger.warning(
-                "a step waits for its program, %s with features %s, which is compiled now: warm-up "
-                "left it out; compilation_config['variants'] says what is compiled at the start",
-                bucket, features,
+                "compiling %s, once (program %s, %s): a step waits for it, as warm-up left it out. "
+                "compilation_config['variants'] says what is compiled at the start",
+                features.in_words, bucket, features,
             )  # fmt: skip
         self.ledger.awaited += 1
         began = time.perf_counter()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from jengine.runner.variants.parts import FEATURES_OF, Part
+from jengine.runner.variants.parts import FEATURES_OF, IN_WORDS, Part
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
 from jengine.sampling.processor_sets import ProcessorSet
@@ -67,6 +67,22 @@ class Features:
         """Whether steps sample without adjusted logits, log-probabilities and taps."""
         extra = (self.sampling.logprobs, self.prompt_logprobs)
         return extra == (None, None) and not (self.taps or self.sampling.adjust)
+
+    @property
+    def in_words(self) -> str:
+        """What the program computes, for people who wait for it."""
+        asked = {
+            "drawn tokens": self.sampling.random,
+            "changed logits": self.sampling.adjust,
+            "log-probabilities": self.sampling.logprobs is not None,
+            "drafts": self.drafts,
+            "adapters": self.adapters,
+            "captured or changed values": bool(self.taps),
+            "logits processors": bool(self.sampling.processors),
+            "embeddings in prompts": self.embeds,
+        }
+        wanted = ", ".join(name for name, used in asked.items() if used)
+        return f"{IN_WORDS[self.part]} for {wanted}" if wanted else IN_WORDS[self.part]
 
     def __str__(self) -> str:
         parts = {

@@ -22,6 +22,21 @@ class Part(Enum):
     ENCODER = "encoder"  # no part of a step: images or sound to embeddings
 
 
+# What each computes, as users call it.
+IN_WORDS = {
+    Part.STEP: "the model and its sampler",
+    Part.FORWARD: "the model",
+    Part.SAMPLE: "the sampler",
+    Part.LOGITS: "the output head",
+    Part.CHOOSE: "the sampler",
+    Part.GUESS: "the heads that draft",
+    Part.SCORE: "log-probabilities of prompts",
+    Part.POOL: "the pooler",
+    Part.POOL_TOKENS: "the pooler of tokens",
+    Part.ENCODER: "the encoder",
+}
+
+
 def slot_parts(pooling: str, *, splits: bool) -> tuple[Part, ...]:
     """The programs that read the hidden states of slots. `pooling`: one of POOLED_AS; `splits`: the
     host changes logits before they are sampled from."""
