@@ -3,6 +3,7 @@ of one device."""
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.models.language_model import LanguageModel
+from jengine.runner.variants.parts import Part
 from tests.api.engines import tiny_engine
 from tests.models.parallel_family import SETTINGS, assert_answers
 from tests.models.tiny_models import write_tiny_native
@@ -96,15 +98,18 @@ def test_what_devices_exchange(folder: Path) -> None:
     with striped(folder, 4, attention_backend="xla") as llm:
         programs = llm.engine.loaded.programs
         bucket = next(b for b in llm.engine.loaded.ladders.buckets() if b.prefill_tokens)
-        unscored = next(tier for tier in programs.tiers if tier.prompt_logprobs is None)
-        compiled, _ = programs.compiler.compile(bucket, unscored)
-        layers = len(llm.engine.model.layers)
+        forward = programs.tiers[0].of(Part.FORWARD)
+        compiled, _ = programs.compiler.compile(bucket, forward)
+        layers, hidden = len(llm.engine.model.layers), llm.engine.model.hidden_size
     text = compiled.as_text()
     gathered = [
         tuple(map(int, shape.split(",")))
         for shape in re.findall(r"= \S*?\[([0-9,]+)\]\S* all-gather\(", text)
     ]
-    assert gathered == [(bucket.num_tokens, 2, 8)] * (2 * layers)
+    *of_layers, of_prompts = gathered
+    assert of_layers == [(bucket.num_tokens, 2, 8)] * (2 * layers)
+    # Once a step: prompts' hidden states, which are kept for what scores them.
+    assert math.prod(of_prompts) == bucket.prefill_tokens * hidden
     # Besides only the hidden states that logits are computed from.
     assert re.findall(r" (all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text) == [
         "all-reduce"

@@ -3,12 +3,14 @@ tokens, and answers are those of one device."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jengine.runner.variants.parts import Part
 from tests.api.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.same_answers import run, same_beside, same_in_every_way
@@ -74,16 +76,19 @@ def test_what_devices_exchange(tmp_path: Path) -> None:
     with striped(folder, 4, max_model_len=256, attention_backend="xla") as llm:
         programs = llm.engine.loaded.programs
         bucket = next(b for b in llm.engine.loaded.ladders.buckets() if b.prefill_tokens)
-        unscored = next(tier for tier in programs.tiers if tier.prompt_logprobs is None)
-        compiled, _ = programs.compiler.compile(bucket, unscored)
-        layers = llm.engine.model.layer_specs
+        forward = programs.tiers[0].of(Part.FORWARD)
+        compiled, _ = programs.compiler.compile(bucket, forward)
+        layers, hidden = llm.engine.model.layer_specs, llm.engine.model.hidden_size
     entries = [(bucket.num_tokens, spec.head_dim) for specs in layers for spec in specs]
     text = compiled.as_text()
     gathered = [
         tuple(map(int, shape.split(",")))
         for shape in re.findall(r"= \S*?\[([0-9,]+)\]\S* all-gather\(", text)
     ]
-    assert gathered == entries
+    *of_layers, of_prompts = gathered
+    assert of_layers == entries
+    # Once a step: prompts' hidden states, which are kept for what scores them.
+    assert math.prod(of_prompts) == bucket.prefill_tokens * hidden
     # Besides only the hidden states that logits are computed from.
     assert re.findall(r" (all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text) == [
         "all-reduce"
