@@ -138,7 +138,7 @@ class JointGroup:
             nonlocal state
             state, results = found.queue(first.taken_by(found), state, given)
             if not self._may_queue:
-                jax.block_until_ready((results, state))
+                jax.block_until_ready((results, state.last_token))
             return results
 
         forwarded = run(parts[Part.FORWARD], joined.given([one.buffer for one in packed]))

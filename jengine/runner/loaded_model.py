@@ -121,8 +121,7 @@ class LoadedModel:
         """Queue a program: its results. Waits for it only where devices cannot queue steps."""
         self.state, output = found.queue(self.taken_by(found), self.state, given)
         if not self._may_queue:
-            # All of the state: a forward may still gather hidden states when its results are there.
-            jax.block_until_ready((output, self.state))
+            jax.block_until_ready((output, self.state.last_token))
         return output
 
     def taken_by(self, found: Found) -> Leaves:

@@ -170,13 +170,11 @@ def passed(
         keeps_experts=shapes.experts is not None,
     )
     striped = model(stripes.of_tokens(tokens), context)
-    ends, striped = stripes.one_after_the_other(
-        stripes.taken(striped, inputs.heads.logit_index), striped
-    )
     hidden = stripes.in_order(striped)
     prompts = hidden[shapes.first_prompt(bucket) :]
     state = state._replace(caches=context.caches)
     state = with_sums(state, prompts, batch, model.config.pooling, program)
+    ends = stripes.taken(striped, inputs.heads.logit_index)
     packed = getattr(given, "packed", given)
     ran = None
     if program.guesses:

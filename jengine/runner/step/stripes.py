@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from jengine.runner.step.views import GroupView
@@ -70,11 +70,6 @@ class Stripes:
             return array[tokens]
         places = self._in_order(np.arange(len(array), dtype=np.int32))
         return array[jnp.asarray(places)[tokens]]
-
-    def one_after_the_other(self, first: Array, second: Array) -> tuple[Array, Array]:
-        """The same arrays, so that what devices exchange for `first` is before what they exchange
-        for what is made of `second`: each might begin with another one, and wait for the others."""
-        return (first, second) if self.ways == 1 else lax.optimization_barrier((first, second))
 
     def _in_order(self, array: Any) -> Any:
         parts = array.reshape(self.ways, -1, *array.shape[1:])
