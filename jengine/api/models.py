@@ -20,6 +20,7 @@ from jengine.models.stages import stage_layout
 from jengine.weights.abstract import abstract_model, with_dtype, with_values
 from jengine.weights.folder import read_config_file
 from jengine.weights.hf_arrays import given_tensors, hf_parameters
+from jengine.weights.live import named_arrays
 from jengine.weights.resolve import resolve_model
 from jengine.weights.stages import StagePlaces
 from sharding.jax_settings import engine_context
@@ -76,14 +77,15 @@ def from_hf(
     Raises:
         CheckpointError: A tensor is missing, unknown, or of another shape.
     """
-    found = registry.model_config(hf_config(config))
-    if isinstance(dtype, str) and dtype == "auto" and not names_dtype(config):
-        dtype = next((one.array.dtype for one in given_tensors(arrays).values()), dtype)
-    found = with_dtype(found, dtype)
+    hf, given = hf_config(config), given_tensors(named_arrays(arrays))
+    names_dtype = any(hf.get(key) is not None for key in ("dtype", "torch_dtype"))
+    if isinstance(dtype, str) and dtype == "auto" and not names_dtype:
+        dtype = next((one.array.dtype for one in given.values()), dtype)
+    found = with_dtype(registry.model_config(hf), dtype)
     args = engine_args("demo", "auto", mesh, {})
     place = StagePlaces(placement_for(args, found), stage_layout(found, 1))
     model = abstract_model(found)
-    return with_values(model, hf_parameters(found, model, arrays, place))
+    return with_values(model, hf_parameters(found, model, given, place))
 
 
 def engine_args(model: Any, dtype: Any, mesh: Any, settings: Mapping[str, Any]) -> EngineArgs:
@@ -106,9 +108,3 @@ def hf_config(given: Any) -> Mapping[str, Any]:
             "{'architectures': ['Qwen3ForCausalLM'], 'hidden_size': ...}, or a transformers config."
         )
     return found
-
-
-def names_dtype(config: Any) -> bool:
-    """Whether a config says what its parameters are stored as."""
-    found = hf_config(config)
-    return any(found.get(key) is not None for key in ("dtype", "torch_dtype"))

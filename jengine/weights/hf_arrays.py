@@ -22,7 +22,7 @@ from jengine.models import registry
 from jengine.models.reading.hf_config import DTYPES
 from jengine.weights.abstract import Place
 from jengine.weights.live import fitting_arrays, named_arrays
-from jengine.weights.safetensors_io import check_tensors, stream
+from jengine.weights.safetensors_io import check_tensors, present, stream
 
 # Stands for a folder in messages.
 GIVEN = Path("the given arrays")
@@ -50,11 +50,9 @@ class GivenTensor:
         return np.asarray(self.array)
 
 
-def given_tensors(arrays: Any) -> dict[str, GivenTensor]:
-    """The arrays by dotted name, or a CheckpointError for what is no array."""
-    return {
-        name: GivenTensor(name, as_array(name, one)) for name, one in named_arrays(arrays).items()
-    }
+def given_tensors(named: Mapping[str, Any]) -> dict[str, GivenTensor]:
+    """Arrays by dotted name, or a CheckpointError for what is no array."""
+    return {name: GivenTensor(name, as_array(name, one)) for name, one in named.items()}
 
 
 def as_array(name: str, given: Any) -> Any:
@@ -74,14 +72,11 @@ def as_array(name: str, given: Any) -> Any:
 
 
 def hf_parameters(
-    config: ModelConfig, model: nnx.Module, arrays: Any, place: Place | None
+    config: ModelConfig, model: nnx.Module, given: Mapping[str, GivenTensor], place: Place | None
 ) -> dict[str, jax.Array]:
     """Every parameter that `model` (abstract or not) declares, by path."""
-    tensors = registry.full_names(config, given_tensors(arrays))
-    pieces = {
-        path: tuple(one for one in found if not one.optional or one.name in tensors)
-        for path, found in registry.plain_pieces(config).items()
-    }
+    tensors = registry.full_names(config, given)
+    pieces = present(registry.plain_pieces(config), tensors)
     check_tensors(GIVEN, tensors, pieces, registry.ignored_tensors(config))
     return dict(stream(tensors, model, pieces, place))
 
@@ -99,7 +94,7 @@ def given_parameters(
 ) -> dict[str, jax.Array]:
     """The parameters of a module, a state, or a tree under our paths or Hugging Face names."""
     if isinstance(params, Mapping) and not isinstance(params, nnx.State):
-        names = list(named_arrays(params))
-        if are_hf_names(config, names):
-            return hf_parameters(config, model, params, place)
+        named = named_arrays(params)
+        if are_hf_names(config, named):
+            return hf_parameters(config, model, given_tensors(named), place)
     return fitting_arrays(model, params, place)

@@ -84,14 +84,19 @@ def open_model(
     if config.quantization is not None and not config.quantization.on_load:
         modules = stored_modules(config.quantization, registry.plain_pieces(config))
         tensors = decoded(folder, tensors, modules)
-    pieces = {
-        path: tuple(one for one in found if not one.optional or one.name in tensors)
-        for path, found in pieces.items()
-    }
+    pieces = present(pieces, tensors)
     # Before the model is built: a config that does not fit its tensors may describe a giant.
     check_tensors(folder, tensors, pieces, registry.ignored_tensors(config))
     model = abstract_model(config)
     return model, stream(tensors, model, pieces, place, progress)
+
+
+def present(pieces: Pieces, tensors: Tensors) -> Pieces:
+    """The pieces without optional ones that have no tensor."""
+    return {
+        path: tuple(one for one in found if not one.optional or one.name in tensors)
+        for path, found in pieces.items()
+    }
 
 
 def load_params(

@@ -14,6 +14,7 @@ import jengine
 from jengine import LLM, SamplingParams
 from jengine.errors import CheckpointError, ConfigError
 from jengine.weights.folder import open_checkpoint
+from jengine.weights.orbax_names import nested
 from jengine.weights.resolve import resolve_model
 
 FOLDER = resolve_model("demo")
@@ -44,17 +45,6 @@ def wanted(llm: LLM) -> list[int]:
 
 def answer(llm: LLM) -> list[int]:
     return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
-
-
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, one in flat.items():
-        *parts, last = name.split(".")
-        node = tree
-        for part in parts:
-            node = node.setdefault(part, {})
-        node[last] = one
-    return tree
 
 
 def zeros(arrays: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ MOVES_OF_STEP = {
 # Adjusted logits, and the model's own beside them, whose log-probabilities are wanted.
 COPIES_OF_STEP = {"llama-8b, 64 rows, triton, full, sample alone": 2}
 # Steps with layers in the host's memory: GB that they copy, which are those layers once, and how
-# many copies no kernel need run beside, which are those of the first layer.
+# many copies no kernel need run beside: those of the first layer, and one more in two of the steps.
 FROM_HOST = {
     "llama-8b, 64 rows, triton, 16 GiB on the host": (13.959, 7),
     "llama-8b, 64 rows + 2048 prompt tokens, triton, 4 GiB on the host": (4.362, 6),
