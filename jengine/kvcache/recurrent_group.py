@@ -75,6 +75,9 @@ class RecurrentGroup:
         self._tables: dict[int, StateTable] = {}
         # Published snapshots that the plan at hand may still have to write.
         self._unwritten: list[Unwritten] = []
+        # What `writer` has said by the last block whose state can be found, until that may change:
+        # many requests wait for the same.
+        self._writers: dict[bytes, int | None] = {}
 
     @property
     def num_free(self) -> int:
@@ -113,18 +116,14 @@ class RecurrentGroup:
         return [content + self._suffix for content in contents[-1:]]
 
     def writer(self, contents: Sequence[bytes], most: int) -> int | None:
-        coming = [
-            (one.blocks, one.holder)
-            for one in self._unwritten
-            if one.blocks <= most and contents[one.blocks - 1] + self._suffix == one.key
-        ]
-        if not coming:
+        step = (self._every or self._block_size) // self._block_size
+        last = most // step * step
+        if not last:
             return None
-        blocks, holder = max(coming)
-        every = (self._every or self._block_size) // self._block_size
-        longer = contents[blocks - 1 : most : every]
-        is_there = self.pool.finds_any([content + self._suffix for content in longer])
-        return None if is_there else holder
+        key = contents[last - 1]
+        if key not in self._writers:
+            self._writers[key] = self._find_writer(contents, last, step)
+        return self._writers[key]
 
     def chunk_end(self, start: int, end: int) -> int:
         """At the last multiple of `snapshot_every` in the chunk, if there is one."""
@@ -187,6 +186,7 @@ class RecurrentGroup:
             if blocks > table.published:
                 key = contents[blocks - 1] + self._suffix
                 self._unwritten.append(Unwritten(holder, unit, key, blocks))
+                self._writers.clear()
         table.published = max(table.published, count)
 
     def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
@@ -215,10 +215,12 @@ class RecurrentGroup:
     def forget(self, content: bytes) -> None:
         key = content + self._suffix
         self._unwritten = [waiting for waiting in self._unwritten if waiting.key != key]
+        self._writers.clear()
         self.pool.forget(key)
 
     def forget_all(self) -> None:
         self._unwritten.clear()
+        self._writers.clear()
         self.pool.forget_all()
 
     def resize(self, num_units: int) -> None:
@@ -240,10 +242,24 @@ class RecurrentGroup:
             units = {span.unit for span in table.spans}
             assert units >= set(table.kept.values()), "a snapshot was given back"
 
+    def _find_writer(self, contents: Sequence[bytes], last: int, step: int) -> int | None:
+        coming = [
+            (one.blocks, one.holder)
+            for one in self._unwritten
+            if one.blocks <= last and contents[one.blocks - 1] + self._suffix == one.key
+        ]
+        if not coming:
+            return None
+        blocks, holder = max(coming)
+        longer = contents[blocks - 1 : last : step]
+        is_there = self.pool.finds_any([content + self._suffix for content in longer])
+        return None if is_there else holder
+
     def _let_find(self, snapshots: list[Unwritten]) -> None:
         for snapshot in snapshots:
             self.pool.publish(snapshot.unit, snapshot.key)
         self._unwritten = [one for one in self._unwritten if one not in snapshots]
+        self._writers.clear()
 
     def _length(self, reach: Reach) -> int:
         """Blocks of the tokens that run."""

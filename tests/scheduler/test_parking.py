@@ -174,8 +174,13 @@ def test_a_step_looks_at_a_bounded_number_of_requests(
 
 def test_requests_that_share_a_prefix_of_states_wait_as_one() -> None:
     groups = (FULL, recurrent(8))
-    loop = Loop(*groups, blocks=(65, 40), max_num_seqs=4, max_num_batched_tokens=8)
+    settings = {"max_num_batched_tokens": 24, "long_prefill_token_threshold": 8}
+    loop = Loop(*groups, blocks=(65, 40), max_num_seqs=4, **settings)
     looked: list[str] = []
+    scans: list[int] = []  # keys of longer prefixes that were looked for
+    pool = loop.cache.groups[1].pool  # type: ignore[attr-defined]
+    finds_any = pool.finds_any
+    pool.finds_any = lambda keys: scans.append(len(keys)) or finds_any(keys)
     writer = loop.cache.prefix_writer
     loop.cache.prefix_writer = lambda one: looked.append(one.request_id) or writer(one)  # type: ignore[method-assign]
     shared = [n % 7 for n in range(40)]
@@ -184,8 +189,10 @@ def test_requests_that_share_a_prefix_of_states_wait_as_one() -> None:
     most = 0
     while loop.scheduler.has_unfinished or loop.in_flight:
         looked.clear()
+        scans.clear()
         loop.step()
         most = max(most, len(looked))
+        assert len(scans) <= 1, "one answer for all that share the prefix"
     assert most <= MOST_PARKED + 5
     loop.assert_truth(*wires)
     cached = [loop.finals[wire.request_id].num_cached_tokens for wire in wires]
