@@ -380,7 +380,7 @@ def test_exceptions_are_still_needed() -> None:
         "jengine.sampling.inputs",
         "jengine.runner.variants.program_list",
         "jengine.runner.plans.rows",
-        "jengine.executor.scripted",
+        "tests.executor.scripted",
         "jengine.distributed.data_parallel",
         "jengine.demo",
         "jengine.client.server",

@@ -22,10 +22,10 @@ import jengine
 from jengine import RequestOutputKind, SamplingParams
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead
-from jengine.executor.scripted import ScriptedExecutor
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.scheduler.scheduler import Scheduler
 from tests.api.engines import answers, is_idle, random_prompts, rebuilt, tiny_engine
+from tests.executor.scripted import ScriptedExecutor
 
 PROMPTS = random_prompts(9, 40, 17, seed=2)
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

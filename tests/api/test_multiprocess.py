@@ -40,7 +40,7 @@ from jengine.api.front import Front
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.processes.engine_process import start_engine_process
 from jengine.errors import ConfigError
-from jengine.executor.scripted import scripted_tokens
+from tests.executor.scripted import scripted_tokens
 from jengine.sampling_params import SamplingParams
 
 VOCAB = 97

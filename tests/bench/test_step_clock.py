@@ -10,12 +10,12 @@ import pytest
 from jengine.bench.step_clock import StepClock, TimedExecutor, printed
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.engine.core import EngineCore
-from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan, RowSampling
 from jengine.request import WireRequest
 from jengine.scheduler.scheduler import Scheduler
+from tests.executor.scripted import ScriptedExecutor, scripted_tokens
 
 
 @dataclass

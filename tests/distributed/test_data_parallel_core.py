@@ -14,13 +14,13 @@ from jengine.config import CacheConfig, ScheduleConfig
 from jengine.distributed.data_parallel import DataParallelCore
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, RequestError, UnexpectedCompile
-from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.hashing import block_hashes
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import Plan
 from jengine.request import WireRequest
 from jengine.scheduler.scheduler import Scheduler
+from tests.executor.scripted import ScriptedExecutor, ScriptedResult
 from tests.kvcache.cache_cases import FULL
 from tests.scheduler.scheduler_loop import VOCAB, make_wire, truth
 

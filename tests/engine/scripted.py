@@ -22,7 +22,6 @@ from jengine.engine.session import Session
 from jengine.executor.calls import encoded_answer
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.protocol import Executor, WorkerHealth
-from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.rows import GrammarRows
 from jengine.grammar.shared_tokenizer import data_of
@@ -32,6 +31,7 @@ from jengine.plan import Plan
 from jengine.runner.report_types import ProgramCounts
 from jengine.scheduler.gates import GrammarReady, MakeGate
 from jengine.scheduler.scheduler import Scheduler
+from tests.executor.scripted import ScriptedExecutor, scripted_tokens
 
 VOCAB = 97
 MAX_MODEL_LEN = 1024

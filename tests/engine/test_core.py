@@ -14,11 +14,11 @@ from jengine.config import CacheConfig, ScheduleConfig
 from jengine.engine.core import EngineCore
 from jengine.engine.in_process import InProcessClient
 from jengine.errors import RequestError
-from jengine.executor.scripted import ScriptedExecutor
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.scheduler import Scheduler
+from tests.executor.scripted import ScriptedExecutor
 from tests.kvcache.cache_cases import FULL
 from tests.scheduler.scheduler_loop import VOCAB, make_wire, truth
 

@@ -11,9 +11,9 @@ from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.errors import ConfigError
 from jengine.executor.calls import encoded_answer
 from jengine.executor.protocol import Capacity, EngineJob, WorkerHealth
-from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
 from jengine.plan import Plan
 from jengine.runner.report_types import ProgramCounts
+from tests.executor.scripted import ScriptedExecutor, ScriptedResult
 
 VOCAB = 97
 GROUP = CacheGroup(CacheSpec("full", 1, 8), (0,))

@@ -16,9 +16,9 @@ from jengine import SamplingParams
 from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError, EngineDead, RequestError, UnsupportedFeature
 from jengine.executor.choice import OWN_PROCESSES, STARTING, checked_executor, starting_executor
-from jengine.executor.scripted import scripted_tokens
 from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.executor.plugin import VOCAB, ScriptedWorkers
+from tests.executor.scripted import scripted_tokens
 from tests.models.tiny_models import write_tiny_native
 
 PLUGIN = "tests.executor.plugin"

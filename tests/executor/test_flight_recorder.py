@@ -18,7 +18,6 @@ from jengine.executor.flight_recorder import FlightRecorder
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.recording import Origin, Recording, read_recording
 from jengine.executor.replay import ReplayReport, replay
-from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
 from jengine.grammar.rows import GrammarRows
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
@@ -27,6 +26,7 @@ from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.guesses import HostGuesses
 from jengine.scheduler.scheduler import Scheduler
 from jengine.speculative.proposer import Proposer
+from tests.executor.scripted import ScriptedExecutor, ScriptedResult
 from tests.grammar.letters import compiler, regex
 from tests.kvcache.cache_cases import FULL
 from tests.scheduler.scheduler_loop import VOCAB, TruthProposer, make_wire

@@ -32,12 +32,12 @@ from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
 from jengine.executor.remote.driver import RemoteExecutor
 from jengine.executor.remote.job import Ended, Job, ended_with, error_in
 from jengine.executor.remote.server import PlanServer
-from jengine.executor.scripted import ScriptedExecutor, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import Plan
 from jengine.scheduler.scheduler import Scheduler
 from tests.executor.plugin import VOCAB, ScriptedWorkers
+from tests.executor.scripted import ScriptedExecutor, scripted_tokens
 from tests.scheduler.scheduler_loop import make_wire
 
 # FakeWorkers end a thread where real ones end the process.

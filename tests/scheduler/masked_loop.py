@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from jengine.executor.grammar_masks import GrammarMasks
-from jengine.executor.scripted import ScriptedExecutor, ScriptedResult
 from jengine.grammar.rows import GrammarRows
 from jengine.plan import Plan
+from tests.executor.scripted import ScriptedExecutor, ScriptedResult
 from tests.grammar.letters import compiler
 from tests.scheduler.scheduler_loop import VOCAB, Loop, TruthProposer
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jengine.config import CacheConfig, CacheGroup, ScheduleConfig
-from jengine.executor.scripted import ScriptedExecutor, ScriptedResult, scripted_tokens
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.plan import Plan, RowSampling, Wanted
@@ -21,6 +20,7 @@ from jengine.scheduler.guesses import CheckDrafts, DeviceGuesses, HostGuesses
 from jengine.scheduler.scheduler import Scheduler
 from jengine.scheduler.tiered_transfers import TieredTransfers
 from jengine.speculative.proposer import Proposer
+from tests.executor.scripted import ScriptedExecutor, ScriptedResult, scripted_tokens
 from tests.kvcache.cache_cases import FULL
 
 VOCAB = 97

@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from jengine.executor.scripted import ScriptedExecutor
-from jengine.executor.scripted_transfers import ScriptedTransfers
 from jengine.outputs import StepOutput
 from jengine.plan import BlockCopies, Fetch, Plan
 from jengine.runner.transfers.transfer_runner import TransferRunner, TransferStep
+from tests.executor.scripted import ScriptedExecutor
+from tests.executor.scripted_transfers import ScriptedTransfers
 
 
 class StagedStep:

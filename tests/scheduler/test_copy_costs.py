@@ -9,10 +9,10 @@ import pytest
 
 from jengine.config import CacheConfig
 from jengine.counts import ProgramTotals
-from jengine.executor.scripted_transfers import ScriptedTransfers
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.scheduler.copy_costs import CopyCosts
 from jengine.scheduler.tiered_transfers import TieredTransfers
+from tests.executor.scripted_transfers import ScriptedTransfers
 from tests.scheduler.scheduler_loop import Loop, make_wire
 
 KEYS = [bytes([0]) * 4 + bytes(28)]

@@ -10,11 +10,11 @@ import pytest
 
 from jengine.config import FREE_TOKENS
 from jengine.counts import DraftCounts, ProgramTotals, together
-from jengine.executor.scripted import scripted_tokens
 from jengine.plan import NO_GUESSER, RowSampling
 from jengine.scheduler.scheduler import Scheduler
 from jengine.speculative.draft_length import token_cost
 from jengine.speculative.proposer import NO_DRAFTS
+from tests.executor.scripted import scripted_tokens
 from tests.kvcache.cache_cases import FULL, sliding
 from tests.scheduler.scheduler_loop import VOCAB, Loop, TruthProposer, lengths, make_wire
 

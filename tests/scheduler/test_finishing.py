@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jengine.executor.scripted import scripted_tokens
 from jengine.outputs import StepOutput
 from jengine.plan import RowSampling
 from jengine.repetition_detection import RepetitionDetectionParams
+from tests.executor.scripted import scripted_tokens
 from tests.kvcache.cache_cases import sliding
 from tests.scheduler.scheduler_loop import VOCAB, Loop, make_wire, truth
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jengine.executor.scripted import scripted_tokens
 from jengine.plan import RowSampling
+from tests.executor.scripted import scripted_tokens
 from tests.scheduler.scheduler_loop import VOCAB, Loop, make_wire, truth
 
 

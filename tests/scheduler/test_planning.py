@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from jengine.errors import ConfigError, RequestError
-from jengine.executor.scripted import scripted_tokens
 from jengine.plan import RowSampling
 from jengine.request import Request
 from jengine.scheduler.queue import Polled
+from tests.executor.scripted import scripted_tokens
 from tests.kvcache.cache_cases import sliding
 from tests.scheduler.scheduler_loop import VOCAB, Loop, lengths, make_wire, rows, samples, starts
 

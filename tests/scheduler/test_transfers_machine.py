@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jengine.errors import RequestError
 from jengine.executor.multihost.fetch_tally import FetchTally
-from jengine.executor.scripted_transfers import ScriptedTransfers
 from jengine.plan import Fetch, Transfers
 from jengine.request import WireRequest
 from jengine.scheduler.tiered_transfers import TieredTransfers
+from tests.executor.scripted_transfers import ScriptedTransfers
 from tests.kvcache.cache_cases import FULL, recurrent, sliding
 from tests.scheduler.scheduler_loop import Loop, make_wire
 from tests.scheduler.staged_executor import StagedExecutor

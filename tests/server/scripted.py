@@ -21,13 +21,13 @@ import numpy as np
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.executor.calls import Outcome, encoded_answer
 from jengine.executor.protocol import Capacity, EngineJob, WorkerHealth
-from jengine.executor.scripted import ScriptedExecutor
-from jengine.executor.scripted_rows import MirrorRow, advance, mark_of, next_token
-from jengine.executor.scripted_scores import scores
 from jengine.outputs import NOT_FINITE, StepOutput
 from jengine.plan import NewRow, Plan, Wanted
 from jengine.runner.report_types import DeviceMemory, ProgramCounts
 from jengine.text.tokenizer import Tokenizer, load_tokenizer
+from tests.executor.scripted import ScriptedExecutor
+from tests.executor.scripted_rows import MirrorRow, advance, mark_of, next_token
+from tests.executor.scripted_scores import scores
 
 GROUP = CacheGroup(CacheSpec("full", 1, 8), (0,))
 

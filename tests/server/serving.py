@@ -17,12 +17,12 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from jengine.assembly.engine import Engine
-from jengine.executor.scripted import MirrorRow
 from jengine.server.app import make_app
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 from jengine.text.tokenizer import Tokenizer
 from tests.engine.scripted import VOCAB, scripted_engine
+from tests.executor.scripted import MirrorRow
 
 NAME = "letters"
 # What a whole answer says of counts that are not told.
@@ -64,7 +64,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, ids: list[int], seconds: float 
         time.sleep(seconds)
         return ids[min(len(row.token_ids) - row.prompt_length, len(ids) - 1)]
 
-    monkeypatch.setattr("jengine.executor.scripted.ScriptedExecutor._next_token", next_token)
+    monkeypatch.setattr("tests.executor.scripted.ScriptedExecutor._next_token", next_token)
 
 
 @contextmanager

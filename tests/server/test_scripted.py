@@ -9,7 +9,7 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.executor.scripted import scripted_tokens
+from tests.executor.scripted import scripted_tokens
 from tests.server.scripted import Executor
 
 PATH = f"{Executor.__module__}:{Executor.__name__}"

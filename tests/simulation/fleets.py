@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
-from jengine.executor.scripted import ScriptedExecutor
 from jengine.simulation.fleet import Fleet
 from jengine.simulation.pool import Pool, Routing
 from jengine.simulation.replica import Clock, Replica, ReplicaKind, Run, made_up
 from jengine.simulation.step_times import Load, stepwise
 from jengine.simulation.trace import SyntheticTrace, Trace, TraceSettings
+from tests.executor.scripted import ScriptedExecutor
 
 VOCAB = 97
 GROUP = CacheGroup(CacheSpec("full", 2, 4), (0,))

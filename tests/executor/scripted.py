@@ -2,7 +2,7 @@
 
 In: plans. Out: StepOutputs, the same for every schedule. It keeps a mirror of rows and cache
 from the plans alone, and asserts that each plan is complete and that every row reads back what it
-wrote. For tests and benchmarks. Must not know requests, the scheduler, jax.
+wrote. For tests. Must not know requests, the scheduler, jax.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from jengine.config import CacheConfig
-from jengine.executor.scripted_cache import ScriptedCache
-from jengine.executor.scripted_rows import MirrorRow, guesses_by_row, next_token
-from jengine.executor.scripted_rows import scripted_tokens as scripted_tokens
-from jengine.executor.scripted_scores import filled, joined, prompt_scores, sampled_scores
-from jengine.executor.scripted_states import ScriptedStates
-from jengine.executor.scripted_transfers import ScriptedTransfers
 from jengine.outputs import StepOutput
 from jengine.plan import Entries, Entry, Plan, Wanted
+from tests.executor.scripted_cache import ScriptedCache
+from tests.executor.scripted_rows import MirrorRow, guesses_by_row, next_token
+from tests.executor.scripted_rows import scripted_tokens as scripted_tokens
+from tests.executor.scripted_scores import filled, joined, prompt_scores, sampled_scores
+from tests.executor.scripted_states import ScriptedStates
+from tests.executor.scripted_transfers import ScriptedTransfers
 
 
 class ScriptedResult(NamedTuple):

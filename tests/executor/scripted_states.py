@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jengine.config import CacheConfig
-from jengine.executor.scripted_rows import MirrorRow
+from tests.executor.scripted_rows import MirrorRow
 
 
 class ScriptedStates:

@@ -7,7 +7,7 @@ Must not know plans.
 from __future__ import annotations
 
 from jengine.config import CacheConfig
-from jengine.executor.scripted_rows import MirrorRow
+from tests.executor.scripted_rows import MirrorRow
 
 
 class ScriptedCache:

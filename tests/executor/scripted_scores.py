@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jengine.executor.scripted_rows import MirrorRow
 from jengine.outputs import NO_TOKEN, StepLogprobs
 from jengine.plan import Entry
+from tests.executor.scripted_rows import MirrorRow
 
 
 def sampled_scores(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.config import CacheConfig
-from jengine.executor.scripted_states import ScriptedStates
 from jengine.plan import BlockCopies, Fetch, Forks, Transfers
+from tests.executor.scripted_states import ScriptedStates
 
 # A content that is further away: what a block held.
 Content = Mapping[Any, int]
