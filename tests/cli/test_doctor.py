@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -25,6 +26,7 @@ from jengine.runner.memory.cache_size import BlockDemand, blocks_for
 from jengine.runner.step.group_arrays import block_bytes
 from jengine.weights.folder import read_model_config
 from pallas_kernels.choice import cpu_problem
+from sharding.jax_settings import OWN
 from tests.cli.fake_llm import FakeLLM, run
 from tests.models.tiny_models import write_tiny_native
 
@@ -74,6 +76,25 @@ def test_environment_variables_that_matter() -> None:
     found = environment.findings({"JAX_PLATFORMS": "cpu", "LD_LIBRARY_PATH": "/usr/local/cuda/lib"})
     assert levels(found) == ["note", "note"]
     assert "JAX_PLATFORMS=cpu" in found[0].text
+
+
+def test_every_setting_of_jax_that_is_set_is_named() -> None:
+    for name in jax.config.values.keys() - {"jax_transfer_guard"}:
+        variable, meets = name.upper(), name in OWN  # of those only values that differ are named
+        found = [one.text for one in environment.findings({variable: "1"})]
+        assert found[0].startswith(f"{variable}=1: ") is not meets
+        if meets:
+            (one,) = environment.settings({name: "other"})
+            assert one.text.startswith(f"{name}=other: ")
+
+
+def test_settings_of_jax_come_from_variables() -> None:
+    script = "from jengine.cli.checks import environment as e; print(*(f.text for f in e.check()))"
+    given = {"JAX_TRANSFER_GUARD": "log", "JAX_ENABLE_X64": "1", "JAX_RANDOM_SEED_OFFSET": "3"}
+    surroundings = {**os.environ, **given}
+    found = subprocess.check_output([sys.executable, "-c", script], env=surroundings, text=True)
+    assert "jax_transfer_guard_host_to_device=log" in found and "jax_enable_x64=True" in found
+    assert "JAX_RANDOM_SEED_OFFSET=3: a setting" in found and "JAX_ENABLE_X64=" not in found
 
 
 def test_a_compile_cache_that_others_may_write_is_not_used(tmp_path: Path) -> None:

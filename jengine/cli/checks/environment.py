@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from jengine.cli.checks.finding import Finding
 from sharding.jax_settings import OWN, foreign_settings
 
@@ -22,6 +24,8 @@ MEANING = {
     "OMP_NUM_THREADS": "threads of some CPU libraries",
 }
 LIBRARY_PATH = "LD_LIBRARY_PATH"
+# Sets three settings of `OWN` at once, by whose names it is found.
+ALL_TRANSFERS = "jax_transfer_guard"
 
 
 def check() -> list[Finding]:
@@ -47,7 +51,17 @@ def findings(environment: Mapping[str, str]) -> list[Finding]:
         for name, meaning in MEANING.items()
         if environment.get(name)
     ]
+    found += [
+        Finding("note", "environment", f"{name}={value}: a setting of JAX that the engine has too")
+        for name, value in environment.items()
+        if value and name not in MEANING and name.lower() in _reaching()
+    ]
     if "cuda" in environment.get(LIBRARY_PATH, "").lower():
         text = f"{LIBRARY_PATH} names CUDA; it may hide the libraries that JAX brings. Unset it"
         found.append(Finding("note", "environment", text))
     return found or [Finding("OK", "environment", "no variable changes how the engine runs")]
+
+
+def _reaching() -> set[str]:
+    """JAX's settings under which the engine runs if they are set."""
+    return jax.config.values.keys() - OWN.keys() - {ALL_TRANSFERS}
