@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class ScheduleConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: str = "fcfs"  # see `scheduler.orders`
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     # A prefill chunk fills whole tiles of this many tokens in the step; the budget counts tiles.

@@ -11,6 +11,7 @@ from jengine.distributed.router import Router
 from jengine.errors import RequestError
 from jengine.kvcache.contents import Contents
 from jengine.request import Request, WireRequest
+from jengine.scheduler.orders import Order
 
 # A core that says nothing for so many seconds, or whose step takes that long, gets requests only
 # if every other one does too.
@@ -25,13 +26,13 @@ class CorePlacement:
         roster: CoreRoster,
         router: Router,
         block_size: int,
+        order: Order,
         *,
-        by_urgency: bool,
         stored_as: str,
     ) -> None:
         self._roster, self._router = roster, router
         self._block_size, self._stored_as = block_size, stored_as
-        self._by_urgency = by_urgency
+        self._order = order
 
     def hashes(self, wire: WireRequest, weights_version: int) -> list[bytes]:
         """Hashes of the full blocks of a prompt, but for its last token, which always runs."""
@@ -52,7 +53,7 @@ class CorePlacement:
             return wire.replica
         cores, among = self._roster.cores, self._brisk()
         found = [cores[i].contents.prefix(hashes) * self._block_size for i in among]
-        loads = self._router.loads_for(wire.priority if self._by_urgency else None)
+        loads = self._router.loads_for(self._order.delayed_by(wire))
         loads = [load + more for load, more in zip(loads, self._others(), strict=True)]
         return self._router.best_of(among, found, hashes, loads)
 

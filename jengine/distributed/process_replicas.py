@@ -25,6 +25,7 @@ from jengine.executor.protocol import WorkerHealth
 from jengine.grammar.shared_tokenizer import TokenizerData
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
+from jengine.scheduler.orders import Order
 
 
 class ProcessReplicas:
@@ -35,18 +36,17 @@ class ProcessReplicas:
         cores: Sequence[ProcessClient],
         mailbox: Mailbox,
         block_size: int,
+        order: Order,
         *,
-        by_urgency: bool,
         stored_as: str = "",
         tokenizer: TokenizerData | None = None,
     ) -> None:
-        """`by_urgency`: requests that are less urgent than a new one do not delay it. Block size
-        and `stored_as` are those of the cores' caches. The cores were told the tokenizer."""
+        """Order, block size and `stored_as` are those of the cores, which were told the tokenizer."""
         self.mailbox = mailbox
         self._roster = CoreRoster(cores)
         self._router = Router(len(cores), block_size)
         self._placement = CorePlacement(
-            self._roster, self._router, block_size, by_urgency=by_urgency, stored_as=stored_as
+            self._roster, self._router, block_size, order, stored_as=stored_as
         )
         self._questions = CoreQuestions(self._roster, self._router, tokenizer)
         self._deaths = CoreDeaths(self._roster, self._router, mailbox)

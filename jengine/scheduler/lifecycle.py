@@ -13,7 +13,8 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import FINISHED, PREEMPTED, RUNNING, Request
 from jengine.scheduler.adapter_slots import AdapterSlots
 from jengine.scheduler.encoder_cache import EncoderCache
-from jengine.scheduler.queue import waiting_queue
+from jengine.scheduler.orders import order_of
+from jengine.scheduler.queue import WaitingQueue
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.sampler_rows import SamplerRows
 from jengine.scheduler.side_results import SideResults
@@ -27,7 +28,8 @@ class Lifecycle:
         self.recorder = recorder
         self.open: dict[str, Request] = {}
         self.running: list[Request] = []
-        self.waiting = waiting_queue(config.policy)
+        self.order = order_of(config.policy)
+        self.waiting = WaitingQueue(self.order)
         self.side_results = SideResults(cache.records)
         self.free_rows = list(range(config.max_num_seqs))  # a heap: the smallest is used first
         self.sampler_rows = SamplerRows(config.sampler_rows)
@@ -38,10 +40,10 @@ class Lifecycle:
 
     def arrive(self, request: Request) -> None:
         """A new request waits."""
+        self.waiting.push(request)
         self.open[request.request_id] = request
         self.recorder.queued(request)
         self.side_results.expect(request)
-        self.waiting.push(request)
 
     def have_row_for(self, request: Request) -> bool:
         """Whether there is a free row, and a sampler row if this request needs one."""

@@ -217,7 +217,7 @@ class Planner:
             is_alone = len(self._requests.running) == 1
             if is_alone and request.last_step > self._flights.committed:
                 return False  # once its steps in flight are read, its window frees blocks
-            victim = self._victim()
+            victim = self._requests.order.victim(self._requests.running)
             builder.withdraw(victim)
             if not builder.reads:
                 self._read_step = self._read_before
@@ -225,11 +225,6 @@ class Planner:
             self._requests.preempt(victim)
             if victim is request:
                 return False
-
-    def _victim(self) -> Request:
-        if self._config.policy == "priority":
-            return max(self._requests.running, key=lambda request: request.urgency)
-        return self._requests.running[-1]
 
     def _add_chunk(self, request: Request, start: int, length: int, builder: PlanBuilder) -> None:
         builder.add_chunk(request, length)

@@ -1,4 +1,4 @@
-"""Requests that wait for a row: first come first served, or the most urgent first.
+"""Requests that wait for a row, in the order of a policy.
 
 In: requests, and what they wait for besides. Out: the one to admit next. Must not know rows, blocks
 or budgets, or what a key stands for.
@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from jengine.errors import RequestError
 from jengine.request import Request
 from jengine.scheduler.lanes import Lane, Line, Place
+from jengine.scheduler.orders import Order
 
 NOTHING = None  # the key of requests that wait for a row alone
 
@@ -26,40 +28,6 @@ class Polled(NamedTuple):
     """A key that is woken at every step, for what no event tells. Have a few, at most one a row."""
 
     what: Hashable
-
-
-class Order(Protocol):
-    """Sort keys of requests; the smallest is the first."""
-
-    def arrived(self, request: Request) -> Any:
-        """Of one that has just arrived."""
-
-    def restored(self, request: Request) -> Any:
-        """Of one that has lost its row: before all that are no more urgent."""
-
-
-class ByArrival:
-    """First come, first served."""
-
-    def __init__(self) -> None:
-        self._last = self._first = 0
-
-    def arrived(self, request: Request) -> int:
-        self._last += 1
-        return self._last
-
-    def restored(self, request: Request) -> int:
-        self._first -= 1
-        return self._first
-
-
-class ByUrgency:
-    """The smallest `Request.urgency` first."""
-
-    def arrived(self, request: Request) -> Any:
-        return request.urgency
-
-    restored = arrived
 
 
 class WaitingQueue:
@@ -77,12 +45,19 @@ class WaitingQueue:
         self.num_parked = 0
 
     def push(self, request: Request) -> None:
-        """Add a request that has just arrived."""
-        self._enter(Place(request, self._order.arrived(request)), NOTHING)
+        """Add a request that has just arrived, or raise a RequestError if it has no place."""
+        try:
+            key = self._order.arrived(request)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise RequestError(
+                f"scheduling_policy has no place for this request: {what}"
+            ) from error
+        self._add(request, key)
 
     def restore(self, request: Request) -> None:
         """Add a request that was preempted."""
-        self._enter(Place(request, self._order.restored(request)), NOTHING)
+        self._add(request, self._order.restored(request))
 
     def peek(self) -> Request | None:
         """The next request that is not parked, left in place."""
@@ -158,6 +133,9 @@ class WaitingQueue:
         places = sorted(self._places.values())
         return (place.request for place in places if place.request is not None)
 
+    def _add(self, request: Request, key: Any) -> None:
+        self._enter(Place(request, (key, request.admission_order)), NOTHING)
+
     def _enter(self, place: Place, key: Hashable) -> None:
         assert place.request is not None
         lane = self._lanes.get(key)
@@ -188,8 +166,3 @@ class WaitingQueue:
         elif was_first:
             lane.line.note(lane)
         return moved
-
-
-def waiting_queue(policy: Literal["fcfs", "priority"]) -> WaitingQueue:
-    """The queue for a policy."""
-    return WaitingQueue(ByUrgency() if policy == "priority" else ByArrival())

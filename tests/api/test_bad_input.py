@@ -499,7 +499,7 @@ def test_the_cache_has_the_blocks_that_were_asked_for(full_folder: Path) -> None
         ({"seed": "x"}, "seed='x': expected an integer"),
         ({"gpu_memory_utilization": 1.5}, r"share in \(0, 1\]"),
         ({"gpu_memory_utilization": math.nan}, r"share in \(0, 1\]"),
-        ({"scheduling_policy": "random"}, "'fcfs', 'priority'"),
+        ({"scheduling_policy": "random"}, "'fcfs', 'priority' or"),
         ({"load_format": "pickle"}, "'safetensors'"),
         ({"logprobs_mode": "raw"}, "raw_logprobs"),
         ({"max_logprobs": -2}, "max_logprobs=-2"),

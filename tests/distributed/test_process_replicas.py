@@ -17,6 +17,7 @@ from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
 from jengine.errors import ConfigError, EngineDead, RequestError
+from jengine.scheduler.orders import order_of
 from tests.engine.process.cores import PROGRAM, eventually, read_all, tokens
 from tests.engine.process.scripted_core import Settings
 from tests.engine.scripted import told
@@ -26,13 +27,11 @@ BLOCK = 16
 
 
 @contextmanager
-def replicas(
-    count: int, *, by_urgency: bool = False, **settings: object
-) -> Iterator[ProcessReplicas]:
+def replicas(count: int, *, policy: str = "fcfs", **settings: object) -> Iterator[ProcessReplicas]:
     data = msgspec.msgpack.encode(msgspec.convert(settings, Settings))
     mailbox = Mailbox()
     cores = [launch(PROGRAM, data, mailbox=mailbox) for _ in range(count)]
-    client = ProcessReplicas(cores, mailbox, BLOCK, by_urgency=by_urgency)
+    client = ProcessReplicas(cores, mailbox, BLOCK, order_of(policy))
     try:
         for core in cores:
             core.wait_until_ready(seconds=60)
@@ -196,7 +195,7 @@ def test_a_core_that_dies_takes_its_own_requests_only(caplog: pytest.LogCaptureF
 
 
 def test_urgent_requests_go_where_fewer_urgent_ones_are() -> None:
-    with replicas(2, by_urgency=True, step_seconds=0.005) as client:
+    with replicas(2, policy="priority", step_seconds=0.005) as client:
         client.add(asked("urgent", prompt_of(1), 400, priority=-1))
         for number in range(3):
             client.add(asked(f"lazy{number}", prompt_of(number + 2), 400, priority=5))

@@ -14,8 +14,9 @@ from jengine.plan import Plan
 from jengine.request import Request
 from jengine.scheduler.adapter_turns import MOST_OVERTAKING
 from jengine.scheduler.lanes import Place
+from jengine.scheduler.orders import order_of
 from jengine.scheduler.planning import MOST_PARKED
-from jengine.scheduler.queue import Polled, WaitingQueue, waiting_queue
+from jengine.scheduler.queue import Polled, WaitingQueue
 from tests.kvcache.cache_cases import FULL, recurrent
 from tests.scheduler.scheduler_loop import Loop, make_wire
 
@@ -63,7 +64,7 @@ def begun(plan: Plan | None) -> int:
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_any_use_of_the_queue_keeps_the_order_and_leaves_nothing(policy: Any) -> None:
     source = random.Random(policy)
-    queue = waiting_queue(policy)
+    queue = WaitingQueue(order_of(policy))
     orders: dict[Request, Any] = {}
     keys: dict[Request, Hashable] = {}  # what each waited for when it was asked last
     closed: set[Hashable] = set()

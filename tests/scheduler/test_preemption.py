@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from jengine.assembly.settings.args import EngineArgs
+from jengine.errors import ConfigError, RequestError
 from jengine.plan import NewBlocks
 from jengine.request import Request
+from jengine.scheduler.orders import Order
 from jengine.scheduler.plan_builder import PlanBuilder
 from tests.kvcache.cache_cases import FULL, sliding
 from tests.scheduler.scheduler_loop import Loop, lengths, make_wire, rows, starts
@@ -261,3 +264,50 @@ def test_a_lone_request_waits_for_its_window_instead_of_starting_again(depth):
     loop.drain()
     loop.assert_truth(wire)
     assert loop.scheduler.num_preemptions == 0
+
+
+# Orders of a caller's own
+
+
+class ShortestFirst(Order):
+    def arrived(self, request):
+        if request.prompt_length == 13:
+            raise ValueError("unlucky")
+        return request.prompt_length
+
+
+OWN = f"{__name__}:ShortestFirst"
+
+
+def test_an_order_of_ones_own_says_who_runs_and_who_gives_way():
+    loop = Loop(policy=OWN, max_num_seqs=1)
+    loop.add(make_wire(9, "long"), make_wire(3, "short"), make_wire(3, "short too"))
+    with pytest.raises(RequestError, match="no place for this request: ValueError: unlucky"):
+        loop.scheduler.add(make_wire(13, "refused"))
+    loop.drain()
+    assert list(loop.finals) == ["short", "short too", "long"]
+    loop = tight(policy=OWN, depth=0)
+    long, short = make_wire(15, "long", max_tokens=14), make_wire(14, "short", max_tokens=14)
+    loop.add(long)
+    loop.step()
+    loop.add(short)
+    while not loop.scheduler.num_preemptions:
+        plan = loop.step()
+    assert rows(plan) == [1], "first come first served would preempt the second"
+    loop.drain()
+    loop.assert_truth(long, short)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("priorty", "expected 'fcfs', 'priority' or .* Did you mean 'priority'"),
+        ("nowhere.at_all:Order", "cannot be imported: No module named 'nowhere'"),
+        ("jengine.scheduler.orders:Ordered", "cannot be imported: .* has no attribute 'Ordered'"),
+        ("jengine.scheduler.queue:WaitingQueue", "WaitingQueue is no class derived from"),
+        ("jengine.scheduler.orders:Order", "abstract"),
+    ],
+)
+def test_what_is_no_order_is_refused(policy, words):
+    with pytest.raises(ConfigError, match=words):
+        EngineArgs.checked("LLM", model="x", scheduling_policy=policy)

@@ -11,8 +11,9 @@ import pytest
 from jengine.outputs import StepLogprobs
 from jengine.request import Request
 from jengine.scheduler.lanes import Place
+from jengine.scheduler.orders import order_of
 from jengine.scheduler.prompt_scores import PromptScores
-from jengine.scheduler.queue import waiting_queue
+from jengine.scheduler.queue import WaitingQueue
 from tests.scheduler.scheduler_loop import make_wire
 
 
@@ -34,7 +35,7 @@ def taken(queue):
 
 def test_arrival_order_with_restored_requests_first():
     first, second, third = requests([(0, 0.0)] * 3)
-    queue = waiting_queue("fcfs")
+    queue = WaitingQueue(order_of("fcfs"))
     queue.push(first)
     queue.push(second)
     queue.restore(third)
@@ -45,7 +46,7 @@ def test_arrival_order_with_restored_requests_first():
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_the_first_are_seen_without_taking_them(policy):
-    queue = waiting_queue(policy)
+    queue = WaitingQueue(order_of(policy))
     held = requests([(0, 2.0), (0, 1.0), (0, 3.0), (0, 0.0)])
     for request in held:
         queue.push(request)
@@ -57,7 +58,7 @@ def test_the_first_are_seen_without_taking_them(policy):
 
 def test_urgency_order_whatever_is_added_and_removed():
     source = random.Random(0)
-    queue = waiting_queue("priority")
+    queue = WaitingQueue(order_of("priority"))
     held = requests([(source.randrange(3), source.randrange(3) * 1.0) for _ in range(60)])
     for request in held:
         (queue.push if source.random() < 0.5 else queue.restore)(request)
@@ -102,7 +103,7 @@ def test_the_work_of_removing_all_grows_with_their_number(policy, monkeypatch):
     monkeypatch.setattr(Place, "__lt__", lambda a, b: work.append(1) or less(a, b))
     monkeypatch.setattr(Request, "__eq__", lambda a, b: work.append(1) or a is b, raising=False)
     monkeypatch.setattr("heapq.heapify", lambda heap: work.extend(heap) or heapify(heap))
-    queue = waiting_queue(policy)
+    queue = WaitingQueue(order_of(policy))
     held = requests([(i * 7919 % 100, 0.0) for i in range(count)])
     for request in held:
         queue.push(request)

@@ -36,6 +36,7 @@ from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError
 from jengine.grammar.shared_tokenizer import TokenizerData, data_of
 from jengine.plugin_loading import load_plugins
+from jengine.scheduler.orders import order_of
 from jengine.text.tokenizer import Tokenizer
 from jengine.weights.resolve import resolve_model
 
@@ -126,7 +127,7 @@ def replicas_over(
     check_replicas(clients, ready)
     schedule, cache = ready[0].schedule, min((one.cache for one in ready), key=smallest_group)
     client = ProcessReplicas(
-        clients, mailbox, cache.block_size, by_urgency=schedule.policy == "priority",
+        clients, mailbox, cache.block_size, order_of(schedule.policy),
         stored_as=cache.stored_as, tokenizer=told,
     )  # fmt: skip
     source = ModelSource(ready[0].model.config, folder, tokenizer, generation_of(args, folder))

@@ -189,7 +189,8 @@ class EngineArgs:
     mamba_ssm_cache_dtype: Literal["auto", "float32"] = "auto"
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    # "fcfs", "priority", or "package.module:Class" of an order of your own: `scheduler.orders`.
+    scheduling_policy: str = "fcfs"
     overlap: bool = True
     # Decode steps that the device may run in one call while no request waits for a row.
     num_scheduler_steps: int = 1

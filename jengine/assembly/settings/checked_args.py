@@ -40,6 +40,7 @@ from jengine.config import CACHE_CODES
 from jengine.connectors.settings import named_engine
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.choice import checked_executor
+from jengine.scheduler.orders import order_of
 from jengine.speculative.config import speculative_config
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def check_choices(args: EngineArgs) -> None:
             "warm-up out; give one of them."
         )
     checked_executor(args.executor)
+    order_of(args.scheduling_policy)
     one_of("kv_cache_dtype", args.kv_cache_dtype, tuple(CACHE_CODES))
     if None not in (args.num_gpu_blocks_override, args.kv_cache_memory_bytes):
         raise ConfigError(

@@ -96,7 +96,7 @@ ENGINE_HELP = {
     "mamba_ssm_cache_dtype": "type of other recurrent states",
     "enable_chunked_prefill": "run each prompt in one piece",
     "long_prefill_token_threshold": "prompts longer than this are run in pieces of this size",
-    "scheduling_policy": "which waiting request runs first",
+    "scheduling_policy": "which request runs first: fcfs, priority, or package.module:Class",
     "overlap": "end a step before the next is prepared",
     "attention_backend": "the kernels; auto: Triton on NVIDIA GPUs, C++ on CPUs, else XLA",
     "disable_cascade_attn": "read blocks that several decodes begin with anew for each, on GPUs",

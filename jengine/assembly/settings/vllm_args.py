@@ -92,7 +92,8 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "give a class of your own as executor='package.module:Class'": {
         "worker_cls": "auto", "worker_extension_cls": "",
     },
-    "use scheduling_policy": {"scheduler_cls": None},
+    "give an order of requests as scheduling_policy='package.module:Class', a class derived from "
+    "jengine.scheduler.orders.Order": {"scheduler_cls": None},
     "sliding windows are part of the model, with a cache of their own size": {
         "disable_sliding_window": False,
     },
