@@ -41,7 +41,7 @@ class ProcessReplicas:
         stored_as: str = "",
         tokenizer: TokenizerData | None = None,
     ) -> None:
-        """Order, block size and `stored_as` are those of the cores, which were told the tokenizer."""
+        """Order, block size and `stored_as` are the cores'; they were told the tokenizer."""
         self.mailbox = mailbox
         self._roster = CoreRoster(cores)
         self._router = Router(len(cores), block_size)
