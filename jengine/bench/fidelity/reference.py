@@ -38,7 +38,8 @@ def write(job: Mapping[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.normal_(0.0, GAIN / parameter.shape[-1] ** 0.5)
+                # Shared experts that are none have weights without columns.
+                parameter.normal_(0.0, GAIN / max(parameter.shape[-1], 1) ** 0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * SPREAD)
             # Nothing else scales its scores.
