@@ -173,7 +173,8 @@ def check_tensors(
         hint = " Is 'tie_word_embeddings' right?" if missing == ["lm_head.weight"] else ""
         raise CheckpointError(f"{folder}: tensors missing: {_first_ten(missing)}.{hint}")
     rules = {name: _rule_for(name, ignored) for name in tensors if name not in wanted}
-    unknown = [name for name, rule in rules.items() if rule is None]
+    # One of no numbers says nothing: transformers writes such for shared experts that are none.
+    unknown = [name for name, rule in rules.items() if rule is None and tensors[name].size]
     if unknown:
         raise CheckpointError(
             f"{folder}: tensors that the model has no place for: {_first_ten(unknown)}."

@@ -216,6 +216,13 @@ def test_missing_and_unknown_tensors_are_named(tmp_path: Path) -> None:
         load_model(folder)
 
 
+def test_tensors_of_no_numbers_need_no_place(tmp_path: Path) -> None:
+    """transformers writes such for shared experts that are none."""
+    folder = write_tiny_native(tmp_path, "llama")
+    rewrite(folder, model__layers__0__mlp__extra__weight=np.ones((0, 32), np.float32))
+    load_model(folder)
+
+
 def test_shapes_are_compared_readably(tmp_path: Path) -> None:
     folder = write_tiny_native(tmp_path, "llama")
     set_config(folder, vocab_size=98, intermediate_size=2**31 - 1)
