@@ -215,16 +215,22 @@ def hostile_grammars(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def fidelity(result: dict[str, Any]) -> Iterator[Row]:
-    """The largest error of all draws on one implementation."""
-    families = [row for row in result["families"] if row["draws"]]
-    worst = max(families, key=lambda row: row["largest"])
-    ill = sum(row["ill_conditioned"] for row in families)
-    work = (
-        f"{result['draws']} random configs of {len(families)} families, {result['implementation']} "
-        f"({result['instructions']}), beside transformers: largest error of a log-probability, of "
-        f"{worst['family']}; {result['failed']} too far off, {ill} ill-conditioned"
-    )
-    yield Row(work, f"{result['largest']:.1e}")
+    """The largest error of all draws on each implementation."""
+    for how in dict.fromkeys(row["implementation"] for row in result["families"]):
+        families = [
+            row for row in result["families"] if row["implementation"] == how and row["draws"]
+        ]
+        if not families:
+            continue
+        worst = max(families, key=lambda row: row["largest"])
+        draws, ill = (sum(row[key] for row in families) for key in ("draws", "ill_conditioned"))
+        work = (
+            f"{draws} random configs of {len(families)} families, {how} "
+            f"({result['instructions']}), beside transformers: largest error of a log-probability, "
+            f"of {worst['family']}, draw {worst['worst']}; "
+            f"{sum(len(row['failed']) for row in families)} too far off, {ill} ill-conditioned"
+        )
+        yield Row(work, f"{worst['largest']:.1e}")
 
 
 def waiting(result: dict[str, Any]) -> Iterator[Row]:

@@ -17,10 +17,11 @@ from jengine.bench.fidelity.__main__ import main
 from jengine.bench.fidelity.check import Found, check
 from jengine.bench.fidelity.draws import drawn, varied_keys
 from jengine.bench.fidelity.families import FAMILIES
-from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
+from jengine.bench.fidelity.implementations import IMPLEMENTATIONS, environment_of
 from jengine.bench.fidelity.search import Row, one_draw
 from jengine.bench.fidelity.transformers_process import Refused, Transformers
 from jengine.errors import CheckpointError
+from jengine.models.architectures import FAMILIES as ARCHITECTURES
 from jengine.models.registry import model_config
 from jengine.models.unread import read_keys
 from tests.models.tiny_models import config_class
@@ -134,8 +135,8 @@ def test_a_number_gives_one_draw() -> None:
 def test_draws_of_today_answer_as_transformers(family: str, theirs: Transformers) -> None:
     """Other families every day, and other draws; in CI the first, which is known to pass."""
     number = 0 if "CI" in os.environ else datetime.now(UTC).toordinal()
-    row = Row(family)
-    one_draw(theirs, row, number, "cpu")
+    row = Row(family, "cpu")
+    one_draw(theirs, row, number)
     assert row.draws == 1 and not row.failed, row
 
 
@@ -145,16 +146,18 @@ def test_draws_of_today_answer_as_transformers(family: str, theirs: Transformers
 def test_draws_answer_as_transformers(
     family: str, implementation: str, theirs: Transformers
 ) -> None:
-    row = Row(family)
+    row = Row(family, implementation)
     for number in range(2):
-        one_draw(theirs, row, number, implementation)
+        one_draw(theirs, row, number)
     assert row.draws and not row.failed and not row.refused, row
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "implementation", ["triton", "bfloat16", "ngram", "suffix", "several-steps"]
-)
+    "implementation",
+    ["triton", "bfloat16", "int8", "int4", "int8-cache", "adapter", "ngram", "suffix",
+     "several-steps"],
+)  # fmt: skip
 @pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3_moe"])
 def test_other_implementations(family: str, implementation: str, theirs: Transformers) -> None:
     found = check(theirs, family, 1, IMPLEMENTATIONS[implementation])
@@ -183,9 +186,9 @@ def test_a_draw_that_is_off_is_told_in_a_line_that_repeats_it(
 ) -> None:
     found = {3: Found(1e-6, 1e-4), 4: Found(0.5, 1e-4), 5: Found(5e-4, 1e-3, "ill-conditioned")}
     monkeypatch.setattr(search, "check", lambda theirs, family, number, how: found[number])
-    row = Row("olmo2")
+    row = Row("olmo2", "cpu")
     for number in found:
-        one_draw(theirs, row, number, "cpu")
+        one_draw(theirs, row, number)
     said = capsys.readouterr().out
     command = "python -m jengine.bench.fidelity --family olmo2 --seed 4 --draws 1"
     assert said.count("\n") == 1 and f"{command} --implementation cpu" in said
@@ -193,21 +196,55 @@ def test_a_draw_that_is_off_is_told_in_a_line_that_repeats_it(
 
 
 def test_a_draw_that_is_refused_is_counted_by_its_message(
-    monkeypatch: pytest.MonkeyPatch, theirs: Transformers
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: Transformers
 ) -> None:
     def refuse(*given: object) -> Found:
         raise CheckpointError("config.json: 'x': given 1, expected 2.")
 
     monkeypatch.setattr(search, "check", refuse)
-    row = Row("olmo2")
-    one_draw(theirs, row, 7, "cpu")
+    row = Row("olmo2", "cpu")
+    one_draw(theirs, row, 7)
     assert row.draws == 0 and list(row.refused.values()) == [7]
+    assert "--family olmo2 --seed 7 --draws 1 --implementation cpu" in capsys.readouterr().out
+
+
+def test_a_shape_that_an_implementation_does_not_compute_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, theirs: Transformers
+) -> None:
+    def refuse(*given: object) -> Found:
+        raise CheckpointError("layers.0.mlp.down: int4 stores pairs of inputs, and it has (31,).")
+
+    monkeypatch.setattr(search, "check", refuse)
+    rows = [Row("olmo2", how) for how in ("int4", "cpu")]
+    for row in rows:
+        one_draw(theirs, row, 7)
+    assert [(row.impossible, len(row.refused)) for row in rows] == [(1, 0), (0, 1)]
 
 
 def test_one_draw_of_each_family_comes_before_the_second_of_any() -> None:
-    args = argparse.Namespace(seed=4, draws=2)
-    order = [(number, row.family) for number, row in search.turns(args, [Row("a"), Row("b")])]
+    args = argparse.Namespace(seed=4, draws=2, implementation=["cpu"])
+    rows = [[Row("a", "cpu")], [Row("b", "cpu")]]
+    order = [(number, row.family) for number, row in search.turns(args, rows)]
     assert order == [(4, "a"), (4, "b"), (5, "a"), (5, "b")]
+
+
+def test_implementations_take_turns_with_draws_of_their_own() -> None:
+    args = argparse.Namespace(seed=4, draws=1, implementation=["x", "y"])
+    rows = [[Row(family, how) for how in args.implementation] for family in "ab"]
+    order = [(number, row.family, row.implementation) for number, row in search.turns(args, rows)]
+    assert order == [(4, "a", "x"), (4, "b", "y"), (5, "a", "y"), (5, "b", "x")]
+
+
+def test_implementations_of_one_process_share_a_build(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--implementation", "cpu", "cpu-basic"])
+    assert "one command for each" in capsys.readouterr().err
+    assert set(environment_of(["triton", "tp2"])) == {"TRITON_INTERPRET", "XLA_FLAGS"}
+
+
+def test_every_family_that_writes_is_searched() -> None:
+    writing = {name for name in ARCHITECTURES if name.endswith(("ForCausalLM", "LMHeadModel"))}
+    assert writing - {"MPTForCausalLM"} == set(FAMILIES.values())  # another name of one of them
 
 
 def test_a_family_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,14 +102,16 @@ def test_rows_of_grammars() -> None:
 
 
 def test_rows_of_fidelity() -> None:
-    row = {"family": "llama", "draws": 4, "largest": 2e-5, "ill_conditioned": 1}
-    found = {"bench": "fidelity", **AROUND, "implementation": "cpu", "instructions": "AVX2",
-             "draws": 4, "failed": 0, "largest": 2e-5,
-             "families": [row, {**row, "family": "gpt2", "draws": 0, "largest": 0.0}]}  # fmt: skip
-    (made,) = table.fidelity(found)
-    assert made.ours == "2.0e-05"
+    row = {"family": "llama", "implementation": "cpu", "draws": 4, "largest": 2e-5, "worst": 7,
+           "failed": [], "ill_conditioned": 1}  # fmt: skip
+    none = {**row, "draws": 0, "largest": 0.0, "worst": None}
+    rows = [row, {**row, "implementation": "xla", "family": "gpt2"}, {**none, "family": "gpt2"},
+            {**none, "implementation": "tp2"}]  # fmt: skip
+    found = {"bench": "fidelity", **AROUND, "instructions": "AVX2", "families": rows}
+    made, other = table.fidelity(found)
+    assert made.ours == "2.0e-05" and ", xla (AVX2)" in other.work
     assert made.work.startswith("4 random configs of 1 families, cpu (AVX2), beside transformers")
-    assert made.work.endswith("of llama; 0 too far off, 1 ill-conditioned")
+    assert made.work.endswith("of llama, draw 7; 0 too far off, 1 ill-conditioned")
 
 
 def test_rows_of_hostile_grammars() -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
 from jengine.bench.fidelity.draws import drawn
 from jengine.bench.fidelity.families import FAMILIES
@@ -65,12 +66,14 @@ def check(theirs: Transformers, family: str, number: int, how: Implementation) -
         folder = Path(name)
         theirs.write(
             folder, FAMILIES[family], drawn(family, number), seed=number, dtype=how.dtype,
-            unscaled=family == "gemma4",
+            unscaled=family == "gemma4", largest_code=how.largest_code,
+            adapter_rank=how.adapter_rank,
         )  # fmt: skip
         prompts = prompts_of(number)
         answers = answered(folder, prompts, how)
         texts = [prompt + one.tokens for prompt, one in zip(prompts, answers, strict=True)]
-        found = compared(theirs, folder, texts, answers, how)
+        truth = folder / "merged" if how.adapter_rank else folder
+        found = compared(theirs, truth, texts, answers, how)
     if family in DELTA_NETS and LIMIT < found.error <= ILL_CONDITIONED:
         return Found(found.error, ILL_CONDITIONED, "ill-conditioned: gated delta nets")
     return found
@@ -93,12 +96,15 @@ class Answer(NamedTuple):
 def answered(folder: Path, prompts: Sequence[list[int]], how: Implementation) -> list[Answer]:
     """Ours."""
     first, second, *rest = prompts
+    adapter = LoRARequest("drawn", 1, str(folder / "adapter")) if how.adapter_rank else None
     with LLM(folder, **{**SETTINGS, **how.settings, "dtype": how.dtype}) as llm:
         outputs = [
-            *llm.generate([first], scored(ANSWER), use_tqdm=False),
-            *llm.generate([second], of_answer(), use_tqdm=False),
-            *llm.generate(rest, scored(ANSWER), use_tqdm=False),
-        ]
+            output
+            for some, params in (
+                ([first], scored(ANSWER)), ([second], of_answer()), (rest, scored(ANSWER))
+            )
+            for output in llm.generate(some, params, use_tqdm=False, lora_request=adapter)
+        ]  # fmt: skip
     return [as_answer(finished(output)) for output in outputs]
 
 
@@ -122,9 +128,9 @@ def compared(
     how: Implementation,
 ) -> Found:  # fmt: skip
     """The largest difference of log-probabilities; tokens that are not the likeliest count too."""
-    expected = theirs.score(folder, texts, "float32")
-    if how.dtype != "float32":
-        rounded = theirs.score(folder, texts, how.dtype)
+    expected = theirs.score(folder, texts)
+    if how.rounding:
+        rounded = theirs.score(folder, texts, **how.rounding)
         limit = AS_ROUNDED * spread(own_rows(rounded, answers), own_rows(expected, answers))
         return Found(spread([one.rows for one in answers], own_rows(expected, answers)), limit)
     if not all(np.isfinite(one.rows).all() for one in answers):
@@ -132,7 +138,7 @@ def compared(
     error = max(distance(answers, expected), worse_than_best(answers, expected))
     if not LIMIT < error <= ILL_CONDITIONED:
         return Found(error, LIMIT)
-    exact = theirs.score(folder, texts, "float64")
+    exact = theirs.score(folder, texts, dtype="float64")
     inexact = float(np.abs(expected - exact).max())
     if distance(answers, exact) > AS_INEXACT * inexact:
         return Found(error, LIMIT, f"float32 of torch is {inexact:.1e} from float64")

@@ -13,9 +13,14 @@ def parser(description: str) -> argparse.ArgumentParser:
     """The parser."""
     made = argparse.ArgumentParser(prog="python -m jengine.bench.fidelity", description=description)
     made.add_argument("--family", nargs="+", choices=FAMILIES, metavar="F", help="default: all")
-    made.add_argument("--draws", type=int, default=10, metavar="N", help="of each family")
+    made.add_argument(
+        "--draws", type=int, default=10, metavar="N", help="of each family on each implementation"
+    )
     made.add_argument("--seed", type=int, default=0, metavar="S", help="number of the first draw")
-    made.add_argument("--implementation", choices=IMPLEMENTATIONS, default="cpu")
+    made.add_argument(
+        "--implementation", nargs="+", choices=IMPLEMENTATIONS, default=["cpu"], metavar="I",
+        help=f"{', '.join(IMPLEMENTATIONS)}; of several, each draw is on the next one",
+    )  # fmt: skip
     made.add_argument("--seconds", type=float, help="begin no draw after so many")
     made.add_argument("--output-json", type=Path, metavar="FILE")
     return made

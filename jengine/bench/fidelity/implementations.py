@@ -5,7 +5,7 @@ In: a name. Out: an engine's settings, and the environment that its process need
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 PLAIN_PROCESSOR = "-mno-avx512f -mno-avx2 -mno-fma -mno-avx"
@@ -16,39 +16,65 @@ class Implementation(NamedTuple):
 
     settings: Mapping[str, Any]
     environment: Mapping[str, str] = {}  # before anything is imported
-    dtype: str = "float32"  # of weights, and of what torch is compared in
+    dtype: str = "float32"  # of weights
+    # What torch computes with where an answer is to be no further from float32 than torch's; none:
+    # it is to be equal to torch's.
+    rounding: Mapping[str, str] = {}
+    # Weights are multiples of a scale by at most this integer: rounding them to codes loses
+    # nothing. 0: they are any numbers.
+    largest_code: int = 0
+    adapter_rank: int = 0  # of an adapter that is compared with the merged model; 0: none
+    impossible: str = ""  # matches messages that refuse shapes which it does not compute
 
 
+CPU = {"attention_backend": "cpu"}
+# Four rows of a token and three drafts.
+DRAFTING = {**CPU, "compilation_config": {"decode_rows": [16], "prefill_tokens": [64]}}
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
-    "cpu": Implementation({"attention_backend": "cpu"}),
-    "cpu-avx2": Implementation(
-        {"attention_backend": "cpu"}, {"CXX": "g++ -mno-avx512f"}
-    ),
-    "cpu-basic": Implementation(
-        {"attention_backend": "cpu"}, {"CXX": f"g++ {PLAIN_PROCESSOR}"}
-    ),
+    "cpu": Implementation(CPU),
+    "cpu-avx2": Implementation(CPU, {"CXX": "g++ -mno-avx512f"}),
+    "cpu-basic": Implementation(CPU, {"CXX": f"g++ {PLAIN_PROCESSOR}"}),
     "xla": Implementation({"attention_backend": "xla"}),
     "triton": Implementation({"attention_backend": "triton"}, {"TRITON_INTERPRET": "1"}),
-    "bfloat16": Implementation({"attention_backend": "cpu"}, dtype="bfloat16"),
+    "bfloat16": Implementation(CPU, dtype="bfloat16", rounding={"dtype": "bfloat16"}),
+    "int8": Implementation({**CPU, "quantization": "int8"}, largest_code=127),
+    "int4": Implementation(
+        {**CPU, "quantization": "int4"}, largest_code=7, impossible="int4 stores pairs of inputs"
+    ),
+    "int8-cache": Implementation({**CPU, "kv_cache_dtype": "int8"}, rounding={"cache": "int8"}),
+    "adapter": Implementation(
+        {**CPU, "enable_lora": True, "max_lora_rank": 4}, adapter_rank=4,
+        impossible="no module that adapters change|an adapter cannot change here",
+    ),
     "ngram": Implementation(
         {
-            "attention_backend": "cpu",
+            **DRAFTING,
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3,
                                    "prompt_lookup_min": 1, "prompt_lookup_max": 3},
-            # Four rows of a token and three drafts.
-            "compilation_config": {"decode_rows": [16], "prefill_tokens": [64]},
         }
     ),
     "suffix": Implementation(
-        {
-            "attention_backend": "cpu",
-            "speculative_config": {"method": "suffix", "num_speculative_tokens": 3},
-            "compilation_config": {"decode_rows": [16], "prefill_tokens": [64]},
-        }
+        {**DRAFTING, "speculative_config": {"method": "suffix", "num_speculative_tokens": 3}}
     ),
-    "several-steps": Implementation({"attention_backend": "cpu", "num_scheduler_steps": 4}),
+    "several-steps": Implementation({**CPU, "num_scheduler_steps": 4}),
     "tp2": Implementation(
-        {"attention_backend": "cpu", "tensor_parallel_size": 2},
+        {**CPU, "tensor_parallel_size": 2},
         {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
     ),
 }  # fmt: skip
+
+
+def environment_of(names: Collection[str]) -> dict[str, str]:
+    """What a process needs that computes with all of these; ValueError if no process can."""
+    found: dict[str, str] = {}
+    for name in names:
+        for key, value in IMPLEMENTATIONS[name].environment.items():
+            if found.setdefault(key, value) != value:
+                raise ValueError(
+                    f"{name} needs {key}={value!r}, and another of the implementations "
+                    f"{found[key]!r}: ask for them in commands of their own"
+                )
+    builds = {IMPLEMENTATIONS[name].environment.get("CXX") for name in names}
+    if len(builds) > 1:
+        raise ValueError("implementations of several builds of the kernels: one command for each")
+    return found

@@ -9,17 +9,26 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers.utils import logging
 
 # Wide enough that logits differ by several units, narrow enough that float32 is exact to 1e-5.
 GAIN = 1.3
 SPREAD = 0.2  # of norms and biases around where they start
 BUFFERS = ("e_score_correction_bias", "layer_scalar")
+# Every so many weights in a row, and in a column, one is the largest code: each group of inputs
+# that share a scale has one, however the inputs are laid out.
+BETWEEN_LARGEST = 16
+GROUP = 64  # inputs that share a scale, where not all do
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ADAPTER_SPREAD = 0.15
 
 
 def written_config(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,8 +57,75 @@ def write(job: Mapping[str, Any]) -> dict[str, Any]:
         for name, buffer in model.named_buffers():
             if name.endswith(BUFFERS):
                 buffer.add_(torch.randn_like(buffer) * SPREAD)
+        if job["largest_code"]:
+            for parameter in model.parameters():
+                if parameter.ndim > 1 and parameter.numel():
+                    parameter.copy_(as_codes(parameter, job["largest_code"]))
     model.to(getattr(torch, job["dtype"])).save_pretrained(job["folder"])
+    if job["adapter_rank"]:
+        adapt(model, Path(job["folder"]), job["adapter_rank"])
     return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def as_codes(weight: Tensor, largest: int) -> Tensor:
+    """Weights as integers up to the largest, times one scale."""
+    scale = 2.5 * float(weight.std(correction=0)) / largest
+    codes = (weight / scale).round().clamp(-largest, largest)
+    rows, columns = (torch.arange(size) for size in weight.shape[-2:])
+    diagonals = (rows[:, None] + columns) % BETWEEN_LARGEST == 0
+    extreme = diagonals | ends(len(rows))[:, None] | ends(len(columns))
+    return torch.where(extreme, torch.where(weight < 0, -largest, largest), codes) * scale
+
+
+def ends(size: int) -> Tensor:
+    """The last places, where they are a group too small to have a largest code otherwise."""
+    left = size % GROUP
+    return torch.arange(size) >= size - (left if left < BETWEEN_LARGEST else 0)
+
+
+def adapt(model: torch.nn.Module, folder: Path, rank: int) -> None:
+    """Write a random adapter in PEFT's files, and the model with it merged."""
+    tensors = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name.endswith(ADAPTED):
+            outputs, inputs = module.weight.shape
+            down = torch.randn(rank, inputs) * GAIN / inputs**0.5
+            up = torch.randn(outputs, rank) * ADAPTER_SPREAD
+            module.weight.data.add_(2 * up @ down)
+            tensors |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+    if not tensors:
+        raise ValueError("no module that adapters change")
+    (folder / "adapter").mkdir()
+    named = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "adapter" / "adapter_model.safetensors")
+    (folder / "adapter" / "adapter_config.json").write_text(
+        json.dumps(
+            {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ADAPTED}
+        )
+    )
+    model.save_pretrained(folder / "merged")
+
+
+class RoundedCache(transformers.DynamicCache):
+    """Keys and values as int8 with a scale for each head of a token."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *given: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        """All of them, after a trip through few bits."""
+        return super().update(as_int8(key_states), as_int8(value_states), *given, **named)
+
+
+def as_int8(heads: Tensor) -> Tensor:
+    """The nearest int8 of numbers that share a scale."""
+    scale = heads.abs().amax(-1, keepdim=True) / 127
+    return (heads / scale.clamp(min=1e-12)).round() * scale
+
+
+CACHES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "none": lambda config: {"use_cache": False},
+    "int8": lambda config: {"past_key_values": RoundedCache(config=config), "use_cache": True},
+}
 
 
 def score(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +137,8 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
     model.eval()
     with torch.no_grad():
         rows = [
-            model(torch.tensor([tokens]), use_cache=False).logits[0] for tokens in job["tokens"]
+            model(torch.tensor([tokens]), **CACHES[job["cache"]](model.config)).logits[0]
+            for tokens in job["tokens"]
         ]
     np.save(job["out"], torch.stack([row.double().log_softmax(-1) for row in rows]).numpy())
     return {}

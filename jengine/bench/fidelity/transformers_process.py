@@ -54,18 +54,27 @@ class Transformers:
 
     def write(
         self, folder: Path, architecture: str, settings: Mapping[str, Any], *, seed: int,
-        dtype: str, unscaled: bool,
+        dtype: str, unscaled: bool, largest_code: int = 0, adapter_rank: int = 0,
     ) -> None:  # fmt: skip
-        """Write a model of random weights. unscaled: its attention has no factor for scores."""
+        """Write a model of random weights. unscaled: its attention has no factor for scores.
+
+        With a rank, an adapter is in the folder's `adapter`, and in `merged` the model with it.
+        """
         self._ask(
             "write", folder=str(folder), architecture=architecture, settings=settings, seed=seed,
-            dtype=dtype, unscaled=unscaled,
+            dtype=dtype, unscaled=unscaled, largest_code=largest_code, adapter_rank=adapter_rank,
         )  # fmt: skip
 
-    def score(self, folder: Path, tokens: Sequence[Sequence[int]], dtype: str) -> np.ndarray:
-        """Log-probabilities after each token of sequences of one length, computed in a dtype."""
+    def score(
+        self, folder: Path, tokens: Sequence[Sequence[int]], *, dtype: str = "float32",
+        cache: str = "none",
+    ) -> np.ndarray:  # fmt: skip
+        """Log-probabilities after each token of sequences of one length, computed in a dtype, and
+        from keys and values that a cache rounds."""
         out = Path(self._folder.name) / "scores.npy"
-        self._ask("score", folder=str(folder), tokens=tokens, dtype=dtype, out=str(out))
+        self._ask(
+            "score", folder=str(folder), tokens=tokens, dtype=dtype, cache=cache, out=str(out)
+        )
         return np.load(out)
 
     def _ask(self, operation: str, **job: Any) -> dict[str, Any]:
