@@ -41,7 +41,10 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "int4": Implementation(
         {**CPU, "quantization": "int4"}, largest_code=7, impossible="int4 stores pairs of inputs"
     ),
-    "int8-cache": Implementation({**CPU, "kv_cache_dtype": "int8"}, rounding={"cache": "int8"}),
+    "int8-cache": Implementation(
+        {**CPU, "kv_cache_dtype": "int8"}, rounding={"cache": "int8"},
+        impossible="that latent attention caches are not stored in codes",
+    ),
     "adapter": Implementation(
         {**CPU, "enable_lora": True, "max_lora_rank": 4}, adapter_rank=4,
         impossible="no module that adapters change|an adapter cannot change here",

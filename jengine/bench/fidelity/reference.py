@@ -83,7 +83,7 @@ def ends(size: int) -> Tensor:
     return torch.arange(size) >= size - (left if left < BETWEEN_LARGEST else 0)
 
 
-def adapt(model: torch.nn.Module, folder: Path, rank: int) -> None:
+def adapt(model: transformers.PreTrainedModel, folder: Path, rank: int) -> None:
     """Write a random adapter in PEFT's files, and the model with it merged."""
     tensors = {}
     for name, module in model.named_modules():
