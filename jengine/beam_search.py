@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jengine.errors import RequestError
 from jengine.sampling_checks import MAX_N, boolean, integer, number
 from jengine.sampling_names import refuses_unknown_names
-from jengine.structured_outputs import StructuredOutputsParams
+from jengine.structured_outputs import StructuredOutputsParams, checked_structured
 
 if TYPE_CHECKING:  # numpy comes with it, and help texts need none
     from jengine.logprobs import Table
@@ -36,12 +35,8 @@ class BeamSearchParams:
         self.length_penalty = number("length_penalty", self.length_penalty, -1e6, 1e6)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             boolean(name, vars(self)[name])
-        structured = self.structured_outputs
-        if structured is not None and not isinstance(structured, StructuredOutputsParams):
-            raise RequestError(
-                f"structured_outputs is a {type(structured).__name__}; expected "
-                "StructuredOutputsParams(json=..., regex=..., choice=... or grammar=...)."
-            )
+        if self.structured_outputs is not None:
+            checked_structured("structured_outputs", self.structured_outputs)
 
     @property
     def candidates(self) -> int:

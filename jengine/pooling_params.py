@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from jengine.config import PoolingTask
 from jengine.errors import RequestError
+from jengine.request_parameters import Parameter, check_all, declared
 from jengine.sampling_params import RequestOutputKind, SamplingParams
 
 REMOVED_TASKS = {
@@ -22,13 +24,14 @@ class PoolingParams:
     """Parameters of one prompt. None: what suits the model."""
 
     # Whether embeddings are normalised, and scores of classes become probabilities.
-    use_activation: bool | None = None
-    dimensions: int | None = None  # of embeddings, for models made for fewer ones (Matryoshka)
+    use_activation: Annotated[bool | None, Parameter()] = None
+    # Of embeddings, for models made for fewer ones (Matryoshka).
+    dimensions: Annotated[int | None, Parameter()] = None
     # Rewards of steps: the token at which a step ends, and the outputs that are returned.
-    step_tag_id: int | None = None
+    step_tag_id: Annotated[int | None, Parameter()] = None
     returned_token_ids: list[int] | None = None
     task: PoolingTask | None = None
-    skip_reading_prefix_cache: bool | None = None
+    skip_reading_prefix_cache: Annotated[bool | None, Parameter()] = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
     def __post_init__(self) -> None:
@@ -40,12 +43,7 @@ class PoolingParams:
             raise RequestError(
                 f"For pooling output_kind has to be FINAL_ONLY, got {self.output_kind!r}"
             )
-        for name in ("use_activation", "skip_reading_prefix_cache"):
-            if not isinstance(getattr(self, name), bool | None):
-                raise RequestError(f"{name}={getattr(self, name)!r}: expected True or False.")
-        for name in ("dimensions", "step_tag_id"):
-            if type(getattr(self, name)) not in (int, type(None)):
-                raise RequestError(f"{name}={getattr(self, name)!r}: expected an integer.")
+        check_all(PARAMETERS, self)
 
     def clone(self) -> PoolingParams:
         """A copy."""
@@ -55,3 +53,6 @@ class PoolingParams:
     def reading(self) -> SamplingParams:
         """How the answer is read."""
         return UNWRITTEN
+
+
+PARAMETERS = declared(PoolingParams)

@@ -9,6 +9,8 @@ from typing import Any, NotRequired, TypedDict
 
 from jengine.media_spans import MediaSpan
 
+LONGEST_SALT = 1024  # characters of a `cache_salt`
+
 
 class TextPrompt(TypedDict):
     """A prompt as text. Only requests with the same `cache_salt` share cached prefixes."""

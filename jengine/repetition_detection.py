@@ -57,19 +57,17 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True):
         return False
 
 
-def checked_repetition_detection(given: Any) -> RepetitionDetectionParams | None:
-    """The setting as users give it: parameters, or a dict of them. None where it looks for none."""
+def checked_repetition_detection(name: str, given: Any) -> RepetitionDetectionParams:
+    """The setting as users give it: parameters, or a dict of them."""
     if isinstance(given, dict):
         known = RepetitionDetectionParams.__struct_fields__
         unknown = sorted(given.keys() - set(known), key=str)
         if unknown:
-            raise RequestError(
-                f"repetition_detection has {unknown[0]!r}; it knows {', '.join(known)}."
-            )
+            raise RequestError(f"{name} has {unknown[0]!r}; it knows {', '.join(known)}.")
         given = RepetitionDetectionParams(**given)
-    if given is not None and not isinstance(given, RepetitionDetectionParams):
+    if not isinstance(given, RepetitionDetectionParams):
         raise RequestError(
-            f"repetition_detection is a {type(given).__name__}; expected "
+            f"{name} is a {type(given).__name__}; expected "
             "RepetitionDetectionParams(max_pattern_size=..., min_count=...) or such a dict."
         )
     return given

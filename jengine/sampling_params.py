@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from jengine.beam_search import BeamSearchParams as BeamSearchParams
 from jengine.errors import RequestError
@@ -20,27 +20,42 @@ from jengine.repetition_detection import (
 from jengine.repetition_detection import (
     checked_repetition_detection,
 )
+from jengine.request_parameters import (
+    Amount,
+    AmountOrAll,
+    AmountOrNone,
+    Bias,
+    Given,
+    Parameter,
+    Texts,
+    TokenId,
+    check_all,
+    declared,
+    given_on,
+)
 from jengine.sampling_checks import (
     MAX_N,
-    boolean,
+    check_number_of_ids,
     checked_bias,
-    checked_logprob_ids,
     checked_processors,
-    integer,
+    ending_ids,
+    forbidden_words,
     logprob_count,
-    number,
+    logprob_ids,
     plain_dict,
-    token_ids,
+    some_token_ids,
+    stop_strings,
 )
 from jengine.sampling_names import refuses_unknown_names
-from jengine.structured_outputs import StructuredOutputsParams
+from jengine.structured_outputs import StructuredOutputsParams, checked_structured
 from jengine.thinking_budget import checked_budget
 from jengine.vllm_names import missing_name
 
 logger = logging.getLogger(__name__)
 
-MAX_STOP_STRINGS = 64
-MAX_BAD_WORDS = 128
+TEXT, SAMPLED = Given.TEXT, Given.SAMPLED
+
+GREEDY_BELOW = 1e-5  # steps are told a temperature of 0
 SMALLEST_TEMPERATURE = 0.01
 INT32_LIMIT = 2**31
 INT64_LIMIT = 2**63
@@ -57,60 +72,127 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+def checked_output_kind(name: str, value: Any) -> RequestOutputKind:
+    """A RequestOutputKind, or a RequestError."""
+    if not isinstance(value, RequestOutputKind):
+        raise RequestError(f"{name}={value!r}: expected a RequestOutputKind.")
+    return value
+
+
 @refuses_unknown_names
 @dataclass(kw_only=True)
 class SamplingParams:
-    """Sampling settings of one request. Invalid values raise RequestError (a ValueError)."""
+    """Sampling settings of one request. Invalid values raise RequestError (a ValueError).
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    The fields are the table of request parameters: see `request_parameters`.
+    """
+
+    max_tokens: Annotated[int | None, Parameter(
+        least=1, on=TEXT, help="most tokens of an answer"
+    )] = 16  # fmt: skip
+    min_tokens: Annotated[int, Parameter(
+        least=0, on=TEXT | Given.ROW, adjusts=True, help="fewest tokens of an answer"
+    )] = 0  # fmt: skip
+    temperature: Annotated[float, Parameter(
+        least=0, most=2, on=SAMPLED | Given.MESSAGES,
+        help="0 always takes the likeliest token, higher is more varied"
+    )] = 1.0  # fmt: skip
+    top_p: Annotated[float, Parameter(
+        above=0, most=1, on=SAMPLED | Given.MESSAGES,
+        help="sample among the likeliest tokens that together have this probability"
+    )] = 1.0  # fmt: skip
+    top_k: Annotated[int, Parameter(
+        least=-1, on=SAMPLED | Given.MESSAGES,
+        help="sample among this many likeliest tokens; 0: all"
+    )] = 0  # fmt: skip
+    min_p: Annotated[float, Parameter(
+        least=0, most=1, on=SAMPLED, help="drop tokens less likely than this share of the likeliest"
+    )] = 0.0  # fmt: skip
+    stop: Annotated[str | list[str] | None, Parameter(
+        json=str | Texts, check=stop_strings, on=TEXT,
+        help="end the answer before this text; may be given several times"
+    )] = None  # fmt: skip
+    n: Annotated[int, Parameter(
+        least=1, most=MAX_N, json=Amount, on=TEXT, help="answers to each prompt"
+    )] = 1  # fmt: skip
+    presence_penalty: Annotated[float, Parameter(
+        least=-2, most=2, on=SAMPLED, adjusts=True,
+        help="above 0 penalises tokens that have occurred"
+    )] = 0.0  # fmt: skip
+    frequency_penalty: Annotated[float, Parameter(
+        least=-2, most=2, on=SAMPLED, adjusts=True,
+        help="above 0 penalises tokens by how often they occurred"
+    )] = 0.0  # fmt: skip
+    repetition_penalty: Annotated[float, Parameter(
+        above=0, on=SAMPLED, adjusts=True,
+        help="above 1 penalises tokens of the prompt and the answer"
+    )] = 1.0  # fmt: skip
+    logprobs: Annotated[int | None, Parameter(
+        check=logprob_count, on=Given.BENCH,
+        help="return this many log-probabilities per token (shown with --json)"
+    )] = None  # fmt: skip
+    ignore_eos: Annotated[bool, Parameter(on=TEXT, help="go on after the end token")] = False
+    seed: Annotated[int | None, Parameter(
+        least=-INT64_LIMIT, most=INT64_LIMIT - 1, on=TEXT | Given.AUDIO
+    )] = None  # fmt: skip
+    stop_token_ids: Annotated[list[int] | None, Parameter(
+        json=list[TokenId], check=ending_ids, on=TEXT
+    )] = None  # fmt: skip
+    bad_words: Annotated[list[str] | None, Parameter(
+        json=Texts, check=forbidden_words, on=TEXT
+    )] = None  # fmt: skip
+    prompt_logprobs: Annotated[int | None, Parameter(
+        json=AmountOrAll, check=logprob_count, on=TEXT
+    )] = None  # fmt: skip
     # Ids whose log-probabilities are wanted in place of the likeliest tokens', at most 128.
-    logprob_token_ids: list[int] | None = None
+    logprob_token_ids: Annotated[list[int] | None, Parameter(
+        json=list[TokenId], check=logprob_ids, on=TEXT
+    )] = None  # fmt: skip
     # Log-probabilities as arrays (outputs.StepLogprobs) instead of a dict per token.
-    flat_logprobs: bool = False
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    stream_interval: int | None = None
-    logit_bias: Mapping[int | str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    flat_logprobs: Annotated[bool, Parameter()] = False
+    detokenize: Annotated[bool, Parameter()] = True
+    skip_special_tokens: Annotated[bool, Parameter(on=TEXT)] = True
+    spaces_between_special_tokens: Annotated[bool, Parameter(on=TEXT)] = True
+    include_stop_str_in_output: Annotated[bool, Parameter(on=TEXT)] = False
+    output_kind: Annotated[RequestOutputKind, Parameter(check=checked_output_kind)] = (
+        RequestOutputKind.CUMULATIVE
+    )
+    stream_interval: Annotated[int | None, Parameter(least=1, on=TEXT)] = None
+    logit_bias: Annotated[Mapping[int | str, float] | None, Parameter(
+        json=Bias, check=checked_bias, on=TEXT
+    )] = None  # fmt: skip
+    allowed_token_ids: Annotated[list[int] | None, Parameter(
+        json=list[TokenId], check=some_token_ids, on=TEXT
+    )] = None  # fmt: skip
     skip_reading_prefix_cache: bool | None = None
-    structured_outputs: StructuredOutputsParams | None = None
+    structured_outputs: Annotated[StructuredOutputsParams | None, Parameter(
+        check=checked_structured
+    )] = None  # fmt: skip
     # The most tokens of reasoning, after which its end is forced; -1: no limit, as None.
-    thinking_token_budget: int | None = None
+    thinking_token_budget: Annotated[int | None, Parameter(check=checked_budget, on=TEXT)] = None
     # Ends an answer whose last tokens repeat themselves, with finish_reason "repetition".
-    repetition_detection: RepetitionDetectionParams | dict[str, int] | None = None
+    repetition_detection: Annotated[RepetitionDetectionParams | dict[str, int] | None, Parameter(
+        json=dict[str, Any], check=checked_repetition_detection, on=TEXT
+    )] = None  # fmt: skip
     # With enable_return_routed_experts: so many first tokens of the prompt are left out there.
-    routed_experts_prompt_start: int = 0
+    routed_experts_prompt_start: Annotated[int, Parameter(
+        least=0, most=INT32_LIMIT - 1, json=AmountOrNone, on=TEXT
+    )] = 0  # fmt: skip
     # Pure JAX functions f(logits) or f(ids, logits) of one row, which run inside the step.
-    logits_processors: list[Callable[..., Any]] | None = None
+    logits_processors: Annotated[list[Callable[..., Any]] | None, Parameter(
+        check=checked_processors
+    )] = None  # fmt: skip
     # Plain data for logits processors that run on the host; its "kv_transfer_params" are for the
     # engine's KV connector.
-    extra_args: dict[str, Any] | None = None
+    extra_args: Annotated[dict[str, Any] | None, Parameter(check=plain_dict)] = None
     _checked: ClassVar[dict[str, Any] | None] = None  # of an object: its values when last checked
 
     def __post_init__(self) -> None:
-        self._check_counts()
-        self._check_numbers()
-        self._check_stopping()
-        self._check_token_lists()
+        check_all(PARAMETERS, self)
+        self.top_k, self.seed = max(self.top_k, 0), None if self.seed == -1 else self.seed
+        self.stop, self.bad_words = self.stop or [], self.bad_words or []
+        self.stop_token_ids = self.stop_token_ids or []
+        self._check_together()
         if self.is_greedy:
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
             if self.n != 1:
@@ -131,7 +213,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
-        return self.temperature < 1e-5
+        return self.temperature < GREEDY_BELOW
 
     @property
     def num_logprobs(self) -> int | None:
@@ -139,6 +221,12 @@ class SamplingParams:
         if self.logprobs is None and self.logprob_token_ids:
             return len(self.logprob_token_ids)
         return self.logprobs
+
+    @property
+    def repetition(self) -> RepetitionDetectionParams | None:
+        """What is looked for in the answer's last tokens."""
+        given = self.repetition_detection
+        return None if given is None else checked_repetition_detection("", given)
 
     @property
     def kv_transfer_params(self) -> dict[str, Any] | None:
@@ -184,95 +272,27 @@ class SamplingParams:
             if name != "_checked"
         }
 
-    def _check_counts(self) -> None:
-        self.n = integer("n", self.n, 1, MAX_N)
-        if self.max_tokens is not None:
-            self.max_tokens = integer("max_tokens", self.max_tokens, 1)
-        self.min_tokens = integer("min_tokens", self.min_tokens, 0)
+    def _check_together(self) -> None:
+        """What one parameter says of another."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}."
             )
-        self.logprobs = logprob_count("logprobs", self.logprobs)
-        self.prompt_logprobs = logprob_count("prompt_logprobs", self.prompt_logprobs)
-        self.logprob_token_ids = checked_logprob_ids(self.logprob_token_ids, self.logprobs)
-        self.routed_experts_prompt_start = integer(
-            "routed_experts_prompt_start", self.routed_experts_prompt_start, 0, INT32_LIMIT - 1
-        )
-        self.thinking_token_budget = checked_budget(self.thinking_token_budget)
-        if self.stream_interval is not None:
-            self.stream_interval = integer("stream_interval", self.stream_interval, 1)
-        if self.seed is not None:
-            seed = integer("seed", self.seed, -INT64_LIMIT, INT64_LIMIT - 1)
-            self.seed = None if seed == -1 else seed
-
-    def _check_numbers(self) -> None:
-        self.presence_penalty = number("presence_penalty", self.presence_penalty, -2, 2)
-        self.frequency_penalty = number("frequency_penalty", self.frequency_penalty, -2, 2)
-        self.repetition_penalty = number("repetition_penalty", self.repetition_penalty, 0, None)
-        if self.repetition_penalty == 0:
-            raise RequestError("repetition_penalty=0: expected a number above 0 (1 is off).")
-        self.temperature = number("temperature", self.temperature, 0, 2)
-        if 1e-5 <= self.temperature < SMALLEST_TEMPERATURE:
+        check_number_of_ids(self.logprob_token_ids, self.logprobs)
+        if GREEDY_BELOW <= self.temperature < SMALLEST_TEMPERATURE:
             logger.warning("temperature=%g is raised to %g", self.temperature, SMALLEST_TEMPERATURE)
             self.temperature = SMALLEST_TEMPERATURE
-        self.top_p = number("top_p", self.top_p, 0, 1)
-        if self.top_p == 0:
-            raise RequestError("top_p=0: expected a number above 0 and at most 1 (1 is off).")
-        self.min_p = number("min_p", self.min_p, 0, 1)
-        self.top_k = max(integer("top_k", self.top_k, -1), 0)
-
-    def _check_stopping(self) -> None:
-        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        if any(not isinstance(item, str) or not item for item in stop):
-            raise RequestError(f"stop={self.stop!r}: expected strings that are not empty.")
-        if len(stop) > MAX_STOP_STRINGS:
-            raise RequestError(f"stop has {len(stop)} strings; the most is {MAX_STOP_STRINGS}.")
-        if stop and not self.detokenize:
+        if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids instead.")
-        self.stop = stop
-        ids = token_ids("stop_token_ids", self.stop_token_ids or [])
-        self.stop_token_ids = list(dict.fromkeys(ids))
-        self.repetition_detection = checked_repetition_detection(self.repetition_detection)
-        if not isinstance(self.output_kind, RequestOutputKind):
-            raise RequestError(f"output_kind={self.output_kind!r}: expected a RequestOutputKind.")
-        for name in (
-            "ignore_eos",
-            "flat_logprobs",
-            "detokenize",
-            "skip_special_tokens",
-            "spaces_between_special_tokens",
-            "include_stop_str_in_output",
-        ):
-            boolean(name, vars(self)[name])
-
-    def _check_token_lists(self) -> None:
-        if self.logit_bias is not None:
-            self.logit_bias = checked_bias(self.logit_bias)
-        if self.allowed_token_ids is not None:
-            self.allowed_token_ids = token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not self.allowed_token_ids:
-                raise RequestError("allowed_token_ids=[]: expected at least one token id.")
-        structured = self.structured_outputs
-        if structured is not None and not isinstance(structured, StructuredOutputsParams):
-            raise RequestError(
-                f"structured_outputs is a {type(structured).__name__}; expected "
-                "StructuredOutputsParams(json=..., regex=..., choice=... or grammar=...)."
-            )
-        if self.logits_processors is not None:
-            self.logits_processors = checked_processors(self.logits_processors)
-        self.extra_args = plain_dict("extra_args", self.extra_args)
         if not isinstance(self.kv_transfer_params, (dict, type(None))):
             raise RequestError(
                 f"kv_transfer_params={self.kv_transfer_params!r:.80}: expected a dict, as the "
                 "engine that has the blocks has answered it."
             )
-        words = list(self.bad_words or [])
-        if any(not isinstance(word, str) or not word for word in words):
-            raise RequestError(f"bad_words={self.bad_words!r}: expected non-empty strings.")
-        if len(words) > MAX_BAD_WORDS:
-            raise RequestError(f"bad_words has {len(words)} entries; the most is {MAX_BAD_WORDS}.")
-        self.bad_words = words
+
+
+PARAMETERS = declared(SamplingParams)
+ROW_PARAMETERS = tuple(given_on(PARAMETERS, Given.ROW))
 
 
 if not TYPE_CHECKING:  # a checker would take every name for a name of this module

@@ -119,6 +119,16 @@ class StructuredOutputsParams:
         return replace(self)
 
 
+def checked_structured(name: str, given: Any) -> StructuredOutputsParams:
+    """Parameters of that type, or a RequestError."""
+    if not isinstance(given, StructuredOutputsParams):
+        raise RequestError(
+            f"{name} is a {type(given).__name__}; expected "
+            "StructuredOutputsParams(json=..., regex=..., choice=... or grammar=...)."
+        )
+    return given
+
+
 EXPECTED = {
     "json": "a JSON schema as a dict or as text",
     "regex": "a regular expression as text",

@@ -41,15 +41,13 @@ def occurs(mark: Sequence[int], tokens: Sequence[int]) -> bool:
     return any(tuple(tokens[at : at + len(mark)]) == tuple(mark) for at in places)
 
 
-def checked_budget(value: Any) -> int | None:
+def checked_budget(name: str, value: Any) -> int | None:
     """The most tokens of reasoning; None: no limit."""
-    if value is None:
-        return None
     is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
     count = value.__index__() if is_integer else UNLIMITED - 1
     if count < UNLIMITED:
         raise RequestError(
-            f"`{NAME}` must be a non-negative integer or -1 for unlimited; given: {value!r:.80}."
+            f"`{name}` must be a non-negative integer or -1 for unlimited; given: {value!r:.80}."
         )
     return None if count == UNLIMITED else min(count, MOST)
 

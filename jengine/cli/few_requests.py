@@ -13,15 +13,11 @@ from typing import Any
 
 from jengine.assembly.settings.args import EngineArgs
 from jengine.hub.wanted import SETTINGS
+from jengine.sampling_params import PARAMETERS
 from jengine.weights.resolve import resolve_model
 
 # Penalties that change nothing; any other needs a variant that adjusts logits.
-NEUTRAL = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_tokens": 0,
-}
+NEUTRAL = {name: one.default for name, one in PARAMETERS.items() if one.adjusts}
 
 
 def few_requests(

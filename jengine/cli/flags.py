@@ -18,23 +18,9 @@ from jengine.assembly.settings.values import template_text
 from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS
 from jengine.assembly.settings.vllm_tuning import SERVERS, WITHOUT_EFFECT
 from jengine.cli.parser import Parser
-from jengine.sampling_params import SamplingParams
+from jengine.sampling_params import PARAMETERS, SamplingParams
 
-SAMPLING_HELP = {
-    "max_tokens": "most tokens of an answer",
-    "min_tokens": "fewest tokens of an answer",
-    "temperature": "0 always takes the likeliest token, higher is more varied",
-    "top_p": "sample among the likeliest tokens that together have this probability",
-    "top_k": "sample among this many likeliest tokens; 0: all",
-    "min_p": "drop tokens less likely than this share of the likeliest",
-    "stop": "end the answer before this text; may be given several times",
-    "n": "answers to each prompt",
-    "presence_penalty": "above 0 penalises tokens that have occurred",
-    "frequency_penalty": "above 0 penalises tokens by how often they occurred",
-    "repetition_penalty": "above 1 penalises tokens of the prompt and the answer",
-    "logprobs": "return this many log-probabilities per token (shown with --json)",
-    "ignore_eos": "go on after the end token",
-}
+SAMPLING_HELP = {name: one.help for name, one in PARAMETERS.items() if one.help}
 # vLLM's setting for what `executor` says here: ray means the same, mp and uni ask for nothing.
 BACKEND = "distributed_executor_backend"
 # vLLM's settings that have no effect, but for those that the server's own flags are named like.

@@ -21,8 +21,11 @@ from jengine.bench.serve.settings import (
 )
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
+from jengine.request_parameters import Given, given_on
+from jengine.sampling_params import PARAMETERS
 
 Kind = Callable[[str], Any]
+SAMPLED = given_on(PARAMETERS, Given.BENCH)
 # Flags that other benchmarks have too, and where they go.
 SHARED = ("num_prompts", "trace", "seed", "tokenizer")
 LENGTHS = {"input_len": "random_input_len", "output_len": "random_output_len"}
@@ -63,11 +66,7 @@ ARRIVAL: dict[str, tuple[Kind | None, str]] = {
     "num_warmups": (int, "uncounted requests before [0]"),
 }
 SAMPLING: dict[str, tuple[Kind | None, str]] = {
-    **dict.fromkeys(("temperature", "top_p", "min_p"), (float, "[the server's]")),
-    "top_k": (int, "[the server's]"),
-    **dict.fromkeys(
-        ("frequency_penalty", "presence_penalty", "repetition_penalty"), (float, "[the server's]")
-    ),
+    **{name: (one.kind, "[the server's]") for name, one in SAMPLED.items()},
     "logprobs": (int, "log-probabilities per token"),
     "extra_body": (json.loads, "JSON with more fields of every request"),
 }
@@ -137,14 +136,23 @@ def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     for short, name in LENGTHS.items():
         if given.get(short) is not None:
             found.setdefault(name, given[short])
-    return {name: value for name, value in found.items() if value is not None}
+    found |= {"sampling": {name: given[name] for name in SAMPLED if name in given}}
+    return {name: value for name, value in found.items() if value not in (None, {})}
+
+
+def by_flag(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a load by their flags: those of sampling are not in one."""
+    return {name: one for name, one in settings.items() if name != "sampling"} | settings.get(
+        "sampling", {}
+    )
 
 
 def refuse_load_flags(arguments: argparse.Namespace) -> None:
     """Refuse flags of bench serve where something else is measured."""
     if vars(arguments).get("clock_model") is not None:
         raise ConfigError("--clock-model: only bench serve has this flag.")
-    own = [name for name in load_arguments(arguments) if name not in (*SHARED, *LENGTHS.values())]
+    given = by_flag(load_arguments(arguments))
+    own = [name for name in given if name not in (*SHARED, *LENGTHS.values())]
     if own:
         word = SPELLINGS.get(own[0], ["--" + own[0].replace("_", "-")])[0]
         raise ConfigError(f"{word}: only bench serve has this flag.")
@@ -153,7 +161,7 @@ def refuse_load_flags(arguments: argparse.Namespace) -> None:
 def load_words(settings: Mapping[str, Any]) -> list[str]:
     """Settings of a load as words of a command line, without secrets."""
     words: list[str] = []
-    for name, value in settings.items():
+    for name, value in by_flag(settings).items():
         if name in (*SECRET, *SHARED):
             continue
         word = SPELLINGS.get(name, ["--" + name.replace("_", "-")])[0]

@@ -56,6 +56,7 @@ from jengine.config.recurrent import (
     RecurrentConfig,
     ShortConvConfig,
 )
+from jengine.config.sampler import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGPROB_IDS
 from jengine.config.schedule import (
     FREE_TOKENS,
     MODEL_METHODS,
@@ -72,6 +73,9 @@ from jengine.vllm_names import name_in_room
 __all__ = [
     "CACHE_CODES",
     "FREE_TOKENS",
+    "MAX_BAD_WORDS",
+    "MAX_BAD_WORD_TOKENS",
+    "MAX_LOGPROB_IDS",
     "MODEL_METHODS",
     "PLACES",
     "RECURRENT",

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from jengine.config import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from jengine.engine.limits import Limits
 from jengine.engine.pooling_input import PoolingInput
 from jengine.engine.renderers import renderer_for
@@ -26,10 +27,9 @@ from jengine.media.speech import SpeechProcessor
 from jengine.plan import RowSampling
 from jengine.pooling_params import PoolingParams
 from jengine.prompts import TokensPrompt
-from jengine.repetition_detection import checked_repetition_detection
 from jengine.request import WireRequest
 from jengine.sampling_checks import integer
-from jengine.sampling_params import MAX_BAD_WORDS, SamplingParams
+from jengine.sampling_params import ROW_PARAMETERS, SamplingParams
 from jengine.structured_outputs import (
     GrammarSpec,
     StructuredOutputsDefaults,
@@ -39,7 +39,6 @@ from jengine.text.chat_parser import end_of_reasoning
 from jengine.text.tokenizer import Tokenizer
 from jengine.thinking_budget import ReasoningMarks, budget_with
 
-MAX_BAD_WORD_TOKENS = 1024
 MAX_BAD_WORD_CHARACTERS = 8 * MAX_BAD_WORD_TOKENS  # they are tokenized while others wait
 # Beyond these, float32 overflows when a logit is multiplied.
 REPETITION_LIMITS = (1e-30, 1e30)
@@ -159,7 +158,7 @@ class InputProcessor:
                 max_tokens=self.limits.at_most_the_context(params.max_tokens),
                 stop_token_ids=stop_ids,
                 eos_token_ids=self._eos(params),
-                repetition=checked_repetition_detection(params.repetition_detection),
+                repetition=params.repetition,
                 priority=priority,
                 arrival=arrival,
                 drawn_seed=params.seed is None,
@@ -204,15 +203,16 @@ class InputProcessor:
         allowed, ids = params.allowed_token_ids, params.logprob_token_ids or []
         scored = list(dict.fromkeys(self.limits.in_vocabulary("logprob_token_ids", ids)))
         least, most = REPETITION_LIMITS
+        resolved: dict[str, Any] = {
+            **{name: getattr(params, name) for name in ROW_PARAMETERS},
+            "temperature": 0.0 if params.is_greedy else params.temperature,
+            "top_k": min(params.top_k, self.limits.vocab_size),
+            "top_p": max(params.top_p, SMALLEST_TOP_P),
+            "repetition_penalty": min(max(params.repetition_penalty, least), most),
+            "min_tokens": self.limits.at_most_the_context(params.min_tokens),
+        }
         return RowSampling(
-            temperature=params.temperature,
-            top_k=min(params.top_k, self.limits.vocab_size),
-            top_p=max(params.top_p, SMALLEST_TOP_P),
-            min_p=params.min_p,
-            repetition_penalty=min(max(params.repetition_penalty, least), most),
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            min_tokens=self.limits.at_most_the_context(params.min_tokens),
+            **resolved,
             stop_ids=sorted({*self._eos(params), *self._stop_ids(params)}),
             logit_bias=self._bias(params),
             allowed_ids=None

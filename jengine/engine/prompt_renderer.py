@@ -15,7 +15,7 @@ from jengine.engine.limits import Limits
 from jengine.errors import ContextOverflow, RequestError, UnsupportedFeature, nearest_name
 from jengine.media.processor import MediaProcessor
 from jengine.media_spans import MediaSpan
-from jengine.prompts import TokensPrompt
+from jengine.prompts import LONGEST_SALT, TokensPrompt
 from jengine.sampling_checks import token_ids
 from jengine.text.chat_images import ImagePart, without_images
 from jengine.text.plain_marks import PlainMarks
@@ -27,7 +27,6 @@ PROMPT_KEYS = (
     "mm_processor_kwargs", "media", "token_type_ids", "encoder_prompt", "decoder_prompt", "forks",
 )  # fmt: skip
 LATER_PROMPT_KEYS = {"multi_modal_uuids": "names of images"}
-LONGEST_SALT = 1024
 # Characters that a token stands for at most, on average over a prompt.
 LONGEST_TOKEN = 64
 

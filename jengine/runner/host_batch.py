@@ -15,7 +15,7 @@ from jengine.logits_processor import (
     MovedRequest,
 )
 from jengine.plan import NewRow, Plan, RowSampling
-from jengine.sampling_params import SamplingParams
+from jengine.sampling_params import ROW_PARAMETERS, SamplingParams
 
 
 class BatchRow:
@@ -91,14 +91,7 @@ class HostBatch:
 def params_of(sampling: RowSampling) -> SamplingParams:
     """A request's parameters, as far as a step knows them: no stop strings, no limits."""
     return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        min_tokens=sampling.min_tokens,
+        **{name: getattr(sampling, name) for name in ROW_PARAMETERS},
         max_tokens=None,
         logit_bias={**sampling.logit_bias} or None,
         allowed_token_ids=sampling.allowed_ids,

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jengine.sampling.admission import COUNT_BITS, IN_PROMPT, IS_STOP, MAX_BAD_WORDS
+from jengine.config import MAX_BAD_WORDS
+from jengine.sampling.admission import COUNT_BITS, IN_PROMPT, IS_STOP
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.state import RowState
 

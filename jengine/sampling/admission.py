@@ -9,9 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_TOKENS = 1024
-MAX_LOGPROB_IDS = 128
+from jengine.config import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGPROB_IDS
 
 # A bad word is recognised by the tokens before its last one.
 LONGEST_HISTORY = MAX_BAD_WORD_TOKENS

@@ -13,7 +13,6 @@ import jengine
 from jengine import SamplingParams
 from jengine.errors import RequestError
 from jengine.sampling.admission import MAX_LOGPROB_IDS
-from jengine.sampling_checks import MAX_LOGPROB_TOKEN_IDS
 from tests.api.engines import VOCAB, is_idle, tiny_engine
 
 PROMPT = [5, 17, 40, 3]
@@ -96,10 +95,9 @@ def test_flat_arrays(llm: jengine.LLM) -> None:
 
 
 def test_as_many_as_may_be(llm: jengine.LLM) -> None:
-    ids = [*range(VOCAB), *range(MAX_LOGPROB_TOKEN_IDS - VOCAB)]
+    ids = [*range(VOCAB), *range(MAX_LOGPROB_IDS - VOCAB)]
     full, found = answers(llm, {"logprobs": -1}, {"logprob_token_ids": ids})
     assert_scored(found, full, ids[:VOCAB])
-    assert MAX_LOGPROB_IDS == MAX_LOGPROB_TOKEN_IDS
 
 
 def test_no_ids_are_none(llm: jengine.LLM) -> None:
@@ -110,7 +108,7 @@ def test_no_ids_are_none(llm: jengine.LLM) -> None:
 
 
 def test_what_is_refused(llm: jengine.LLM) -> None:
-    most = MAX_LOGPROB_TOKEN_IDS
+    most = MAX_LOGPROB_IDS
     with pytest.raises(RequestError, match=f"129 ids.*greater than max allowed: {most}"):
         SamplingParams(logprob_token_ids=[0] * (most + 1))
     with pytest.raises(RequestError, match="logprobs must equal len"):

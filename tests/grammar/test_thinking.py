@@ -163,12 +163,12 @@ def test_a_budget_travels_as_plain_data() -> None:
 @pytest.mark.parametrize("value", [-2, 1.0, True, "5", [1], float("nan")])
 def test_values_that_are_no_budget(value: object) -> None:
     with pytest.raises(RequestError, match="must be a non-negative integer or -1 for unlimited"):
-        checked_budget(value)
+        checked_budget("thinking_token_budget", value)
 
 
 def test_values_of_a_budget() -> None:
-    given = (None, -1, 0, 7, 10**30)
-    assert [checked_budget(value) for value in given] == [None, None, 0, 7, 2**31 - 1]
+    given = (-1, 0, 7, 10**30)
+    assert [checked_budget("", value) for value in given] == [None, 0, 7, 2**31 - 1]
     assert budget_with(None, None) is None
     assert budget_with(4, BRACKETS) == ThinkingBudget(4, BRACKETS)
     with pytest.raises(RequestError, match="set but reasoning_config is not configured"):

@@ -124,7 +124,7 @@ def measured(settings: Canaries, server: ServerProcess) -> dict[str, float] | No
     load = LoadSettings(
         base_url=url(server), num_prompts=settings.prompts, max_concurrency=settings.clients,
         random_input_len=settings.input_tokens, random_output_len=settings.output_tokens,
-        num_warmups=4, ignore_eos=True, temperature=0, disable_tqdm=True,
+        num_warmups=4, ignore_eos=True, sampling={"temperature": 0}, disable_tqdm=True,
     )  # fmt: skip
     result = measure(load, "", lambda line: None)
     return {name: round(result[name], 2) for name in FIGURES}

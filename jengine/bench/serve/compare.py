@@ -74,7 +74,7 @@ def fixed_work(settings: LoadSettings) -> LoadSettings:
     """The settings of a comparison: greedy, and exactly as long as asked for."""
     if settings.dataset_name == "multi_turn" and settings.trace is None:
         raise ConfigError("--against: expected a dataset of single turns, not multi_turn.")
-    return replace(settings, temperature=0.0, ignore_eos=True)
+    return replace(settings, sampling={**settings.sampling, "temperature": 0.0}, ignore_eos=True)
 
 
 @contextmanager

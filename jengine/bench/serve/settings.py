@@ -18,10 +18,6 @@ BACKENDS = {COMPLETIONS: "/v1/completions", "vllm": "/v1/completions", CHAT: "/v
 DATASET_NAMES = ("random", "prefix_repetition", "multi_turn", "custom")
 METRICS = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
 OBJECTIVES = ("ttft", "tpot", "e2el")
-SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "logprobs",
-)  # fmt: skip
 # The least that a number may be, and those that must be above it.
 LEAST = {
     **dict.fromkeys(("num_prompts", "random_input_len", "random_output_len", "max_concurrency"), 1),
@@ -73,14 +69,7 @@ class LoadSettings:
     num_warmups: int = 0
     ready_check_timeout_sec: int = 0
     ignore_eos: bool = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logprobs: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # parameters of Given.BENCH
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     goodput: list[str] = field(default_factory=list)
     percentile_metrics: str = "ttft,tpot,itl"
@@ -155,12 +144,6 @@ class LoadSettings:
     def objectives(self) -> dict[str, float]:
         """Milliseconds that a good request may take, by metric."""
         return objectives_of(self.goodput)
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The sampling settings that were given."""
-        found = {name: getattr(self, name) for name in SAMPLING}
-        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def headers(self) -> dict[str, str]:

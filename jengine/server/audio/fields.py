@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from jengine.request_parameters import Amount, Given, struct_of
+from jengine.sampling_params import PARAMETERS
 from jengine.server.audio.form import Form
 from jengine.server.errors import ApiError
-from jengine.server.formats.field_ranges import (
-    Amount,
-    AmountOrAll,
-    Penalty,
-    PositiveNumber,
-    PositiveShare,
-    Seed,
-    Share,
-    Temperature,
-)
 from jengine.server.http.body import fields_of, wrong_type
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 GRANULARITIES = "timestamp_granularities[]"
 
 
-class AudioRequest(msgspec.Struct, kw_only=True):
+if TYPE_CHECKING:
+
+    class SampledRequest(msgspec.Struct, kw_only=True):
+        """The sampling parameters that are read by name."""
+
+        temperature: float | None = None
+
+else:
+    SampledRequest = struct_of(PARAMETERS, Given.AUDIO)
+
+
+class AudioRequest(SampledRequest, kw_only=True):
     """The text fields of a form."""
 
     model: str | None = None
@@ -32,14 +35,6 @@ class AudioRequest(msgspec.Struct, kw_only=True):
     to_language: str | None = None
     prompt: str | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] | None = None
-    temperature: Temperature | None = None
-    top_p: PositiveShare | None = None
-    top_k: AmountOrAll | None = None
-    min_p: Share | None = None
-    seed: Seed | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: PositiveNumber | None = None
     max_completion_tokens: Amount | None = None
     stream: bool | None = None
     stream_include_usage: bool | None = None

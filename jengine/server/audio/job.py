@@ -20,7 +20,8 @@ from jengine.media.parts import parts_of
 from jengine.media.speech import SpeechProcessor
 from jengine.outputs import RequestOutput
 from jengine.prompts import TokensPrompt
-from jengine.sampling_params import RequestOutputKind, SamplingParams
+from jengine.request_parameters import Given, given_on
+from jengine.sampling_params import PARAMETERS, RequestOutputKind, SamplingParams
 from jengine.server.audio.chunks import AudioChunks
 from jengine.server.audio.fields import AudioRequest
 from jengine.server.audio.segments import segments_of, subtitles
@@ -39,10 +40,7 @@ START, BEFORE, NO_TIMES, FIRST_TIME = (
 )  # fmt: skip
 # Languages that are written without spaces between words.
 UNSPACED = ("zh", "ja", "th", "lo", "my", "yue")
-SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
-    "repetition_penalty",
-)  # fmt: skip
+SAMPLING = tuple(given_on(PARAMETERS, Given.AUDIO))
 
 
 class AudioJob:

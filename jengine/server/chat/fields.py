@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from jengine.request_parameters import Amount, AmountOrAll
 from jengine.server.errors import ApiError
-from jengine.server.formats.field_ranges import Amount, AmountOrAll, ToolChoice, Tools
+from jengine.server.formats.field_ranges import ToolChoice, Tools
 from jengine.server.formats.sampling_fields import CommonFields, check_common
 from jengine.server.settings import ServerSettings
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jengine.request_parameters import AmountOrAll
 from jengine.server.errors import ApiError
-from jengine.server.formats.field_ranges import AmountOrAll, Prompt
+from jengine.server.formats.field_ranges import Prompt
 from jengine.server.formats.inputs import one_kind
 from jengine.server.formats.sampling_fields import CommonFields, check_common
 from jengine.server.settings import ServerSettings

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jengine.beam_search import BeamSearchParams
 from jengine.server.errors import ApiError
 
+if TYPE_CHECKING:  # which checks its fields by these functions
+    from jengine.server.formats.sampling_fields import CommonFields
+
 USUAL_TEMPERATURE = 1.0
 
 
-class BeamFields(Protocol):
-    """The fields of a request that a beam search reads."""
-
-    use_beam_search: bool | None
-    length_penalty: float | None
-    stream: bool | None
-    echo: bool | None
-    n: int | None
-    temperature: float | None
-    ignore_eos: bool | None
-    prompt_logprobs: int | None
-    skip_special_tokens: bool | None
-    include_stop_str_in_output: bool | None
-    response_format: dict[str, Any] | None
-    structured_outputs: dict[str, Any] | None
-    thinking_token_budget: int | None
-    logprob_token_ids: list[int] | None
-
-
-def check_beams(request: BeamFields) -> None:
+def check_beams(request: CommonFields) -> None:
     """Refuse what a beam search cannot do, and its settings without one."""
     if not request.use_beam_search:
         if request.length_penalty not in (None, 1.0):
@@ -61,7 +45,7 @@ def check_beams(request: BeamFields) -> None:
 
 
 def beam_search_params(
-    request: BeamFields, defaults: Mapping[str, Any], max_tokens: int
+    request: CommonFields, defaults: Mapping[str, Any], max_tokens: int
 ) -> BeamSearchParams:
     """The request's search: n beams."""
     temperature = request.temperature

@@ -1,44 +1,18 @@
-"""What the values of fields may be, as /openapi.json tells it.
-
-Decoding checks types alone: what is out of its range is refused where it is used, with a message
-that says what to do. Must not know what a field means.
+"""What the values of fields may be, as /openapi.json tells it, besides those of parameters, whose
+table tells it. Must not know what a field means.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from jengine.prompts import LONGEST_SALT
+from jengine.request_parameters import Text, TokenId, told
 
-LONGEST_SALT = 1024
-
-
-def _told(**schema: Any) -> Meta:
-    return Meta(extra_json_schema=schema)
-
-
-Temperature = Annotated[float, _told(minimum=0, maximum=2)]
-Share = Annotated[float, _told(minimum=0, maximum=1)]
-PositiveShare = Annotated[float, _told(exclusiveMinimum=0, maximum=1)]
-Penalty = Annotated[float, _told(minimum=-2, maximum=2)]
-PositiveNumber = Annotated[float, _told(exclusiveMinimum=0)]
-Amount = Annotated[int, _told(minimum=1)]
-AmountOrNone = Annotated[int, _told(minimum=0)]
-# -1: as many as there are.
-AmountOrAll = Annotated[int, _told(minimum=-1)]
-Seed = Annotated[int, _told(minimum=-(2**63), maximum=2**63 - 1)]
-Priority = Annotated[int, _told(minimum=-(2**31), maximum=2**31 - 1)]
-TokenId = Annotated[int, _told(minimum=0, maximum=2**31 - 1)]
-TokenIds = list[TokenId]
-Text = Annotated[str, _told(minLength=1)]
-Texts = list[Text]
-Bias = Annotated[
-    dict[str, Annotated[float, _told(minimum=-100, maximum=100)]],
-    _told(propertyNames={"pattern": "^[0-9]{1,6}$"}),
-]
-RequestId = Annotated[str, _told(pattern="^[A-Za-z0-9._-]{1,128}$")]
-Salt = Annotated[str, _told(pattern="^[ -~]+$", maxLength=LONGEST_SALT)]
-Side = Annotated[str, _told(enum=["left", "right"])]
+Priority = Annotated[int, told(minimum=-(2**31), maximum=2**31 - 1)]
+RequestId = Annotated[str, told(pattern="^[A-Za-z0-9._-]{1,128}$")]
+Salt = Annotated[str, told(pattern="^[ -~]+$", maxLength=LONGEST_SALT)]
+Side = Annotated[str, told(enum=["left", "right"])]
 _SCHEMA = {
     "type": "object",
     "required": ["schema"],
@@ -46,7 +20,7 @@ _SCHEMA = {
 }
 ResponseFormat = Annotated[
     dict[str, Any],
-    _told(
+    told(
         oneOf=[
             {"required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
             {
@@ -61,7 +35,7 @@ Prompt = (
     Text
     | Annotated[
         list[int | str | list[TokenId]],
-        _told(
+        told(
             minItems=1,
             anyOf=[
                 {"items": {"type": "string", "minLength": 1}},
@@ -73,7 +47,7 @@ Prompt = (
 )
 Tool = Annotated[
     dict[str, Any],
-    _told(
+    told(
         required=["type", "function"],
         properties={
             "type": {"const": "function"},
@@ -89,5 +63,5 @@ Tool = Annotated[
         },
     ),
 ]
-Tools = Annotated[list[Tool], _told(minItems=1)]
-ToolChoice = Annotated[str, _told(enum=["none", "auto", "required"])]
+Tools = Annotated[list[Tool], told(minItems=1)]
+ToolChoice = Annotated[str, told(enum=["none", "auto", "required"])]

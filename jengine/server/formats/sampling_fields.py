@@ -7,46 +7,29 @@ unset everywhere: then the model's generation settings decide, else the API's de
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from jengine.beam_search import BeamSearchParams
-from jengine.sampling_params import KV_TRANSFER, RequestOutputKind, SamplingParams
+from jengine.prompts import LONGEST_SALT
+from jengine.request_parameters import AmountOrAll, Given, given_on, struct_of
+from jengine.sampling_params import KV_TRANSFER, PARAMETERS, RequestOutputKind, SamplingParams
 from jengine.server.errors import ApiError
 from jengine.server.formats.beams import beam_search_params, check_beams
 from jengine.server.formats.field_ranges import (
-    LONGEST_SALT,
-    Amount,
-    AmountOrAll,
-    AmountOrNone,
-    Bias,
-    Penalty,
-    PositiveNumber,
-    PositiveShare,
     Priority,
     RequestId,
     ResponseFormat,
     Salt,
-    Seed,
-    Share,
     Side,
-    Temperature,
-    Texts,
-    TokenIds,
 )
 from jengine.server.formats.structured import structured_outputs
 from jengine.server.settings import ServerSettings
 from jengine.text.tokenization import Tokenization, checked_tokenization
 
 # Fields that SamplingParams has by the same name.
-SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens",
-    "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
-    "logit_bias", "allowed_token_ids", "n", "routed_experts_prompt_start",
-    "repetition_detection", "thinking_token_budget", "logprob_token_ids",
-)  # fmt: skip
+SAMPLING = tuple(given_on(PARAMETERS, Given.TEXT))
 # Fields of features that are not built; SamplingParams refuses values that ask for something.
 UNBUILT = (
     "best_of", "watermarking",
@@ -60,37 +43,36 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
+if TYPE_CHECKING:
+
+    class SampledFields(msgspec.Struct, kw_only=True):
+        """The sampling parameters that endpoints read by name."""
+
+        temperature: float | None = None
+        n: int | None = None
+        stop: str | list[str] | None = None
+        max_tokens: int | None = None
+        prompt_logprobs: int | None = None
+        ignore_eos: bool | None = None
+        skip_special_tokens: bool | None = None
+        include_stop_str_in_output: bool | None = None
+        stream_interval: int | None = None
+        thinking_token_budget: int | None = None
+        logprob_token_ids: list[int] | None = None
+
+else:
+    SampledFields = struct_of(PARAMETERS, Given.TEXT)
+
+
+class CommonFields(SampledFields, kw_only=True):
     """The fields of both endpoints."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Temperature | None = None
-    top_p: PositiveShare | None = None
-    top_k: AmountOrAll | None = None
-    min_p: Share | None = None
-    n: Amount | None = None
-    seed: Seed | None = None
-    stop: str | Texts | None = None
-    stop_token_ids: TokenIds | None = None
-    bad_words: Texts | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: PositiveNumber | None = None
-    logit_bias: Bias | None = None
-    allowed_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    max_tokens: Amount | None = None
-    min_tokens: AmountOrNone | None = None
-    prompt_logprobs: AmountOrAll | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: AmountOrAll | None = None
     truncation_side: Side | None = None
     add_special_tokens: bool | None = None
-    stream_interval: Amount | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     echo: bool | None = None
@@ -100,16 +82,12 @@ class CommonFields(msgspec.Struct, kw_only=True):
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
-    routed_experts_prompt_start: AmountOrNone | None = None
     vllm_xargs: dict[str, Any] | None = None  # plain data for logits processors of the engine
     kv_transfer_params: dict[str, Any] | None = None  # for the engine's KV connector
-    thinking_token_budget: int | None = None
-    logprob_token_ids: TokenIds | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     # Known, and refused by SamplingParams where they ask for something.
     best_of: int | None = None
-    repetition_detection: dict[str, Any] | None = None
     watermarking: bool | None = None
     prompt_embeds: Any = None
 
@@ -193,9 +171,8 @@ def sampling_params(
     interval = max(request.stream_interval or 1, settings.stream_interval)
     if request.stream_interval is not None and request.stream_interval < 1:
         interval = request.stream_interval  # refused by SamplingParams
-    return SamplingParams.from_optional(
-        **{**usual, **given, **chosen}, output_kind=kind, stream_interval=interval
-    )
+    chosen |= {"output_kind": kind, "stream_interval": interval}
+    return SamplingParams.from_optional(**{**usual, **given, **chosen})
 
 
 def extra_args(request: CommonFields) -> dict[str, Any] | None:

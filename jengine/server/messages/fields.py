@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from jengine.request_parameters import Amount, Given, Texts, struct_of
+from jengine.sampling_params import PARAMETERS
 from jengine.server.chat.fields import ChatRequest, Effort
 from jengine.server.errors import ApiError
-from jengine.server.formats.field_ranges import (
-    Amount,
-    AmountOrAll,
-    PositiveShare,
-    Salt,
-    Temperature,
-    Texts,
-)
+from jengine.server.formats.field_ranges import Salt
 from jengine.server.formats.sampling_fields import CommonFields
 from jengine.server.messages.input import chat_messages
 
@@ -66,15 +61,18 @@ class CountRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessagesRequest(CountRequest, kw_only=True):
+if TYPE_CHECKING:  # its sampling parameters are read by the table's names alone
+    SampledRequest = CountRequest
+else:
+    SampledRequest = struct_of(PARAMETERS, Given.MESSAGES, CountRequest)
+
+
+class MessagesRequest(SampledRequest, kw_only=True):
     """The body of POST /v1/messages."""
 
     max_tokens: Amount | None = None
     stop_sequences: Texts | None = None
     stream: bool | None = None
-    temperature: Temperature | None = None
-    top_k: AmountOrAll | None = None
-    top_p: PositiveShare | None = None
     cache_salt: Salt | None = None
     # Taken and without effect, as in other servers.
     metadata: dict[str, Any] | None = None

@@ -15,8 +15,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jengine.request_parameters import Amount, Texts
 from jengine.server.errors import ApiError
-from jengine.server.formats.field_ranges import Amount, Priority, Texts
+from jengine.server.formats.field_ranges import Priority
 from jengine.server.http.body import read_body
 from jengine.server.pooling.fields import EmbeddingRequest
 from jengine.server.pooling.jobs import Pooled, PoolingJob, require

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from jengine.request_parameters import AmountOrNone, Text
 from jengine.server.errors import ApiError
 from jengine.server.formats.field_ranges import (
-    AmountOrNone,
     Priority,
     RequestId,
     Salt,
     Side,
-    Text,
 )
 from jengine.server.formats.inputs import one_kind
 from jengine.server.settings import ServerSettings

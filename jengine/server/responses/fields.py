@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from jengine.request_parameters import Amount, AmountOrAll
 from jengine.server.chat.fields import ChatRequest, Effort
 from jengine.server.errors import ApiError
-from jengine.server.formats.field_ranges import Amount, AmountOrAll
 from jengine.server.formats.sampling_fields import CommonFields
 from jengine.server.settings import ServerSettings
 

@@ -1,0 +1,139 @@
+"""How the fields of a request's parameters declare themselves: `Annotated[type, Parameter(...)]`.
+
+`SamplingParams` and `PoolingParams` are the tables: their checks, the bodies of HTTP routes, flags,
+the settings of benchmarks and the rows of steps are made of them. Must not know what a field means.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Annotated, Any, get_args, get_type_hints
+
+from msgspec import Meta, Struct, defstruct
+
+from jengine.errors import RequestError
+from jengine.sampling_checks import boolean, integer, number
+
+Check = Callable[[str, Any], Any]  # of a name and a value: what is accepted, or a RequestError
+
+
+class Given(enum.Flag):
+    """Where a parameter can be given besides the Python API, and where it is read by its name."""
+
+    NOWHERE = 0
+    TEXT = enum.auto()  # the bodies of completions, chats and responses
+    MESSAGES = enum.auto()  # those of /v1/messages
+    AUDIO = enum.auto()  # the forms of transcriptions and translations
+    BENCH = enum.auto()  # `jengine bench serve`
+    ROW = enum.auto()  # RowSampling has it by the same name, and steps read it from there
+    SAMPLED = TEXT | AUDIO | BENCH | ROW
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """What holds of a field's values; None stands for no limit."""
+
+    least: int | None = None
+    above: int | None = None  # instead of `least`: this number is none of them
+    most: int | None = None
+    check: Check | None = None  # in place of the limits; None needs no check
+    json: Any = None  # what it is in JSON, where that is not the field's type
+    help: str = ""  # of the command line's flag; empty: there is none
+    on: Given = Given.NOWHERE
+    adjusts: bool = False  # any value but the default needs a step that adjusts logits
+    # The field's own, which `declared` fills in. `kind` is its type without None.
+    kind: Any = None
+    may_be_none: bool = False
+    default: Any = None
+
+    @property
+    def json_type(self) -> Any:
+        """Its type in JSON, with the range that /openapi.json tells."""
+        limits = {"minimum": self.least, "exclusiveMinimum": self.above, "maximum": self.most}
+        limits = {name: limit for name, limit in limits.items() if limit is not None}
+        return self.json or (Annotated[self.kind, told(**limits)] if limits else self.kind)
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value as it is kept, or a RequestError."""
+        if value is None and self.may_be_none:
+            return None
+        return (self.check or partial(_CHECKS[self.kind], self))(name, value)
+
+    def _boolean(self, name: str, value: Any) -> bool:
+        return boolean(name, value)
+
+    def _integer(self, name: str, value: Any) -> int:
+        return integer(name, value, self.least, self.most)
+
+    def _number(self, name: str, value: Any) -> float:
+        found = number(name, value, self.least if self.above is None else self.above, self.most)
+        if found == self.above:
+            bounds = f"above {self.above}" + (f" and at most {self.most}" if self.most else "")
+            raise RequestError(
+                f"{name}={self.above}: expected a number {bounds} ({self.default:g} is off)."
+            )
+        return found
+
+
+_CHECKS: dict[Any, Callable[[Parameter, str, Any], Any]] = {
+    bool: Parameter._boolean,
+    int: Parameter._integer,
+    float: Parameter._number,
+}
+Table = Mapping[str, Parameter]
+
+
+def told(**schema: Any) -> Meta:
+    """More of a type, as /openapi.json tells it. Decoding checks types alone: what is out of its
+    range is refused where it is used, with a message that says what to do."""
+    return Meta(extra_json_schema=schema)
+
+
+Amount = Annotated[int, told(minimum=1)]
+AmountOrNone = Annotated[int, told(minimum=0)]
+AmountOrAll = Annotated[int, told(minimum=-1)]  # -1: as many as there are
+TokenId = Annotated[int, told(minimum=0, maximum=2**31 - 1)]
+Text = Annotated[str, told(minLength=1)]
+Texts = list[Text]
+Bias = Annotated[
+    dict[str, Annotated[float, told(minimum=-100, maximum=100)]],
+    told(propertyNames={"pattern": "^[0-9]{1,6}$"}),
+]
+
+
+def declared(owner: type[Any]) -> dict[str, Parameter]:
+    """The fields of a dataclass that have a Parameter, in their order."""
+    hints, found = get_type_hints(owner, include_extras=True), dict[str, Parameter]()
+    for field in fields(owner):
+        kind, *own = get_args(hints[field.name]) or (None, None)
+        if own and isinstance(own[0], Parameter):
+            parts = get_args(kind)
+            may_be_none = type(None) in parts
+            found[field.name] = replace(
+                own[0],
+                kind=parts[0] if may_be_none else kind,
+                may_be_none=may_be_none,
+                default=field.default,
+            )
+    return found
+
+
+def check_all(table: Table, params: Any) -> None:
+    """Check the fields of an object, and keep what is accepted."""
+    values = vars(params)
+    for name, parameter in table.items():
+        values[name] = parameter.checked(name, values[name])
+
+
+def given_on(table: Table, place: Given) -> dict[str, Parameter]:
+    """The parameters that can be given there."""
+    return {name: one for name, one in table.items() if place in one.on}
+
+
+def struct_of(table: Table, place: Given, base: type[Struct] | None = None) -> type[Struct]:
+    """A struct for JSON with the parameters that can be given there; null means unset."""
+    names = [(name, one.json_type | None, None) for name, one in given_on(table, place).items()]
+    return defstruct("Given", names, bases=base and (base,), kw_only=True)
