@@ -11,11 +11,8 @@ meets both.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,7 +20,7 @@ import numpy as np
 
 from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
-from jengine.bench.surroundings import shown_command, surroundings
+from jengine.bench.frame import Benchmark
 from jengine.lora.weights import LowRankWeight
 from jengine.sampling_params import SamplingParams
 
@@ -90,24 +87,10 @@ def in_turn(
     return median(seconds[0]), median(seconds[1])
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("--adapters", type=int, default=8)
-    parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output-json", type=Path, metavar="FILE")
-    args = parser.parse_args(words)
-    shown = [word for word in sys.argv[1:] if words is None]
-    command = shown_command("jengine.bench.adapters", shown)
-    result = {"command": command, "bench": "adapters", **surroundings(), **run(args)}
-    print(json.dumps(result))
-    if args.output_json is not None:
-        args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+FLAGS = {"model": {"metavar": "MODEL"}, "--adapters": 8, "--rank": 8, "--rows": 32, "--tokens": 96,
+         "--rounds": 5}  # fmt: skip
+main = Benchmark("adapters", __doc__, FLAGS, run).main
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

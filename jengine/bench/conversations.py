@@ -10,8 +10,6 @@ an engine that has just started. The operating system still has the folder's fil
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jengine import LLM, SamplingParams
-from jengine.bench.surroundings import shown_command, surroundings
+from jengine.bench.frame import Benchmark
 
 BLOCK = 16
 
@@ -143,32 +141,27 @@ def run(model: str, trace: Trace, host_gib: float) -> dict[str, Any]:
     return {"time_to_first_token": found, "of_recompute": ratio}
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--conversations", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--turn-tokens", type=int, default=80)
-    parser.add_argument("--answer-tokens", type=int, default=32)
-    parser.add_argument("--host-gib", type=float, default=1.0)
-    parser.add_argument("--output-json", type=Path)
-    args = parser.parse_args(words)
+def run_given(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags ask for, with the settings."""
     trace = Trace(args.conversations, args.turns, args.turn_tokens, args.answer_tokens)
-    result = run(args.model, trace, args.host_gib)
-    for name, values in result["time_to_first_token"].items():
-        print(f"{name:<36}" + "".join(f"{key} {value:9.2f}  " for key, value in values.items()))
-    for name, value in result["of_recompute"].items():
-        print(f"{name}: {value:.2f} of recompute")
-    if args.output_json is not None:
-        whole = {
-            "bench": "conversations",
-            "model": Path(args.model).name,
-            "command": shown_command("jengine.bench.conversations", words or sys.argv[1:]),
-            "trace": asdict(trace), **surroundings(), **result,
-        }  # fmt: skip
-        args.output_json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    found = run(args.model, trace, args.host_gib)
+    return {"model": Path(args.model).name, "trace": asdict(trace), **found}
+
+
+def printed(result: dict[str, Any]) -> str:
+    """The times, and the shares of those of computing again."""
+    lines = [
+        f"{name:<36}" + "".join(f"{key} {value:9.2f}  " for key, value in values.items())
+        for name, values in result["time_to_first_token"].items()
+    ]
+    lines += [f"{name}: {share:.2f} of recompute" for name, share in result["of_recompute"].items()]
+    return "\n".join(lines)
+
+
+FLAGS = {"--model": "demo", "--conversations": 64, "--turns": 8, "--turn-tokens": 80,
+         "--answer-tokens": 32, "--host-gib": 1.0}  # fmt: skip
+main = Benchmark("conversations", __doc__, FLAGS, run_given, printed).main
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

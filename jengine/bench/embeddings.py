@@ -14,7 +14,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,8 @@ import numpy as np
 
 from jengine import LLM
 from jengine.bench.against import PROGRAMS, Peer
-from jengine.bench.rates import rates_of, say
-from jengine.bench.surroundings import shown_command, surroundings
+from jengine.bench.frame import Benchmark
+from jengine.bench.rates import printed_rates, rates_of
 from jengine.errors import ConfigError
 
 PEERS = ("transformers", "sentence-transformers", "vllm")
@@ -99,25 +98,12 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print a line for each engine, then JSON."""
-    parser = argparse.ArgumentParser(prog="python -m jengine.bench.embeddings")
-    parser.add_argument("model")
-    parser.add_argument("--against", nargs="*", default=[], metavar="NAME[:PYTHON]")
-    parser.add_argument("--prompts", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--output-json", type=Path)
-    arguments = parser.parse_args(words)
-    command = shown_command("jengine.bench.embeddings", words or sys.argv[1:])
-    result: dict[str, Any] = {
-        "bench": "embeddings",
-        "command": command,
-        **surroundings(),
-        **measured(arguments),
-    }
-    say(result, "embeddings", arguments.output_json)
-    return 0
+FLAGS = {
+    "model": {},
+    "--against": {"nargs": "*", "default": [], "metavar": "NAME[:PYTHON]"},
+    "--prompts": 1000, "--rounds": 3, "--dtype": "float32",
+}  # fmt: skip
+main = Benchmark("embeddings", __doc__, FLAGS, measured, printed_rates("embeddings")).main
 
 
 if __name__ == "__main__":

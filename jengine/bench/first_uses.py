@@ -11,7 +11,6 @@ behind HTTP. `--cold` begins before warm-up has ended.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import threading
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jengine
+from jengine.bench.frame import Benchmark
 from jengine.bench.marathon.server import ServerProcess
-from jengine.bench.surroundings import shown_command, surroundings
 from jengine.client.address import Address
 from jengine.client.errors import ServerBusy, ServerFailed
 from jengine.client.server import Server
@@ -199,27 +198,17 @@ NOT_THERE = {"over HTTP": ("prompt_logprobs",)}
 WAYS = {"in process": in_process, "over HTTP": over_http}
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Print a table, and keep JSON."""
-    parser = argparse.ArgumentParser(prog="python -m jengine.bench.first_uses", description=__doc__)
-    parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--cold", action="store_true", help="begin before warm-up has ended")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--output-json", type=Path)
-    wanted = parser.parse_args(words)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Each way in turn; its table is printed when it has ended."""
     found: dict[str, Any] = {}
-    for name in wanted.ways:
-        with WAYS[name](wanted.model, cold=wanted.cold) as ask:
-            found[name] = measure(ask, wanted.streams, NOT_THERE.get(name, ()))
+    for name in args.ways:
+        with WAYS[name](args.model, cold=args.cold) as ask:
+            found[name] = measure(ask, args.streams, NOT_THERE.get(name, ()))
         print(shown(name, found[name]))
-    result = {
-        "bench": "first_uses", **surroundings(), "model": Path(wanted.model).name,
-        "streams": wanted.streams, "cold": wanted.cold, "most": MOST, "ways": found,
-        "command": shown_command("jengine.bench.first_uses", words or []),
+    return {
+        "model": Path(args.model).name, "streams": args.streams, "cold": args.cold, "most": MOST,
+        "ways": found,
     }  # fmt: skip
-    if wanted.output_json:
-        wanted.output_json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 def shown(name: str, way: dict[str, Any]) -> str:
@@ -236,7 +225,14 @@ def shown(name: str, way: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    import sys
+FLAGS = {
+    "model": {"nargs": "?", "default": "demo"},
+    "--streams": 4,
+    "--cold": {"action": "store_true", "help": "begin before warm-up has ended"},
+    "--ways": {"nargs": "+", "choices": list(WAYS), "default": list(WAYS)},
+}
+main = Benchmark("first_uses", __doc__, FLAGS, run).main
 
-    main(sys.argv[1:])
+
+if __name__ == "__main__":
+    raise SystemExit(main())

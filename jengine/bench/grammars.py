@@ -14,10 +14,9 @@ import argparse
 import json
 import random
 import re
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jengine.api.llm import LLM
+from jengine.bench.frame import Benchmark
 from jengine.bench.made_up_tokenizer import write_tokenizer
 from jengine.bench.patterns import pattern
 from jengine.bench.schemas import fits, schema
-from jengine.bench.surroundings import shown_command, surroundings
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.matcher import Matcher
 from jengine.grammar.shared_tokenizer import data_of
@@ -197,32 +196,27 @@ def in_turn(
     return median(seconds[0]), median(seconds[1])
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--schemas", type=int, default=500)
-    parser.add_argument("--kind", choices=("json", "regex", "grammar"), default="json")
-    parser.add_argument("--tokenizer", default="demo", help="folder of a tokenizer")
-    parser.add_argument("--vocabulary", type=int, help="a made-up tokenizer of this size instead")
-    parser.add_argument("--engine", help="a model that answers")
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--output-json", type=Path, metavar="FILE")
-    args = parser.parse_args(words)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Answers of a model, or drawn from masks with a tokenizer."""
     if args.engine:
-        found = run_engine(args.engine, args.schemas, args.rows)
-    elif args.vocabulary:
-        with tempfile.TemporaryDirectory() as folder:
-            write_tokenizer(Path(folder), args.vocabulary)
-            found = draw_answers(Path(folder), args.schemas, args.kind)
-    else:
-        found = draw_answers(resolve_model(args.tokenizer), args.schemas, args.kind)
-    shown = [word for word in sys.argv[1:] if words is None]
-    command = shown_command("jengine.bench.grammars", shown)
-    result = {"command": command, "bench": "grammars", **surroundings(), **found}
-    print(json.dumps(result))
-    if args.output_json is not None:
-        args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        return run_engine(args.engine, args.schemas, args.rows)
+    if not args.vocabulary:
+        return draw_answers(resolve_model(args.tokenizer), args.schemas, args.kind)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder), args.vocabulary)
+        return draw_answers(Path(folder), args.schemas, args.kind)
+
+
+FLAGS = {
+    "--schemas": 500,
+    "--kind": {"choices": ("json", "regex", "grammar"), "default": "json"},
+    "--tokenizer": {"default": "demo", "help": "folder of a tokenizer"},
+    "--vocabulary": {"type": int, "help": "a made-up tokenizer of this size instead"},
+    "--engine": {"help": "a model that answers"},
+    "--rows": 32,
+}
+main = Benchmark("grammars", __doc__, FLAGS, run).main
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from jengine.api.llm import LLM
-from jengine.bench.surroundings import shown_command, surroundings
+from jengine.bench.frame import Benchmark
 from jengine.errors import RequestError
 from jengine.sampling_params import SamplingParams
 from jengine.structured_outputs import StructuredOutputsParams
@@ -93,22 +91,17 @@ def _ask(llm: LLM, free: FreeText, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"ended": ended, "seconds": seconds, "free_tokens_per_s": rate}
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--output-json", type=Path, metavar="FILE")
-    args = parser.parse_args(words)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All of them in one engine."""
     compilation = {"variants": ["sampled", "adjusted"], "wait_for": "all"}
     settings = {"max_num_seqs": 8, "max_model_len": 512, "show_progress": False}
     with LLM(args.model, compilation_config=compilation, **settings) as llm:
-        found = measure(llm)
-    command = shown_command("jengine.bench.hostile_grammars", sys.argv[1:])
-    result = {"command": command, "bench": "hostile_grammars", **surroundings(), **found}
-    print(json.dumps(result))
-    if args.output_json is not None:
-        args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        return measure(llm)
+
+
+FLAGS = {"model": {"nargs": "?", "default": "demo"}}
+main = Benchmark("hostile_grammars", __doc__, FLAGS, run).main
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

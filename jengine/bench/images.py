@@ -12,18 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jengine import LLM, SamplingParams
 from jengine.bench.against import PROGRAMS, Peer
-from jengine.bench.rates import rates_of, say
-from jengine.bench.surroundings import shown_command, surroundings
+from jengine.bench.frame import Benchmark
+from jengine.bench.rates import printed_rates, rates_of
 from jengine.errors import ConfigError
 
 SIDES = (112, 448)  # of pictures, in pixels
@@ -105,24 +103,15 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print a line for each engine, then JSON."""
-    parser = argparse.ArgumentParser(prog="python -m jengine.bench.images")
-    parser.add_argument("model")
-    parser.add_argument("--against", nargs="*", default=[], metavar="NAME[:PYTHON]")
-    parser.add_argument("--pictures", type=int, default=32, help="requests of a round")
-    parser.add_argument("--answer", type=int, default=8, help="tokens of an answer")
-    parser.add_argument("--batch", type=int, default=8, help="requests at a time")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--output-json", type=Path)
-    arguments = parser.parse_args(words)
-    command = shown_command("jengine.bench.images", words or sys.argv[1:])
-    result: dict[str, Any] = {
-        "bench": "images", "command": command, **surroundings(), **measured(arguments),
-    }  # fmt: skip
-    say(result, "images", arguments.output_json)
-    return 0
+FLAGS = {
+    "model": {},
+    "--against": {"nargs": "*", "default": [], "metavar": "NAME[:PYTHON]"},
+    "--pictures": {"type": int, "default": 32, "help": "requests of a round"},
+    "--answer": {"type": int, "default": 8, "help": "tokens of an answer"},
+    "--batch": {"type": int, "default": 8, "help": "requests at a time"},
+    "--rounds": 3, "--dtype": "float32",
+}  # fmt: skip
+main = Benchmark("images", __doc__, FLAGS, measured, printed_rates("images")).main
 
 
 if __name__ == "__main__":

@@ -1,15 +1,9 @@
-"""Items per second of several engines: said to people, printed and kept as JSON.
-
-In: the result of a bench that ran engines in turns on the same work. Out: lines and a file.
-"""
+"""Items per second of several engines that ran in turns on the same work, and lines of them."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -20,12 +14,18 @@ def rates_of(what: str, count: int, seconds: Mapping[str, list[float]]) -> dict[
     return {"seconds": seconds, f"{what}_per_second": rates, "times": times}
 
 
-def say(result: dict[str, Any], what: str, output_json: Path | None) -> None:
-    """A line for each engine, then JSON."""
-    for name, rate in result[f"{what}_per_second"].items():
-        ours = f"; jengine has {result['times'][name]:.2f} times as many"
-        sys.stdout.write(f"{name}: {rate:.1f} {what}/s{'' if name == 'jengine' else ours}\n")
-    text = json.dumps(result)
-    sys.stdout.write(text + "\n")
-    if output_json is not None:
-        output_json.write_text(text, encoding="utf-8")
+def printed_rates(what: str) -> Callable[[dict[str, Any]], str]:
+    """What prints a line for each engine."""
+
+    def printed(result: dict[str, Any]) -> str:
+        times = {
+            name: f"; jengine has {ratio:.2f} times as many"
+            for name, ratio in result["times"].items()
+            if name != "jengine"
+        }
+        rates = result[f"{what}_per_second"].items()
+        return "\n".join(
+            f"{name}: {rate:.1f} {what}/s{times.get(name, '')}" for name, rate in rates
+        )
+
+    return printed

@@ -10,19 +10,17 @@ are the same on every machine.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jengine.bench.surroundings import shown_command, surroundings
+from jengine.bench.frame import Benchmark
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.media_spans import MediaSpan
@@ -229,24 +227,20 @@ def measure(kind: str, family: str, waiting: int, steps: int = STEPS) -> dict[st
     }  # fmt: skip
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--counts", type=int, nargs="+", default=[0, 1000, 10_000, 100_000])
-    parser.add_argument("--output-json", type=Path, metavar="FILE")
-    args = parser.parse_args(words)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Every kind and family with each number of waiting requests, printed as they are measured."""
     cases = []
     for name, kind in KINDS.items():
         for family in kind.families:
             for waiting in (one for one in args.counts if one <= kind.most):
                 cases.append(measure(name, family, waiting))
                 print(*cases[-1].values(), sep="  ", flush=True)
-    command = shown_command("jengine.bench.waiting", sys.argv[1:])
-    result = {"command": command, "bench": "waiting", **surroundings(), "cases": cases}
-    print(json.dumps(result))
-    if args.output_json is not None:
-        args.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return {"cases": cases}
+
+
+FLAGS = {"--counts": {"type": int, "nargs": "+", "default": [0, 1000, 10_000, 100_000]}}
+main = Benchmark("waiting", __doc__, FLAGS, run).main
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jengine.bench.disaggregated.run import FIGURES, Canaries, run
+from jengine.bench.frame import keep
+from jengine.bench.machine import client_surroundings
 from jengine.bench.server_flags import parsed
-from jengine.bench.verdict import say
 from jengine.errors import JengineError
 
 ABOUT = (
@@ -61,7 +62,7 @@ def main(words: list[str]) -> int:
         except JengineError as error:
             print(f"jengine: error: {error}", file=sys.stderr)
             return 1
-    return say("jengine.bench.disaggregated", words, found, printed, given.output_json)
+    return keep("disaggregated", words, found, given.output_json, printed, client_surroundings)
 
 
 if __name__ == "__main__":

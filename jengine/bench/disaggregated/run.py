@@ -107,7 +107,6 @@ def run(settings: Canaries, folder: Path, note: Callable[[str], object]) -> dict
     finally:
         pair.kill()
     result = {
-        "bench": "disaggregated",
         "settings": {**asdict(settings), "flags": list(settings.flags)},
         "mixed": alone,
         "pair": beside,

@@ -9,9 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jengine.bench.frame import keep
+from jengine.bench.machine import client_surroundings
 from jengine.bench.marathon.run import Marathon, run
 from jengine.bench.server_flags import parsed
-from jengine.bench.verdict import say
 from jengine.errors import JengineError
 
 ABOUT = "A server under load for minutes, with faults."
@@ -57,7 +58,7 @@ def main(words: list[str]) -> int:
         except JengineError as error:
             print(f"jengine: error: {error}", file=sys.stderr)
             return 1
-    return say("jengine.bench.marathon", words, found, printed, given.output_json)
+    return keep("marathon", words, found, given.output_json, printed, client_surroundings)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,6 @@ def result_of(
     """The result as JSON has it."""
     load, canary, watch = parts.load, parts.canary, parts.watch
     result: dict[str, Any] = {
-        "bench": "marathon",
         "settings": {**asdict(marathon), "flags": list(marathon.flags)},
         **{name: round(value, 1) for name, value in more.items()},
         "requests": load.sent,

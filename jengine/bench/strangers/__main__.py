@@ -9,9 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jengine.bench.frame import keep
+from jengine.bench.machine import client_surroundings
 from jengine.bench.server_flags import parsed
 from jengine.bench.strangers.run import Search, run
-from jengine.bench.verdict import say
 from jengine.errors import JengineError
 
 ABOUT = "Requests made to do harm, by a server's own schema, beside honest clients."
@@ -49,7 +50,7 @@ def main(words: list[str]) -> int:
         except JengineError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    return say("jengine.bench.strangers", words, found, printed, given.output_json)
+    return keep("strangers", words, found, given.output_json, printed, client_surroundings)
 
 
 if __name__ == "__main__":

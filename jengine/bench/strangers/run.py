@@ -150,7 +150,6 @@ async def searched(search: Search, server: ServerProcess) -> dict[str, Any]:
     watch.scan(disturbed=False)
     seconds = sorted(bystanders.seconds)
     result: dict[str, Any] = {
-        "bench": "strangers",
         "settings": {**asdict(search), "flags": list(search.flags)},
         "requests": strangers.sent,
         "statuses": dict(sorted(strangers.statuses.items())),

@@ -1,0 +1,59 @@
+"""The frame of a benchmark: flags in, and what it measured out, printed and kept with its command,
+the commit, the machine and versions. Must not know what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jengine.bench.surroundings import shown_command, surroundings
+
+Printed = Callable[[dict[str, Any]], str]
+
+
+class Benchmark(NamedTuple):
+    """`python -m jengine.bench.NAME`. A flag is argparse's settings, or its default alone, which is
+    of its type."""
+
+    name: str
+    about: str
+    flags: Mapping[str, Any]
+    measure: Callable[[argparse.Namespace], dict[str, Any]]
+    printed: Printed | None = None
+
+    def main(self, words: Sequence[str] | None = None) -> int:
+        """Measure, print and keep; returns the exit status."""
+        words = sys.argv[1:] if words is None else words
+        parser = argparse.ArgumentParser(
+            prog=f"python -m jengine.bench.{self.name}", description=self.about.splitlines()[0]
+        )
+        for flag, given in self.flags.items():
+            own = given if isinstance(given, dict) else {"type": type(given), "default": given}
+            parser.add_argument(flag, **own)
+        parser.add_argument("--output-json", type=Path, metavar="FILE")
+        args = parser.parse_args(words)
+        return keep(self.name, words, self.measure(args), args.output_json, self.printed)
+
+
+def keep(
+    name: str,
+    words: Sequence[str],
+    found: Mapping[str, Any],
+    file: Path | None,
+    printed: Printed | None = None,
+    around: Callable[[], dict[str, Any]] = surroundings,
+) -> int:
+    """Print lines for people and, last, the JSON; write that too. Returns 1 if something failed."""
+    command = shown_command(f"jengine.bench.{name}", words)
+    result = {"bench": name, **found, "command": command, **around()}
+    if printed is not None:
+        print(printed(result))
+    print(json.dumps(result))
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(bool(result.get("failed")))
