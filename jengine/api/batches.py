@@ -117,10 +117,13 @@ class Batches:
 
     def _stop_steps(self) -> None:
         with self._stepping:
+            self.session.client.pause()  # a core of its own process would run on
             self.paused = True
 
     def resume(self) -> None:
         """Run steps again."""
+        if self.paused:
+            self.session.client.resume()
         with self._stepped:
             self.paused = False
             self._stepped.notify_all()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.mixes import mixed
+from tests.api.mix_course import mixed
+from tests.api.pooling_mixes import pooled_mix
 
 SEED = "JENGINE_MIX_SEED"  # the first of the seeds that are run
 COUNT = "JENGINE_MIXES"  # how many
@@ -28,3 +29,11 @@ def test_any_mix_answers_as_one_by_one(tmp_path: Path, letters: Any) -> None:
         repeat = f"{SEED}={seed} {COUNT}=1 python -m pytest -m slow tests/api/test_mixes.py"
         print(f"to repeat: {repeat}")
         print(mixed(seed, tmp_path / str(seed), letters))
+
+
+@pytest.mark.slow
+def test_any_mix_is_pooled_as_one_by_one(tmp_path: Path) -> None:
+    for seed in seeds():
+        repeat = f"{SEED}={seed} {COUNT}=1 python -m pytest -m slow tests/api/test_mixes.py -k pool"
+        print(f"to repeat: {repeat}")
+        assert pooled_mix(seed, tmp_path / str(seed)) > 0

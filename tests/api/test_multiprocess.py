@@ -254,6 +254,20 @@ def test_llm_works_over_a_core_process_too() -> None:
         llm.shutdown()
 
 
+def test_llm_pauses_a_core_process_and_resumes_it() -> None:
+    with child_core() as client:
+        args = EngineArgs("demo", skip_tokenizer_init=True, multiprocess=True)
+        llm = LLM.over(engine_over(args, Path("demo"), client, None, 60))
+        llm.enqueue([[5, 6]], LONG, use_tqdm=False)
+        llm.engine.session.step()
+        llm.sleep(0, "keep")
+        eventually(lambda: client.state().paused)
+        assert llm.wake_up()
+        (found,) = llm.wait_for_completion(use_tqdm=False)
+        assert found.outputs[0].token_ids == told([5, 6], 900)
+        llm.shutdown()
+
+
 def test_replicas_run_in_processes_of_their_own() -> None:
     llm = LLM(
         "demo", skip_tokenizer_init=True, executor="tests.executor.plugin:ScriptedWorkers",
