@@ -1,7 +1,7 @@
-"""Builds an engine from EngineArgs: reads the folder, then joins the two sides of an engine.
+"""Builds an engine from EngineArgs: opens the model's source, then makes its two sides.
 
-`device_side` makes runners and scheduler, `front_side` the session. Each of them gets only the
-settings it needs.
+`device_side` loads parameters and makes runners and cores; `front_side` makes the Engine that users
+hold. A remote engine has its steps run by workers, and its core here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a number of tokens. Out: lines on the host and in the traced step, by room. A function of this
 project counts once, with its whole text. The engine is built and its programs are compiled before
-counting begins; then one step is traced again by itself.
+counting begins; then the parts of its steps are traced again by themselves.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def room_of(file: Path) -> str:
 
 
 def measure(new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
-    """Lines of a generate of so many tokens, and of tracing one step."""
+    """Lines of a generate of so many tokens, and of tracing the parts of its steps."""
     params = jengine.SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
     settings: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 128, "enforce_eager": True}
     with jengine.LLM("demo", **settings) as llm:
@@ -98,10 +98,10 @@ def measure(new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
         with functions_run() as host:
             ask()
         programs = llm.engine.loaded.programs
-        bucket, features = next(iter(programs.ledger.entries))
         jax.clear_caches()  # a function that is jitted by itself is traced again only then
         with functions_run() as traced:
-            programs.compiler.lower(bucket, features)
+            for bucket, features in tuple(programs.ledger.entries):  # the parts of its steps
+                programs.compiler.lower(bucket, features)
     on_host, in_step = lines_of(host), lines_of(traced - host)
     return {
         "new_tokens": new_tokens,

@@ -1,1 +1,1 @@
-"""Events and step statistics in, log lines out."""
+"""Statistics of fronts and cores in; Prometheus, Python objects, log lines and traces out."""

@@ -27,7 +27,7 @@ class SamplingInput(NamedTuple):
     # i32[S] where the token to be sampled stands in its sequence; packed as -1 where only the
     # device knows it
     positions: Any
-    # f32[S] below 1e-5: greedy, and the filters are off
+    # f32[S] 0: greedy, and the filters are off
     temperature: Annotated[Any, RowSetting("float32", lambda new: new.sampling.temperature)]
     # i32[S] 0 or less: off
     top_k: Annotated[Any, RowSetting("int32", lambda new: new.sampling.top_k)]

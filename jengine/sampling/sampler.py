@@ -25,11 +25,11 @@ from jengine.sampling.processors import processed_logits
 from jengine.sampling.row_operations import RowOperations, row_operations
 from jengine.sampling.state import RowState, record
 from pallas_kernels.token_sampling import DRAWN, sample_tokens
+from pallas_kernels.token_sampling.xla import GREEDY_BELOW
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, UInt32
 
-GREEDY_BELOW = 1e-5  # a lower temperature means greedy
 HIGHEST = np.finfo(np.float32).max
 
 

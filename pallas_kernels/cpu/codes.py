@@ -21,7 +21,7 @@ from pallas_kernels.cpu.matmul import PANEL, depth, packed_shape
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32
 
-HALF_PANEL, COLUMNS_OF_PAIRS = PANEL // 2, PANEL // 4
+COLUMNS_OF_PAIRS = PANEL // 4
 
 
 def packed_codes_shape(

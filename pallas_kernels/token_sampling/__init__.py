@@ -52,11 +52,11 @@ def sample_tokens(
 ) -> Int[Array, " rows"]:
     """The next token of each row, ties by lowest index; -1 for rows that cannot be sampled.
 
-    A row with a temperature below 1e-5 is greedy. Other rows' logits are divided by it and filtered
-    by min-p (0: off), then top-k (0: off), then top-p of the remaining mass (1: off); the token is
-    drawn by adding Gumbel noise, which depends on the row's threefry key alone. Filters keep the
-    lowest indices among equal logits. A row cannot be sampled if it holds NaN or +inf, or only
-    -inf.
+    A row with a temperature below GREEDY_BELOW (see xla.py) is greedy. Other rows' logits are
+    divided by it and filtered by min-p (0: off), then top-k (0: off), then top-p of the remaining
+    mass (1: off); the token is drawn by adding Gumbel noise, which depends on the row's threefry
+    key alone. Filters keep the lowest indices among equal logits. A row cannot be sampled if it
+    holds NaN or +inf, or only -inf.
     """
     run = choose("sample_tokens", implementation, DRAWN)
     return run(logits, keys, temperature, top_k, top_p, min_p)

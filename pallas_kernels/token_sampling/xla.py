@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5  # a lower temperature means greedy; a test holds the other kernels to it
 
 
 def best_tokens_xla(logits: Array) -> Array:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
+from pathlib import Path
 
 import pytest
 
+import jengine
 from jengine.bench.journey import functions_run, lines_in, measure
 from jengine.errors import nearest_name
 
@@ -37,9 +40,21 @@ def test_only_what_is_called_is_seen() -> None:
 
 
 @pytest.mark.slow
-def test_a_generate_passes_the_rooms() -> None:
-    found = measure(new_tokens=2)
+def test_a_generate_passes_the_rooms_in_no_more_lines_than_the_tour_says() -> None:
+    found = measure()
     assert {"scheduler", "kvcache", "runner", "engine", "text"} <= set(found["host_by_room"])
     assert {"models", "layers", "sampling"} <= set(found["step_by_room"])
     assert found["host_lines"] == sum(found["host_by_room"].values()) > 100
     assert not {"models", "layers"} & set(found["host_by_room"])
+    # A ceiling far above the code would hold nothing: lower it with the code.
+    assert 0.95 * said("lines on the host") < found["host_lines"] <= said("lines on the host")
+    steps = said("lines in the traced step")
+    assert 0.95 * steps < found["step_lines"] <= steps
+
+
+def said(figure: str) -> int:
+    """A figure of the tour's table, as it is now."""
+    tour = (Path(jengine.__file__).parent / "README.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| {figure} \| [\d,]+ \| ([\d,]+) \|$", tour, re.MULTILINE)
+    assert row is not None
+    return int(row[1].replace(",", ""))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_kernels
 from jengine.sampling import SamplingFeatures, SamplingInput, sample, seed_words
 from jengine.sampling.noise import gumbel, row_keys
+from jengine.sampling_params import GREEDY_BELOW as HOSTS
 from pallas_kernels.token_sampling import sample_tokens
+from pallas_kernels.token_sampling.xla import GREEDY_BELOW
 from tests.marks import slow
 from tests.pallas_kernels.implementations import IMPLEMENTATIONS, TRITON
 
@@ -309,3 +314,12 @@ def test_large_vocabularies(vocab: int, implementation: str) -> None:
 def test_an_unknown_implementation_is_named() -> None:
     with pytest.raises(ValueError, match=r"sample_tokens.*'cuda'.*Available: .*xla"):
         run(random_logits(1, 8), noise_keys(1), settings(1), "cuda")
+
+
+def test_kernels_agree_which_rows_are_greedy() -> None:
+    folder = Path(pallas_kernels.__file__).parent
+    for file in ("cpu/source/draw.h", "token_sampling/kernels/order.py"):
+        found = re.search(
+            r"GREEDY_BELOW = (?:tl\.constexpr\()?([\d.e-]+)", (folder / file).read_text()
+        )
+        assert found is not None and float(found[1]) == GREEDY_BELOW == HOSTS, file

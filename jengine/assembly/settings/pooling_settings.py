@@ -10,8 +10,6 @@ from jengine.config import PoolerConfig
 from jengine.config.pooling import PoolingTask, SequencePooling, TokenPooling
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 
-RUNNERS = ("auto", "generate", "pooling")
-CONVERSIONS = ("auto", "none", "embed", "classify")
 # vLLM's older `task`: the runner and the conversion that it stands for.
 TASKS = {
     "auto": ("auto", "auto"),

@@ -23,7 +23,6 @@ from jengine.text.vocabulary.stored import (
 )
 
 SPACE = "▁"  # in SentencePiece's tokens
-NO_SCORE = -1e4
 MOST_PIECE = 256  # characters of a token that merging can make
 
 
