@@ -17,7 +17,7 @@ from jengine.api.async_requests import PauseMode
 from jengine.api.interrupt import held_back_interrupts
 from jengine.engine.answer import Answer
 from jengine.engine.session import Session
-from jengine.errors import EngineAsleep
+from jengine.errors import EngineAsleep, RequestError
 from jengine.outputs import RequestOutput
 
 
@@ -41,6 +41,7 @@ class Batches:
         self.session = session
         self.paused = False  # no thread runs steps, and those that wait for some wait on
         self._stepping = threading.Lock()
+        self._stepper = 0  # the thread that runs a step, while one does
         self._stepped = threading.Condition()
 
     def submit(
@@ -115,7 +116,16 @@ class Batches:
             self.finish_all()
             self._stop_steps()
 
+    def _check_outside_step(self) -> None:
+        """Raise RequestError if this thread runs a step, whose end a caller would wait for."""
+        if self._stepper == threading.get_ident():
+            raise RequestError(
+                "this was called while a step runs, by a logits processor or another callback of "
+                "the same engine: it would wait for itself. Call it from another thread."
+            )
+
     def _stop_steps(self) -> None:
+        self._check_outside_step()
         with self._stepping:
             self.session.client.pause()  # a core of its own process would run on
             self.paused = True
@@ -147,6 +157,7 @@ class Batches:
 
     def _step_or_wait(self, done: Callable[[], bool]) -> None:
         """Run a step, unless another thread does; then wait for its end."""
+        self._check_outside_step()
         with held_back_interrupts():  # inside, Ctrl-C could leave the lock behind
             stepped = self._try_step(done)
         if not stepped:
@@ -161,8 +172,10 @@ class Batches:
             return False
         try:
             if not (self.paused or done()):
+                self._stepper = threading.get_ident()
                 self._step()
         finally:
+            self._stepper = 0
             self._stepping.release()
             with self._stepped:
                 self._stepped.notify_all()

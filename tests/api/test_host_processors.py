@@ -38,6 +38,24 @@ def host(full_folder: Path, letters: Any) -> Iterator[jengine.LLM]:
         yield llm
 
 
+def test_a_call_from_within_a_step_does_not_wait_for_itself(
+    host: jengine.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    apply = OneToken.apply
+
+    def nested(self: OneToken, logits: Any) -> Any:
+        with pytest.raises(RequestError) as raised:
+            host.generate(PROMPTS[0], params(), use_tqdm=False)
+        refused.append(str(raised.value))
+        return apply(self, logits)
+
+    expected = answers(host.generate(PROMPTS[1], params(temperature=0), use_tqdm=False))
+    monkeypatch.setattr(OneToken, "apply", nested)
+    assert answers(host.generate(PROMPTS[1], params(temperature=0), use_tqdm=False)) == expected
+    assert "while a step runs" in refused[0]
+
+
 def params(**more: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **more})
 
