@@ -50,6 +50,7 @@ class Exchanges:
             found.append(
                 self._all_reduces("all-reduces within a layer", count, sums, layout.tp, True)
             )
+            found.append(self._logits(tokens))
         if layout.dcp > 1:
             found.append(self._of_divided_caches(own))
         if layout.pcp > 1:
@@ -69,6 +70,14 @@ class Exchanges:
         sent = round(2 * (devices - 1) / devices * size)
         ports = layout.devices_a_host if tensor else 1
         return self._sent(what, count, count * sent, ports if hosts > 1 else 0)
+
+    def _logits(self, tokens: int) -> Exchange:
+        """The all-gather of sampled tokens' logits; greedy decoding alone sends less."""
+        layout, config = self.memory.layout, self.memory.config
+        rows = min(tokens, self.memory.schedule.max_num_seqs)
+        sent = rows * config.vocab_size * FLOAT32 * (layout.tp - 1) // layout.tp
+        ports = layout.devices_a_host if layout.tensor_hosts > 1 else 0
+        return self._sent("all-gather of logits", 1, sent, ports)
 
     def _sent(self, what: str, count: int, sent: int, ports: int) -> Exchange:
         """Bytes that a device sends: through so many network ports, 0 if all are on one host."""

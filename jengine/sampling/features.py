@@ -27,6 +27,11 @@ class SamplingFeatures:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     processors: tuple[ProcessorSet, ...] = ()  # functions that change logits; they need `adjust`
 
+    @property
+    def reads_logits(self) -> bool:
+        """Whether the sampler does more than an argmax."""
+        return self.random or self.adjust or self.logprobs is not None
+
     def __post_init__(self) -> None:
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(

@@ -42,5 +42,5 @@ def test_a_chat_survives_a_message_that_is_too_long(model: Path) -> None:
     assert first == second != ""
     assert "maximum context length is 128 tokens" in done.stderr
     assert "Type /reset to start afresh." in done.stderr
-    # Nothing but the two programs of a small chat was compiled.
-    assert "programs 2 (0 compiled after warm-up)" in done.stderr
+    # Nothing but the two forwards of a small chat, and the sampler of each, was compiled.
+    assert "programs 4 (0 compiled after warm-up)" in done.stderr

@@ -96,12 +96,13 @@ def test_devices_that_share_layers() -> None:
     assert part["cache_token"] == whole["cache_token"] / 4
     # Eight heads of keys and values: sixteen devices hold each twice.
     assert sixteen["bytes_a_device"]["cache_token"] == whole["cache_token"] / 8
-    (sums,) = four["decode"]["exchanges"]
+    sums, logits = four["decode"]["exchanges"]
     hidden = 64 * 4096 * 2
     assert sums["count"] == 2 * 32 + 1
     assert sums["bytes"] == 65 * int(2 * 3 / 4 * hidden)
     assert sums["seconds"] == pytest.approx(65 * (2 * 3 / 4 * hidden / 450e9 + 10e-6))
     assert sums["link"] == "NVLink"
+    assert (logits["count"], logits["bytes"]) == (1, 64 * 128256 * 4 * 3 // 4)
     assert sixteen["decode"]["exchanges"][0]["link"] == "NVLink and network"
 
 
@@ -114,7 +115,7 @@ def test_stages() -> None:
     assert deep["bytes_a_device"]["cache_token"] == flat["bytes_a_device"]["cache_token"] / 2
     assert deep["decode"]["tokens"] == 32
     assert deep["seconds_a_token"] == 2 * deep["decode"]["expected"]
-    sums, handed, last = deep["decode"]["exchanges"]
+    sums, _, handed, last = deep["decode"]["exchanges"]
     assert (sums["count"], sums["link"]) == (33, "NVLink")
     assert (handed["bytes"], handed["link"]) == (32 * 4096 * 4, "network")
     assert last["link"] == "NVLink and network"
@@ -172,7 +173,7 @@ def test_devices_that_divide_the_cached_tokens() -> None:
     assert halves["bytes_a_device"]["cache_token"] == token // 2
     assert halves["decode"]["cache_read"] == copies["decode"]["cache_read"] // 2
     assert halves["decode"]["operations"] == copies["decode"]["operations"]
-    _, sent = halves["decode"]["exchanges"]
+    *_, sent = halves["decode"]["exchanges"]
     assert sent["count"] == 3 * 80
     # Of 8 tokens, the queries of 4 heads, and as many results with two log-sum-exps each.
     assert sent["bytes"] == 80 * 8 * 4 * (128 * 2 + (128 + 2) * 4)
@@ -185,7 +186,7 @@ def test_latent_vectors_are_divided_too() -> None:
     whole, parts = plan(*words), plan(*words, "--dcp", "16")
     assert whole["bytes_a_device"]["cache_token"] == 61 * 576 * 2
     assert parts["bytes_a_device"]["cache_token"] == pytest.approx(61 * 576 * 2 / 16, abs=1)
-    sent = parts["decode"]["exchanges"][1]
+    sent = parts["decode"]["exchanges"][-1]
     assert sent["bytes"] == 61 * 64 * 8 * 15 * (576 * 2 + (512 + 16) * 4)
 
 

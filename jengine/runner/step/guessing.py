@@ -95,8 +95,8 @@ class Guessing:
         own = own._replace(rows=self.ends.rows, positions=self.ends.positions + 1 + index)
         features = self.program.features.sampling
         found, _ = sample(
-            logits, None, own, features=features, key_data=jnp.zeros(2, jnp.uint32),
-            implementation=self.program.sampler,
+            self.program.gathered(logits), None, own, features=features,
+            key_data=jnp.zeros(2, jnp.uint32), implementation=self.program.sampler,
         )  # fmt: skip
         return found.tokens
 

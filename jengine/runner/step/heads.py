@@ -89,7 +89,7 @@ def sample_slots(
         # One base key for all engines: a request's seed alone decides its noise, and requests
         # without one got theirs from the engine's seed.
         sampled, rows = sample_tokens(
-            logits,
+            program.gathered(logits),
             state.rows,
             slots,
             features=program.features.sampling,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from jax import Array
+
 from jengine.lora.weights import HEAD, LowRankWeight
 from jengine.models.stages import StageLayout
 from jengine.runner.step.adapters import HeadAdapters, add_adapters, token_slots
@@ -133,6 +135,18 @@ class Program:
     def has_drafts(self) -> bool:
         """Whether decode rows may be drafts."""
         return self.features.drafts and self.shapes.has_drafts(self.bucket)
+
+    def gathered(self, logits: Array) -> Array:
+        """The logits that the sampler takes: of the whole vocabulary on each device, except for an
+        argmax.
+
+        On shards it would exchange something in each pass of each filter. Those are in branches and
+        loops, where devices of a CPU may come to collectives in different orders and wait for each
+        other for good.
+        """
+        if not self.features.sampling.reads_logits:
+            return logits
+        return self.placement.held(logits, (None, None))
 
     @property
     def sampler(self) -> str | None:

@@ -88,22 +88,18 @@ def empty_state(
 def placed_state(
     state: StepState, placement: Placement, groups: tuple[CacheGroup, ...]
 ) -> StepState:
-    """The shapes of a state with shardings: caches of these groups by their axes, the sampler's
-    rows by token id, and stages' arrays by stage."""
+    """The shapes of a state with shardings: caches of these groups by their axes, and stages'
+    arrays by stage."""
 
     def placed(x: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement.sharding(axes, x.shape))
 
     whole = jax.tree.map(lambda x: placed(x, (None,) * x.ndim), state)
-    by_token = {
-        name: placed(getattr(state.rows, name), (None, "vocab")) for name in ("marks", "bias")
-    }
     return whole._replace(
         caches=tuple(
             jax.tree.map(placed, cache, group_axes(group))
             for cache, group in zip(state.caches, groups, strict=True)
         ),
-        rows=whole.rows._replace(**by_token),
         held=None if state.held is None else placed(state.held, HELD_AXES),
         prompts=whole.prompts
         if state.held is None or state.prompts is None

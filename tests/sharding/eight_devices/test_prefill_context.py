@@ -31,15 +31,12 @@ def striped(folder: Path, groups: int, tensor: int = 1, **settings: Any) -> jeng
     return tiny_engine(folder, **sizes, **settings)
 
 
-WAITING = pytest.mark.skip("devices of one CPU wait for each other: to be mended")
-
-
 @pytest.mark.parametrize(
     ("groups", "tensor"),
     [
         (2, 1),
         pytest.param(2, 2, marks=pytest.mark.slow),
-        pytest.param(4, 2, marks=WAITING),
+        pytest.param(4, 2, marks=pytest.mark.slow),
         pytest.param(8, 1, marks=pytest.mark.slow),
     ],
 )
@@ -58,10 +55,7 @@ def test_same_tokens_in_any_number_of_groups(
     {"kv_offloading_size": 0.01},
     {"quantization": "int8"},
     {"data_parallel_size": 2},
-    pytest.param(
-        {"decode_context_parallel_size": 2, "tensor_parallel_size": 2},
-        marks=WAITING,
-    ),
+    {"decode_context_parallel_size": 2, "tensor_parallel_size": 2},
     {"block_size": 4},
     {"max_num_seqs": 3},
     {"enable_chunked_prefill": False, "max_num_batched_tokens": 768,

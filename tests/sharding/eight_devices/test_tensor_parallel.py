@@ -16,6 +16,10 @@ from jengine import SamplingParams
 from jengine.errors import ConfigError
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
+from jengine.runner.variants.buckets import Slots
+from jengine.runner.variants.features import Features
+from jengine.runner.variants.parts import Part
+from jengine.sampling.features import SamplingFeatures
 from jengine.weights.abstract import with_values
 from tests.api.engines import tiny_engine
 from tests.models.parallel_family import (
@@ -87,12 +91,11 @@ def test_strict_mode_compiles_nothing_while_serving(folder: Path, on_one: list[A
 
 @pytest.mark.parametrize("prefill", [0, 256])
 def test_what_devices_exchange(folder: Path, prefill: int) -> None:
-    """Two sums a layer and one for the embedding; of the logits only each device's best."""
+    """Two sums a layer and one for the embedding, no logits."""
     with split_engine(folder, 4) as llm:
         programs = llm.engine.loaded.programs
         bucket = next(b for b in llm.engine.loaded.ladders.buckets() if b.prefill_tokens == prefill)
-        sampled = next(tier for tier in programs.tiers if str(tier) == "random")
-        compiled, _ = programs.compiler.compile(bucket, sampled)
+        compiled, _ = programs.compiler.compile(bucket, programs.tiers[0].of(Part.FORWARD))
         layers, hidden = len(llm.engine.model.layers), llm.engine.model.hidden_size
         caches = llm.engine.loaded.state.caches
     text = compiled.as_text()
@@ -100,14 +103,40 @@ def test_what_devices_exchange(folder: Path, prefill: int) -> None:
         assert f" {kind}(" not in text
     sums = re.findall(r"= [a-z0-9]+\[([0-9,]*)\]\S* all-reduce\(", text)
     large = [shape for shape in sums if shape.endswith(f",{hidden}")]
-    assert len(large) == 2 * layers + 1
-    assert all("," not in shape for shape in sums if shape not in large)
+    assert len(large) == len(sums) == 2 * layers + 1
     memory = compiled.memory_analysis()
     own = sum(cache.addressable_shards[0].data.nbytes for cache in caches)
     assert memory.alias_size_in_bytes >= own
     cache_shape = ",".join(map(str, caches[0].addressable_shards[0].data.shape))
     assert f"[{cache_shape}]" in text
     assert not re.search(rf"\[{cache_shape}\]\S* copy\(", text)
+
+
+COLLECTIVES = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\("
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_samplers_exchange(folder: Path, groups: int) -> None:
+    """Each device's best, or the logits once: branches and loops of a sampler exchange nothing, so
+    that devices cannot come to different collectives."""
+    with split_engine(folder, 4, prefill_context_parallel_size=groups) as llm:
+        compiler, rows = llm.engine.loaded.programs.compiler, 8
+        texts = {
+            str(sampling): compiler.compile(
+                Slots(rows), Features(sampling=sampling, part=Part.SAMPLE)
+            )[0].as_text()
+            for sampling in (
+                SamplingFeatures(),
+                SamplingFeatures(random=True),
+                SamplingFeatures(random=True, adjust=True, logprobs=20, own_ids=True),
+            )
+        }
+    best, *whole = texts.values()
+    assert set(re.findall(COLLECTIVES, best)) == {"all-reduce"}
+    for shape in re.findall(r"= [a-z0-9]+\[([0-9,]*)\]\S* all-reduce\(", best):
+        assert shape == str(rows)
+    for text in whole:
+        assert re.findall(COLLECTIVES, text) == ["all-gather"]
 
 
 def test_each_device_holds_its_part(folder: Path) -> None:
