@@ -117,9 +117,10 @@ class RoundedCache(transformers.DynamicCache):
 
 
 def as_int8(heads: Tensor) -> Tensor:
-    """The nearest int8 of numbers that share a scale."""
-    scale = heads.abs().amax(-1, keepdim=True) / 127
-    return (heads / scale.clamp(min=1e-12)).round() * scale
+    """The nearest int8 of numbers that share a scale, a bfloat16 that is rounded up."""
+    exact = (heads.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-12)
+    scale = ((exact.view(torch.int32) + 0xFFFF) >> 16 << 16).view(torch.float32)
+    return (heads / scale).round() * scale
 
 
 CACHES: dict[str, Callable[[Any], dict[str, Any]]] = {
