@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jengine.errors import ConfigError, nearest_name
-from jengine.request import Request, WireRequest
+
+if TYPE_CHECKING:  # flags read this table, and a help text imports no numpy
+    from jengine.request import Request, WireRequest
 
 
 class Order(ABC):

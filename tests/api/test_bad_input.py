@@ -8,7 +8,6 @@ import shutil
 import struct
 import warnings
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from jengine.errors import (
     RequestError,
     UnsupportedFeature,
 )
+from jengine.sampling_params import PARAMETERS
 from tests.api.engines import MAX_MODEL_LEN, VOCAB, is_idle, tiny_engine
 
 PROMPT = [5, 6, 7]
@@ -182,11 +182,7 @@ def test_text_features_need_a_tokenizer(still_answers: jengine.LLM) -> None:
 
 # Parameters
 
-NUMBERS = [
-    item.name
-    for item in fields(SamplingParams)
-    if str(item.type).removesuffix(" | None") in ("int", "float")
-]
+NUMBERS = [name for name, one in PARAMETERS.items() if one.kind in (int, float)]
 
 
 def test_numeric_fields_are_found() -> None:
