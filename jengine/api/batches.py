@@ -42,6 +42,7 @@ class Batches:
         self.paused = False  # no thread runs steps, and those that wait for some wait on
         self._stepping = threading.Lock()
         self._stepper = 0  # the thread that runs a step, while one does
+        self._paused_by = 0  # the thread that stopped steps last
         self._stepped = threading.Condition()
 
     def submit(
@@ -128,6 +129,7 @@ class Batches:
         self._check_outside_step()
         with self._stepping:
             self.session.client.pause()  # a core of its own process would run on
+            self._paused_by = threading.get_ident()
             self.paused = True
 
     def resume(self) -> None:
@@ -158,6 +160,8 @@ class Batches:
     def _step_or_wait(self, done: Callable[[], bool]) -> None:
         """Run a step, unless another thread does; then wait for its end."""
         self._check_outside_step()
+        if self._paused_by == threading.get_ident():
+            self.check_running()  # this thread can wake nobody while it waits
         with held_back_interrupts():  # inside, Ctrl-C could leave the lock behind
             stepped = self._try_step(done)
         if not stepped:

@@ -249,6 +249,42 @@ def test_a_program_that_does_not_compile_is_its_requests_error(
     assert is_idle(greedy)
 
 
+def test_a_request_that_leaves_while_its_program_is_compiled_is_gone(
+    greedy: jengine.LLM, hold: Hold
+) -> None:
+    scored = SamplingParams(temperature=0, max_tokens=2, logprobs=1)
+    leaving = greedy.stream(random_prompts(9), scored)
+    staying = greedy.stream(random_prompts(9), GREEDY)
+    next(staying)
+    assert hold.began.wait(60)
+    del leaving
+    expected = [*staying][-1].outputs[0].token_ids
+    assert is_idle(greedy) and not hold.open.is_set()
+    hold.open.set()
+    assert greedy.generate(random_prompts(9), scored)[0].outputs[0].token_ids == expected[:2]
+    assert is_idle(greedy)
+
+
+def test_a_function_whose_program_fails_is_its_requests_error(greedy: jengine.LLM) -> None:
+    traced: list[jax.Array] = []
+
+    def broken(logits: jax.Array) -> jax.Array:
+        traced.append(logits)
+        if len(traced) > 1:  # the first time, its shapes are checked as the request comes in
+            raise ValueError("no such bias")
+        return logits
+
+    expected = greedy.generate(random_prompts(9), GREEDY)[0].outputs[0].token_ids
+    stream = greedy.stream(random_prompts(9), GREEDY)
+    next(stream)
+    params = SamplingParams(temperature=0, max_tokens=2, logits_processors=[broken])
+    failed = greedy.generate(random_prompts(9), params)[0]
+    assert failed.outputs[0].finish_reason == "error"
+    assert "ValueError: no such bias" in str(failed.error)
+    assert [*stream][-1].outputs[0].token_ids == expected
+    assert is_idle(greedy)
+
+
 def test_what_warm_up_failed_to_compile_is_tried_for_who_asks(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,17 @@ def test_prompts_that_are_queued_meanwhile_are_answered_or_refused(sleeper: jeng
     sleeper.wake_up()
 
 
+def test_a_thread_does_not_wait_for_its_own_waking(sleeper: jengine.LLM) -> None:
+    stream = sleeper.stream(PROMPTS, GREEDY.clone(max_tokens=200))
+    next(stream)
+    sleeper.sleep(1, "keep")
+    with pytest.raises(EngineAsleep, match="put to sleep"):
+        list(stream)
+    assert sleeper.wake_up()
+    assert list(stream) == []
+    assert sleeper.stats().running == 0
+
+
 @pytest.mark.parametrize("mode", ["keep", "abort", "wait"])
 def test_requests_of_another_thread(sleeper: jengine.LLM, mode: Any) -> None:
     params = GREEDY.clone(max_tokens=200)
