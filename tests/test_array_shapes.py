@@ -60,6 +60,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return check_all(monkeypatch)
 
 
+@pytest.mark.slow
 def test_every_annotation_is_true(seen: set[str]) -> None:
     known = variants(5, "raw_logprobs")
     whole = (

@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "recurrent": ("qwen3_next", {}, {"mamba_block_size": 32}),
     "offloaded": ("llama", {}, {"kv_offloading_size": 0.05, "num_gpu_blocks_override": 60}),
 }
-SLOW = {kind: pytest.mark.slow for kind in KINDS if kind not in ("full", "recurrent")}
+SLOW = {kind: pytest.mark.slow for kind in KINDS if kind != "full"}
 PARAMS = BeamSearchParams(3, 20, ignore_eos=True)  # over the end of a block
 
 

@@ -268,6 +268,7 @@ def test_llm_pauses_a_core_process_and_resumes_it() -> None:
         llm.shutdown()
 
 
+@pytest.mark.slow
 def test_replicas_run_in_processes_of_their_own() -> None:
     llm = LLM(
         "demo", skip_tokenizer_init=True, executor="tests.executor.plugin:ScriptedWorkers",

@@ -64,6 +64,7 @@ def test_numerics_are_right(tmp_path: Path) -> None:
     assert all(line["right"] is True for line in part["lines"])
 
 
+@pytest.mark.slow
 def test_numerics_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attend, sample, write = numerics.attend, numerics.sample_tokens, numerics.write_cache
     monkeypatch.setattr(

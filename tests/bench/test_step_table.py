@@ -46,6 +46,7 @@ def test_a_table_describes_the_engine_that_was_measured(llm: LLM, tmp_path: Path
     )
 
 
+@pytest.mark.slow
 def test_a_measured_trace_and_its_simulation_have_the_same_requests(llm: LLM) -> None:
     settings = TraceSettings(requests=6, rate=50.0, input_len=20, output_len=5, spread=0.3,
                              longest=64, vocab_size=llm.engine.model.vocab_size)  # fmt: skip

@@ -239,6 +239,7 @@ def test_the_page_is_whole_and_fetches_nothing(good: Comparison, tmp_path: Path)
         assert part in text
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_page(quick: Comparison) -> None:
     shown = quick._repr_html_()
     assert shown.startswith("<iframe srcdoc=")

@@ -33,7 +33,7 @@ def stripes_of(groups: int, rows: int, tiles: int, tile: int) -> Stripes:
     return Stripes(Bucket(rows, tiles * tile, 4), shapes, Divided(groups))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from([1, 2, 4]), st.integers(0, 3), st.integers(0, 5), st.sampled_from([1, 2, 8]),
     st.data(),
