@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.research.comparison import Comparison
     from jengine.sampling_params import RequestOutputKind, SamplingParams
     from jengine.structured_outputs import StructuredOutputsParams
+    from jengine.weights.map_to import MapTo
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,7 @@ _HOMES = {
     "LoRARequest": "jengine.adapters",
     "LogitsProcessor": "jengine.logits_processor",
     "Logprob": "jengine.logprobs",
+    "MapTo": "jengine.weights.map_to",
     "MoveDirectionality": "jengine.logits_processor",
     "PoolerConfig": "jengine.config",
     "PoolingOutput": "jengine.pooling_outputs",

@@ -25,6 +25,7 @@ from jengine.assembly.settings.values import one_of
 from jengine.errors import EngineDead, UnsupportedFeature
 from jengine.executor.protocol import WorkerHealth
 from jengine.metrics.reader import Metric
+from jengine.weights.mapped_trees import Mapped
 
 # Seconds between two checks whether all requests have ended.
 GLANCE = 0.01
@@ -102,8 +103,9 @@ class AsyncEngine(BaseLLM):
         return await asyncio.to_thread(self.engine.wait_until_warm, timeout)
 
     async def update_params(
-        self, params: Any, *, donate: bool = False, on_inflight: OnInflight = "finish"
-    ) -> int:
+        self, params: Any, *, mapping: Mapped | None = None, donate: bool = False,
+        on_inflight: OnInflight = "finish",
+    ) -> int:  # fmt: skip
         """Use other parameters, between two steps; as `LLM.update_params`.
 
         With "finish", requests that come meanwhile wait and run with the new ones. While generation
@@ -111,7 +113,7 @@ class AsyncEngine(BaseLLM):
         """
         return await asyncio.to_thread(
             parameters.update_params,
-            self.engine, params, donate, on_inflight, self._requests.finish_all,
+            self.engine, params, donate, on_inflight, self._requests.finish_all, mapping,
         )  # fmt: skip
 
     async def save(

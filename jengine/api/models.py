@@ -19,8 +19,9 @@ from jengine.models.language_model import LanguageModel
 from jengine.models.stages import stage_layout
 from jengine.weights.abstract import abstract_model, with_dtype, with_values
 from jengine.weights.folder import read_config_file
-from jengine.weights.hf_arrays import given_tensors, hf_parameters
+from jengine.weights.hf_arrays import GivenTensor, given_tensors, hf_parameters
 from jengine.weights.live import named_arrays
+from jengine.weights.mapped_trees import Mapped, MappedTensor, mapped_tensors
 from jengine.weights.resolve import resolve_model
 from jengine.weights.stages import StagePlaces
 from sharding.jax_settings import engine_context
@@ -59,6 +60,7 @@ def from_hf(
     arrays: Any,
     config: Mapping[str, Any] | str | Path | Any,
     *,
+    mapping: Mapped | None = None,
     dtype: Any = "auto",
     mesh: jax.sharding.Mesh | None = None,
 ) -> LanguageModel:
@@ -68,6 +70,7 @@ def from_hf(
         arrays: A flat or nested mapping of numpy, JAX or DLPack arrays, named as in the model's
             safetensors files ("model.layers.0.self_attn.q_proj.weight").
         config: The contents of config.json, a transformers config, or a folder with config.json.
+        mapping: How the paths of any pytree become such names; as for `LLM.update_params`.
         dtype: "auto" is what config names, or the arrays' own where it names none.
         mesh: Devices to shard the parameters over; by default one device holds them.
 
@@ -77,7 +80,12 @@ def from_hf(
     Raises:
         CheckpointError: A tensor is missing, unknown, or of another shape.
     """
-    hf, given = hf_config(config), given_tensors(named_arrays(arrays))
+    hf = hf_config(config)
+    given: Mapping[str, GivenTensor | MappedTensor]
+    if mapping is None:
+        given = given_tensors(named_arrays(arrays))
+    else:
+        given = mapped_tensors(arrays, mapping)
     names_dtype = any(hf.get(key) is not None for key in ("dtype", "torch_dtype"))
     if isinstance(dtype, str) and dtype == "auto" and not names_dtype:
         dtype = next((one.array.dtype for one in given.values()), dtype)

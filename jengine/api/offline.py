@@ -20,6 +20,7 @@ from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
 from jengine.executor.protocol import WorkerHealth
 from jengine.metrics.reader import Metric
+from jengine.weights.mapped_trees import Mapped
 
 
 class OfflineEngine(BaseLLM):
@@ -35,19 +36,35 @@ class OfflineEngine(BaseLLM):
         self,
         params: Any,
         *,
+        mapping: Mapped | None = None,
         donate: bool = False,
         on_inflight: OnInflight = "finish",
     ) -> int:
-        """Use other parameters: a module, an nnx.State, or a tree of arrays, under the paths of
-        `llm.params` or under Hugging Face names. Returns their version.
+        """Use other parameters from the next step on. Nothing is compiled.
 
-        Structure, shapes and dtypes are checked first; on a mismatch nothing changes. Nothing is
-        compiled, and arrays with the right sharding are used without a copy. `donate` deletes
-        given arrays that had to be copied. Running requests finish first, are aborted, or continue
-        with the new weights on the KV cache that the old ones have filled.
+        Args:
+            params: a module, an nnx.State, or a tree of arrays, under the paths of `llm.params`,
+                whose arrays are used without a copy where the sharding is right, or under Hugging
+                Face names. With `mapping`, any pytree, whose arrays are copied.
+            mapping: how the tree's paths become Hugging Face names: "flax", "equinox", "maxtext" or
+                "levanter"; a dict of patterns, `{"blocks.{layer}.up.kernel":
+                MapTo("model.layers.{layer}.mlp.up_proj.weight", inputs=1)}`; or a function (path,
+                array) -> {name: array}.
+            donate: whether given arrays that had to be copied are deleted.
+            on_inflight: whether running requests "finish" first, are "abort"ed, or "continue" with
+                the new weights on the KV cache that the old ones have filled.
+
+        Returns:
+            The version of the parameters: how often they were replaced.
+
+        Raises:
+            ConfigError, CheckpointError: structure, shapes or dtypes do not fit, or a path matches
+                no pattern. Everything is checked first, so nothing has changed then.
         """
         finish_all = self._answering.batches.finish_all
-        return parameters.update_params(self.engine, params, donate, on_inflight, finish_all)
+        return parameters.update_params(
+            self.engine, params, donate, on_inflight, finish_all, mapping
+        )
 
     def save(
         self,

@@ -16,6 +16,7 @@ from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.hf_arrays import given_parameters
 from jengine.weights.live import release_moved
+from jengine.weights.mapped_trees import Mapped, mapped_parameters, tree_arrays
 from jengine.weights.save import save_model, saved_config
 from sharding.jax_settings import engine_context
 
@@ -24,7 +25,7 @@ OnInflight = Literal["finish", "abort", "continue"]
 
 def update_params(
     engine: Engine, params: Any, donate: bool, on_inflight: OnInflight,
-    finish_all: Callable[[], None],
+    finish_all: Callable[[], None], mapping: Mapped | None = None,
 ) -> int:  # fmt: skip
     """Use other parameters from the next step on; returns their version.
 
@@ -32,7 +33,11 @@ def update_params(
     """
     one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
     with engine_context():
-        values = given_parameters(engine.model, engine.declared, params, engine.places)
+        model, declared, places = engine.model, engine.declared, engine.places
+        if mapping is None:
+            values = given_parameters(model, declared, params, places)
+        else:
+            values = mapped_parameters(model, declared, params, mapping, places)
     session = engine.session
     with session.closed_to_new():
         if on_inflight == "finish":
@@ -46,7 +51,8 @@ def update_params(
         session.stats.update_params(time.monotonic() - began)
         if donate:
             copied = engine.order.copied
-            release_moved(params, [value for path, value in values.items() if path not in copied])
+            in_use = [value for path, value in values.items() if path not in copied]
+            release_moved(tree_arrays(params).values(), in_use)
         return version
 
 

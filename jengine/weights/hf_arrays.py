@@ -23,6 +23,7 @@ from jengine.models.reading.hf_config import DTYPES
 from jengine.weights.abstract import Place
 from jengine.weights.live import fitting_arrays, named_arrays
 from jengine.weights.safetensors_io import check_tensors, present, stream
+from jengine.weights.stored_parameter import ReadableTensor
 
 # Stands for a folder in messages.
 GIVEN = Path("the given arrays")
@@ -72,7 +73,7 @@ def as_array(name: str, given: Any) -> Any:
 
 
 def hf_parameters(
-    config: ModelConfig, model: nnx.Module, given: Mapping[str, GivenTensor], place: Place | None
+    config: ModelConfig, model: nnx.Module, given: Mapping[str, ReadableTensor], place: Place | None
 ) -> dict[str, jax.Array]:
     """Every parameter that `model` (abstract or not) declares, by path."""
     tensors = registry.full_names(config, given)

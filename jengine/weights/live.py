@@ -16,6 +16,7 @@ from flax import nnx
 from jengine.errors import ConfigError
 from jengine.models.parameter import named_parameters, named_variables, with_current_names
 from jengine.weights.abstract import Place
+from jengine.weights.tree_tables import hint
 
 FIRST_SHOWN = 10
 
@@ -57,11 +58,18 @@ def fitting_arrays(model: nnx.Module, params: Any, place: Place) -> dict[str, ja
         raise ConfigError(
             f"these parameters do not fit the model; nothing was changed:\n  {shown}"
             + (f"\n  and {more} more" if more > 0 else "")
+            + hint([*given, *pytree_paths(params)])
         )
     return {
         path: place(path, parameter.get_metadata()["axes"], given[path])
         for path, parameter in declared.items()
     }
+
+
+def pytree_paths(tree: Any) -> list[str]:
+    """The dotted paths of a pytree's leaves."""
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
 
 
 def differences(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -86,10 +94,10 @@ def differences(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[s
     return lines
 
 
-def release_moved(params: Any, in_use: Iterable[jax.Array]) -> None:
+def release_moved(given: Iterable[Any], in_use: Iterable[jax.Array]) -> None:
     """Delete the given arrays whose memory is not in use, as their contents had to be copied."""
     kept = set().union(*map(buffers, in_use))
-    for array in named_arrays(params).values():
+    for array in given:
         if isinstance(array, jax.Array) and not array.is_deleted() and not buffers(array) & kept:
             array.delete()
 

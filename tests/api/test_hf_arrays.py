@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -93,6 +94,40 @@ def test_updates(llm: LLM, wanted: list[int], arrays: dict[str, np.ndarray], for
     assert answer(llm) != wanted
     assert llm.update_params(form(arrays)) == version + 1
     assert answer(llm) == wanted
+
+
+def of_linen(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The tree of flax.linen modules that are called as the tensors are."""
+    found = {}
+    for name, one in arrays.items():
+        module = name.removesuffix(".weight")
+        is_linear = one.ndim == 2 and not module.endswith("embed_tokens")
+        kind = "kernel" if is_linear else "embedding" if one.ndim == 2 else "scale"
+        found[f"params.{module}.{kind}"] = jnp.asarray(one.T if is_linear else one)
+    return nested(found)
+
+
+def test_updates_by_a_mapping(llm: LLM, wanted: list[int], arrays: dict[str, np.ndarray]) -> None:
+    version = llm.update_params(of_linen(zeros(arrays)), mapping="flax")
+    assert answer(llm) != wanted
+    tree = of_linen(arrays)
+    compiled = len(llm.ledger.entries)
+    assert llm.update_params(tree, mapping="flax", donate=True) == version + 1
+    assert answer(llm) == wanted
+    assert len(llm.ledger.entries) == compiled
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(tree))
+
+
+def test_a_mapping_that_does_not_fit_changes_nothing(
+    llm: LLM, wanted: list[int], arrays: dict[str, np.ndarray]
+) -> None:
+    tree, version = of_linen(arrays), llm.weights_version
+    tree["params"]["model"]["norm"]["scale"] = np.zeros(3, np.float32)
+    with pytest.raises(CheckpointError, match=r"model.norm.weight' has shape \(3,\), expected"):
+        llm.update_params(tree, mapping="flax")
+    with pytest.raises(ConfigError, match=r"names of flax.linen or flax.nnx: mapping='flax'"):
+        llm.update_params(tree)
+    assert (llm.weights_version, answer(llm)) == (version, wanted)
 
 
 def test_what_is_shown_can_be_given_back(llm: LLM, wanted: list[int]) -> None:

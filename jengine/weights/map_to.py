@@ -1,0 +1,58 @@
+"""MapTo: where an array of another library's tree goes in a checkpoint, and how it is laid out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class MapTo:
+    """Where `update_params(tree, mapping=...)` puts an array of a tree, and how it is laid out.
+
+    Args:
+        name: its Hugging Face name, such as "model.layers.{layer}.mlp.up_proj.weight"; what the
+            pattern's placeholders stand for is put into those of the name. Several names: the array
+            is split by its outputs.
+        inputs: how many axes the inputs of a matmul take, at the front: [inputs..., outputs...] is
+            transposed to [outputs, inputs].
+        outputs: how many axes the outputs take, at the front; several axes become one, and nothing
+            is transposed.
+        stacked: the axis along which layers are stacked, which `{layer}` then counts.
+        sizes: the outputs of each of several names; None: equal parts.
+    """
+
+    name: str | tuple[str, ...]
+    inputs: int | None = None
+    outputs: int | None = None
+    stacked: int | None = None
+    sizes: tuple[int, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return (self.name,) if isinstance(self.name, str) else self.name
+
+    def laid_out(self, array: Any, layer: int | None, part: int) -> Any:
+        """One of the tensors of the array, in a checkpoint's layout."""
+        if self.stacked is not None:
+            array = array[(slice(None),) * (self.stacked % array.ndim) + (layer,)]
+        first = self.inputs if self.inputs is not None else self.outputs
+        if first is not None:
+            sizes = [math.prod(array.shape[:first]), math.prod(array.shape[first:])]
+            array = array.reshape(sizes if first < array.ndim else sizes[:1])
+            array = array.T if self.inputs is not None else array
+        if len(self.names) == 1:
+            return array
+        equal = (array.shape[0] // len(self.names),) * len(self.names)
+        ends = np.cumsum([0, *(self.sizes or equal)])
+        return array[int(ends[part]) : int(ends[part + 1])]
+
+
+# A path's pattern -> where its array goes; None: nowhere. `{layer}` in a pattern stands for one
+# part of a path, `{module:path}` for one or several.
+Rules = Mapping[str, MapTo | str | None]
