@@ -14,9 +14,11 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.adapters import LoRARequest
     from jengine.api.async_llm import AsyncLLM
     from jengine.api.generate import clear, generate
+    from jengine.api.interventions import Patch, Steer
     from jengine.api.llm import LLM
     from jengine.api.llm_engine import LLMEngine
     from jengine.api.models import from_hf, load_model
+    from jengine.api.patch_grid import PatchGrid
     from jengine.assembly.settings.args import EngineArgs
     from jengine.beam_search import BeamSearchParams
     from jengine.config import PoolerConfig
@@ -71,6 +73,8 @@ _HOMES = {
     "Logprob": "jengine.logprobs",
     "MapTo": "jengine.weights.map_to",
     "MoveDirectionality": "jengine.logits_processor",
+    "Patch": "jengine.api.interventions",
+    "PatchGrid": "jengine.api.patch_grid",
     "PoolerConfig": "jengine.config",
     "PoolingOutput": "jengine.pooling_outputs",
     "PoolingParams": "jengine.pooling_params",
@@ -82,6 +86,7 @@ _HOMES = {
     "SamplingParams": "jengine.sampling_params",
     "ScoringOutput": "jengine.pooling_outputs",
     "ScoringRequestOutput": "jengine.pooling_outputs",
+    "Steer": "jengine.api.interventions",
     "StructuredOutputsParams": "jengine.structured_outputs",
     "TextPrompt": "jengine.prompts",
     "TokensPrompt": "jengine.prompts",

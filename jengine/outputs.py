@@ -62,8 +62,9 @@ class StepOutput(NamedTuple):
     tokens: Any  # i32[entries, runs]; NO_TOKEN after the last one of an entry with fewer
     logprobs: StepLogprobs | None = None  # [entries, runs, ...] of the sampled tokens
     prompt_logprobs: StepLogprobs | None = None  # of the token after each one of a prefill chunk
-    # Number of a set of taps -> tap point -> f32[tokens, width].
-    captured: dict[int, dict[str, Any]] = {}
+    # Number of a set of taps -> tap point -> f32[tokens, width]. On the device a set has one entry,
+    # by its first number and their count.
+    captured: dict[Any, dict[str, Any]] = {}
     experts: Any = None  # u8 or u16 [tokens, layers, chosen]: those that each token has picked
     refusals: dict[int, Refusal] = {}  # item of a refused token -> why; made on the host
     # Item -> tokens that a grammar forces behind the sampled ones; made on the host.

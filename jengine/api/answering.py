@@ -36,7 +36,7 @@ class Answering:
         sampling_params: Params,
         use_tqdm: Progress,
         priority: int | Sequence[int] | None = None,
-        taps: int = 0,
+        taps: int | Sequence[int] = 0,
         lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Run the engine until all prompts are answered; outputs in the order of the prompts."""
@@ -100,17 +100,17 @@ class Answering:
         sampling_params: Params,
         use_tqdm: Progress,
         priority: int | Sequence[int] | None = None,
-        taps: int = 0,
+        taps: int | Sequence[int] = 0,
         lora_request: Loras = None,
         *,
         streaming: bool = False,
     ) -> None:
         """Check and queue all prompts, or, with an error, none of them."""
         asked = self._front.asked(
-            prompts, sampling_params, priority, lora_request, streaming=streaming
+            prompts, sampling_params, priority, lora_request, taps, streaming=streaming
         )
         with bar(use_tqdm, len(asked), "Rendering prompts") as progress:
-            self.batches.submit(batch, asked, taps, lambda: progress.update(1))
+            self.batches.submit(batch, asked, lambda: progress.update(1))
 
     def complete(self, batch: Batch, use_tqdm: Progress) -> list[RequestOutput]:
         """Run the engine until the batch is answered."""

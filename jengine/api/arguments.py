@@ -39,6 +39,7 @@ class Asked(NamedTuple):
     params: AnyParams
     priority: int = 0
     lora_request: LoRARequest | None = None
+    taps: int = 0  # number of a set of taps; 0: none
 
 
 def refuse_others(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:

@@ -49,7 +49,6 @@ class Batches:
         self,
         batch: Batch,
         asked: Iterable[Asked],
-        taps: int = 0,
         note_progress: Callable[[], object] = lambda: None,
     ) -> None:
         """Tokenize, check and queue prompts one after the other; with an error, none stays
@@ -58,7 +57,7 @@ class Batches:
             for one in asked:
                 with held_back_interrupts():  # else Ctrl-C could keep a request out of the batch
                     answer = self.session.submit(
-                        one.prompt, one.params, priority=one.priority, taps=taps,
+                        one.prompt, one.params, priority=one.priority, taps=one.taps,
                         lora_request=one.lora_request, reader=batch,
                     )  # fmt: skip
                     batch.answers.append(answer)

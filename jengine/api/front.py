@@ -75,6 +75,7 @@ class Front:
         sampling_params: Params,
         priority: int | Sequence[int] | None = None,
         lora_request: Loras = None,
+        taps: int | Sequence[int] = 0,
         *,
         streaming: bool = False,
     ) -> list[Asked]:
@@ -89,7 +90,8 @@ class Front:
             params = [final_only(one) for one in params]
         levels = [level or 0 for level in spread("priority", priority, len(given))]
         adapters = spread("lora_request", lora_request, len(given))
-        return [Asked(*one) for one in zip(given, params, levels, adapters, strict=True)]
+        tapped = spread("taps", taps, len(given))
+        return [Asked(*one) for one in zip(given, params, levels, adapters, tapped, strict=True)]
 
     def chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[TokensPrompt]:
         """The prompts of one conversation or of several, by the chat template."""

@@ -12,12 +12,12 @@ from typing import Any
 
 from jengine.api.arguments import Params
 from jengine.api.llm import LLM
+from jengine.api.tapping import Interventions
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.vllm_args import RENAMED as RENAMED_SETTINGS
 from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
-from jengine.runner.variants.tap_sets import Intervention
 from jengine.sampling_names import INSTEAD, LATER_FEATURES
 from jengine.sampling_params import SamplingParams
 
@@ -50,7 +50,7 @@ def generate(
     *,
     use_tqdm: bool | None = None,
     capture: str | Sequence[str] | None = None,
-    intervene: Mapping[str, Intervention] | None = None,
+    intervene: Interventions | None = None,
     **options: Any,
 ) -> list[RequestOutput]:
     """Answer prompts with a model; options are sampling parameters or engine settings by name.

@@ -7,7 +7,6 @@ processes. Several threads may share one LLM: their requests run in the same bat
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +18,20 @@ from jengine.api.answering import Progress
 from jengine.api.arguments import Loras, Params, chat_options, refuse_others, with_media_options
 from jengine.api.arrays import GenerateResult, Scores
 from jengine.api.beams import beam_search
-from jengine.api.pooling.engine import PoolingEngine
+from jengine.api.inside import InsideEngine
 from jengine.api.profile_steps import profiled
 from jengine.api.profile_table import Profile
-from jengine.api.tapping import opened_taps
+from jengine.api.tapping import Interventions
 from jengine.beam_search import BeamSearchOutput, BeamSearchParams
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
-from jengine.runner.variants.tap_sets import Intervention
 from jengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jengine import Comparison
 
 
-class LLM(PoolingEngine):
+class LLM(InsideEngine):
     """An offline engine for one model. `LLM("demo")` works anywhere.
 
     `model` is a local folder in Hugging Face format, or "demo". All other settings are keyword
@@ -51,7 +49,7 @@ class LLM(PoolingEngine):
         lora_request: Loras = None,
         priority: int | Sequence[int] | None = None,
         capture: str | Sequence[str] | None = None,
-        intervene: Mapping[str, Intervention] | None = None,
+        intervene: Interventions | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
@@ -62,10 +60,16 @@ class LLM(PoolingEngine):
         list of these. Parameters and adapters: one for all, or one per prompt.
 
         `capture` names tap points (see `llm.tap_points`; * stands for any layer), and
-        `output.captured` then holds f32 [tokens that ran, width] for each. `intervene` maps tap
-        points to pure functions of the values there, f32 [tokens, width], or of values and
-        positions; what they return flows on, for the tokens of these prompts only. Both are
-        compiled into the step: give the same function again, not an equal one, to use it again.
+        `output.captured` then holds f32 [tokens that ran, width] for each.
+
+        `intervene` maps tap points to a `Patch`, a `Steer`, a pure function f(x) or f(x,
+        positions), or a pair (f, arrays) of f(x, arrays) or f(x, positions, arrays). `x` is
+        f32 [tokens, width], of all tokens of the step: other requests' and padding are among them,
+        in no order to rely on, and only what f returns for the tokens of these prompts flows on.
+        `positions` is i32 [tokens], each token's place in its own sequence from the prompt's first
+        token, so `positions == 3` is the prompt's fourth token. A function is compiled into the
+        step: give the same one again, not an equal one, to use its program again. Its arrays, a
+        pytree, are operands: others of the same shapes compile nothing.
 
         `tokenization_kwargs` are options of text.tokenization, such as truncate_prompt_tokens, and
         `mm_processor_kwargs` those of the model's processor, for prompts that name none.
@@ -87,7 +91,7 @@ class LLM(PoolingEngine):
         priority: int | Sequence[int] | None = None,
         *in_order: Any,
         capture: str | Sequence[str] | None = None,
-        intervene: Mapping[str, Intervention] | None = None,
+        intervene: Interventions | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several.
@@ -243,16 +247,7 @@ class LLM(PoolingEngine):
         """
         return jengine.compare(self, against, **options)
 
-    def _token_ids(self, text: str) -> list[int]:
-        return self.engine.session.input_processor.prompts.render(text)["prompt_token_ids"]
-
     def _answer_rows(
         self, rows: list[list[int]], params: list[SamplingParams]
     ) -> list[RequestOutput]:
         return self._answering.answer(rows, params, False)
-
-    def _taps(self, capture: Any, intervene: Any) -> AbstractContextManager[int]:
-        engine = self.engine
-        if capture is None and intervene is None:
-            return nullcontext(0)
-        return opened_taps(engine.loaded, engine.model, capture, intervene)

@@ -1,26 +1,36 @@
 """Checks taps, which capture or change values inside the model, before a step uses them.
 
-In: tap names (with * for any layer) and functions. Out: names that exist, functions that trace.
-A function that fails later would stop the engine, so each is tried on every shape a step has.
+In: tap names (with * for any layer), functions and their arrays. Out: names that exist, functions
+that trace, arrays once each. A function that fails later would stop the engine, so each is tried on
+every shape a step has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import dis
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jengine.api.interventions import Applied, Patch, Steer
 from jengine.config import ModelConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.models.taps import tap_points
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.step.taps import call_intervention
-from jengine.runner.variants.tap_sets import Intervention
+from jengine.runner.variants.tap_sets import Change, Changes, Intervention
 from sharding.jax_settings import engine_context
+
+Given = Intervention | tuple[Intervention, Any] | Patch | Steer
+Interventions = Mapping[str, Given]
 
 
 def opened_taps(
@@ -38,11 +48,11 @@ def opened_taps(
             f"capture={capture!r}: expected tap names, such as ['layers.3.output', 'norm']."
         )
     names = [name for pattern in wanted for name in matching("capture", pattern, points)]
-    changes = interventions(intervene, points)
+    changes = changes_of(interventions(intervene, points, config.hidden_size))
     tokens = sorted({bucket.num_tokens for bucket in loaded.ladders.buckets()})
-    for name, function in changes.items():
+    for change in {change[1:]: change for change in changes.each}.values():
         for count in tokens:
-            check_function(name, function, (count, config.hidden_size))
+            check_function(change, changes.arrays, (count, config.hidden_size))
     return loaded.taps.opened(list(dict.fromkeys(names)), changes)
 
 
@@ -61,8 +71,9 @@ def refuse_divided(loaded: LoadedModel, given: Sequence[str]) -> None:
             )
 
 
-def interventions(given: Any, points: list[str]) -> dict[str, Intervention]:
-    """Tap name -> function, with patterns spelled out."""
+@engine_context()
+def interventions(given: Any, points: list[str], width: int) -> dict[str, Applied]:
+    """Tap name -> function and its arrays, with patterns spelled out."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -70,15 +81,91 @@ def interventions(given: Any, points: list[str]) -> dict[str, Intervention]:
             f"intervene is a {type(given).__name__}; expected a dict of tap name to function, such "
             "as {'layers.3.output': lambda x: 0.9 * x}."
         )
-    changes: dict[str, Intervention] = {}
-    for pattern, function in given.items():
-        if not callable(function):
-            raise RequestError(
-                f"intervene[{pattern!r}] is a {type(function).__name__}; expected a function of "
-                "values [tokens, width], or of values and positions [tokens]."
-            )
-        changes.update(dict.fromkeys(matching("intervene", pattern, points), function))
+    changes: dict[str, Applied] = {}
+    for pattern, one in given.items():
+        applied = applied_by(pattern, one, width)
+        changes.update(dict.fromkeys(matching("intervene", pattern, points), applied))
     return changes
+
+
+def applied_by(pattern: str, given: Any, width: int) -> Applied:
+    """The function and the arrays of what was given for a tap point."""
+    if isinstance(given, (Patch, Steer)):
+        if given.width != width:
+            raise RequestError(
+                f"intervene[{pattern!r}]: the vectors of this {type(given).__name__} have "
+                f"{given.width} numbers; this model's have {width}."
+            )
+        return given.applied
+    function, arrays = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if not callable(function):
+        raise RequestError(
+            f"intervene[{pattern!r}] is a {type(given).__name__}; expected a function of values "
+            "[tokens, width], or of values and positions [tokens], a pair of a function and the "
+            "arrays that it takes as its last argument, a Patch or a Steer."
+        )
+    try:
+        hash(function)
+    except TypeError as error:
+        raise RequestError(
+            f"intervene[{pattern!r}]: programs are kept by their function, and this "
+            f"{type(function).__name__} has no hash. A module of arrays goes behind a function: "
+            "(lambda x, module: module(x), module)."
+        ) from error
+    if any(isinstance(one, (jax.Array, np.ndarray)) for one in jax.tree.leaves(held_by(function))):
+        warnings.warn(
+            f"intervene[{pattern!r}]: the function holds arrays, which are compiled into its "
+            "program as they are now. Give (function, arrays) and take them as the last argument: "
+            "other arrays are then seen, and compile nothing.",
+            stacklevel=2,
+        )
+    return Applied(function, arrays)
+
+
+def held_by(function: Any) -> list[Any]:
+    """What a function reads of its closure and of its module, or was given by functools.partial."""
+    if isinstance(function, partial):
+        return [*function.args, *function.keywords.values(), *held_by(function.func)]
+    if not isinstance(function, FunctionType):
+        return []
+    code = function.__code__
+    read = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    held = [one for name, one in function.__globals__.items() if name in read]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # the variable is not set yet
+            held.append(cell.cell_contents)
+    return held
+
+
+@engine_context()
+def changes_of(applied: Mapping[str, Applied], variants: int = 1) -> Changes:
+    """The changes, with each array once among those of the set."""
+    arrays: dict[int, tuple[int, Any, Any]] = {}  # by identity: place, the array given, its own
+
+    def place(leaf: Any) -> int:
+        if id(leaf) not in arrays:
+            arrays[id(leaf)] = len(arrays), leaf, own_array(leaf)
+        return arrays[id(leaf)][0]
+
+    each = []
+    for point, (function, given) in applied.items():
+        leaves, tree = jax.tree.flatten(given)
+        places = tuple(map(place, leaves))
+        each.append(Change(point, function, None if given is None else tree, places))
+    return Changes(tuple(each), tuple(own for _, _, own in arrays.values()), variants)
+
+
+def own_array(leaf: Any) -> jax.Array:
+    """A leaf as an array of a type that programs are compiled for; a numpy array is copied, as it
+    may change while steps run."""
+    try:
+        array = jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
+    except TypeError as error:
+        raise RequestError(
+            f"intervene: {type(leaf).__name__} among the arrays of a function; expected a pytree "
+            "of arrays and numbers."
+        ) from error
+    return jax.lax.convert_element_type(array, array.dtype)  # not weakly typed, as numbers are
 
 
 def matching(argument: str, pattern: Any, points: Iterable[str]) -> list[str]:
@@ -95,21 +182,21 @@ def matching(argument: str, pattern: Any, points: Iterable[str]) -> list[str]:
 
 
 @engine_context()
-def check_function(name: str, function: Intervention, shape: tuple[int, int]) -> None:
+def check_function(change: Change, arrays: Sequence[jax.Array], shape: tuple[int, int]) -> None:
     """Trace an intervention as a step will, without running it."""
     value = jax.ShapeDtypeStruct(shape, jnp.float32)
     positions = jax.ShapeDtypeStruct(shape[:1], jnp.int32)
+    own = [jax.ShapeDtypeStruct(arrays[i].shape, arrays[i].dtype) for i in change.places]
+    call: Callable[..., jax.Array] = partial(call_intervention, change)
     try:
-        result = jax.eval_shape(
-            lambda value, positions: call_intervention(function, value, positions), value, positions
-        )
+        result = jax.eval_shape(call, value, positions, *own)
     except Exception as error:
         raise RequestError(
-            f"intervene[{name!r}] must be a pure JAX function; it cannot be compiled for values of "
-            f"shape {shape}: {type(error).__name__}: {error}"
+            f"intervene[{change.point!r}] must be a pure JAX function; it cannot be compiled for "
+            f"values of shape {shape}: {type(error).__name__}: {error}"
         ) from error
     if result.shape != shape:
         raise RequestError(
-            f"intervene[{name!r}] turns values of shape {shape} into {result.shape}; "
+            f"intervene[{change.point!r}] turns values of shape {shape} into {result.shape}; "
             "expected the same shape."
         )

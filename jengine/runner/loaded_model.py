@@ -7,6 +7,7 @@ beyond their new rows and blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -128,8 +129,9 @@ class LoadedModel:
         """The leaves that a program takes."""
         features = found.entry.features
         stacks = self.adapters.leaves if features.adapters and self.adapters is not None else ()
-        leaves = self.leaves + self.guesser_leaves
-        return self.programs.compiler.used(leaves, features, stacks)
+        leaves, compiler = self.leaves + self.guesser_leaves, self.programs.compiler
+        of_taps = [taps.operands.on(compiler.everywhere, jax.device_put) for taps in features.taps]
+        return compiler.used(leaves, features, stacks, tuple(chain.from_iterable(of_taps)))
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
         """Write the sampler's state and the adapters of new rows, after the steps queued before."""

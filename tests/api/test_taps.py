@@ -18,7 +18,7 @@ from jengine.models.context import whole_sequences
 from jengine.models.taps import tap_points
 from jengine.runner.step.taps import takes
 from jengine.runner.variants import tap_sets
-from jengine.runner.variants.tap_sets import SETS_KEPT, TapSets
+from jengine.runner.variants.tap_sets import SETS_KEPT, Change, Changes, TapSets
 from jengine.weights.abstract import with_values
 from tests.api.engines import answers, random_prompts, rebuilt, tiny_engine
 from tests.api.few_requests import PROMPTS
@@ -191,13 +191,13 @@ def test_the_same_function_is_compiled_once_and_old_ones_are_forgotten(
 def test_sets_in_use_are_never_forgotten() -> None:
     forgotten: list[int] = []
     sets = TapSets(lambda taps: forgotten.append(taps.number))
-    with sets.opened(["embed"], {}) as first:
+    with sets.opened(["embed"]) as first:
         for _ in range(SETS_KEPT + 3):
-            with sets.opened([], {"norm": lambda x: x}):
+            with sets.opened([], Changes((Change("norm", lambda x: x),))):
                 pass
         assert first not in forgotten and len(forgotten) == 4
         assert [one.number for one in sets.of(np.array([0, first, first]))] == [first]
-    with sets.opened([], {}) as none:
+    with sets.opened([]) as none:
         assert none == 0
     assert sets.of(np.zeros(3, np.int32)) == ()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jengine
-from jengine import LoRARequest, SamplingParams
+from jengine import LoRARequest, Patch, SamplingParams, Steer
 from jengine.errors import RequestError
 from jengine.weights.folder import read_model_config
 from tests.api.engines import is_idle, tiny_engine
@@ -149,6 +149,20 @@ def test_several_steps_in_one_call(models: Models, expected: Expected) -> None:
     settings = {**SETTINGS, "max_loras": 3, "num_scheduler_steps": 4}
     with tiny_engine(models.base, **settings) as llm:
         check(Setup(llm, models).answer(NAMES), NAMES, expected)
+
+
+def test_arrays_of_interventions_beside_those_of_adapters(models: Models) -> None:
+    vector = np.linspace(-1, 1, 32)
+    changes = {"layers.0.output": Steer(vector), "layers.1.mlp": Patch(vector, [2, 4])}
+    with tiny_engine(models.merged["all"], **PLAIN) as llm:
+        expected = llm.generate(PROMPTS, GREEDY, use_tqdm=False, intervene=changes)
+    with tiny_engine(models.base, **{**SETTINGS, "max_loras": 3}) as llm:
+        loras = [models.adapters[name] for name in ("all", "mlp", "all", "queries")]
+        outputs = llm.generate(
+            PROMPTS, GREEDY, use_tqdm=False, lora_request=loras, intervene=changes
+        )
+    for index in (0, 2):
+        assert outputs[index].outputs[0].token_ids == expected[index].outputs[0].token_ids
 
 
 @pytest.mark.parametrize("backend", ["auto", "xla"])

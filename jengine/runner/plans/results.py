@@ -44,8 +44,9 @@ class PendingStep:
         if output.captured or output.experts is not None:
             decodes = np.arange(self.plan.num_decode_rows)
             tokens = np.concatenate([decodes, packed.chunk_base + packed.chunk_tokens])
-            for number, values in output.captured.items():
-                captured[number] = {name: np.asarray(x)[tokens] for name, x in values.items()}
+            for (first, count), values in output.captured.items():
+                found = {name: np.asarray(x)[tokens] for name, x in values.items()}
+                captured |= dict.fromkeys(range(first, first + count), found)
             if output.experts is not None:
                 experts = np.asarray(output.experts)[tokens]
         return StepOutput(

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
@@ -111,19 +112,36 @@ class StepCompiler:
         jitted = jax.jit(body, donate_argnums=1, out_shardings=(kept, results))
         return jitted.lower(leaves, owned, read, given)
 
-    def used(self, leaves: Leaves, features: Features, adapters: Leaves | None = None) -> Leaves:
-        """The leaves that such a program takes; `adapters`: those of adapters, None for their
-        shapes."""
+    def used(
+        self, leaves: Leaves, features: Features, adapters: Leaves | None = None,
+        taps: Leaves | None = None,
+    ) -> Leaves:  # fmt: skip
+        """The leaves that such a program takes; `adapters` and `taps`: the arrays of adapters and
+        of sets of taps, None for their shapes."""
         part = features.part
         own = self.adapter_leaves(features) if adapters is None else adapters
         if part in READS_HEAD:
             of_head = own[self.adapters.of_head] if own and self.adapters is not None else ()
             return (*(leaves[place] for place in self.head_leaves), *of_head)
-        return () if part is Part.CHOOSE else leaves + own
+        of_taps = self.tap_shapes(features) if taps is None else taps
+        return () if part is Part.CHOOSE else leaves + of_taps + own
 
     def adapter_leaves(self, features: Features) -> Leaves:
         """The shapes of adapters' arrays, where a program takes them."""
         return self.adapters.leaves if features.adapters and self.adapters is not None else ()
+
+    def tap_shapes(self, features: Features) -> Any:
+        """The shapes of the arrays of sets of taps."""
+        return tuple(
+            jax.ShapeDtypeStruct(shape, dtype, sharding=self.everywhere)
+            for taps in features.taps
+            for shape, dtype in taps.shapes
+        )
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """The sharding of arrays that all devices of a step have whole."""
+        return (self.placement if self.joined is None else self.joined.placement).everywhere
 
     @cached_property
     def head_leaves(self) -> tuple[int, ...]:

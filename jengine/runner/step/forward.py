@@ -153,7 +153,8 @@ def passed(
     positions = jnp.maximum(batch.positions, 0)
     rows = tile_of_token(bucket, shapes)
     stripes = Stripes(bucket, shapes, program.placement)
-    taps = StepTaps(program.features.taps, inputs.tiles.taps[rows], positions)
+    owners, of_taps = inputs.tiles.taps[rows], models.tap_arrays
+    taps = StepTaps(program.features.taps, owners, positions, of_taps)
     tap = taps if taps.sets else None
     context = StepContext(
         stripes.of_tokens(positions),

@@ -62,7 +62,7 @@ class Forwarded(NamedTuple):
     """The results of a forward."""
 
     slots: SlotInput
-    captured: dict[int, dict[str, Any]]  # as in StepOutput
+    captured: dict[tuple[int, int], dict[str, Any]]  # as in StepOutput
     experts: Any
     ran: Ran | None = None  # None: nothing guesses after it
 

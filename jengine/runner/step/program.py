@@ -62,6 +62,7 @@ class Models(NamedTuple):
     model: Any
     head_adapters: HeadAdapters | None = None  # what adapters add to its logits
     token_adapters: Any = None  # i32[D + T] the adapter slot of each token; None: there are none
+    tap_arrays: Leaves = ()  # of the sets of taps, one after the other
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,18 @@ class Program:
 
     def models(self, leaves: Leaves, inputs: StepInput) -> Models:
         """The models of a step with these leaves and inputs."""
-        own = leaves[: len(leaves) - (0 if self.adapters is None else len(self.adapters.leaves))]
+        end = len(leaves) - (0 if self.adapters is None else len(self.adapters.leaves))
+        of_taps = leaves[end - sum(len(taps.shapes) for taps in self.features.taps) : end]
+        own = leaves[: end - len(of_taps)]
         first = len(own) if self.guesser is None else self.guesser.first_leaf
         model, head, slots = self.rebuild(own[:first]), None, None
         if self.adapters is not None:
             slots = token_slots(inputs.adapters.slots, self.bucket, self.shapes)
-            adapted, stacks = self.adapters, leaves[len(own) :]
+            adapted, stacks = self.adapters, leaves[end:]
             add_adapters(model, adapted.weights, stacks, slots, adapted.implementation)
             if of_head := stacks[adapted.of_head]:
                 head = HeadAdapters(adapted.weights[HEAD], of_head, adapted.implementation)
-        return Models(model, head, slots)
+        return Models(model, head, slots, of_taps)
 
     def guessing(self, leaves: Leaves) -> tuple[Any, Any]:
         """The model, and what guesses its tokens: a `guessing.Guesser`."""

@@ -4,49 +4,83 @@ change those of the tokens whose rows asked for it."""
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.runner.variants.tap_sets import Intervention, TapSet
+from jengine.runner.variants.tap_sets import Change, Intervention, TapSet
 from jengine.sampling.callbacks import guarded
 
 
 class StepTaps:
     """The tap of one step while it is traced. `captured` holds the captured values by point."""
 
-    def __init__(self, sets: tuple[TapSet, ...], owners: Array, positions: Array) -> None:
+    def __init__(
+        self,
+        sets: tuple[TapSet, ...],
+        owners: Array,
+        positions: Array,
+        arrays: Sequence[Array] = (),
+    ) -> None:
         self.sets = sets
-        self.owners = owners  # i32 [tokens]: the set of each token's row
+        self.owners = owners  # i32 [tokens]: the number of each token's row
         self.positions = positions
-        # Number of a set -> tap point -> f32 [tokens, width].
-        self.captured: dict[int, dict[str, Array]] = {
-            taps.number: {} for taps in sets if taps.capture
+        given = iter(arrays)
+        self._arrays = {taps.number: [next(given) for _ in taps.shapes] for taps in sets}
+        # A set's first number and their count -> tap point -> f32 [tokens, width].
+        self.captured: dict[tuple[int, int], dict[str, Array]] = {
+            (taps.number, taps.variants): {} for taps in sets if taps.capture
         }
 
     def __call__(self, name: str, value: Array) -> Array:
         """Change the value for the rows that asked for that, then capture it if any row asks."""
         for taps in self.sets:
-            for point, function in taps.intervene:
-                if point == name:
-                    call = guarded(partial(call_intervention, function), taps.raised.note)
-                    changed = call(value, self.positions)
-                    value = jnp.where((self.owners == taps.number)[:, None], changed, value)
+            for change in taps.intervene:
+                if change.point == name:
+                    value = self._changed(taps, change, value)
         for taps in self.sets:
             if name in taps.capture:
-                self.captured[taps.number][name] = value.astype(jnp.float32)
+                found = self.captured[taps.number, taps.variants]
+                found[name] = value.astype(jnp.float32)
         return value
 
+    def _changed(self, taps: TapSet, change: Change, value: Array) -> Array:
+        variant = self.owners - taps.number
+        arrays = [self._arrays[taps.number][place] for place in change.places]
+        if taps.variants > 1:  # each token has those of its request
+            own = jnp.clip(variant, 0, taps.variants - 1)
+            arrays = [array[own] for array in arrays]
+        call = guarded(partial(call_intervention, change), taps.raised.note)
+        changed = call(value, self.positions, *arrays)
+        is_own = (variant >= 0) & (variant < taps.variants)
+        return jnp.where(is_own[:, None], changed, value)
 
-def call_intervention(function: Intervention, value: Array, positions: Array) -> Array:
+
+def call_intervention(change: Change, value: Array, positions: Array, *arrays: Array) -> Array:
     """The function's result in the dtype of `value`."""
-    arguments = (value.astype(jnp.float32), positions)
-    return jnp.asarray(function(*arguments[: takes(function)])).astype(value.dtype)
+    values = value.astype(jnp.float32)
+    return jnp.asarray(change.function(*arguments(change, values, positions, arrays))).astype(
+        value.dtype
+    )
+
+
+def arguments(
+    change: Change, values: Array, positions: Array, arrays: Sequence[Array]
+) -> Iterator[object]:
+    """What the function is called with: values, positions if it has a parameter for them, and its
+    arrays as it was given them."""
+    behind = () if change.tree is None else (jax.tree.unflatten(change.tree, arrays),)
+    yield values
+    if takes(change.function) > 1 + len(behind):
+        yield positions
+    yield from behind
 
 
 def takes(function: Intervention) -> int:
-    """How many of (values, positions) a function takes, by its required parameters."""
+    """How many of (values, positions, arrays) a function takes, by its required parameters."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # functions written in C may have no signature: they get values
@@ -57,4 +91,4 @@ def takes(function: Intervention) -> int:
         for one in parameters
         if one.kind in positional and one.default is inspect.Parameter.empty
     ]
-    return min(max(len(required), 1), 2)
+    return max(len(required), 1)

@@ -6,29 +6,89 @@ A plan names tap sets by number; the functions never leave the process. `step/ta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jengine.sampling.raised import Raised
 
-# fn(values) or fn(values, positions): f32 [tokens, width] and i32 [tokens] -> [tokens, width]
+# fn(values) or fn(values, positions): f32 [tokens, width] and i32 [tokens] -> [tokens, width]. With
+# arrays, a pytree, these come last.
 Intervention = Callable[..., Any]
 # Sets that are kept, with their programs, after the last request that used them.
 SETS_KEPT = 8
+
+
+class Change(NamedTuple):
+    """A function at a tap point, and which arrays of its set it takes."""
+
+    point: str
+    function: Intervention
+    tree: Any = None  # the structure of its arrays; None: it takes none
+    places: tuple[int, ...] = ()  # of their leaves among the arrays of the set
+
+
+class Changes(NamedTuple):
+    """All changes of one call, and their arrays, which programs take as operands.
+
+    With `variants` the requests of the call take one number each, in order, and the first axis of
+    every array is over them.
+    """
+
+    each: tuple[Change, ...] = ()
+    arrays: tuple[Any, ...] = ()
+    variants: int = 1
+
+
+NO_CHANGES = Changes()
+
+
+class Operands:
+    """The arrays of the requests that use a set now."""
+
+    def __init__(self) -> None:
+        self.given: tuple[Any, ...] = ()
+        self._placed: dict[Any, tuple[Any, ...]] = {}
+
+    def give(self, arrays: tuple[Any, ...]) -> None:
+        """Take these for the steps that are queued from now on."""
+        self.given, self._placed = arrays, {}
+
+    def are(self, arrays: tuple[Any, ...]) -> bool:
+        """Whether these very arrays are in use."""
+        return len(arrays) == len(self.given) and all(map(lambda x, y: x is y, arrays, self.given))
+
+    def on(self, where: Any, put: Callable[[Any, Any], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """The arrays with this sharding, which `put` gives them once."""
+        if where not in self._placed:
+            self._placed[where] = put(self.given, where)
+        return self._placed[where]
 
 
 @dataclass(frozen=True)
 class TapSet:
     """What the requests of one call capture, and the functions that change values."""
 
-    number: int
+    number: int  # the first of `variants` numbers
     capture: tuple[str, ...]
-    intervene: tuple[tuple[str, Intervention], ...]
+    intervene: tuple[Change, ...]
+    shapes: tuple[tuple[tuple[int, ...], str], ...] = ()  # and dtypes of the arrays
+    variants: int = 1
+    operands: Operands = field(default_factory=Operands, compare=False)
     raised: Raised = field(default_factory=Raised, compare=False)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What its programs depend on, but for the number."""
+        return self.capture, self.intervene, self.shapes, self.variants
+
+    @property
+    def numbers(self) -> range:
+        """The numbers by which plans name it."""
+        return range(self.number, self.number + self.variants)
 
     def __str__(self) -> str:
         return f"taps={self.number}"
@@ -39,19 +99,18 @@ class TapSets:
 
     def __init__(self, forget: Callable[[TapSet], None]) -> None:
         self._forget = forget  # called with a set that will not be used again
-        self._sets: dict[int, TapSet] = {}  # least recently opened first
+        self._sets: dict[int, TapSet] = {}  # by first number, least recently opened first
+        self._owners: dict[int, TapSet] = {}  # by every number
         self._users: Counter[int] = Counter()
-        self._made = 0
+        self._next = 1
 
     @contextmanager
-    def opened(
-        self, capture: Sequence[str], intervene: Mapping[str, Intervention]
-    ) -> Iterator[int]:
-        """The number by which plans name this set; 0 if there is nothing in it."""
-        if not capture and not intervene:
+    def opened(self, capture: Sequence[str], changes: Changes = NO_CHANGES) -> Iterator[int]:
+        """The (first) number by which plans name this set; 0 if there is nothing in it."""
+        if not capture and not changes.each:
             yield 0
             return
-        number = self._number(tuple(capture), tuple(intervene.items()))
+        number = self._number(tuple(capture), changes)
         self._users[number] += 1
         try:
             yield number
@@ -63,25 +122,34 @@ class TapSets:
         """The sets that these rows use, each once."""
         if not numbers.any():
             return ()
-        return tuple(self._sets[number] for number in np.unique(numbers).tolist() if number)
+        named = (self._owners[number] for number in np.unique(numbers).tolist() if number)
+        return tuple({taps.number: taps for taps in named}.values())
 
     def raised_by(self, number: int) -> Raised | None:
         """The errors of the functions of a set that is in use."""
-        return self._sets[number].raised if number else None
+        return self._owners[number].raised if number else None
 
-    def _number(
-        self, capture: tuple[str, ...], intervene: tuple[tuple[str, Intervention], ...]
-    ) -> int:
+    def _number(self, capture: tuple[str, ...], changes: Changes) -> int:
+        shapes = tuple((tuple(array.shape), str(array.dtype)) for array in changes.arrays)
+        new = TapSet(self._next, capture, changes.each, shapes, changes.variants)
         for number, known in self._sets.items():
-            if (known.capture, known.intervene) == (capture, intervene):
+            # One in use keeps its arrays; another call's are of a set of their own.
+            free = not self._users[number] or known.operands.are(changes.arrays)
+            if free and known.form == new.form:
                 self._sets[number] = self._sets.pop(number)
+                known.operands.give(changes.arrays)
                 return number
-        self._made += 1
-        self._sets[self._made] = TapSet(self._made, capture, intervene)
-        return self._made
+        self._next += new.variants
+        self._sets[new.number] = new
+        self._owners.update(dict.fromkeys(new.numbers, new))
+        new.operands.give(changes.arrays)
+        return new.number
 
     def _drop_unused(self) -> None:
         idle = [number for number in self._sets if not self._users[number]]
         for number in idle[: max(len(self._sets) - SETS_KEPT, 0)]:
             del self._users[number]
-            self._forget(self._sets.pop(number))
+            dropped = self._sets.pop(number)
+            for one in dropped.numbers:
+                del self._owners[one]
+            self._forget(dropped)

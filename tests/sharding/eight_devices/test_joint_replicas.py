@@ -79,7 +79,8 @@ def test_requests_of_every_kind_in_one_step(tmp_path: Path) -> None:
 
     def told(llm: jengine.LLM) -> list[Any]:
         outputs = llm.generate(prompts, params)
-        captured = llm.generate(prompts, PARAMS, capture=["layers.1.mlp"])
+        steer = {"layers.0.output": jengine.Steer(np.linspace(-1, 1, 32))}
+        captured = llm.generate(prompts, PARAMS, capture=["layers.1.mlp"], intervene=steer)
         for output in captured:
             assert output.captured is not None
             assert len(output.captured["layers.1.mlp"]) == len(output.prompt_token_ids) + 11

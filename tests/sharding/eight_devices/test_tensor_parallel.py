@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jengine
-from jengine import SamplingParams
+from jengine import Patch, SamplingParams, Steer
 from jengine.errors import ConfigError
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
@@ -195,6 +195,24 @@ def test_capture_is_whole(folder: Path) -> None:
             captured.append(output.captured)
     for name, one in captured[0].items():
         np.testing.assert_allclose(one, captured[1][name], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_arrays_of_interventions_are_on_every_device(folder: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    vector = np.linspace(-1, 1, 32)
+    found = []
+    for devices in (1, 4):
+        with split_engine(folder, devices) as llm:
+            changes = {"layers.0.output": Patch(vector, 3), "layers.1.mlp": Steer(vector, 2.0)}
+            (output,) = llm.generate([PROMPTS[2]], params, capture="norm", intervene=changes)
+            assert output.captured is not None
+            grid = llm.patch_grid(
+                PROMPTS[2], {"layers.0.output": vector[None].repeat(9, 0)}, [1, 8]
+            )
+            found.append((output.captured["norm"], grid.hidden, llm.unembed(grid.hidden)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,86 @@
+"""Calls on what is inside a model: patches over a grid, hidden states to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from jengine.api.patch_grid import PatchGrid, checked_grid, last_hidden
+from jengine.api.pooling.engine import PoolingEngine
+from jengine.api.tapping import changes_of, opened_taps, refuse_divided
+from jengine.api.unembed import Unembedding
+from jengine.sampling_params import SamplingParams
+
+
+class InsideEngine(PoolingEngine):
+    """An engine whose hidden states can be read, changed and decoded."""
+
+    def unembed(self, hidden: Any, *, norm: bool = False) -> jax.Array:
+        """The logits that the output head makes of hidden states.
+
+        With values that were captured at `layers.N.output` and `norm=True`, this is a logit lens.
+
+        Args:
+            hidden: floats [..., width]: what the head reads, as captured at "norm".
+            norm: whether the final norm goes before the head, as for the residual stream.
+
+        Returns:
+            float32 [..., vocab].
+
+        Raises:
+            RequestError: the shape or the type does not fit.
+            UnsupportedFeature: the model has pipeline stages, or no output head, or with `norm` no
+                single final norm.
+        """
+        self.engine.check_leaves()
+        return self._unembedding(self.engine.loaded, hidden, norm=norm)
+
+    def patch_grid(
+        self, prompt: Any, values: Mapping[str, Any], positions: Sequence[int] | None = None
+    ) -> PatchGrid:
+        """Patch one prompt at every point and position, one patch at a time, in one batch.
+
+        Every patch is a request of its own, and all run in one program, which other values,
+        positions and prompts use again.
+
+        Args:
+            prompt: a text or token ids.
+            values: tap point -> float [tokens, width], such as `output.captured` of another prompt;
+                the value at a position replaces the one of this prompt.
+            positions: tokens of the prompt, from 0; None: all of them.
+
+        Returns:
+            A PatchGrid; `llm.unembed(grid.hidden)` are the next token's logits for each patch.
+
+        Raises:
+            RequestError: a point or a position does not exist, or the shapes do not fit.
+            UnsupportedFeature: the tokens of a step are divided among devices.
+        """
+        engine = self.engine
+        refuse_divided(engine.loaded, ["patch_grid"])
+        tokens = self._token_ids(prompt)
+        points = [point.name for point in self.tap_points]
+        grid = checked_grid(values, positions, len(tokens), points, engine.model.hidden_size)
+        changes = changes_of(grid.applied, grid.variants)
+        params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        with engine.loaded.taps.opened(["norm"], changes) as first:
+            numbers = [first + variant for variant in range(grid.count)]
+            outputs = self._answering.answer([tokens] * grid.count, params, False, taps=numbers)
+        return last_hidden(grid, outputs)
+
+    @cached_property
+    def _unembedding(self) -> Unembedding:
+        return Unembedding(self.engine.model, self.engine.loaded.programs.compiler)
+
+    def _token_ids(self, prompt: Any) -> list[int]:
+        return self.engine.session.input_processor.prompts.render(prompt)["prompt_token_ids"]
+
+    def _taps(self, capture: Any, intervene: Any) -> AbstractContextManager[int]:
+        engine = self.engine
+        if capture is None and intervene is None:
+            return nullcontext(0)
+        return opened_taps(engine.loaded, engine.model, capture, intervene)
