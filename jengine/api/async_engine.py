@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from jengine.adapters import LoRARequest
 from jengine.api import parameters
@@ -17,16 +17,18 @@ from jengine.api.collective import collective_rpc
 from jengine.api.done import Done
 from jengine.api.parameters import OnInflight
 from jengine.api.profiling import trace_folder
-from jengine.api.sleep import NewRequests, SleepOrder
+from jengine.api.sleep import NewRequests, SleepOrder, waking
 from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
 from jengine.assembly.processes.elastic import DRAIN_SECONDS, scale_replicas
 from jengine.assembly.settings.values import one_of
+from jengine.engine.questions import CoreQuestion, ReloadWeights, ResetPrefixCache
 from jengine.errors import EngineDead, UnsupportedFeature
 from jengine.executor.protocol import WorkerHealth
 from jengine.metrics.reader import Metric
 from jengine.weights.mapped_trees import Mapped
 
+A = TypeVar("A")
 # Seconds between two checks whether all requests have ended.
 GLANCE = 0.01
 
@@ -44,6 +46,9 @@ class AsyncEngine(BaseLLM):
         super()._hold(engine)
         self._requests = AsyncRequests(engine.session)
 
+    async def _ask(self, question: CoreQuestion[A]) -> A:
+        return await asyncio.to_thread(self._front.client.ask, question)
+
     async def stats(self) -> EngineStats:
         """Counts of requests, cache use and compiled programs."""
         return await asyncio.to_thread(self._front.stats)
@@ -54,7 +59,7 @@ class AsyncEngine(BaseLLM):
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget cached prefixes; as `LLM.reset_prefix_cache`."""
-        return await asyncio.to_thread(self._front.reset_prefix_cache, reset_running_requests)
+        return await self._ask(ResetPrefixCache(reset_running_requests))
 
     async def health(self, *, probe: bool = False) -> list[WorkerHealth]:
         """The health of every process that runs steps; as `LLM.health`."""
@@ -162,11 +167,11 @@ class AsyncEngine(BaseLLM):
         order = SleepOrder.checked(self.engine.args, level, mode, tags, new_requests)
         if not self._requests.paused:
             await asyncio.to_thread(self._requests.pause, order.mode, order.refusal)
-        await asyncio.to_thread(self._front.sleep, order)
+        await self._ask(order.question)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Bring back what sleeps, or what `tags` names; as `LLM.wake_up`."""
-        awake = await asyncio.to_thread(self._front.wake_up, tags)
+        awake = await self._ask(waking(tags))
         if awake:
             await self.resume_generation()
         return awake
@@ -175,7 +180,7 @@ class AsyncEngine(BaseLLM):
         """Whether generation is paused or memory sleeps."""
         if self._requests.paused:
             return True
-        return await asyncio.to_thread(lambda: self._front.session.client.is_asleep)
+        return await asyncio.to_thread(lambda: self._front.is_asleep)
 
     async def release_kv_cache_memory(self) -> None:
         """Drop the KV cache alone until `wake_up`; as `LLM.release_kv_cache_memory`."""
@@ -183,7 +188,7 @@ class AsyncEngine(BaseLLM):
 
     async def reload_weights(self) -> None:
         """Read the parameters from the model's folder again; as `LLM.reload_weights`."""
-        await asyncio.to_thread(self._front.reload_weights)
+        await self._ask(ReloadWeights())
 
     async def resize_cache(self, num_bytes: int | str) -> None:
         """Give the KV cache another size; as `LLM.resize_cache`."""

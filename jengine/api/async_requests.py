@@ -15,6 +15,7 @@ from typing import Literal
 
 from jengine.api.answer_stream import AnswerStream, Prepare, Reader, Submit, wake
 from jengine.engine.answer import Answer
+from jengine.engine.questions import Pause, Resume, Settle
 from jengine.engine.session import Session
 from jengine.errors import EngineDead
 
@@ -68,7 +69,7 @@ class AsyncRequests:
     def abort(self, request_id: str) -> None:
         """End a request and return when the scheduler knows; its reader gets a last output."""
         self._session.abort(request_id)
-        self._session.client.settle()
+        self._session.client.ask(Settle())
         self.run_steps()
 
     def finish_all(self) -> None:
@@ -104,14 +105,14 @@ class AsyncRequests:
     def resume(self) -> None:
         """Let steps run again."""
         if self._paused:
-            self._session.client.resume()
+            self._session.client.ask(Resume())
         self._session.refuse_new(None)
         with self._guard:
             self._paused = False
         self.run_steps()
 
     def _stop_steps(self, refusal: str | None) -> None:
-        self._session.client.pause()
+        self._session.client.ask(Pause())
         self._session.refuse_new(refusal)
         with self._guard:
             self._paused = True

@@ -16,6 +16,7 @@ from jengine.api.arguments import Asked
 from jengine.api.async_requests import PauseMode
 from jengine.api.interrupt import held_back_interrupts
 from jengine.engine.answer import Answer
+from jengine.engine.questions import Pause, Resume
 from jengine.engine.session import Session
 from jengine.errors import EngineAsleep, RequestError
 from jengine.outputs import RequestOutput
@@ -127,14 +128,14 @@ class Batches:
     def _stop_steps(self) -> None:
         self._check_outside_step()
         with self._stepping:
-            self.session.client.pause()  # a core of its own process would run on
+            self.session.client.ask(Pause())  # a core of its own process would run on
             self._paused_by = threading.get_ident()
             self.paused = True
 
     def resume(self) -> None:
         """Run steps again."""
         if self.paused:
-            self.session.client.resume()
+            self.session.client.ask(Resume())
         with self._stepped:
             self.paused = False
             self._stepped.notify_all()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from jengine.api.front import Front
 from jengine.assembly.engine import Engine
+from jengine.engine.questions import ReloadWeights
 from jengine.errors import RequestError
 from jengine.executor.calls import CALLS
 
@@ -30,7 +31,7 @@ def collective_rpc(
     """The results of a call, which runs between two steps."""
     named = dict(kwargs or {})
     if method == RELOAD and not (args or kwargs):  # as vLLM's scripts call it
-        return within(timeout, RELOAD, lambda: [front.reload_weights()])
+        return within(timeout, RELOAD, lambda: [front.client.ask(ReloadWeights())])
     if isinstance(method, str):
         arguments = {**by_name(method, args), **named}
         return within(timeout, method, lambda: front.call_workers(method, arguments))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jengine.api.arguments import (
@@ -21,9 +22,10 @@ from jengine.api.arguments import (
 )
 from jengine.api.interrupt import held_back_interrupts
 from jengine.api.metrics import exporter_of
-from jengine.api.sleep import SleepOrder, tags_to_wake
 from jengine.api.stats import EngineStats
 from jengine.assembly.settings.values import human_integer
+from jengine.engine.client import EngineClient
+from jengine.engine.questions import AskHealth, AskStats, CallWorkers, Probe, ResizeCache
 from jengine.engine.session import Session
 from jengine.errors import ConfigError, EngineDead, RequestError
 from jengine.executor.calls import CALLS, decoded_answers, encoded_arguments
@@ -61,6 +63,11 @@ class Front:
     def session(self) -> Session:
         """Where requests go in and answers come out."""
         return self.engine.session
+
+    @property
+    def client(self) -> EngineClient:
+        """Where questions are asked."""
+        return self.engine.client
 
     def leave(self) -> Engine | None:
         """Let go of the engine, to shut it down; None if that was done before."""
@@ -134,21 +141,18 @@ class Front:
 
     def stats(self) -> EngineStats:
         """Numbers of requests, of the cache and of compiled programs."""
-        return EngineStats.of(self.session.client.stats(), self.engine.program_counts())
+        return EngineStats.of(self.client.ask(AskStats()), self.engine.program_counts())
 
     def get_metrics(self, prefix: str = "jengine") -> list[Metric]:
         """Every counter, gauge and histogram as it is now."""
-        counts = self.session.client.stats  # asked for: a program wants to see what it just did
+        # Asked for: a program wants to see what it just did.
+        counts = partial(self.client.ask, AskStats())
         return snapshot(exporter_of(self.engine, prefix=prefix, counts=counts))
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False if requests are using the cache."""
-        return self.session.client.reset_prefix_cache(reset_running_requests)
-
-    def sleep(self, order: SleepOrder) -> None:
-        """Free the memory that the order names. Steps are paused."""
-        if order.tags:
-            self.session.client.sleep(order.level, order.tags)
+    @property
+    def is_asleep(self) -> bool:
+        """Whether some of the engine's memory sleeps."""
+        return self.client.ask(AskStats()).sleep_level > 0
 
     def resize_cache(self, num_bytes: Any) -> None:
         """Give the KV cache another size."""
@@ -158,25 +162,17 @@ class Front:
             raise ConfigError("num_bytes=None: expected bytes such as 2_000_000_000 or '2G'.")
         runners = engine.runners  # raises where they are in other processes
         with held_back_interrupts():
-            engine.in_process.resize_cache(size)
+            engine.client.ask(ResizeCache(size))
         resizing = runners[0].loaded.resizing
         assert resizing is not None, "set when the model was built"
         cache = replace(engine.cache, num_blocks=resizing.cache.num_blocks)
         self._engine = replace(engine, cache=cache)
 
-    def wake_up(self, tags: Sequence[str] | None) -> bool:
-        """Bring back what the tags name, or everything. Whether nothing sleeps any more."""
-        return self.session.client.wake_up(tags_to_wake(tags))
-
-    def reload_weights(self) -> None:
-        """Read the parameters from the model's folder again."""
-        self.session.client.reload_weights()
-
     def health(self, probe: bool = False) -> list[WorkerHealth]:
         """The health of every process that runs steps; `probe` runs an empty step first."""
         if probe:
-            self.session.client.probe()
-        return self.session.client.health()
+            self.client.ask(Probe())
+        return self.client.ask(AskHealth())
 
     def call_workers(self, method: str, arguments: Mapping[str, Any]) -> list[Any]:
         """The result of a call in every process that runs steps, by rank."""
@@ -184,4 +180,4 @@ class Front:
         if known is not None and known.by is not None:
             raise RequestError(f"call_workers({method!r}): use the method {known.by}(...).")
         data = encoded_arguments(method, arguments)
-        return decoded_answers(method, self.session.client.call(method, data))
+        return decoded_answers(method, self.client.ask(CallWorkers(method, data)))

@@ -15,9 +15,10 @@ from jengine.api.base import BaseLLM
 from jengine.api.collective import collective_rpc
 from jengine.api.parameters import OnInflight
 from jengine.api.profiling import trace_folder
-from jengine.api.sleep import NewRequests, SleepOrder
+from jengine.api.sleep import NewRequests, SleepOrder, waking
 from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
+from jengine.engine.questions import ReloadWeights, ResetPrefixCache
 from jengine.executor.protocol import WorkerHealth
 from jengine.metrics.reader import Metric
 from jengine.weights.mapped_trees import Mapped
@@ -83,7 +84,7 @@ class OfflineEngine(BaseLLM):
 
     def reload_weights(self) -> None:
         """Read the parameters from the model's folder again, as after `sleep(level=2)`."""
-        self._front.reload_weights()
+        self._front.client.ask(ReloadWeights())
 
     # --- sleep -----------------------------------------------------------------------------
 
@@ -107,12 +108,12 @@ class OfflineEngine(BaseLLM):
         if not self._answering.batches.paused:
             self._answering.batches.pause(order.mode)
         self._front.session.refuse_new(order.refusal)
-        self._front.sleep(order)
+        self._front.client.ask(order.question)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Bring back what sleeps, or what `tags` names. Whether nothing sleeps any more: then steps
         run again. Parameters that level 2 has dropped sleep until new ones come."""
-        awake = self._front.wake_up(tags)
+        awake = self._front.client.ask(waking(tags))
         if awake:
             self._front.session.refuse_new(None)
             self._answering.batches.resume()
@@ -120,7 +121,7 @@ class OfflineEngine(BaseLLM):
 
     def is_sleeping(self) -> bool:
         """Whether `sleep` was called, and not all that sleeps has woken."""
-        return self._answering.batches.paused or self._front.session.client.is_asleep
+        return self._answering.batches.paused or self._front.is_asleep
 
     def release_kv_cache_memory(self) -> None:
         """Drop the KV cache alone until `wake_up`; open requests are kept and computed again."""
@@ -175,7 +176,7 @@ class OfflineEngine(BaseLLM):
         With `reset_running_requests`, running requests are preempted and their tokens recomputed:
         their answers do not change.
         """
-        return self._front.reset_prefix_cache(reset_running_requests)
+        return self._front.client.ask(ResetPrefixCache(reset_running_requests))
 
     def stats(self) -> EngineStats:
         """Counts of requests, cache use and compiled programs."""

@@ -13,6 +13,7 @@ from typing import Any
 from jengine.api.front import Front
 from jengine.api.metrics import cost_model
 from jengine.api.profile_table import Profile, operations_of
+from jengine.engine.questions import AskStats
 from jengine.errors import RequestError
 from jengine.metrics.cost import StepCost
 from jengine.sampling_params import SamplingParams
@@ -41,7 +42,7 @@ def profiled(front: Front, answer: Answer, folder: str, steps: int, batch: int |
     engine.wait_until_warm()
     work(1)
     cost = cost_model(engine)
-    before = cost.of(front.session.client.stats())
+    before = cost.of(front.session.client.ask(AskStats()))
     front.call_workers("start_profile", {"folder": folder})
     began = time.perf_counter()
     try:
@@ -49,7 +50,7 @@ def profiled(front: Front, answer: Answer, folder: str, steps: int, batch: int |
     finally:
         seconds = time.perf_counter() - began
         front.call_workers("stop_profile", {})
-    after = cost.of(front.session.client.stats())
+    after = cost.of(front.session.client.ask(AskStats()))
     spent = StepCost(
         after.operations - before.operations, after.read - before.read,
         after.written - before.written,

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, get_args
 
 from jengine.api.async_requests import PauseMode
 from jengine.assembly.settings.args import EngineArgs
+from jengine.engine.questions import Pause, Sleep, WakeUp
 from jengine.errors import RequestError
 from jengine.runner.report_types import SLEEPERS
 from jengine.sampling_checks import integer
@@ -23,9 +24,8 @@ ASLEEP = "the engine sleeps. Send the request again once it was woken up."
 class SleepOrder(NamedTuple):
     """What an engine is to do."""
 
-    level: int
+    question: Sleep | Pause  # level 0 only pauses
     mode: PauseMode
-    tags: tuple[str, ...]  # what is to sleep; none at level 0, which only pauses
     refusal: str | None  # of new requests
 
     @classmethod
@@ -47,13 +47,14 @@ class SleepOrder(NamedTuple):
             )
         if not level and tags is not None:
             raise RequestError("sleep(level=0) only pauses; leave tags out, or use level 1 or 2.")
-        chosen = checked_tags(tags, SLEEPERS) if level else ()
-        return cls(level, mode, chosen, ASLEEP if new_requests == "refuse" else None)
+        question = Sleep(level, checked_tags(tags, SLEEPERS)) if level else Pause()
+        return cls(question, mode, ASLEEP if new_requests == "refuse" else None)
 
 
-def tags_to_wake(tags: Sequence[str] | None) -> tuple[str, ...]:
-    """What is to wake; everything if nothing is named."""
-    return tuple(tag for tag in checked_tags(tags, (*SLEEPERS, SCHEDULING)) if tag != SCHEDULING)
+def waking(tags: Sequence[str] | None) -> WakeUp:
+    """The question that wakes what the tags name; everything if nothing is named."""
+    chosen = checked_tags(tags, (*SLEEPERS, SCHEDULING))
+    return WakeUp([tag for tag in chosen if tag != SCHEDULING])
 
 
 def check_one_of(name: str, value: str, choices: Sequence[str]) -> None:
@@ -62,10 +63,10 @@ def check_one_of(name: str, value: str, choices: Sequence[str]) -> None:
         raise RequestError(f"{name}={value!r:.40}: expected one of {', '.join(choices)}.")
 
 
-def checked_tags(tags: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
+def checked_tags(tags: Sequence[str] | None, known: Sequence[str]) -> list[str]:
     """The tags, each of them known; all of them for None."""
     if tags is None:
-        return tuple(known)
+        return list(known)
     if isinstance(tags, str) or not all(tag in known for tag in tags):
         raise RequestError(f"tags={tags!r:.80}: expected a list of {', '.join(known)}.")
-    return tuple(tags)
+    return list(tags)

@@ -15,6 +15,7 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig, ModelConfig, ScheduleConfig
 from jengine.engine.client import EngineClient
 from jengine.engine.in_process import InProcessClient
+from jengine.engine.questions import CallWorkers
 from jengine.engine.session import Session
 from jengine.errors import UnsupportedFeature
 from jengine.executor.calls import decoded_answers, encoded_arguments
@@ -133,7 +134,7 @@ class Engine:
         """How many programs were compiled; every worker compiles the same."""
         if self.devices is not None:
             return self.loaded.program_counts()
-        answers = self.client.call("programs", encoded_arguments("programs", {}))
+        answers = self.client.ask(CallWorkers("programs", encoded_arguments("programs")))
         return decoded_answers("programs", answers)[0]
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:

@@ -13,6 +13,7 @@ from jengine.distributed.core_questions import CoreQuestions
 from jengine.distributed.core_roster import CoreRoster
 from jengine.distributed.router import Router
 from jengine.engine.process.client import ProcessClient
+from jengine.engine.questions import AskStats
 from jengine.errors import ConfigError, EngineDead
 
 # Seconds between two looks whether a core that is to end has requests.
@@ -69,7 +70,7 @@ class CoreChanges:
         try:
             if not self._has_drained(index, seconds):
                 return False
-            counts = roster.cores[index].stats()  # what it said last may be older
+            counts = roster.cores[index].ask(AskStats())  # what it said last may be older
             with roster.lock:
                 roster.retired[index] = counts
                 roster.dead[index] = EngineDead(f"core {index} was retired.")

@@ -6,9 +6,8 @@ not know how requests are placed, or what becomes of those of a core that dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from jengine.counts import Counts, together
 from jengine.distributed.core_roster import CoreRoster
@@ -17,11 +16,11 @@ from jengine.distributed.replica_state import Part, whole_health, whole_state
 from jengine.distributed.router import Router
 from jengine.engine.core_state import CoreState
 from jengine.engine.process.client import ProcessClient
+from jengine.engine.questions import AskHealth, AskStats, CoreQuestion, Pause
 from jengine.errors import EngineDead
-from jengine.executor.protocol import WorkerHealth
 from jengine.grammar.shared_tokenizer import TokenizerData
 
-T = TypeVar("T")
+A = TypeVar("A")
 
 
 class CoreQuestions:
@@ -34,24 +33,32 @@ class CoreQuestions:
         self._tokenizer = tokenizer  # as the cores were told
         self._repeated = RepeatedCalls()
 
-    def ask(self, question: Callable[[ProcessClient], T]) -> dict[int, T]:
-        """The answers of all cores that live, without those that die meanwhile."""
+    def ask(self, question: CoreQuestion[A]) -> A:
+        """The answer of all cores that live, as one; those that die meanwhile are left out."""
+        answers = self._asked(question)
+        whole = self._whole(question, answers)
+        self._repeated.note(question, whole)
+        return whole
+
+    def _whole(self, question: CoreQuestion[Any], answers: dict[int, Any]) -> Any:
+        match question:
+            case AskStats():
+                return self._counts(answers)
+            case AskHealth():
+                return whole_health(self._parts(), answers)
+            case _:
+                return question.together(answers.values())
+
+    def _asked(self, question: CoreQuestion[Any]) -> dict[int, Any]:
         roster = self._roster
         answers = {}
         for index, core in [(i, roster.cores[i]) for i in roster.living]:
             try:
-                answers[index] = question(core)
+                answers[index] = core.ask(question)
             except EngineDead:
                 if core.is_alive:
                     raise
         roster.check_alive()
-        return answers
-
-    def call(self, method: str, arguments: bytes) -> list[bytes]:
-        """The results of a call in every core that lives, one after the other."""
-        found = self.ask(lambda core: core.call(method, arguments))
-        answers = list(chain.from_iterable(found.values()))
-        self._repeated.note(method, arguments, answers)
         return answers
 
     def make_alike(self, core: ProcessClient) -> None:
@@ -59,12 +66,12 @@ class CoreQuestions:
         if self._tokenizer is not None:
             core.tell_tokenizer(self._tokenizer)
         if self.state().paused:
-            core.pause()
-        self._repeated.repeat(core.call)
+            core.ask(Pause())
+        self._repeated.repeat(core.ask)
 
-    def stats(self) -> Counts:
-        """The counts of all cores together, and of each."""
-        found, retired = self.ask(ProcessClient.stats), self._roster.retired
+    def _counts(self, found: Mapping[int, Counts]) -> Counts:
+        """The counts of all cores together, and of each; a core that has ended counts on."""
+        retired = self._roster.retired
         return together(
             [found.get(one.index) or retired.get(one.index) or one.counts for one in self._parts()]
         )
@@ -72,10 +79,6 @@ class CoreQuestions:
     def state(self) -> CoreState:
         """What the cores said last. The age is the oldest, and the step in progress the longest."""
         return whole_state(self._parts())
-
-    def health(self) -> list[WorkerHealth]:
-        """The processes of all cores; those of a core that has died say so."""
-        return whole_health(self._parts(), self.ask(ProcessClient.health))
 
     def _parts(self) -> list[Part]:
         roster = self._roster

@@ -9,8 +9,8 @@ the cores.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from jengine.counts import Counts
 from jengine.distributed.core_changes import CoreChanges
 from jengine.distributed.core_deaths import CoreDeaths
 from jengine.distributed.core_placement import CorePlacement
@@ -20,12 +20,14 @@ from jengine.distributed.router import Placed, Router
 from jengine.engine.core_state import CoreState
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.questions import CoreQuestion
 from jengine.errors import EngineDead
-from jengine.executor.protocol import WorkerHealth
 from jengine.grammar.shared_tokenizer import TokenizerData
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 from jengine.scheduler.orders import Order
+
+A = TypeVar("A")
 
 
 class ProcessReplicas:
@@ -157,13 +159,9 @@ class ProcessReplicas:
 
     # --- questions -------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Return when everything queued so far has reached the schedulers."""
-        self._questions.ask(ProcessClient.settle)
-
-    def stats(self) -> Counts:
-        """The counts of all cores together, and of each."""
-        return self._questions.stats()
+    def ask(self, question: CoreQuestion[A]) -> A:
+        """The answer of all cores that live, as one."""
+        return self._questions.ask(question)
 
     def state(self) -> CoreState:
         """What the cores said last. The age is the oldest, and the step in progress the longest."""
@@ -173,48 +171,6 @@ class ProcessReplicas:
     def is_compiling(self) -> bool:
         """Whether a step of one of them waits for a program that is being compiled."""
         return self.state().compiling
-
-    def call(self, method: str, arguments: bytes) -> list[bytes]:
-        """The results of a call in every core that lives, one after the other."""
-        return self._questions.call(method, arguments)
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes in every core. False if requests are using the cache of one."""
-        asked = self._questions.ask(lambda core: core.reset_prefix_cache(reset_running_requests))
-        return all(asked.values())
-
-    def health(self) -> list[WorkerHealth]:
-        """The processes of all cores; those of a core that has died say so."""
-        return self._questions.health()
-
-    def probe(self) -> None:
-        """Run a step with nothing in it in every core. Only while no request runs."""
-        self._questions.ask(ProcessClient.probe)
-
-    def pause(self) -> None:
-        """Run no more steps in any core."""
-        self._questions.ask(ProcessClient.pause)
-
-    def resume(self) -> None:
-        """Run steps again in every core."""
-        self._questions.ask(ProcessClient.resume)
-
-    def sleep(self, level: int, tags: Sequence[str]) -> None:
-        """Free the memory of what the tags name in every core."""
-        self._questions.ask(lambda core: core.sleep(level, tags))
-
-    def wake_up(self, tags: Sequence[str]) -> bool:
-        """Bring back what the tags name in every core. Whether nothing sleeps in any."""
-        return all(self._questions.ask(lambda core: core.wake_up(tags)).values())
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether some memory of a core sleeps."""
-        return self.stats().sleep_level > 0
-
-    def reload_weights(self) -> None:
-        """Read the parameters from the model's folder again in every core."""
-        self._questions.ask(ProcessClient.reload_weights)
 
     def dump_stacks(self) -> None:
         """Have every core write its threads' stacks to stderr."""

@@ -6,11 +6,13 @@ In: every call to the cores, with its answers. Out: the calls for a new core. No
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from jengine.adapters import AdapterReport
+from jengine.engine.questions import CallWorkers, CoreQuestion
 from jengine.executor.calls import DropAdapter, Outcome
 
 
@@ -21,8 +23,11 @@ class RepeatedCalls:
         self._added: list[tuple[str, bytes]] = []  # digests, and the arguments of the calls
         self._lock = threading.Lock()
 
-    def note(self, method: str, arguments: bytes, answers: Sequence[bytes]) -> None:
-        """A call was made."""
+    def note(self, question: CoreQuestion[Any], answers: Any) -> None:
+        """A question was asked and answered."""
+        if not isinstance(question, CallWorkers):
+            return
+        method, arguments = question.method, question.arguments
         if method == "add_adapter" and answers:
             outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
             if all(outcome.problem is None for outcome in outcomes):
@@ -36,9 +41,9 @@ class RepeatedCalls:
                 if last is not None:
                     self._added.remove(last)
 
-    def repeat(self, call: Callable[[str, bytes], object]) -> None:
+    def repeat(self, ask: Callable[[CallWorkers], object]) -> None:
         """Make them again, of a core that knows none."""
         with self._lock:
             added = list(self._added)
         for _, arguments in added:
-            call("add_adapter", arguments)
+            ask(CallWorkers("add_adapter", arguments))

@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 
 from jengine.adapters import AdapterLimits, AdapterReport, LoRARequest
+from jengine.engine.questions import CallWorkers
 from jengine.errors import RequestError, UnsupportedFeature
 from jengine.executor.calls import AddAdapter, DropAdapter, MatrixBytes, Outcome
 
-Call = Callable[[str, bytes], list[bytes]]
+Ask = Callable[[CallWorkers], list[bytes]]
 
 
 class Loaded(msgspec.Struct):
@@ -38,12 +39,12 @@ class Adapters:
 
     def __init__(
         self,
-        call: Call,
+        ask: Ask,
         limits: AdapterLimits | None,
         in_use: Callable[[], set[str]],
         folder_of: Callable[[str], str] = str,
     ) -> None:
-        self._call = call
+        self._ask = ask
         self._limits = limits
         self._in_use = in_use
         self._folder_of = folder_of
@@ -189,7 +190,7 @@ class Adapters:
         return reports[0]
 
     def _answers(self, method: str, given: Any, request: LoRARequest) -> list[bytes]:
-        answers = self._call(method, msgspec.msgpack.encode(given))
+        answers = self._ask(CallWorkers(method, msgspec.msgpack.encode(given)))
         outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
         for outcome in outcomes:
             if outcome.problem is not None:

@@ -6,19 +6,16 @@ in another process. Replacing parameters and taps need live arrays and exist in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from jengine.counts import Counts
 from jengine.engine.core_state import CoreState
+from jengine.engine.questions import CoreQuestion
 from jengine.errors import EngineDead
-from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 
-T = TypeVar("T")
-# Seconds between two looks at the core's counts while steps run.
-COUNT_EVERY = 0.1
+A = TypeVar("A")
 
 
 class EngineClient(Protocol):
@@ -47,62 +44,13 @@ class EngineClient(Protocol):
         """
         ...
 
-    def settle(self) -> None:
-        """Return when everything queued so far has reached the scheduler."""
+    def ask(self, question: CoreQuestion[A]) -> A:
+        """The answer to one of `engine.questions`."""
         ...
 
     @property
     def weights_version(self) -> int:
         """How often the parameters were replaced, without a wait; `stats` has it too."""
-        ...
-
-    def stats(self) -> Counts:
-        """Numbers of running and waiting requests, and of the cache."""
-        ...
-
-    def call(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every process that runs steps, by rank; see `executor.calls`."""
-        ...
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False if requests are using the cache."""
-        ...
-
-    def health(self) -> list[WorkerHealth]:
-        """The health of every process that runs steps, as far as known."""
-        ...
-
-    def probe(self) -> None:
-        """Run a step with nothing in it, to its end. Only while no request runs."""
-        ...
-
-    def sleep(self, level: int, tags: Sequence[str]) -> None:
-        """Free the memory of what the tags name; 1 keeps parameters on the host, 2 drops them.
-
-        Steps in flight end first, and running requests start anew when all is awake. Steps must be
-        paused, and stay so until then.
-        """
-        ...
-
-    def wake_up(self, tags: Sequence[str]) -> bool:
-        """Bring back what the tags name. Whether nothing sleeps any more."""
-        ...
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether some of the engine's memory sleeps."""
-        ...
-
-    def reload_weights(self) -> None:
-        """Read the parameters from the model's folder again; running requests start anew."""
-        ...
-
-    def pause(self) -> None:
-        """Run no more steps until `resume`; returns when the last one has ended."""
-        ...
-
-    def resume(self) -> None:
-        """Run steps again. Raises EngineAsleep if memory sleeps."""
         ...
 
     @property

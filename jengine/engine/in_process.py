@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from jengine.counts import Counts
@@ -15,12 +15,13 @@ from jengine.engine.core_state import CoreState
 from jengine.engine.interpreter_end import check_not_ending, end_steps_at_exit
 from jengine.engine.own_process import OwnProcess
 from jengine.engine.protocol import Core
+from jengine.engine.questions import CoreQuestion
 from jengine.engine.sleeping import Sleeping
 from jengine.errors import EngineDead, RequestError
-from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
 from jengine.request import ReadPrompt, WireRequest
 
+A = TypeVar("A")
 T = TypeVar("T")
 # Seconds between two looks at the core's counts while steps run.
 COUNT_EVERY = 0.1
@@ -94,53 +95,35 @@ class InProcessClient:
                 self._count()
 
     def _count(self) -> None:
-        self._counts, self._counted = self._counted_now(), time.monotonic()
-
-    def _counted_now(self) -> Counts:
-        counts = self.core.counts()
-        return self.sleeping.noted(counts)
+        self._counts, self._counted = self.counts(), time.monotonic()
 
     def between_steps(self, call: Callable[[], T]) -> T:
         """The result of a function that runs while no step does."""
         with self._between_steps():
             return call()
 
-    def settle(self) -> None:
-        """Give everything queued to the core."""
-        with self._between_steps():
-            pass
+    def ask(self, question: CoreQuestion[A]) -> A:
+        """The core's answer, between two steps if the question waits for that."""
+        with self._between_steps() if question.waits else nullcontext():
+            return question.answer(self)
 
-    def stats(self) -> Counts:
-        """Numbers of running and waiting requests, and of the cache."""
-        with self._between_steps():
-            return self._counted_now()
+    def counts(self) -> Counts:
+        """The core's numbers, which say that it sleeps if it does."""
+        return self.sleeping.noted(self.core.counts())
 
-    def call(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every process that runs steps, by rank."""
-        with self._between_steps():
-            return self.core.call_workers(method, arguments)
+    def deliver(self, deltas: Sequence[TokenDelta]) -> None:
+        """Have `outputs` return these as well."""
+        self._ended += deltas
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False if requests are using the cache."""
-        with self._between_steps():
-            return self.core.reset_prefix_cache(reset_running_requests)
+    def take_blocks(self) -> None:
+        """Read the steps in flight and take all blocks from requests, which keep their tokens."""
+        self.deliver(self.core.drain())
+        emptied = self.core.reset_prefix_cache(reset_running_requests=True)
+        assert emptied, "no request has blocks once all are preempted"
 
-    def health(self) -> list[WorkerHealth]:
-        """The health of every process that runs steps; also answered while a step runs."""
-        self.check_alive()
-        return self.core.health()
-
-    def probe(self) -> None:
-        """Run a step with nothing in it, to its end. Only while no request runs."""
-        with self._between_steps():
-            self.sleeping.check_awake()
-            counts = self.core.counts()
-            if self.core.has_work and counts.running + counts.waiting:
-                raise RequestError(
-                    "health(probe=True) while requests run: their steps show as much. Finish them "
-                    "first, or leave probe out."
-                )
-            self.core.probe()
+    def ring(self) -> None:
+        """End a rest of `outputs`."""
+        self._bell.ring()
 
     @property
     def weights_version(self) -> int:
@@ -153,40 +136,6 @@ class InProcessClient:
             version = self.core.update_weights(values)
             self.sleeping.note_weights()
             return version
-
-    def sleep(self, level: int, tags: Sequence[str]) -> None:
-        """Free the memory of what the tags name, once nothing runs any more."""
-        with self._between_steps():
-            self._ended += self.sleeping.sleep(self.core, level, tags)
-
-    def resize_cache(self, num_bytes: int) -> None:
-        """Have a KV cache of so many bytes, with as much of its contents as fits."""
-        with self._between_steps():
-            self.sleeping.check_awake()
-            self._ended += self.core.resize_cache(num_bytes)
-
-    def wake_up(self, tags: Sequence[str]) -> bool:
-        """Bring back what the tags name. Whether nothing sleeps any more."""
-        with self._between_steps():
-            return self.sleeping.wake_up(self.core, tags)
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether some of the engine's memory sleeps."""
-        return bool(self.sleeping.tags)
-
-    def reload_weights(self) -> None:
-        """Read the parameters from the model's folder again; running requests start anew."""
-        with self._between_steps():
-            self._ended += self.sleeping.reload_weights(self.core)
-
-    def pause(self) -> None:
-        """End a rest. Steps run in `outputs` alone, so nothing else is to be done."""
-        self._bell.ring()
-
-    def resume(self) -> None:
-        """Steps run in `outputs` alone, so there is nothing to do but to see that they can."""
-        self.sleeping.check_awake()
 
     def state(self) -> CoreState:
         """The counts of this moment, or, while a step runs, those of a moment ago."""

@@ -53,7 +53,7 @@ class Session:
         self._refusal: str | None = None  # why no new requests are taken
         self._entry = threading.Lock()  # held to keep new requests out
         self._discarded: deque[Answer] = deque()
-        self.adapters = Adapters(client.call, adapters, self._adapters_in_use, adapter_folder)
+        self.adapters = Adapters(client.ask, adapters, self._adapters_in_use, adapter_folder)
         self._unread: deque[tuple[float, list[TokenDelta]]] = deque()  # with the time of receipt
 
     @property

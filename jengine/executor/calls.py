@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -130,7 +131,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     problem: str | None = None
 
 
-def encoded_arguments(method: str, arguments: Mapping[str, Any]) -> bytes:
+def encoded_arguments(method: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> bytes:
     """Encode the arguments of a call; unknown names and unfit arguments are refused."""
     if method not in CALLS:
         raise RequestError(

@@ -20,6 +20,7 @@ import pytest
 
 import jengine
 from jengine import AsyncLLM, SamplingParams
+from jengine.engine.questions import Resume
 from jengine.errors import EngineAsleep, RequestError
 from tests.api.async_reading import last, run
 from tests.api.engines import answers, is_idle, random_prompts, tiny_engine
@@ -82,7 +83,7 @@ def test_memory_is_given_back_and_nothing_compiled_at_waking(
                 sleeper.generate(PROMPTS, GREEDY)
             assert not sleeper.wake_up()
             with pytest.raises(EngineAsleep):
-                sleeper.engine.client.resume()
+                sleeper.engine.client.ask(Resume())
             sleeper.collective_rpc("reload_weights")
         assert sleeper.wake_up() and not sleeper.is_sleeping()
         assert memory(sleeper) == awake and live_bytes() == before

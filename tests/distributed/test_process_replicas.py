@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from jengine.distributed import core_placement
 from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.questions import AskHealth, AskStats, Pause, ResetPrefixCache, Resume
 from jengine.errors import ConfigError, EngineDead, RequestError
 from jengine.scheduler.orders import order_of
 from tests.engine.process.cores import PROGRAM, eventually, read_all, tokens
@@ -65,10 +67,10 @@ def test_requests_are_spread_and_all_answered() -> None:
         }
         answered_by = Counter(deltas[-1].times.engine for deltas in found.values())
         assert answered_by == {0: 6, 1: 6}
-        counts = client.stats()
+        counts = client.ask(AskStats())
         assert counts.running == counts.waiting == 0 and len(counts.replicas) == 2
         assert all(one.generation_tokens for one in counts.replicas)
-        assert len(client.health()) == 2 and not client.has_work
+        assert len(client.ask(AskHealth())) == 2 and not client.has_work
         with pytest.raises(RequestError, match="at least 1"):
             client.add(asked("no", prompt_of(1), 0))
         assert not client._router.requests and not client.has_work
@@ -89,7 +91,7 @@ def test_a_prompt_goes_where_its_prefix_is_cached() -> None:
             assert places(client) == {0: 1, 1: 1}
             deltas = read_all(client)
             assert deltas[f"a{turn}"][0].num_cached_tokens == 3 * BLOCK
-        assert client.reset_prefix_cache()
+        assert client.ask(ResetPrefixCache())
         eventually(lambda: not any(core.contents._hashes for core in client.cores))
 
 
@@ -123,8 +125,8 @@ def test_a_core_ends_after_its_last_request_and_others_come() -> None:
         assert done == [True]
         for number in range(12):
             assert tokens(found[str(number)]) == told(prompt_of(number), 40 if number < 6 else 8)
-        assert len(client.health()) == len(client.state().parts) == 2
-        assert client.stats().generation_tokens == 6 * 40 + 6 * 8, "what it counted stays"
+        assert len(client.ask(AskHealth())) == len(client.state().parts) == 2
+        assert client.ask(AskStats()).generation_tokens == 6 * 40 + 6 * 8, "what it counted stays"
 
         data = msgspec.msgpack.encode(msgspec.convert({}, Settings))
         for place in (2, 3):
@@ -132,7 +134,7 @@ def test_a_core_ends_after_its_last_request_and_others_come() -> None:
             core = launch(PROGRAM, data, mailbox=client.mailbox)
             core.wait_until_ready(seconds=60)
             client.add_core(core)
-        assert client.serving == [0, 1, 2, 3] and len(client.health()) == 4
+        assert client.serving == [0, 1, 2, 3] and len(client.ask(AskHealth())) == 4
         for number in range(8):
             client.add(asked(f"again {number}", prompt_of(20 + number), 6))
         assert places(client) == {0: 2, 1: 2, 2: 2, 3: 2}
@@ -167,8 +169,8 @@ def test_a_core_that_dies_takes_its_own_requests_only(caplog: pytest.LogCaptureF
                 assert tokens(deltas) == told(prompt_of(int(name)), 60)
         assert set(found) == {str(number) for number in range(6)} and len(lost) == 3
         client.check_alive()
-        assert "dead: the engine core" in client.health()[0].where
-        assert client.health()[1].where == "core 1, script"
+        assert "dead: the engine core" in client.ask(AskHealth())[0].where
+        assert client.ask(AskHealth())[1].where == "core 1, script"
         assert "core 0 of 2 has died: the engine core" in caplog.text
         assert "SIGKILL" in caplog.text and "Create a new engine" not in caplog.text
         first, second = client.state().parts
@@ -180,7 +182,7 @@ def test_a_core_that_dies_takes_its_own_requests_only(caplog: pytest.LogCaptureF
         assert not client._router.requests
         client.add(asked("later", prompt_of(0)))
         assert tokens(read_all(client)["later"]) == told(prompt_of(0), 4)
-        assert client.stats().replicas[0].running == 0 and not dead
+        assert client.ask(AskStats()).replicas[0].running == 0 and not dead
 
         client.add(asked("last", prompt_of(1), 900))
         client.outputs()
@@ -189,7 +191,11 @@ def test_a_core_that_dies_takes_its_own_requests_only(caplog: pytest.LogCaptureF
             while True:
                 client.outputs()
         assert dead
-        for call in (client.check_alive, client.stats, lambda: client.add(asked("x", [5]))):
+        for call in (
+            client.check_alive,
+            partial(client.ask, AskStats()),
+            lambda: client.add(asked("x", [5])),
+        ):
             with pytest.raises(EngineDead, match="killed by SIGKILL"):
                 call()
 
@@ -215,14 +221,14 @@ def test_pauses_hold_every_core(caplog: pytest.LogCaptureFixture) -> None:
     with replicas(2, step_seconds=0.002) as client:
         for number in range(4):
             client.add(asked(str(number), prompt_of(number), 50))
-        client.pause()
+        client.ask(Pause())
         client.outputs(wait=False)
         eventually(lambda: client.state().paused)
         steps = client.state().steps
         assert client.outputs() == []
         eventually(lambda: client.state().age < 0.4)
         assert client.state().steps == steps
-        client.resume()
+        client.ask(Resume())
         assert all(deltas[-1].finish_reason for deltas in read_all(client).values())
     assert "has died" not in caplog.text, "they were shut down"
 

@@ -6,6 +6,7 @@ import msgspec
 
 from jengine.adapters import AdapterReport
 from jengine.distributed.repeated_calls import RepeatedCalls
+from jengine.engine.questions import CallWorkers
 from jengine.executor.calls import AddAdapter, DropAdapter, Outcome, encoded_answer
 
 encode = msgspec.msgpack.encode
@@ -13,27 +14,31 @@ encode = msgspec.msgpack.encode
 
 def added(calls: RepeatedCalls, folder: str, digest: str) -> bytes:
     arguments = encode(AddAdapter(folder))
-    calls.note("add_adapter", arguments, [encoded_answer(AdapterReport(digest, 8, 100, 2))])
+    calls.note(
+        CallWorkers("add_adapter", arguments), [encoded_answer(AdapterReport(digest, 8, 100, 2))]
+    )
     return arguments
 
 
 def repeated(calls: RepeatedCalls) -> list[tuple[str, bytes]]:
-    made: list[tuple[str, bytes]] = []
-    calls.repeat(lambda method, arguments: made.append((method, arguments)))
-    return made
+    made: list[CallWorkers] = []
+    calls.repeat(made.append)
+    return [(one.method, one.arguments) for one in made]
 
 
 def test_what_was_added_and_not_dropped_is_added_again() -> None:
     calls = RepeatedCalls()
     first, second = added(calls, "/a", "one"), added(calls, "/b", "two")
-    calls.note("memory", b"", [])
+    calls.note(CallWorkers("memory", b""), [])
     assert repeated(calls) == [("add_adapter", first), ("add_adapter", second)]
-    calls.note("drop_adapter", encode(DropAdapter("one")), [encoded_answer(True)])
-    calls.note("drop_adapter", encode(DropAdapter("other")), [encoded_answer(False)])
+    calls.note(CallWorkers("drop_adapter", encode(DropAdapter("one"))), [encoded_answer(True)])
+    calls.note(CallWorkers("drop_adapter", encode(DropAdapter("other"))), [encoded_answer(False)])
     assert repeated(calls) == [("add_adapter", second)]
 
 
 def test_what_failed_is_not_repeated() -> None:
     calls = RepeatedCalls()
-    calls.note("add_adapter", encode(AddAdapter("/a")), [encode(Outcome(b"", "no folder"))])
+    calls.note(
+        CallWorkers("add_adapter", encode(AddAdapter("/a"))), [encode(Outcome(b"", "no folder"))]
+    )
     assert not repeated(calls)

@@ -11,6 +11,15 @@ from functools import partial
 import pytest
 
 from jengine.engine.bell import Bell
+from jengine.engine.questions import (
+    AskHealth,
+    AskStats,
+    CallWorkers,
+    Pause,
+    Probe,
+    ResetPrefixCache,
+    Settle,
+)
 from jengine.errors import EngineDead, RequestError
 from jengine.outputs import TokenDelta
 from jengine.plan import RowSampling
@@ -46,9 +55,9 @@ def test_adds_and_aborts_reach_the_scheduler_at_the_next_step() -> None:
 def test_a_question_is_answered_with_what_is_queued_taken_up() -> None:
     client = scripted_engine().client
     client.add(wire("a"))
-    assert client.stats().waiting == 1
+    assert client.ask(AskStats()).waiting == 1
     client.abort("a")
-    assert client.stats().waiting == 0
+    assert client.ask(AskStats()).waiting == 0
     (ended,) = client.outputs()
     assert (ended.request_id, ended.finish_reason) == ("a", "abort")
 
@@ -100,8 +109,12 @@ def test_an_engine_of_parked_requests_rests_until_something_happens(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     rests.get(timeout=60)
-    assert client.stats().deferred == 1, "questions are answered meanwhile"
-    events = [partial(client.add, wire("b")), partial(gates[0].wake, "it"), client.pause]
+    assert client.ask(AskStats()).deferred == 1, "questions are answered meanwhile"
+    events = [
+        partial(client.add, wire("b")),
+        partial(gates[0].wake, "it"),
+        partial(client.ask, Pause()),
+    ]
     for happens in events:
         happens()
         rests.get(timeout=60)
@@ -157,7 +170,7 @@ def test_questions_do_not_wait_until_the_engine_is_idle() -> None:
         time.sleep(0.001)
     for _ in range(10):
         before = script.steps
-        assert client.stats().running == 1
+        assert client.ask(AskStats()).running == 1
         assert script.steps - before <= 200, "threads that step must let others in"
     client.abort("long")
     stepping.join()
@@ -189,12 +202,12 @@ def test_everything_refuses_to_run_in_a_forked_child(monkeypatch: pytest.MonkeyP
     calls = (
         lambda: client.add(wire("a")),
         client.outputs,
-        client.stats,
-        client.settle,
-        client.probe,
-        client.health,
-        client.reset_prefix_cache,
-        lambda: client.call("programs", b"\x80"),
+        partial(client.ask, AskStats()),
+        partial(client.ask, Settle()),
+        partial(client.ask, Probe()),
+        partial(client.ask, AskHealth()),
+        partial(client.ask, ResetPrefixCache()),
+        partial(client.ask, CallWorkers("programs", b"\x80")),
     )
     for call in calls:
         with pytest.raises(EngineDead, match="'spawn'"):
@@ -202,4 +215,4 @@ def test_everything_refuses_to_run_in_a_forked_child(monkeypatch: pytest.MonkeyP
     client.shutdown()
     monkeypatch.undo()
     client.add(wire("a"))
-    assert client.stats().waiting == 1, "a child does not shut its parent's engine down"
+    assert client.ask(AskStats()).waiting == 1, "a child does not shut its parent's engine down"

@@ -12,6 +12,7 @@ import pytest
 
 from jengine.engine.core import EngineCore
 from jengine.engine.in_process import InProcessClient
+from jengine.engine.questions import Settle
 from jengine.kvcache.hashing import block_hash, block_hashes, root_hash
 from jengine.request import WireRequest
 from tests.scheduler.scheduler_loop import Loop, make_wire
@@ -75,11 +76,11 @@ def test_a_waiting_request_takes_little_more_than_its_tokens() -> None:
     ]
     for warm in wires[:2]:
         client.add(msgspec.msgpack.decode(warm, type=WireRequest))
-    client.settle()
+    client.ask(Settle())
     tracemalloc.start()
     for wire in wires[2:]:
         client.add(msgspec.msgpack.decode(wire, type=WireRequest))
-    client.settle()
+    client.ask(Settle())
     taken = tracemalloc.get_traced_memory()[0] / len(wires[2:])
     tracemalloc.stop()
     assert taken < 14_200, "tokens take 8,000 of them, hashes 4,000"

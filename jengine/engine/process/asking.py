@@ -10,13 +10,15 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from jengine.engine.process.questions import decoded
-from jengine.engine.process.to_core import Ask, Question
+from jengine.engine.process.to_core import Ask
+from jengine.engine.questions import AnyQuestion, CoreQuestion
 from jengine.errors import EngineDead, JengineError
+
+A = TypeVar("A")
 
 
 class Asking:
@@ -26,17 +28,17 @@ class Asking:
         self._send = send
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # around the next two
-        self._waiting: dict[int, tuple[Question, Future[Any]]] = {}
+        self._waiting: dict[int, tuple[CoreQuestion[Any], Future[Any]]] = {}
         self._failure: EngineDead | None = None
 
-    def ask(self, question: Question) -> Any:
+    def ask(self, question: CoreQuestion[A]) -> A:
         """Wait for the answer. Raises the error that it led to, or EngineDead if none comes."""
         number, arrived = next(self._numbers), Future[Any]()
         with self._lock:
             if self._failure is not None:
                 raise EngineDead(str(self._failure))
             self._waiting[number] = question, arrived
-        self._send(Ask(number, question))
+        self._send(Ask(number, cast(AnyQuestion, question)))
         return arrived.result()
 
     def resolve(self, number: int, value: bytes | JengineError) -> None:
@@ -49,7 +51,7 @@ class Asking:
             arrived.set_exception(value)
             return
         try:
-            arrived.set_result(decoded(question, value))
+            arrived.set_result(question.read_answer(value))
         except msgspec.DecodeError as error:
             arrived.set_exception(EngineDead(f"an answer of the core cannot be read: {error}"))
 

@@ -6,11 +6,10 @@ outputs. Every wait ends when the core dies. Must not know who started the core,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TypeVar
 
 import zmq
 
-from jengine.counts import Counts
 from jengine.engine.core_state import CoreState
 from jengine.engine.own_process import OwnProcess
 from jengine.engine.process.asking import Asking
@@ -19,38 +18,28 @@ from jengine.engine.process.encoding import encode
 from jengine.engine.process.hearing import Heard
 from jengine.engine.process.life import Life, WhenDead
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.message import Message
 from jengine.engine.process.owned_process import Child
 from jengine.engine.process.socket_loop import SocketLoop
 from jengine.engine.process.to_core import (
     AbortRequest,
     AddRequest,
-    AskHealth,
-    AskStats,
-    CallWorkers,
     Hello,
     Leave,
-    Pause,
-    Probe,
-    ReloadWeights,
-    ResetPrefixCache,
-    Resume,
-    Settle,
     Shutdown,
-    Sleep,
     TellTokenizer,
-    WakeUp,
 )
 from jengine.engine.process.to_front import Ready
+from jengine.engine.questions import CoreQuestion
 from jengine.errors import EngineDead
-from jengine.executor.protocol import WorkerHealth
 from jengine.grammar.shared_tokenizer import TokenizerData
 from jengine.kvcache.content_journal import HeldContents
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 from jengine.scheduler.refusal import refuse_impossible
+from jengine.wire.message import Message
 
+A = TypeVar("A")
 # What to do when the engine of a single core has died.
 ADVICE = "Create a new engine."
 
@@ -148,68 +137,13 @@ class ProcessClient:
 
     # --- questions -------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Return when everything queued so far has reached the scheduler."""
+    def ask(self, question: CoreQuestion[A]) -> A:
+        """The core's answer."""
         self._own.check()
-        self._asking.ask(Settle())
-
-    def stats(self) -> Counts:
-        """The counts between two steps; `state` has them without a wait."""
-        self._own.check()
-        return self._asking.ask(AskStats())
-
-    def call(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every process that runs steps, by rank."""
-        self._own.check()
-        return self._asking.ask(CallWorkers(method, arguments))
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False if requests are using the cache."""
-        self._own.check()
-        return self._asking.ask(ResetPrefixCache(reset_running_requests))
-
-    def health(self) -> list[WorkerHealth]:
-        """The health of every process that runs steps; also answered while a step runs."""
-        self._own.check()
-        return self._asking.ask(AskHealth())
-
-    def probe(self) -> None:
-        """Run a step with nothing in it, to its end. Only while no request runs."""
-        self._own.check()
-        self._asking.ask(Probe())
-
-    def sleep(self, level: int, tags: Sequence[str]) -> None:
-        """Free the memory of what the tags name, with no steps until it is awake and resumed."""
-        self._own.check()
-        self._asking.ask(Sleep(level, list(tags)))
-        self._mailbox.pause(True)
-
-    def wake_up(self, tags: Sequence[str]) -> bool:
-        """Bring back what the tags name. Whether nothing sleeps any more."""
-        self._own.check()
-        return self._asking.ask(WakeUp(list(tags)))
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether some of the engine's memory sleeps. Asks the core."""
-        return self.stats().sleep_level > 0
-
-    def reload_weights(self) -> None:
-        """Read the parameters from the model's folder again; running requests start anew."""
-        self._own.check()
-        self._asking.ask(ReloadWeights())
-
-    def pause(self) -> None:
-        """Run no more steps; returns when the deltas of the last one are there to be taken."""
-        self._own.check()
-        self._asking.ask(Pause())
-        self._mailbox.pause(True)
-
-    def resume(self) -> None:
-        """Run steps again."""
-        self._own.check()
-        self._asking.ask(Resume())
-        self._mailbox.pause(False)
+        answer = self._asking.ask(question)
+        if question.runs_steps is not None:
+            self._mailbox.pause(not question.runs_steps)
+        return answer
 
     def state(self) -> CoreState:
         """What the core said last and how long ago that was. Never waits."""

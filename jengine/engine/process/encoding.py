@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from jengine.engine.process.message import BadFrame, Message
 from jengine.engine.process.to_core import FromFront
 from jengine.engine.process.to_front import FromCore, Outputs
 from jengine.wire.arrays import pack_array, unpack_array
 from jengine.wire.deltas import read_scores
+from jengine.wire.message import Message
 
 # Bytes of one message. A prompt of a million tokens takes five million.
 MOST_BYTES = 64 * 2**20
@@ -21,6 +21,10 @@ _from_front = msgspec.msgpack.Decoder(FromFront)
 _from_core = msgspec.msgpack.Decoder(FromCore, ext_hook=unpack_array)
 # What does not describe a value of the right type, or nests too deeply.
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+class BadFrame(ValueError):
+    """Bytes that are no message."""
 
 
 def encode(message: Message) -> bytes:

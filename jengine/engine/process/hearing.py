@@ -16,9 +16,8 @@ from jengine.engine.core_state import CoreState
 from jengine.engine.process.asking import Asking
 from jengine.engine.process.beginning import Beginning
 from jengine.engine.process.core_log import log
-from jengine.engine.process.encoding import decode_from_core
+from jengine.engine.process.encoding import BadFrame, decode_from_core
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.message import BadFrame
 from jengine.engine.process.socket_loop import Parts
 from jengine.engine.process.to_front import (
     Answer,

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -20,19 +20,16 @@ import zmq
 from jengine.engine.client import EngineClient
 from jengine.engine.core_state import CoreState
 from jengine.engine.in_process import refused
-from jengine.engine.process.encoding import decode_from_front
+from jengine.engine.process.encoding import BadFrame, decode_from_front
 from jengine.engine.process.fronts import Fronts
-from jengine.engine.process.message import BadFrame, Message
 from jengine.engine.process.network import Door
 from jengine.engine.process.outbox import Outbox
-from jengine.engine.process.questions import answer
 from jengine.engine.process.socket_loop import Parts, SocketLoop
 from jengine.engine.process.step_loop import StepLoop
 from jengine.engine.process.to_core import (
     AbortRequest,
     AddRequest,
     Ask,
-    AskHealth,
     FromFront,
     Hello,
     Leave,
@@ -49,10 +46,12 @@ from jengine.engine.process.to_front import (
     Ready,
     Refusal,
 )
+from jengine.engine.questions import AskHealth, CoreQuestion
 from jengine.errors import EngineDead, RequestError
 from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.request import WireRequest
+from jengine.wire.message import Message
 
 # Threads for questions, so that one that waits for a long step does not hold up all others.
 ASKERS = 4
@@ -228,6 +227,7 @@ class CoreServer:
         self._wake()  # what was queued before the question has been taken up
 
     def _answered(self, ask: Ask) -> bytes:
-        if self._client is None or self._steps is None:
+        if self._steps is None:
             raise EngineDead("the engine is not ready yet.")
-        return answer(ask.question, self._client, self._steps)
+        question: CoreQuestion[Any] = ask.question
+        return msgspec.msgpack.encode(self._steps.ask(question))

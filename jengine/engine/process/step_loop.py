@@ -8,13 +8,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from jengine.counts import Counts
 from jengine.engine.client import EngineClient
 from jengine.engine.core_state import CoreState
+from jengine.engine.questions import AskStats, CoreQuestion
 from jengine.errors import UnexpectedCompile
 from jengine.outputs import TokenDelta
 
+A = TypeVar("A")
 # Seconds between two looks at the core's counts while steps run.
 COUNT_EVERY = 0.1
 
@@ -60,26 +63,25 @@ class StepLoop:
         """There may be something to do."""
         self._changed.set()
 
-    def pause(self) -> None:
-        """Run no more steps; returns when the last one has ended and its deltas were delivered."""
-        self._paused = True
-        with self._gate:
-            pass
-        self.wake()
+    def ask(self, question: CoreQuestion[A]) -> A:
+        """The core's answer; steps rest or run from then on if the question says so."""
+        if question.runs_steps is False:
+            return self._rest(question)
+        answer = self._client.ask(question)
+        if question.runs_steps:
+            self._paused = False
+            self.wake()
+        return answer
 
-    def rest(self, fall_asleep: Callable[[], None]) -> None:
-        """Pause, and run what ends the steps in flight; their deltas are delivered."""
+    def _rest(self, question: CoreQuestion[A]) -> A:
+        """Run no more steps, once the last one has ended and all its deltas were delivered."""
         self._paused = True
         with self._gate:
-            fall_asleep()
+            answer = self._client.ask(question)
             if deltas := self._client.outputs(wait=False):
                 self._deliver(deltas)
         self.wake()
-
-    def resume(self) -> None:
-        """Run steps again."""
-        self._paused = False
-        self.wake()
+        return answer
 
     def state(self, dropped_frames: int = 0) -> CoreState:
         """The state of the core, without a wait."""
@@ -107,5 +109,5 @@ class StepLoop:
             self._steps += 1
 
     def _count(self) -> None:
-        self._counts = self._client.stats()
+        self._counts = self._client.ask(AskStats())
         self._counted = time.monotonic()

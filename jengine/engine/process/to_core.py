@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from jengine.engine.process.message import Message
+from jengine.engine.questions import AnyQuestion
 from jengine.grammar.shared_tokenizer import TokenizerData
 from jengine.request import WireRequest
+from jengine.wire.message import Message
 
 
 class Hello(Message, frozen=True):
@@ -32,80 +33,11 @@ class AbortRequest(Message, frozen=True):
     request_id: str
 
 
-class Settle(Message, frozen=True):
-    """Answer when everything sent before has reached the scheduler."""
-
-
-class AskStats(Message, frozen=True):
-    """The counts between two steps."""
-
-
-class CallWorkers(Message, frozen=True):
-    """One of `executor.calls.CALLS` in every process that runs steps."""
-
-    method: str
-    arguments: bytes
-
-
-class ResetPrefixCache(Message, frozen=True):
-    """Forget cached prefixes."""
-
-    reset_running_requests: bool
-
-
-class AskHealth(Message, frozen=True):
-    """The health of every process that runs steps."""
-
-
-class Probe(Message, frozen=True):
-    """Run a step with nothing in it."""
-
-
-class Pause(Message, frozen=True):
-    """Run no more steps; answered when the last one has ended."""
-
-
-class Resume(Message, frozen=True):
-    """Run steps again."""
-
-
-class Sleep(Message, frozen=True):
-    """Free memory and run no steps; parameters stay on the host (1) or are dropped (2)."""
-
-    level: int
-    tags: list[str]
-
-
-class WakeUp(Message, frozen=True):
-    """Bring memory back; answered with whether nothing sleeps any more."""
-
-    tags: list[str]
-
-
-class ReloadWeights(Message, frozen=True):
-    """Read the parameters from the model's folder again."""
-
-
-Question = (
-    Sleep
-    | WakeUp
-    | ReloadWeights
-    | Settle
-    | AskStats
-    | CallWorkers
-    | ResetPrefixCache
-    | AskHealth
-    | Probe
-    | Pause
-    | Resume
-)
-
-
 class Ask(Message, frozen=True):
     """A question, which gets an Answer or a Refusal with the same number."""
 
     number: int
-    question: Question
+    question: AnyQuestion
 
 
 class Leave(Message, frozen=True):

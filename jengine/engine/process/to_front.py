@@ -6,10 +6,10 @@ import msgspec
 
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.engine.core_state import CoreState
-from jengine.engine.process.message import Message
 from jengine.engine.process.model_frame import ModelFrame
 from jengine.errors import EngineDead, JengineError, error_named
 from jengine.outputs import TokenDelta
+from jengine.wire.message import Message
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

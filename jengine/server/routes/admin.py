@@ -13,6 +13,7 @@ from jengine.api.async_requests import PauseMode
 from jengine.api.profiling import trace_folder
 from jengine.api.sleep import SleepOrder
 from jengine.assembly.processes.elastic import DRAIN_SECONDS, scale_replicas
+from jengine.engine.questions import ReloadWeights, ResetPrefixCache
 from jengine.errors import CapacityError, ConfigError, RequestError
 from jengine.runner.report_types import CACHE
 from jengine.server.errors import ApiError
@@ -64,7 +65,7 @@ class Done(msgspec.Struct):
 async def reset_prefix_cache(service: Service, http: Request) -> Response:
     """Forget cached prefixes; with ?reset_running_requests=true also those that are in use."""
     running = flag(http, "reset_running_requests", usual=False)
-    done = await asyncio.to_thread(service.live.front.reset_prefix_cache, running)
+    done = await asyncio.to_thread(service.live.front.client.ask, ResetPrefixCache(running))
     if not done:
         raise ApiError(
             409, "Requests are using the cache. Wait for them, or give reset_running_requests=true."
@@ -80,7 +81,7 @@ async def pause(service: Service, http: Request) -> Response:
         raise ApiError(400, f"mode={mode!r:.40}: expected {', '.join(modes)}.", param="mode")
     await everywhere.pause(service, modes[modes.index(mode)])
     if flag(http, "clear_cache", usual=True):
-        await asyncio.to_thread(service.live.front.reset_prefix_cache, True)
+        await asyncio.to_thread(service.live.front.client.ask, ResetPrefixCache(True))
     return json_response(Done("paused"))
 
 
@@ -121,7 +122,7 @@ async def wake_up(service: Service, http: Request) -> Response:
 async def is_sleeping(service: Service, http: Request) -> Response:
     """Whether generation is paused or memory sleeps."""
     live = service.live
-    asleep = live.requests.paused or await asyncio.to_thread(lambda: live.engine.client.is_asleep)
+    asleep = live.requests.paused or await asyncio.to_thread(lambda: live.front.is_asleep)
     return json_response({"is_sleeping": asleep})
 
 
@@ -134,7 +135,7 @@ async def release_kv_cache_memory(service: Service, http: Request) -> Response:
 
 async def reload_weights(service: Service, http: Request) -> Response:
     """Read the parameters from the model's folder again."""
-    await asyncio.to_thread(service.live.front.reload_weights)
+    await asyncio.to_thread(service.live.front.client.ask, ReloadWeights())
     return json_response(Done("reloaded"))
 
 

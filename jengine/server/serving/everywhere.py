@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jengine.api.async_requests import PauseMode
-from jengine.api.sleep import SleepOrder
+from jengine.api.sleep import SleepOrder, waking
 from jengine.metrics.families import merged
 from jengine.metrics.registry import text_of
 from jengine.server.errors import ApiError
@@ -96,12 +96,12 @@ async def sleep(service: Service, order: SleepOrder) -> None:
     """Pause, unless that was done, and free the memory that the order names."""
     if not service.live.requests.paused:
         await pause(service, order.mode, order.refusal)
-    await asyncio.to_thread(service.live.front.sleep, order)
+    await asyncio.to_thread(service.live.front.client.ask, order.question)
 
 
 async def wake_up(service: Service, tags: Sequence[str] | None) -> bool:
     """Bring back what the tags name. Whether nothing sleeps any more: then steps run again."""
-    awake = await asyncio.to_thread(service.live.front.wake_up, tags)
+    awake = await asyncio.to_thread(service.live.front.client.ask, waking(tags))
     if awake:
         await resume(service)
     return awake

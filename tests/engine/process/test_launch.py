@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from jengine.engine.process.launch import launch
 from jengine.engine.process.to_front import Progress
+from jengine.engine.questions import AskStats, CallWorkers, Settle
 from jengine.errors import ConfigError, EngineDead
 from jengine.executor.calls import Outcome
 from jengine.grammar.shared_tokenizer import data_of
@@ -113,7 +115,7 @@ def test_grammars_of_a_core_are_over_the_tokenizer_that_its_front_tells() -> Non
         client.add(replace(wire("after"), sampling=ruled("(yes|no)!")))
         answer = tokens(read_all(client)["after"])
         assert letters().decode(answer[: answer.index(EOS)]) in ("yes!", "no!")
-        (answered,) = client.call("modules", msgspec.msgpack.encode({}))
+        (answered,) = client.ask(CallWorkers("modules", msgspec.msgpack.encode({})))
         modules = msgspec.msgpack.decode(msgspec.msgpack.decode(answered, type=Outcome).value)
         assert "llguidance" in modules and "transformers" not in modules
 
@@ -158,7 +160,10 @@ def test_a_killed_core_fails_everything_that_waits_within_a_second() -> None:
 
         client.when_dead(lambda _: found.setdefault("told", clock.now))
         client.add(wire("a", max_tokens=900))
-        threads = [failing("reader", client.outputs), failing("question", client.stats)]
+        threads = [
+            failing("reader", client.outputs),
+            failing("question", partial(client.ask, AskStats())),
+        ]
         time.sleep(0.05)
         os.kill(client.child.process, signal.SIGKILL)
         began = clock.now
@@ -168,8 +173,8 @@ def test_a_killed_core_fails_everything_that_waits_within_a_second() -> None:
         assert max(found.values()) - began < 1000, "hundredths of a second, on a busy machine"
         for call in (
             client.check_alive,
-            client.stats,
-            client.settle,
+            partial(client.ask, AskStats()),
+            partial(client.ask, Settle()),
             lambda: client.add(wire("b")),
         ):
             with pytest.raises(EngineDead, match="killed by SIGKILL"):
@@ -261,11 +266,12 @@ def test_the_end_of_the_front_leaves_no_orphan(then: str, leaves_folder: bool) -
 
 FORK = """
 import os
+from jengine.engine.questions import Settle
 child = os.fork()
 if not child:
     raise SystemExit(0)
 print(os.waitpid(child, 0)[1], flush=True)
-client.settle()
+client.ask(Settle())
 client.shutdown()
 print("settled")
 """

@@ -20,8 +20,7 @@ from jengine.config import (
     RoutingConfig,
     TextStackConfig,
 )
-from jengine.engine.process.encoding import decode_from_core, decode_from_front, encode
-from jengine.engine.process.message import BadFrame
+from jengine.engine.process.encoding import BadFrame, decode_from_core, decode_from_front, encode
 from jengine.engine.process.model_frame import ModelFrame
 from jengine.engine.process.to_front import Failure, Outputs, Pulse
 from jengine.errors import CapacityError, EngineDead, JengineError

@@ -13,6 +13,16 @@ from hypothesis import strategies as st
 from jengine.engine.process.encoding import encode
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.to_core import AddRequest, Hello
+from jengine.engine.questions import (
+    AskHealth,
+    AskStats,
+    CallWorkers,
+    Pause,
+    Probe,
+    ResetPrefixCache,
+    Resume,
+    Settle,
+)
 from jengine.errors import EngineDead, RequestError, UnexpectedCompile
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.plan import RowSampling
@@ -68,8 +78,8 @@ def test_an_abort_gives_a_last_delta_and_an_unknown_one_nothing(tmp_path: Path) 
         client.abort("never seen")
         client.abort("a")
         client.abort("a")
-        client.settle()
-        assert client.stats().running + client.stats().waiting == 0
+        client.ask(Settle())
+        assert client.ask(AskStats()).running + client.ask(AskStats()).waiting == 0
         (deltas,) = read_all(client).values()
         assert deltas[-1].finish_reason == "abort"
         client.add(wire("b", max_tokens=1))
@@ -78,15 +88,15 @@ def test_an_abort_gives_a_last_delta_and_an_unknown_one_nothing(tmp_path: Path) 
 
 def test_questions_reach_the_core(tmp_path: Path) -> None:
     with thread_core(tmp_path) as (_, client):
-        (counts,) = decoded_answers("programs", client.call(
-            "programs", encoded_arguments("programs", {})))  # fmt: skip
+        (counts,) = decoded_answers("programs", client.ask(
+            CallWorkers("programs", encoded_arguments("programs"))))  # fmt: skip
         assert counts == ProgramCounts(3, 1)
-        assert client.health()[0].where == "script"
-        assert client.reset_prefix_cache() and client.reset_prefix_cache(True)
-        client.probe()
+        assert client.ask(AskHealth())[0].where == "script"
+        assert client.ask(ResetPrefixCache()) and client.ask(ResetPrefixCache(True))
+        client.ask(Probe())
         client.add(wire("a", max_tokens=2))
         read_all(client)
-        assert client.stats().prefix_queries > 0
+        assert client.ask(AskStats()).prefix_queries > 0
         eventually(lambda: client.state().counts.prefix_queries > 0)
         assert client.state().steps > 0 and client.state().age < 5
 
@@ -94,9 +104,9 @@ def test_questions_reach_the_core(tmp_path: Path) -> None:
 def test_errors_of_questions_arrive_with_their_class(tmp_path: Path) -> None:
     with thread_core(tmp_path, step_seconds=0.002) as (_, client):
         client.add(wire("a", max_tokens=900))
-        client.settle()
+        client.ask(Settle())
         with pytest.raises(RequestError, match="their steps show as much"):
-            client.probe()
+            client.ask(Probe())
         client.abort("a")
         read_all(client)
 
@@ -105,16 +115,16 @@ def test_while_paused_no_step_runs_and_nothing_is_lost(tmp_path: Path) -> None:
     with thread_core(tmp_path, step_seconds=0.002) as (_, client):
         client.add(wire("a", max_tokens=40))
         got = client.outputs()
-        client.pause()
+        client.ask(Pause())
         got += client.outputs(wait=False)
         eventually(lambda: client.state().paused)
-        steps = client.stats(), client.state().steps
+        steps = client.ask(AskStats()), client.state().steps
         client.add(wire("b", max_tokens=2))
-        client.settle()
+        client.ask(Settle())
         assert client.outputs() == [], "a reader is not held up while paused"
         eventually(lambda: client.state().counts.waiting == 1)
         assert client.state().steps == steps[1]
-        client.resume()
+        client.ask(Resume())
         for deltas in (rest := read_all(client)).values():
             got += deltas
         assert tokens([one for one in got if one.request_id == "a"]) == told(PROMPT, 40)
@@ -137,11 +147,11 @@ def test_a_front_that_leaves_has_its_requests_ended(tmp_path: Path) -> None:
     with thread_core(tmp_path, step_seconds=0.002) as (core, client):
         other = core.front()
         other.add(wire("a", max_tokens=900))
-        other.settle()
-        now = client.stats()
+        other.ask(Settle())
+        now = client.ask(AskStats())
         assert now.running + now.waiting == 1
         other.shutdown()
-        eventually(lambda: client.stats().running + client.stats().waiting == 0)
+        eventually(lambda: client.ask(AskStats()).running + client.ask(AskStats()).waiting == 0)
         with pytest.raises(EngineDead, match="was shut down"):
             other.add(wire("b"))
 
@@ -150,13 +160,13 @@ def test_a_front_that_leaves_has_its_requests_ended(tmp_path: Path) -> None:
 def test_a_front_that_vanishes_has_its_requests_ended(tmp_path: Path, paused: bool) -> None:
     with thread_core(tmp_path, step_seconds=0.002) as (core, client):
         if paused:
-            client.pause()
+            client.ask(Pause())
         raw = RawFront(core)
         raw.send(encode(Hello()))
         raw.send(encode(AddRequest(wire("a", max_tokens=900))))
-        eventually(lambda: client.stats().running + client.stats().waiting == 1)
+        eventually(lambda: client.ask(AskStats()).running + client.ask(AskStats()).waiting == 1)
         raw.close()
-        eventually(lambda: client.stats().running + client.stats().waiting == 0)
+        eventually(lambda: client.ask(AskStats()).running + client.ask(AskStats()).waiting == 0)
 
 
 def test_a_step_that_never_ran_ends_its_requests_and_the_core_goes_on(tmp_path: Path) -> None:
@@ -181,7 +191,7 @@ def test_a_step_that_fails_ends_the_core_for_all_fronts(tmp_path: Path) -> None:
         with pytest.raises(EngineDead, match="a step failed: RuntimeError: told to fail"):
             read_all(client)
         with pytest.raises(EngineDead, match="told to fail"):
-            client.stats()
+            client.ask(AskStats())
         eventually(lambda: died)
         with pytest.raises(EngineDead, match="told to fail"):
             other.check_alive()
@@ -279,7 +289,7 @@ def test_a_front_that_comes_late_learns_what_the_cache_holds(
         eventually(lambda: len(late.contents) == 5)
         hashes = [*early.contents]
         assert late.contents.prefix(hashes) == 5
-        client.reset_prefix_cache()
+        client.ask(ResetPrefixCache())
         eventually(lambda: not len(early.contents) and not len(late.contents))
         assert not len(client.contents), "only fronts that route requests are told"
         for front in (early, late):

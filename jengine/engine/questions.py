@@ -1,0 +1,193 @@
+"""What a front asks of a core: a class per question says what is given, and how it is answered.
+
+In: plain data, as the core may be in another process. Out: plain data; one answer, also of several
+cores. To ask something new, write a class and name it in `AnyQuestion`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from msgspec.structs import asdict
+
+from jengine.counts import Counts, together
+from jengine.errors import RequestError
+from jengine.executor.calls import decoded_answers, encoded_arguments
+from jengine.executor.protocol import WorkerHealth
+from jengine.wire.message import Question
+
+if TYPE_CHECKING:
+    from jengine.engine.in_process import InProcessClient
+
+A = TypeVar("A")
+
+
+class CoreQuestion(Question[A], Generic[A], frozen=True):
+    """A question to a core."""
+
+    waits: ClassVar[bool] = True  # for the end of the step in progress
+    runs_steps: ClassVar[bool | None] = None  # whether steps run from then on; None: as before
+
+    def answer(self, client: InProcessClient) -> A:
+        """The answer, made in the core's process."""
+        raise NotImplementedError
+
+    def together(self, answers: Collection[A]) -> A:
+        """The answers of several cores as one."""
+        raise NotImplementedError
+
+
+class Order(CoreQuestion[None], frozen=True):
+    """A question that is answered when something was done."""
+
+    def together(self, answers: Collection[None]) -> None:
+        """All have done it."""
+
+
+class Settle(Order, frozen=True):
+    """Give everything queued so far to the scheduler."""
+
+    def answer(self, client: InProcessClient) -> None:
+        """What is queued is taken up before any question."""
+
+
+class AskStats(CoreQuestion[Counts], frozen=True):
+    """Numbers of running and waiting requests, and of the cache."""
+
+    def answer(self, client: InProcessClient) -> Counts:
+        return client.counts()
+
+    def together(self, answers: Collection[Counts]) -> Counts:
+        return together(list(answers))
+
+
+class CallWorkers(CoreQuestion[list[bytes]], frozen=True):
+    """One of `executor.calls.CALLS` in every process that runs steps; the results, by rank."""
+
+    method: str
+    arguments: bytes
+
+    def answer(self, client: InProcessClient) -> list[bytes]:
+        return client.core.call_workers(self.method, self.arguments)
+
+    def together(self, answers: Collection[list[bytes]]) -> list[bytes]:
+        return list(chain.from_iterable(answers))
+
+
+class ResetPrefixCache(CoreQuestion[bool], frozen=True):
+    """Forget cached prefixes. False if requests are using the cache."""
+
+    reset_running_requests: bool = False
+
+    def answer(self, client: InProcessClient) -> bool:
+        return client.core.reset_prefix_cache(self.reset_running_requests)
+
+    def together(self, answers: Collection[bool]) -> bool:
+        return all(answers)
+
+
+class AskHealth(CoreQuestion[list[WorkerHealth]], frozen=True):
+    """The health of every process that runs steps, as far as known; also while a step runs."""
+
+    waits = False
+
+    def answer(self, client: InProcessClient) -> list[WorkerHealth]:
+        client.check_alive()
+        return client.core.health()
+
+    def together(self, answers: Collection[list[WorkerHealth]]) -> list[WorkerHealth]:
+        return list(chain.from_iterable(answers))
+
+
+class Probe(Order, frozen=True):
+    """Run a step with nothing in it, to its end. Only while no request runs."""
+
+    def answer(self, client: InProcessClient) -> None:
+        client.sleeping.check_awake()
+        counts = client.core.counts()
+        if client.core.has_work and counts.running + counts.waiting:
+            raise RequestError(
+                "health(probe=True) while requests run: their steps show as much. Finish them "
+                "first, or leave probe out."
+            )
+        client.core.probe()
+
+
+class Pause(Order, frozen=True):
+    """Run no more steps until `Resume`; answered when the last one has ended."""
+
+    waits = False
+    runs_steps = False
+
+    def answer(self, client: InProcessClient) -> None:
+        """End a rest. Whoever runs steps stops."""
+        client.ring()
+
+
+class Resume(Order, frozen=True):
+    """Run steps again. Raises EngineAsleep if memory sleeps."""
+
+    waits = False
+    runs_steps = True
+
+    def answer(self, client: InProcessClient) -> None:
+        client.sleeping.check_awake()
+
+
+class Sleep(Order, frozen=True):
+    """Free the memory of what the tags name; 1 keeps parameters on the host, 2 drops them.
+
+    Steps in flight end first, and running requests start anew when all is awake. No steps run until
+    then.
+    """
+
+    runs_steps = False
+    level: int
+    tags: list[str]
+
+    def answer(self, client: InProcessClient) -> None:
+        client.take_blocks()
+        answers = client.core.call_workers("sleep", encoded_arguments("sleep", asdict(self)))
+        client.sleeping.note(decoded_answers("sleep", answers), self.level)
+
+
+class WakeUp(CoreQuestion[bool], frozen=True):
+    """Bring back what the tags name. Whether nothing sleeps any more."""
+
+    tags: list[str]
+
+    def answer(self, client: InProcessClient) -> bool:
+        answers = client.core.call_workers("wake_up", encoded_arguments("wake_up", asdict(self)))
+        client.sleeping.note(decoded_answers("wake_up", answers))
+        return not client.sleeping.tags
+
+    def together(self, answers: Collection[bool]) -> bool:
+        return all(answers)
+
+
+class ReloadWeights(Order, frozen=True):
+    """Read the parameters from the model's folder again; running requests start anew, as cached
+    blocks may be of other parameters."""
+
+    def answer(self, client: InProcessClient) -> None:
+        client.take_blocks()
+        answers = client.core.call_workers("reload_weights", encoded_arguments("reload_weights"))
+        client.sleeping.note(decoded_answers("reload_weights", answers))
+
+
+class ResizeCache(Order, frozen=True):
+    """Have a KV cache of so many bytes, with as much of its contents as fits."""
+
+    num_bytes: int
+
+    def answer(self, client: InProcessClient) -> None:
+        client.sleeping.check_awake()
+        client.deliver(client.core.resize_cache(self.num_bytes))
+
+
+AnyQuestion = (
+    Settle | AskStats | CallWorkers | ResetPrefixCache | AskHealth | Probe | Pause | Resume | Sleep
+    | WakeUp | ReloadWeights | ResizeCache
+)  # fmt: skip
