@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.scipy.linalg import solve_triangular
 
 from jengine.layers.recurrent import StateView, short_convolution
 from jengine.layers.state_scan import EXACT, causal_decay, lower_triangle, scan_states
@@ -74,8 +73,7 @@ class DeltaRule(NamedTuple):
         reads = jnp.transpose(k, (0, 2, 1, 3))[:, :, None]  # [P, heads, 1, tile, key]
         reads = reads * jnp.exp(jnp.transpose(total, (0, 2, 3, 1)))[..., None]
         right = jnp.concatenate([values, reads], axis=-1) * shares
-        solved = solve_triangular(system, right, lower=True, unit_diagonal=True)
-        values, reads = jnp.split(solved, [v.shape[-1]], axis=-1)
+        values, reads = jnp.split(solve_below(system, right), [v.shape[-1]], axis=-1)
         left = jnp.moveaxis(decay[..., -1, :], -1, 1)  # [P, tile, heads, share]
         kept = {"q": q, "k": k, "total": total, "left": left}
         return {**kept, "scores": scores, "v": values, "reads": reads}
@@ -112,3 +110,28 @@ class DeltaRuleLayer(NamedTuple):
 def unit(x: Float[Array, "*shape dim"]) -> Float[Array, "*shape dim"]:
     """Vectors of length one."""
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + EPS)
+
+
+def solve_below(
+    system: Float[Array, "*batch size size"], right: Float[Array, "*batch size width"]
+) -> Float[Array, "*batch size width"]:
+    """x with x + system x = right, for a system that is zero on and above its diagonal.
+
+    By matmuls: the inverse of 1 + system within blocks of one, two, four, ... tokens. JAX's own
+    triangular solve is LAPACK's on CPUs, where jaxlib before 0.11 waits inside a thread of XLA's
+    pool for others of that pool: solves of several devices or engines waited for each other for
+    good.
+    """
+    size = system.shape[-1]
+    index = jnp.arange(size)
+    inverse = jnp.broadcast_to(jnp.eye(size, dtype=system.dtype), system.shape)
+    for level in range((size - 1).bit_length()):
+        block = index >> level
+        # From the first half of each larger block to its second.
+        joins = (block[:, None] == block[None] + 1) & (block[None] % 2 == 0)
+        between = jnp.where(jnp.broadcast_to(joins, system.shape), system, 0.0)
+        if level:
+            between = jnp.matmul(inverse, between, precision=EXACT)
+            between = jnp.matmul(between, inverse, precision=EXACT)
+        inverse = inverse - between
+    return jnp.matmul(inverse, right, precision=EXACT)
