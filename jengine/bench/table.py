@@ -226,9 +226,9 @@ def fidelity(result: dict[str, Any]) -> Iterator[Row]:
         draws, ill = (sum(row[key] for row in families) for key in ("draws", "ill_conditioned"))
         work = (
             f"{draws} random configs of {len(families)} families, {how} "
-            f"({result['instructions']}), beside transformers: largest error of a log-probability, "
+            f"({worst['instructions']}), beside transformers: largest error of a log-probability, "
             f"of {worst['family']}, draw {worst['worst']}; "
-            f"{sum(len(row['failed']) for row in families)} too far off, {ill} ill-conditioned"
+            f"{sum(len(row['failed']) for row in families)} failed, {ill} ill-conditioned"
         )
         yield Row(work, f"{worst['largest']:.1e}")
 

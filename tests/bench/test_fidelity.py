@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import sys
 from collections import UserDict
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jengine.bench.fidelity import search
 from jengine.bench.fidelity.__main__ import main
-from jengine.bench.fidelity.check import Found, check
+from jengine.bench.fidelity.check import check
 from jengine.bench.fidelity.draws import drawn, varied_keys
 from jengine.bench.fidelity.families import FAMILIES
-from jengine.bench.fidelity.implementations import IMPLEMENTATIONS, environment_of
-from jengine.bench.fidelity.search import Row, one_draw
+from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
+from jengine.bench.fidelity.kept import Row, Table, stretches
+from jengine.bench.fidelity.search import due
 from jengine.bench.fidelity.transformers_process import Refused, Transformers
-from jengine.errors import CheckpointError
+from jengine.bench.fidelity.worker import answer
+from jengine.bench.fidelity.workers import Workers
+from jengine.errors import CheckpointError, ConfigError
 from jengine.models.architectures import FAMILIES as ARCHITECTURES
 from jengine.models.registry import model_config
 from jengine.models.unread import read_keys
@@ -131,12 +134,19 @@ def test_a_number_gives_one_draw() -> None:
     assert drawn("llama", 5) != drawn("llama", 6)
 
 
+def found_in(theirs: Transformers, family: str, implementation: str, *numbers: int) -> Row:
+    row = Row(family, implementation)
+    for number in numbers:
+        job = {"family": family, "number": number, "implementation": implementation}
+        row.add(number, answer(theirs, job))
+    return row
+
+
 @pytest.mark.parametrize("family", [one for one in FAMILIES if some_of(one)])
 def test_draws_of_today_answer_as_transformers(family: str, theirs: Transformers) -> None:
     """Other families every day, and other draws; in CI the first, which is known to pass."""
     number = 0 if "CI" in os.environ else datetime.now(UTC).toordinal()
-    row = Row(family, "cpu")
-    one_draw(theirs, row, number)
+    row = found_in(theirs, family, "cpu", number)
     assert row.draws == 1 and not row.failed, row
 
 
@@ -146,10 +156,8 @@ def test_draws_of_today_answer_as_transformers(family: str, theirs: Transformers
 def test_draws_answer_as_transformers(
     family: str, implementation: str, theirs: Transformers
 ) -> None:
-    row = Row(family, implementation)
-    for number in range(2):
-        one_draw(theirs, row, number)
-    assert row.draws and not row.failed and not row.refused, row
+    row = found_in(theirs, family, implementation, 0, 1)
+    assert row.draws and not row.failed, row
 
 
 @pytest.mark.slow
@@ -181,65 +189,110 @@ def test_what_transformers_refuses_is_said(theirs: Transformers) -> None:
     assert theirs.config("LlamaForCausalLM", {"vocab_size": 91})["vocab_size"] == 91
 
 
-def test_a_draw_that_is_off_is_told_in_a_line_that_repeats_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: Transformers
-) -> None:
-    found = {3: Found(1e-6, 1e-4), 4: Found(0.5, 1e-4), 5: Found(5e-4, 1e-3, "ill-conditioned")}
-    monkeypatch.setattr(search, "check", lambda theirs, family, number, how: found[number])
+PASSED = {"error": 1e-6, "limit": 1e-4, "note": "", "seconds": 1.5, "instructions": "AVX2"}
+OFF = {**PASSED, "error": 0.5}
+
+
+def test_a_draw_that_is_off_is_told_in_a_line_that_repeats_it() -> None:
     row = Row("olmo2", "cpu")
-    for number in found:
-        one_draw(theirs, row, number)
-    said = capsys.readouterr().out
+    ill = {**PASSED, "error": 5e-4, "limit": 1e-3, "note": "ill-conditioned"}
+    assert row.add(3, PASSED) == "" and row.add(5, ill) == ""
+    said = row.add(4, OFF)
     command = "python -m jengine.bench.fidelity --family olmo2 --seed 4 --draws 1"
-    assert said.count("\n") == 1 and f"{command} --implementation cpu" in said
-    assert (row.draws, row.failed, row.worst, row.ill_conditioned) == (3, [4], 4, 1)
+    assert said == f"off by 5.0e-01: {command} --implementation cpu"
+    assert (row.draws, row.failed, row.worst) == (3, {4: said}, 5)
+    assert row.notes == ["5: 5.0e-04, ill-conditioned"] and row.ill_conditioned == 1
 
 
-def test_a_draw_that_is_refused_is_counted_by_its_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: Transformers
+def test_a_draw_that_breaks_the_engine_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch, theirs: Transformers
 ) -> None:
-    def refuse(*given: object) -> Found:
-        raise CheckpointError("config.json: 'x': given 1, expected 2.")
+    def broken(*given: object) -> None:
+        raise IndexError("no layer 3")
 
-    monkeypatch.setattr(search, "check", refuse)
-    row = Row("olmo2", "cpu")
-    one_draw(theirs, row, 7)
-    assert row.draws == 0 and list(row.refused.values()) == [7]
-    assert "--family olmo2 --seed 7 --draws 1 --implementation cpu" in capsys.readouterr().out
+    monkeypatch.setattr("jengine.bench.fidelity.worker.check", broken)
+    row = found_in(theirs, "olmo2", "cpu", 7)
+    assert row.draws == 1 and row.failed[7].startswith("IndexError: no layer 3: python -m ")
 
 
 def test_a_shape_that_an_implementation_does_not_compute_is_no_fault(
     monkeypatch: pytest.MonkeyPatch, theirs: Transformers
 ) -> None:
-    def refuse(*given: object) -> Found:
+    def refuse(*given: object) -> None:
         raise CheckpointError("layers.0.mlp.down: int4 stores pairs of inputs, and it has (31,).")
 
-    monkeypatch.setattr(search, "check", refuse)
-    rows = [Row("olmo2", how) for how in ("int4", "cpu")]
-    for row in rows:
-        one_draw(theirs, row, 7)
-    assert [(row.impossible, len(row.refused)) for row in rows] == [(1, 0), (0, 1)]
+    monkeypatch.setattr("jengine.bench.fidelity.worker.check", refuse)
+    rows = [found_in(theirs, "olmo2", how, 7) for how in ("int4", "cpu")]
+    assert [(row.impossible, row.draws, len(row.failed)) for row in rows] == [(1, 0, 0), (0, 1, 1)]
+    assert rows[1].failed[7].startswith("refused, layers.0.mlp.down: int4 stores pairs")
+
+
+RUN = {"command": "c", "commit": "abc", "versions": {}, "hardware": {"processor": "P"}}
+
+
+def test_a_later_run_goes_on_where_one_was_interrupted(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    first = Table(file, RUN)
+    for number, found in enumerate([PASSED, OFF, PASSED]):
+        first.add(first.row("llama", "cpu"), number, found, 1.0)
+    # Whatever ends the process here, all draws are in the file.
+    later = Table(file, {**RUN, "commit": "def"})
+    row = later.row("llama", "cpu")
+    assert row == first.row("llama", "cpu") and row.seconds == 4.5
+    assert [number for _, number in due([row], range(5))] == [1, 3, 4]
+    later.add(row, 1, PASSED, 2.0)
+    kept = json.loads(file.read_text())
+    assert (row.draws, row.failed, kept["draws"], kept["failed"]) == (3, {}, 3, 0)
+    runs = [(run["commit"], run["draws"], run["seconds"]) for run in kept["runs"]]
+    assert runs == [("abc", 3, 1.0), ("def", 1, 2.0)]
+
+
+def test_draws_of_another_processor_are_not_mixed(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    table = Table(file, RUN)
+    table.add(table.row("llama", "cpu"), 0, PASSED, 1.0)
+    with pytest.raises(ConfigError, match=r"was found on P, and this is Q.*another file"):
+        Table(file, {**RUN, "hardware": {"processor": "Q"}})
+
+
+def test_numbers_are_kept_as_stretches() -> None:
+    assert stretches({7, 1, 0, 2, 9, 8}) == [[0, 2], [7, 9]]
+
+
+# Never answers a draw with an odd number, ends at number 4, and answers others.
+WORKER = """
+import json, os, sys, time
+for line in sys.stdin:
+    number = json.loads(line).get("number", 0)
+    if number == 4:
+        os._exit(3)
+    if number % 2:
+        time.sleep(10000)
+    print(json.dumps({"pid": os.getpid()}), flush=True)
+"""
+
+
+def test_a_draw_that_hangs_is_ended_and_the_search_goes_on() -> None:
+    with Workers(limit_s=600, program=[sys.executable, "-c", WORKER]) as workers:
+        first, second = (workers.check("llama", number, "cpu") for number in (0, 2))
+        assert first == second  # one process
+        workers.limit_s = 0.01
+        assert workers.check("llama", 1, "cpu") == {"broke": "no answer in 0.01 s"}
+        workers.limit_s = 600
+        third = workers.check("llama", 6, "cpu")
+        assert third != first and workers.check("llama", 8, "cpu") == third
+        assert "has ended (status 3)" in workers.check("llama", 4, "cpu")["broke"]
+        assert workers.check("llama", 0, "cpu") != third
+        assert workers.check("llama", 2, "triton") != workers.check("llama", 2, "cpu")
 
 
 def test_one_draw_of_each_family_comes_before_the_second_of_any() -> None:
-    args = argparse.Namespace(seed=4, draws=2, implementation=["cpu"])
-    rows = [[Row("a", "cpu")], [Row("b", "cpu")]]
-    order = [(number, row.family) for number, row in search.turns(args, rows)]
-    assert order == [(4, "a"), (4, "b"), (5, "a"), (5, "b")]
-
-
-def test_implementations_take_turns_with_draws_of_their_own() -> None:
-    args = argparse.Namespace(seed=4, draws=1, implementation=["x", "y"])
-    rows = [[Row(family, how) for how in args.implementation] for family in "ab"]
-    order = [(number, row.family, row.implementation) for number, row in search.turns(args, rows)]
-    assert order == [(4, "a", "x"), (4, "b", "y"), (5, "a", "y"), (5, "b", "x")]
-
-
-def test_implementations_of_one_process_share_a_build(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--implementation", "cpu", "cpu-basic"])
-    assert "one command for each" in capsys.readouterr().err
-    assert set(environment_of(["triton", "tp2"])) == {"TRITON_INTERPRET", "XLA_FLAGS"}
+    """Implementations that need other processes do not take turns within a round."""
+    rows = [Row(family, how) for family in "ab" for how in ("cpu", "cpu-basic", "xla")]
+    order = [(number, row.family, row.implementation) for row, number in due(rows, range(4, 6))]
+    one = [("a", "cpu"), ("a", "xla"), ("b", "cpu"), ("b", "xla"),
+           ("a", "cpu-basic"), ("b", "cpu-basic")]  # fmt: skip
+    assert order == [(number, *row) for number in (4, 5) for row in one]
 
 
 def test_every_family_that_writes_is_searched() -> None:
@@ -251,17 +304,6 @@ def test_a_family_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main(["--family", "lama"])
     assert "invalid choice: 'lama'" in capsys.readouterr().err
-
-
-def test_it_goes_on_in_the_environment_of_the_implementation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(os, "execve", lambda path, words, given: begun.append((words, given)))
-    main(["--implementation", "cpu-basic", "--draws", "3"])
-    ((words, environment),) = begun
-    assert words[-4:] == ["--implementation", "cpu-basic", "--draws", "3"]
-    assert environment["CXX"] == IMPLEMENTATIONS["cpu-basic"].environment["CXX"]
 
 
 def test_what_cannot_be_imported_is_named(

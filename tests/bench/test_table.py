@@ -103,15 +103,15 @@ def test_rows_of_grammars() -> None:
 
 def test_rows_of_fidelity() -> None:
     row = {"family": "llama", "implementation": "cpu", "draws": 4, "largest": 2e-5, "worst": 7,
-           "failed": [], "ill_conditioned": 1}  # fmt: skip
+           "failed": {}, "ill_conditioned": 1, "instructions": "AVX2"}  # fmt: skip
     none = {**row, "draws": 0, "largest": 0.0, "worst": None}
     rows = [row, {**row, "implementation": "xla", "family": "gpt2"}, {**none, "family": "gpt2"},
             {**none, "implementation": "tp2"}]  # fmt: skip
-    found = {"bench": "fidelity", **AROUND, "instructions": "AVX2", "families": rows}
+    found = {"bench": "fidelity", **AROUND, "families": rows}
     made, other = table.fidelity(found)
     assert made.ours == "2.0e-05" and ", xla (AVX2)" in other.work
     assert made.work.startswith("4 random configs of 1 families, cpu (AVX2), beside transformers")
-    assert made.work.endswith("of llama, draw 7; 0 too far off, 1 ill-conditioned")
+    assert made.work.endswith("of llama, draw 7; 0 failed, 1 ill-conditioned")
 
 
 def test_rows_of_hostile_grammars() -> None:

@@ -1,4 +1,4 @@
-"""The command's flags. Must not import jax: what they say is set before it is."""
+"""The command's flags."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, metavar="S", help="number of the first draw")
     made.add_argument(
         "--implementation", nargs="+", choices=IMPLEMENTATIONS, default=["cpu"], metavar="I",
-        help=f"{', '.join(IMPLEMENTATIONS)}; of several, each draw is on the next one",
+        help=f"{', '.join(IMPLEMENTATIONS)}; every draw is on each",
     )  # fmt: skip
     made.add_argument("--seconds", type=float, help="begin no draw after so many")
-    made.add_argument("--output-json", type=Path, metavar="FILE")
+    made.add_argument(
+        "--draw-seconds", type=float, default=300.0, metavar="S",
+        help="a draw that takes longer is ended, and has failed",
+    )  # fmt: skip
+    made.add_argument(
+        "--output-json", type=Path, metavar="FILE",
+        help="kept after every draw; what is there is not drawn again, unless it failed",
+    )  # fmt: skip
     return made

@@ -5,7 +5,7 @@ In: a name. Out: an engine's settings, and the environment that its process need
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 PLAIN_PROCESSOR = "-mno-avx512f -mno-avx2 -mno-fma -mno-avx"
@@ -65,19 +65,3 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
     ),
 }  # fmt: skip
-
-
-def environment_of(names: Collection[str]) -> dict[str, str]:
-    """What a process needs that computes with all of these; ValueError if no process can."""
-    found: dict[str, str] = {}
-    for name in names:
-        for key, value in IMPLEMENTATIONS[name].environment.items():
-            if found.setdefault(key, value) != value:
-                raise ValueError(
-                    f"{name} needs {key}={value!r}, and another of the implementations "
-                    f"{found[key]!r}: ask for them in commands of their own"
-                )
-    builds = {IMPLEMENTATIONS[name].environment.get("CXX") for name in names}
-    if len(builds) > 1:
-        raise ValueError("implementations of several builds of the kernels: one command for each")
-    return found

@@ -1,4 +1,4 @@
-"""transformers in a child process, which answers one question after the other.
+"""transformers in a child process.
 
 In: settings, folders and token ids. Out: config.json, model folders, log-probabilities. torch is
 never imported here.
@@ -6,8 +6,6 @@ never imported here.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jengine.bench.fidelity.child_process import ChildProcess
 from jengine.errors import JengineError
 
 PROGRAM = Path(__file__).with_name("reference.py")
@@ -31,9 +30,7 @@ class Transformers:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self._child = subprocess.Popen(  # noqa: S603
-            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._child = ChildProcess([sys.executable, str(PROGRAM)])
 
     def __enter__(self) -> Transformers:
         return self
@@ -42,10 +39,7 @@ class Transformers:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.close()
-        self._child.wait()
-        self._child.stdout.close()
+        self._child.close()
         self._folder.cleanup()
 
     def config(self, architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,13 +72,7 @@ class Transformers:
         return np.load(out)
 
     def _ask(self, operation: str, **job: Any) -> dict[str, Any]:
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps({"operation": operation, **job}) + "\n")
-        self._child.stdin.flush()
-        line = self._child.stdout.readline()
-        if not line:
-            raise JengineError("the process with transformers has ended: see its messages above")
-        answer = json.loads(line)
+        answer = self._child.ask({"operation": operation, **job})
         if "error" in answer:
             raise Refused(answer["error"])
         return answer["answer"]

@@ -1,0 +1,62 @@
+"""Checks draws one after the other: the program of a process with the environment of its
+implementations.
+
+In: on stdin, a line of JSON with a family, a number and an implementation, or an empty object that
+asks whether it is there. Out: a line for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import jax
+
+from jengine.bench.fidelity.check import check
+from jengine.bench.fidelity.child_process import Ended
+from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
+from jengine.bench.fidelity.transformers_process import Transformers
+from jengine.errors import JengineError
+from pallas_kernels.cpu.library import instruction_set
+
+# Every draw has programs of its own, which JAX would keep.
+DRAWS_BETWEEN_CLEARING = 25
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    # Whatever libraries print is no answer.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with Transformers() as theirs:
+        for count, line in enumerate(sys.stdin, 1):
+            job = json.loads(line)
+            answers.write(json.dumps(answer(theirs, job) if job else {}) + "\n")
+            answers.flush()
+            if count % DRAWS_BETWEEN_CLEARING == 0:
+                jax.clear_caches()
+
+
+def answer(theirs: Transformers, job: dict[str, Any]) -> dict[str, Any]:
+    """What was found, or what stood in the way."""
+    began = time.process_time()
+    how = IMPLEMENTATIONS[job["implementation"]]
+    said: dict[str, Any]
+    try:
+        found = check(theirs, job["family"], job["number"], how)
+        said = {"error": found.error, "limit": found.limit, "note": found.note}
+    except Ended:
+        raise  # the next draw needs another process, too
+    except JengineError as refusal:
+        said = {"refused": str(refusal)}
+    except Exception as fault:  # noqa: BLE001 - a draw that breaks is a finding, and not the last
+        said = {"broke": f"{type(fault).__name__}: {fault}"}
+    seconds = time.process_time() - began
+    return {**said, "seconds": seconds, "instructions": instruction_set()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Draws checked in a worker process, which is replaced where another environment is needed, or when
+a draw ends it or takes too long.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from jengine.bench.fidelity.child_process import ChildProcess, Ended
+from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
+
+PROGRAM = (sys.executable, "-m", "jengine.bench.fidelity.worker")
+# Programs run a few times each: a quick compile is worth more than a quick program.
+QUICK = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "OMP_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONFAULTHANDLER": "1",
+}
+
+
+class Workers:
+    """One worker at a time; the last one ends with the block."""
+
+    def __init__(self, limit_s: float, program: Sequence[str] = PROGRAM) -> None:
+        self.limit_s = limit_s  # of one draw
+        self._program = program
+        self._worker: ChildProcess | None = None
+        self._environment: Mapping[str, str] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if error is not None and self._worker is not None:
+            self._worker.kill()
+        self._end()
+
+    def check(self, family: str, number: int, implementation: str) -> dict[str, Any]:
+        """What the worker found, or how it ended."""
+        worker = self._for(IMPLEMENTATIONS[implementation].environment)
+        job = {"family": family, "number": number, "implementation": implementation}
+        try:
+            return worker.ask(job, limit_s=self.limit_s)
+        except Ended as end:
+            self._end()
+            return {"broke": str(end)}
+
+    def _for(self, environment: Mapping[str, str]) -> ChildProcess:
+        if environment != self._environment:
+            self._end()
+        if self._worker is None:
+            self._environment = environment
+            self._worker = ChildProcess(self._program, {**os.environ, **QUICK, **environment})
+            self._worker.ask({})  # its imports are no draw's time
+        return self._worker
+
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
