@@ -25,7 +25,6 @@ from jengine.executor.multihost.executors import FollowingExecutor
 from jengine.executor.multihost.messages import (
     AbortRequest,
     CallWorkers,
-    Message,
     Report,
     ReportDue,
     RequestAborted,
@@ -38,6 +37,7 @@ from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.plan import Plan
 from jengine.request import ReadPrompt, WireRequest
+from jengine.wire.message import Message
 
 
 class FollowingCore:

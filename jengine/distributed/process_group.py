@@ -27,7 +27,7 @@ from jengine.executor.multihost.agreement import digest_of, listed, plural
 from jengine.executor.multihost.channel import Channel, FollowerChannel, LeaderChannel, reports
 from jengine.executor.multihost.directing import DirectingExecutor, Direction
 from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor
-from jengine.executor.multihost.messages import Message, Report, Verdict
+from jengine.executor.multihost.messages import Report, Verdict
 from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import meet
 from jengine.executor.multihost.settings import MultihostSettings
@@ -41,6 +41,7 @@ from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.scheduler import Scheduler
 from jengine.scheduler.transfers import BlockTransfers
 from jengine.weights.abstract import NamedArray
+from jengine.wire.message import Message
 from sharding.placement import Placement
 
 ProgramSource = Callable[[], ProgramTotals]

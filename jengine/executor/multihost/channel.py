@@ -25,7 +25,6 @@ from jengine.executor.multihost.messages import (
     Fatal,
     FetchesEnded,
     Goodbye,
-    Message,
     Report,
     ReportDue,
     SampleDigest,
@@ -36,6 +35,7 @@ from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import WorkerHealth
 from jengine.forks import not_in_forks
+from jengine.wire.message import Message
 
 logger = logging.getLogger(__name__)
 # A step may fail because another process died: wait this long to learn of that.

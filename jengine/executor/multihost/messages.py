@@ -12,10 +12,7 @@ from jengine.outputs import Counts, StepOutput, TokenDelta
 from jengine.plan import Plan
 from jengine.wire.arrays import pack_array, unpack_array
 from jengine.wire.deltas import read_scores
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all messages."""
+from jengine.wire.message import Message
 
 
 class Heartbeat(Message, frozen=True):

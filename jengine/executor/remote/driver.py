@@ -24,7 +24,6 @@ from jengine.executor.multihost.messages import (
     CallWorkers,
     Goodbye,
     Health,
-    Message,
     Ready,
     RunPlan,
     StepRefused,
@@ -38,6 +37,7 @@ from jengine.executor.protocol import Capacity, WorkerHealth
 from jengine.forks import not_in_forks
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
+from jengine.wire.message import Message
 
 T = TypeVar("T")
 READY_SECONDS = 60.0

@@ -21,7 +21,6 @@ from jengine.executor.multihost.messages import (
     Fatal,
     Goodbye,
     Health,
-    Message,
     Ready,
     RunPlan,
     StepRefused,
@@ -34,6 +33,7 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, Executor, PendingOutput, WorkerHealth
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
+from jengine.wire.message import Message
 
 DRIVER = "the driver"
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,19 +20,20 @@ from jengine.server.peers.board import Board
 from jengine.server.peers.messages import (
     Answer,
     PeerError,
-    Question,
     Refusal,
     answered,
     decode_question,
     encode,
 )
+from jengine.wire.message import Question
 
 logger = logging.getLogger(__name__)
 SIZE = struct.Struct("!Q")
 MOST_BYTES = 256 * 2**20
 # Seconds that another process is given for an answer that needs no step.
 SECONDS = 5.0
-Handler = Callable[[Question], Awaitable[Any]]
+A = TypeVar("A")
+Handler = Callable[[Question[Any]], Awaitable[Any]]
 
 
 class Peers:
@@ -63,12 +64,14 @@ class Peers:
         self._server = await asyncio.start_unix_server(connected, self._socket(self.board.index))
         return self._server
 
-    async def ask(self, question: Question, seconds: float | None = SECONDS) -> list[Any]:
+    async def ask(self, question: Question[A], seconds: float | None = SECONDS) -> list[A]:
         """The answers of all others, in their order. PeerError if one gives none."""
         others = [index for index in range(self.count) if index != self.board.index]
         return await asyncio.gather(*(self.ask_one(one, question, seconds) for one in others))
 
-    async def ask_one(self, index: int, question: Question, seconds: float | None = SECONDS) -> Any:
+    async def ask_one(
+        self, index: int, question: Question[A], seconds: float | None = SECONDS
+    ) -> A:
         """The answer of one process."""
         try:
             async with asyncio.timeout(seconds):
@@ -78,7 +81,7 @@ class Peers:
             where = f"API process {index} of {self.count}"
             raise PeerError(f"{where} does not answer: {why}") from error
 
-    async def _asked(self, index: int, question: Question) -> Any:
+    async def _asked(self, index: int, question: Question[A]) -> A:
         reader, writer = await asyncio.open_unix_connection(self._socket(index))
         try:
             await _write(writer, encode(question))

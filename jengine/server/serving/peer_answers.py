@@ -16,16 +16,16 @@ from jengine.server.peers.messages import (
     GetResponse,
     LoadAdapter,
     Pause,
-    Question,
     RemoveResponse,
     Resume,
     StoredFrame,
     UnloadAdapter,
 )
 from jengine.server.serving.service import Service
+from jengine.wire.message import Question
 
 
-async def answer_peer(service: Service, question: Question) -> Any:
+async def answer_peer(service: Service, question: Question[Any]) -> Any:
     """The answer. What waits for a step runs in a thread."""
     match question:
         case AskFamilies():
