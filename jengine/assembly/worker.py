@@ -25,7 +25,7 @@ from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity
 from jengine.executor.remote.job import Ended, Job, ended_with
-from jengine.executor.remote.server import ExecutorWorkers, PlanServer
+from jengine.executor.remote.server import PlanServer
 from jengine.plugin_loading import load_plugins
 from jengine.runner.disk.compile_cache import enable_compile_cache
 
@@ -90,4 +90,4 @@ def lead(job: Job, side: DeviceSide, direction: Direction) -> None:
 
     end = executor.end_all if isinstance(executor, DirectingExecutor) else end_alone
     capacity = Capacity(side.schedule, side.cache, side.depth, jax.default_backend())
-    server.serve(ExecutorWorkers(executor, end), capacity)
+    server.serve(executor, end, capacity)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jengine.engine.core import EngineCore
-from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
+from jengine.executor.protocol import Executor, PendingOutput
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
@@ -145,26 +145,12 @@ class TimedExecutor:
 
     def __init__(self, executor: Executor, clock: StepClock) -> None:
         self.executor, self.clock = executor, clock
+        self.update_weights, self.call_workers = executor.update_weights, executor.call_workers
+        self.health, self.shutdown = executor.health, executor.shutdown
 
     def submit(self, plan: Plan) -> TimedStep:
         """As the executor does, on the clock."""
         return TimedStep(self.clock.submitted(lambda: self.executor.submit(plan)), self.clock)
-
-    def update_weights(self, values: Any) -> None:
-        """As the executor does."""
-        self.executor.update_weights(values)
-
-    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """As the executor does."""
-        return self.executor.call_workers(method, arguments)
-
-    def health(self) -> list[WorkerHealth]:
-        """As the executor does."""
-        return self.executor.health()
-
-    def shutdown(self) -> None:
-        """As the executor does."""
-        self.executor.shutdown()
 
 
 def printed(split: dict[str, Any] | None) -> str:

@@ -6,7 +6,6 @@ Must not know sockets or devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jengine.distributed.request_digest import ParameterNotes, digests_of
@@ -15,8 +14,7 @@ from jengine.errors import ConfigError, RequestError, UnexpectedCompile, Unsuppo
 from jengine.executor.multihost.channel import LeaderChannel, failing_together, reports
 from jengine.executor.multihost.executors import LeadingExecutor
 from jengine.executor.multihost.messages import RequestAborted, StepDone, StepRead
-from jengine.executor.protocol import WorkerHealth
-from jengine.outputs import Counts, TokenDelta
+from jengine.outputs import TokenDelta
 from jengine.request import ReadPrompt, WireRequest
 
 LISTENING = 1e-3  # seconds between two looks at what the others send
@@ -33,6 +31,10 @@ class LeadingCore:
         self.executor = executor
         self.channel = channel
         self.notes = notes
+        # Only this process knows requests and prefixes.
+        self.check, self.read, self.when_woken = core.check, core.read, core.when_woken
+        self.reset_prefix_cache, self.counts = core.reset_prefix_cache, core.counts
+        self.health, self.check_alive = core.health, core.check_alive
         self.unchecked: dict[str, WireRequest] = {}  # not yet known to be the same everywhere
 
     @property
@@ -50,22 +52,10 @@ class LeadingCore:
         """As the core's, but short: no bell rings for what the others send."""
         return min(self.core.patience, LISTENING)
 
-    def when_woken(self, tell: Callable[[], object]) -> None:
-        """Have this called when a parked request is woken."""
-        self.core.when_woken(tell)
-
     @property
     def is_compiling(self) -> bool:
         """Whether a step waits for a program that is being compiled here."""
         return self.core.is_compiling
-
-    def check(self, wire: WireRequest) -> None:
-        """Raise a RequestError if no schedule could ever answer a request."""
-        self.core.check(wire)
-
-    def read(self, wire: WireRequest) -> ReadPrompt | None:
-        """What `add` takes of a prompt."""
-        return self.core.read(wire)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
         """Queue a request. It is compared with those of the others before it runs."""
@@ -152,32 +142,16 @@ class LeadingCore:
             raise ConfigError(f"{verdict.problem} Nothing was changed.")
         return self.core.update_weights(values)
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes, which only this process knows."""
-        return self.core.reset_prefix_cache(reset_running_requests)
-
-    def counts(self) -> Counts:
-        """Numbers of running and waiting requests, and of the cache."""
-        return self.core.counts()
-
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """The result of a call in every process; every process makes it."""
         self.core.check_alive()
         return self.executor.call_workers(method, arguments, self._serve)
-
-    def health(self) -> list[WorkerHealth]:
-        """This process, and what it knows of the others."""
-        return self.core.health()
 
     def probe(self) -> None:
         """An empty step in every process; all of them ask for it."""
         with self.channel.inside_step(), failing_together(self.channel):
             self.core.probe()
         self.channel.broadcast(StepDone(self.executor.read, [], self.counts()))
-
-    def check_alive(self) -> None:
-        """Raise EngineDead if the engine has stopped."""
-        self.core.check_alive()
 
     def shutdown(self) -> None:
         """Abort everything, and tell the others."""

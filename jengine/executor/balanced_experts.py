@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from jengine.config import BalanceConfig
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.expert_balance import balanced, balancedness
-from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
+from jengine.executor.protocol import Executor, PendingOutput
 from jengine.executor.read_step import ReadStep
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
@@ -44,6 +43,8 @@ class BalancedExperts:
         self._returns = returns  # whether others want the experts of tokens
         self._steps = 0
         self._loads = self._no_loads()
+        self.update_weights, self.call_workers = executor.update_weights, executor.call_workers
+        self.health, self.shutdown = executor.health, executor.shutdown
 
     def submit(self, plan: Plan) -> PendingOutput:
         """Queue the plan's step, after experts have moved if that is due."""
@@ -54,22 +55,6 @@ class BalancedExperts:
         left = config.step_interval - (self._steps - 1) % config.step_interval
         counts = left <= config.window_size
         return ReadStep(self.executor.submit(plan), lambda step: self._read(step, counts=counts))
-
-    def update_weights(self, values: Any) -> None:
-        """Use these parameters for later plans."""
-        self.executor.update_weights(values)
-
-    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every worker."""
-        return self.executor.call_workers(method, arguments)
-
-    def health(self) -> list[WorkerHealth]:
-        """The health of every worker."""
-        return self.executor.health()
-
-    def shutdown(self) -> None:
-        """Shut the executor down."""
-        self.executor.shutdown()
 
     def _read(self, step: PendingOutput, *, counts: bool) -> StepOutput:
         output = step.result()

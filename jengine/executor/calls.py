@@ -150,6 +150,11 @@ def encoded_answer(value: Any) -> bytes:
     return msgspec.msgpack.encode(Outcome(msgspec.msgpack.encode(value)))
 
 
+def encoded_problem(error: Exception) -> bytes:
+    """Encode the error that a call led to."""
+    return msgspec.msgpack.encode(Outcome(b"", f"{type(error).__name__}: {error}"))
+
+
 def decoded_answers(method: str, answers: list[bytes]) -> list[Any]:
     """Decode the results of all workers; raises if one failed."""
     outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]

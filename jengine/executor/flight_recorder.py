@@ -17,7 +17,7 @@ import numpy as np
 
 from jengine.errors import UnexpectedCompile
 from jengine.executor.calls import encoded_answer
-from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
+from jengine.executor.protocol import Executor, PendingOutput
 from jengine.executor.read_step import ReadStep
 from jengine.executor.recording import Origin, RecordedStep, Recording, write_recording
 from jengine.outputs import StepOutput
@@ -42,6 +42,7 @@ class FlightRecorder:
         self._bytes = 0
         self._dropped = 0
         self._written = 0
+        self.health, self.shutdown = executor.health, executor.shutdown
 
     def submit(self, plan: Plan) -> PendingOutput:
         """Keep the plan and queue its step."""
@@ -109,11 +110,3 @@ class FlightRecorder:
         self._dropped += len(self._steps)
         self._steps.clear()
         self._bytes = 0
-
-    def health(self) -> list[WorkerHealth]:
-        """The health of every worker."""
-        return self.executor.health()
-
-    def shutdown(self) -> None:
-        """Shut the executor down."""
-        self.executor.shutdown()

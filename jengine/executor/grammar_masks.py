@@ -8,9 +8,8 @@ processes that run the plan, have the masks. Must not know requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
+from jengine.executor.protocol import Executor, PendingOutput
 from jengine.executor.read_step import ReadStep
 from jengine.grammar.rows import GrammarRows
 from jengine.plan import Plan
@@ -22,6 +21,8 @@ class GrammarMasks:
     def __init__(self, executor: Executor, rows: GrammarRows) -> None:
         self.executor = executor
         self._rows = rows
+        self.update_weights, self.call_workers = executor.update_weights, executor.call_workers
+        self.health, self.shutdown = executor.health, executor.shutdown
 
     def checked_drafts(self, row: int, guesses: Sequence[int] | None, most: int) -> list[int]:
         """The drafts, at most so many, that a row with a grammar may run in the next plan: of these
@@ -35,19 +36,3 @@ class GrammarMasks:
         if not entries:
             return pending
         return ReadStep(pending, lambda step: self._rows.followed(step.result(), entries))
-
-    def update_weights(self, values: Any) -> None:
-        """Use these parameters for later plans."""
-        self.executor.update_weights(values)
-
-    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every worker."""
-        return self.executor.call_workers(method, arguments)
-
-    def health(self) -> list[WorkerHealth]:
-        """The health of every worker."""
-        return self.executor.health()
-
-    def shutdown(self) -> None:
-        """Shut the executor down."""
-        self.executor.shutdown()

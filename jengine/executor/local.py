@@ -7,11 +7,15 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+from msgspec.structs import astuple
+
 from jengine.errors import EngineDead
+from jengine.executor.calls import CALLS, encoded_answer, encoded_problem
 from jengine.executor.own_functions import OwnFunctions, watched
 from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
-from jengine.executor.worker_calls import answer
+from jengine.executor.worker_calls import RUN
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.runner.runner import PlanRunner
@@ -51,8 +55,14 @@ class LocalExecutor:
 
     @engine_context()
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The answer of this one process."""
-        return [answer(self.runner.loaded, method, arguments)]
+        """The answer of this one process. An error in it goes to the caller."""
+        call, loaded = CALLS[method], self.runner.loaded
+        given = msgspec.msgpack.decode(arguments, type=call.arguments)
+        try:
+            value = call.run(loaded, given) if call.run else RUN[method](loaded, *astuple(given))
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            return [encoded_problem(error)]
+        return [encoded_answer(value)]
 
     def health(self) -> list[WorkerHealth]:
         """This process, which is alive by asking."""

@@ -77,12 +77,6 @@ class Script(ScriptedExecutor):
     def health(self) -> list[WorkerHealth]:
         return [WorkerHealth(0, "script", self.steps, 0.0)]
 
-    def update_weights(self, leaves: Any) -> None:
-        self.leaves = leaves
-
-    def shutdown(self) -> None:
-        pass
-
 
 def scripted_engine(
     *,

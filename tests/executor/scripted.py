@@ -8,12 +8,13 @@ wrote. For tests. Must not know requests, the scheduler, jax.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from jengine.config import CacheConfig
+from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import StepOutput
 from jengine.plan import Entries, Entry, Plan, Wanted
 from tests.executor.scripted_cache import ScriptedCache
@@ -76,6 +77,18 @@ class ScriptedExecutor:
         output = self._run_repeatedly(plan) if plan.repeats > 1 else self._run(plan)
         self.transfers.after(plan.transfers)
         return ScriptedResult(output._replace(transfers_done=done))
+
+    def update_weights(self, leaves: Any) -> None:
+        self.leaves = leaves
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        raise AssertionError(method)
+
+    def health(self) -> list[WorkerHealth]:
+        return [WorkerHealth(0, "script", self._last_step, 0.0)]
+
+    def shutdown(self) -> None:
+        """Nothing is to be freed."""
 
     def _run_repeatedly(self, plan: Plan) -> StepOutput:
         """All runs of a multi-step decode, which ends when every row has ended."""

@@ -239,7 +239,6 @@ def test_it_is_written_on_demand_and_forgotten_with_the_weights(tmp_path: Path) 
     )
     (path,) = decoded_answers("write_recording", answers)
     assert len(read_recording(Path(path)).steps) == 4
-    recorded.executor.update_weights = lambda values: None  # type: ignore[attr-defined]
     recorded.core.update_weights({})
     assert recorded.recording().steps == []
 

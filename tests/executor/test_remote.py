@@ -29,6 +29,7 @@ from jengine.executor.multihost.messages import (
 )
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
+from jengine.executor.read_step import ReadStep
 from jengine.executor.remote.driver import RemoteExecutor
 from jengine.executor.remote.job import Ended, Job, ended_with, error_in
 from jengine.executor.remote.server import PlanServer
@@ -81,7 +82,7 @@ class FakeWorkers:
         pending = self.executor.submit(plan)
         if plan.step in self.refused:  # after the rows were noted, as the runner does
             raise UnexpectedCompile(f"the program of step {plan.step} was not there")
-        return pending
+        return ReadStep(pending, self.read)
 
     def read(self, pending: PendingOutput) -> StepOutput:
         self.go_on.wait(60)
@@ -89,13 +90,16 @@ class FakeWorkers:
             raise ValueError("this step broke")
         return pending.result()
 
-    def call(self, method: str, arguments: bytes) -> list[bytes]:
+    def update_weights(self, values: Any) -> None:
+        raise AssertionError("a driver gives no parameters")
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         return [method.encode(), arguments]
 
     def health(self) -> list[WorkerHealth]:
         return [WorkerHealth(0, "here", self.submitted[-1] if self.submitted else -1, 0.0)]
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         self.left = True
 
     def end(self, reason: str) -> NoReturn:
@@ -134,7 +138,9 @@ def pair() -> Iterator[Pair]:
     server = PlanServer(theirs, SETTINGS)
     workers = FakeWorkers(server.tell_end)
     workers.go_on.set()
-    serving = threading.Thread(target=server.serve, args=(workers, CAPACITY), daemon=True)
+    serving = threading.Thread(
+        target=server.serve, args=(workers, workers.end, CAPACITY), daemon=True
+    )
     serving.start()
     stops: list[float] = []
     driver = RemoteExecutor(

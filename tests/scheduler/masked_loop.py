@@ -46,6 +46,8 @@ def followed(**settings: object) -> Loop:
 class Submitted:
     """Keeps the plans that a scripted executor is given."""
 
+    update_weights = call_workers = health = shutdown = None  # nobody asks for them
+
     def __init__(self, script: ScriptedExecutor) -> None:
         self._script = script
         self.plans: list[Plan] = []

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from jengine.counts import Counts
 from jengine.errors import UnsupportedFeature
 from jengine.executor.multihost.channel import LeaderChannel, failing_together
 from jengine.executor.multihost.executors import LeadingExecutor
 from jengine.executor.multihost.messages import CallWorkers, StepDone
-from jengine.executor.protocol import PendingOutput, WorkerHealth
+from jengine.executor.protocol import PendingOutput
 from jengine.executor.read_step import ReadStep
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
@@ -35,6 +35,8 @@ class DirectingExecutor:
     def __init__(self, executor: LeadingExecutor, channel: LeaderChannel) -> None:
         self._executor = executor
         self._channel = channel
+        self.health, self.shutdown = executor.health, executor.shutdown
+        self.end_all = channel.end_all  # ends every process after a failure
 
     def submit(self, plan: Plan) -> PendingOutput:
         """Queue a step in every process."""
@@ -63,15 +65,3 @@ class DirectingExecutor:
         """The answer of every process."""
         self._channel.broadcast(CallWorkers(method, arguments))
         return self._executor.call_workers(method, arguments)
-
-    def health(self) -> list[WorkerHealth]:
-        """The health of this process and what it knows of the others."""
-        return self._executor.health()
-
-    def shutdown(self) -> None:
-        """Release memory and let the others end."""
-        self._executor.shutdown()
-
-    def end_all(self, reason: str) -> NoReturn:
-        """End every process after a failure."""
-        self._channel.end_all(reason)
