@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jengine import LLM, SamplingParams
-from jengine.models.decoder import Decoder
-from jengine.models.registry import build, model_config
+from jengine import LLM, SamplingParams, from_config
 
 MODULUS = 60
-CONFIG = model_config({
+CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": MODULUS,
     "hidden_size": 64,
@@ -26,14 +24,14 @@ CONFIG = model_config({
     "head_dim": 16,
     "max_position_embeddings": 64,
     "tie_word_embeddings": True,
-})  # fmt: skip
+}
 
 
 @nnx.jit
-def train(model: Decoder, optimizer: nnx.Optimizer, tokens: jax.Array) -> jax.Array:
+def train(model: nnx.Module, optimizer: nnx.Optimizer, tokens: jax.Array) -> jax.Array:
     """One step of ordinary next-token training."""
 
-    def loss(model: Decoder) -> jax.Array:
+    def loss(model: nnx.Module) -> jax.Array:
         logits = model.score(tokens[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
@@ -49,7 +47,7 @@ def sequences(key: jax.Array, count: int, length: int) -> jax.Array:
 
 
 def main() -> None:
-    model = build(CONFIG, rngs=nnx.Rngs(0))
+    model = from_config(CONFIG, rngs=nnx.Rngs(0), dtype="float32")
     optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
     small = {"variants": ["greedy"], "decode_rows": [2], "prefill_tokens": [32]}
     llm = LLM(model, skip_tokenizer_init=True, max_num_seqs=2, compilation_config=small)

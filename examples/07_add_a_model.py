@@ -12,17 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from jengine import LLM, SamplingParams, register_model
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
+from jengine.models.family import (
     Defaults,
+    Fields,
+    IgnoredTensor,
+    LayerConfig,
+    ModelConfig,
+    Names,
     read_attention,
     read_decoder,
     read_mlp,
     read_num_layers,
+    write_decoder,
+    written_attention,
 )
-from jengine.models.reading.hf_write import write_decoder, written_attention
-from jengine.models.tensors.checkpoint import IgnoredTensor, Names
 
 
 class GPTJ:

@@ -12,20 +12,17 @@ import time
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
-from jengine import LLM, LoRARequest, SamplingParams
-from jengine.models.parameter import named_parameters
-from jengine.weights.abstract import abstract_model, with_values
-from jengine.weights.resolve import resolve_model
-from jengine.weights.safetensors_io import load_model
+from jengine import LLM, LoRARequest, SamplingParams, load_model
 
 LETTERS = "aeou"
 RANK, GROUP, TOKENS, ROUNDS = 8, 24, 24, 16
 PROMPT = "Once upon a time"
 
-MODEL = load_model(resolve_model("demo"))
-BASE = {path: jnp.asarray(one[...], jnp.float32) for path, one in named_parameters(MODEL)}
-ADAPTED = [path.removesuffix(".weight") for path in BASE if path.endswith("mlp.down.weight")]
+MODEL = load_model("demo", dtype="float32")
+GRAPH, STATE = nnx.split(MODEL)
+ADAPTED = [f"layers.{number}.mlp.down" for number in range(len(MODEL.layers))]
 OPTIMIZER = optax.adam(1e-2)
 Adapter = dict[str, dict[str, jax.Array]]  # path of a linear layer -> matrices "a" and "b"
 
@@ -34,7 +31,7 @@ def new_adapters(key: jax.Array) -> Adapter:
     """Matrices of all four, along a leading axis: "a" is random, "b" zero."""
     found: Adapter = {}
     for number, path in enumerate(ADAPTED):
-        inputs, outputs = BASE[f"{path}.weight"].shape
+        inputs, outputs = MODEL.layers[number].mlp.down.weight.shape
         drawn = jax.random.normal(jax.random.fold_in(key, number), (len(LETTERS), inputs, RANK))
         b = jnp.zeros((len(LETTERS), RANK, outputs))
         found[path] = {"a": drawn / jnp.sqrt(inputs), "b": b}
@@ -43,10 +40,10 @@ def new_adapters(key: jax.Array) -> Adapter:
 
 def log_probs(adapter: Adapter, tokens: jax.Array) -> jax.Array:
     """Log-probabilities of the tokens after the first, under one adapter; tokens [B, T]."""
-    values = dict(BASE)
-    for path, one in adapter.items():
-        values[f"{path}.weight"] = BASE[f"{path}.weight"] + one["a"] @ one["b"]
-    model = with_values(abstract_model(MODEL.config), values)
+    model = nnx.merge(GRAPH, STATE)
+    for layer, path in zip(model.layers, ADAPTED, strict=True):
+        added = adapter[path]["a"] @ adapter[path]["b"]
+        layer.mlp.down.weight = nnx.Param(layer.mlp.down.weight[...] + added)
     scores = jax.nn.log_softmax(model.score(tokens[:, :-1]))
     return jnp.take_along_axis(scores, tokens[:, 1:, None], axis=2)[..., 0]
 

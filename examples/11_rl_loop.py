@@ -19,17 +19,12 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jengine import LLM, LoRARequest, SamplingParams
-from jengine.text.tokenizer import load_tokenizer
-from jengine.weights.resolve import resolve_model
-from jengine.weights.safetensors_io import load_model
+from jengine import LLM, LoRARequest, SamplingParams, load_model
 
 PROMPTS, ANSWERS, LONGEST, WIDTH, ROUNDS = 4, 4, 24, 64, 3
 ROWS = PROMPTS * ANSWERS
-FOLDER = resolve_model("demo")
-TOKENIZER = load_tokenizer(FOLDER).hf
 SETTINGS = {
-    "tokenizer": TOKENIZER, "enable_sleep_mode": True, "max_model_len": WIDTH,
+    "tokenizer": "demo", "enable_sleep_mode": True, "max_model_len": WIDTH,
     "max_num_seqs": ROWS, "enforce_eager": True, "show_progress": False,
     "compilation_config": {"decode_rows": [ROWS], "prefill_tokens": [256], "variants": ["full"]},
 }  # fmt: skip
@@ -61,16 +56,18 @@ def train(
     return value
 
 
-def question(left: int, right: int) -> list[int]:
+def question(llm: LLM, left: int, right: int) -> list[int]:
     """The tokens of a sum, in words that the model was not trained on."""
     messages = [{"role": "user", "content": f"How much do {left} and {right} make?"}]
-    return TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return llm.get_tokenizer().apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
 
 
 def rollout(llm: LLM, sums: list[tuple[int, int]], seed: int) -> tuple[np.ndarray, ...]:
     """Several answers to each sum: tokens, which of them are answers, advantages, rewards."""
     params = SamplingParams(n=ANSWERS, temperature=1.0, max_tokens=LONGEST, seed=seed)
-    outputs = llm.generate([question(*pair) for pair in sums], params, use_tqdm=False)
+    outputs = llm.generate([question(llm, *pair) for pair in sums], params, use_tqdm=False)
     tokens, answered = np.zeros((ROWS, WIDTH), np.int32), np.zeros((ROWS, WIDTH - 1), bool)
     rewards = np.zeros((PROMPTS, ANSWERS), np.float32)
     for index, (output, (left, right)) in enumerate(zip(outputs, sums, strict=True)):
@@ -98,7 +95,7 @@ def adapter(llm: LLM, key: jax.Array) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    model = load_model(FOLDER, dtype="float32")
+    model = load_model("demo", dtype="float32")
     optimizer = nnx.Optimizer(model, optax.adam(1e-4), wrt=nnx.Param)
     with timed("start"):
         exact = LLM(model, **SETTINGS)
@@ -112,7 +109,9 @@ def main() -> None:
         with timed("generate, int8 with an adapter"):
             rounded.add_lora(request, adapter(rounded, jax.random.key(step)), alpha=4)
             greedy = SamplingParams(temperature=0, max_tokens=LONGEST)
-            rounded.generate(question(*sums[0]), greedy, use_tqdm=False, lora_request=request)
+            rounded.generate(
+                question(rounded, *sums[0]), greedy, use_tqdm=False, lora_request=request
+            )
         with timed("sleep"):
             for llm in engines.values():
                 llm.sleep(level=2)

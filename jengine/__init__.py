@@ -17,8 +17,9 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.api.interventions import Patch, Steer
     from jengine.api.llm import LLM
     from jengine.api.llm_engine import LLMEngine
-    from jengine.api.models import from_hf, load_model
+    from jengine.api.models import from_config, from_hf, load_model, save_model
     from jengine.api.patch_grid import PatchGrid
+    from jengine.api.pictures import PictureBatch, picture_batch
     from jengine.assembly.settings.args import EngineArgs
     from jengine.beam_search import BeamSearchParams
     from jengine.config import PoolerConfig
@@ -75,6 +76,7 @@ _HOMES = {
     "MoveDirectionality": "jengine.logits_processor",
     "Patch": "jengine.api.interventions",
     "PatchGrid": "jengine.api.patch_grid",
+    "PictureBatch": "jengine.api.pictures",
     "PoolerConfig": "jengine.config",
     "PoolingOutput": "jengine.pooling_outputs",
     "PoolingParams": "jengine.pooling_params",
@@ -92,11 +94,14 @@ _HOMES = {
     "TokensPrompt": "jengine.prompts",
     "compare": "jengine.research.compare",
     "clear": "jengine.api.generate",
+    "from_config": "jengine.api.models",
     "from_hf": "jengine.api.models",
     "generate": "jengine.api.generate",
     "load_model": "jengine.api.models",
+    "picture_batch": "jengine.api.pictures",
     "process_dict_updates": "jengine.logits_processor",
     "register_model": "jengine.models.registry",
+    "save_model": "jengine.api.models",
 }
 _ALIASES = {"AsyncLLMEngine": "AsyncLLM", "AsyncEngineArgs": "EngineArgs"}
 __all__ = [*_HOMES, *_ALIASES, "__version__"]  # noqa: PLE0604 - resolved in __getattr__

@@ -29,9 +29,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from jengine import LLM
-from jengine.weights.resolve import resolve_model
-from jengine.weights.safetensors_io import load_model
+from jengine import LLM, load_model
 
 llm = LLM("demo", max_num_seqs=2, enforce_eager=True)
 temporary = tempfile.TemporaryDirectory()
@@ -75,7 +73,7 @@ if comparison is not None:
 # bundle is read again, so torch does not run a second time.
 
 # %%
-model = load_model(resolve_model("demo"))
+model = load_model("demo")
 weight = model.layers[2].before_mlp.weight
 weight[...] = weight[...] * 1.02
 llm.update_params(model)

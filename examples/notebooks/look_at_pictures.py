@@ -30,7 +30,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-import msgspec
 import numpy as np
 import optax
 from flax import nnx
@@ -38,15 +37,14 @@ from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jengine import LLM, SamplingParams
-from jengine.media.families import RULES
-from jengine.media.layout import cut, item_of
-from jengine.media.processor import spans_of
-from jengine.models import registry
-from jengine.models.context import whole_sequences
-from jengine.models.vision_tower import PatchInput
-from jengine.runner.step.patches import pack_patches
-from jengine.weights.safetensors_io import save_pretrained
+from jengine import (
+    LLM,
+    PictureBatch,
+    SamplingParams,
+    from_config,
+    picture_batch,
+    save_model,
+)
 
 # %% [markdown]
 # ## Pictures, questions and answers
@@ -158,9 +156,7 @@ PICTURES = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.25, 0.25, 0.25],
 }
-config = registry.model_config(CONFIG)
-vision = config.vision
-model = registry.build(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+model = from_config(CONFIG, rngs=nnx.Rngs(0))
 sizes = [leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
 print(f"{sum(sizes):,} parameters")
 
@@ -174,69 +170,36 @@ print(f"{sum(sizes):,} parameters")
 
 # %%
 ROWS, STEPS, ENOUGH = 48, int(os.environ.get("JENGINE_STEPS", "600")), 0.995
-QUESTION = len(QUESTIONS[0].split())
-EMBEDDINGS = (SIDE // PATCH) ** 2
-PLACES = EMBEDDINGS + 1  # one more for the tower's class vector
 
 
-def packed(image: Image.Image) -> tuple[np.ndarray, ...]:
-    """A picture as the tower takes it."""
-    layout = RULES[vision.family](image.height, image.width, vision, PICTURES)
-    item = item_of(layout, cut(image, layout.parts, layout.scaling.resample), vision)
-    (span,) = spans_of(item, "image", "", 0, vision)
-    rows = np.arange(EMBEDDINGS, dtype=np.int32).tobytes()
-    placed = msgspec.structs.replace(span, rows=rows)
-    return pack_patches([placed], vision, PLACES, EMBEDDINGS)
-
-
-def batch() -> tuple[PatchInput, np.ndarray, np.ndarray]:
-    """Pictures, i32[rows, tokens] of questions and answers, and which tokens are answers."""
-    tokens = np.zeros((ROWS, EMBEDDINGS + QUESTION + 4), np.int32)
-    counts = np.zeros(tokens.shape, bool)
-    pictures = []
-    for row in range(ROWS):
+def batch() -> tuple[PictureBatch, np.ndarray]:
+    """Questions, answers and pictures, and which tokens are answers."""
+    prompts, told = [], []
+    for _ in range(ROWS):
         color, shape = drawn[rng.integers(len(drawn))]
         question = QUESTIONS[rng.integers(3)]
-        pictures.append(packed(picture(color, shape)))
-        asked = [vocabulary["<image>"]] * EMBEDDINGS + tokenizer.encode(question)
-        told = [*tokenizer.encode(answer(question, color, shape)), vocabulary["</s>"]]
-        tokens[row, : len(asked) + len(told)] = [*asked, *told]
-        counts[row, len(asked) : len(asked) + len(told)] = True
-    values, places, table, segments, _ = (np.stack(each) for each in zip(*pictures, strict=True))
-    return PatchInput(values, places, table, segments), tokens, counts
-
-
-class Pictures:
-    """Embeddings in place of those that the model looks up for `<image>`."""
-
-    is_final = True
-
-    def __init__(self, rows: jax.Array, tokens: jax.Array) -> None:
-        before = jnp.pad(rows, ((0, 0), (0, tokens.shape[1] - EMBEDDINGS), (0, 0)))
-        self.rows, self.mask = before, (tokens == vocabulary["<image>"])[..., None]
-
-    def over(self, looked_up: jax.Array) -> jax.Array:
-        return jnp.where(self.mask, self.rows, looked_up)
-
-    def after(self, layer: int, x: jax.Array) -> jax.Array:
-        return x
+        asked = tokenizer.encode(f"<image> {question}")
+        told.append([*tokenizer.encode(answer(question, color, shape)), vocabulary["</s>"]])
+        prompts.append(([*asked, *told[-1]], [picture(color, shape)]))
+    made = picture_batch(model, prompts, settings=PICTURES)
+    last = made.lengths[:, None]
+    begin = last - np.array([[len(one)] for one in told])
+    places = np.arange(made.tokens.shape[1])[None, :]
+    return made, (begin <= places) & (places < last)
 
 
 @nnx.jit
 def train(
-    model: nnx.Module, optimizer: nnx.Optimizer, patches: PatchInput, tokens: jax.Array,
-    counts: jax.Array,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    model: nnx.Module, optimizer: nnx.Optimizer, batch: PictureBatch, counts: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """One step; returns the loss and the share of right tokens."""
 
     def loss(model: nnx.Module) -> tuple[jax.Array, jax.Array]:
-        rows = jax.vmap(model.encode)(patches)[:, 1:]
-        context = whole_sequences(tokens[:, :-1].shape)
-        context.given = Pictures(rows, tokens[:, :-1])
-        logits = model.logits(model(tokens[:, :-1], context))
-        found = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        logits = model.score(batch.tokens[:, :-1], batch.pictures)
+        wanted = batch.tokens[:, 1:]
+        found = optax.softmax_cross_entropy_with_integer_labels(logits, wanted)
         weight = counts[:, 1:] / jnp.sum(counts)
-        right = jnp.sum((jnp.argmax(logits, -1) == tokens[:, 1:]) * weight)
+        right = jnp.sum((jnp.argmax(logits, -1) == wanted) * weight)
         return jnp.sum(found * weight), right
 
     (value, right), gradients = nnx.value_and_grad(loss, has_aux=True)(model)
@@ -263,8 +226,7 @@ for step in range(STEPS):
 # %%
 temporary = tempfile.TemporaryDirectory()
 folder = Path(temporary.name)
-save_pretrained(model, folder)
-tokenizer.save_pretrained(folder)
+save_model(model, folder, tokenizer=tokenizer)
 (folder / "preprocessor_config.json").write_text(json.dumps(PICTURES))
 llm = LLM(folder, max_num_seqs=16, max_model_len=64, enforce_eager=True)
 greedy = SamplingParams(temperature=0, max_tokens=6)

@@ -32,10 +32,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jengine import LLM, SamplingParams
-from jengine.text.tokenizer import load_tokenizer
-from jengine.weights.resolve import resolve_model
-from jengine.weights.safetensors_io import load_model
+from jengine import LLM, SamplingParams, load_model
 
 # %% [markdown]
 # ## One model, two users
@@ -43,15 +40,13 @@ from jengine.weights.safetensors_io import load_model
 # Training wants float32; the engine takes the module as it is.
 
 # %%
-folder = resolve_model("demo")
-model = load_model(folder, dtype="float32")
-tokenizer = load_tokenizer(folder).hf
+model = load_model("demo", dtype="float32")
 
 PROMPTS, ANSWERS, LONGEST, WIDTH = 8, 4, 24, 64
 ROWS = PROMPTS * ANSWERS
 llm = LLM(
     model,
-    tokenizer=tokenizer,
+    tokenizer="demo",
     max_model_len=WIDTH,
     max_num_seqs=ROWS,
     compilation_config={
@@ -60,6 +55,7 @@ llm = LLM(
         "prefill_tokens": [512],
     },
 )
+tokenizer = llm.get_tokenizer()
 optimizer = nnx.Optimizer(model, optax.adam(1e-4), wrt=nnx.Param)
 
 # %% [markdown]

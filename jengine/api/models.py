@@ -1,4 +1,4 @@
-"""Models without an engine: from a folder, or of arrays under Hugging Face names."""
+"""Models without an engine: from a folder, of arrays under Hugging Face names, or random; saved."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
 from jengine.assembly.mesh_placement import placement_for
 from jengine.assembly.model_source import load_parameters, open_model_source
@@ -16,6 +18,7 @@ from jengine.config import ModelConfig
 from jengine.errors import ConfigError
 from jengine.models import registry
 from jengine.models.language_model import LanguageModel
+from jengine.models.parameter import named_parameters
 from jengine.models.stages import stage_layout
 from jengine.weights.abstract import abstract_model, with_dtype, with_values
 from jengine.weights.folder import read_config_file
@@ -23,6 +26,8 @@ from jengine.weights.hf_arrays import GivenTensor, given_tensors, hf_parameters
 from jengine.weights.live import named_arrays
 from jengine.weights.mapped_trees import Mapped, MappedTensor, mapped_tensors
 from jengine.weights.resolve import resolve_model
+from jengine.weights.save import Format, Saveable
+from jengine.weights.save import save_model as write_folder
 from jengine.weights.stages import StagePlaces
 from sharding.jax_settings import engine_context
 
@@ -94,6 +99,63 @@ def from_hf(
     place = StagePlaces(placement_for(args, found), stage_layout(found, 1))
     model = abstract_model(found)
     return with_values(model, hf_parameters(found, model, given, place))
+
+
+@engine_context()
+def from_config(
+    config: Mapping[str, Any] | str | Path | Any,
+    *,
+    rngs: nnx.Rngs,
+    dtype: Any = "auto",
+    mesh: jax.sharding.Mesh | None = None,
+) -> LanguageModel:
+    """Make a flax.nnx module with random parameters, to train from nothing.
+
+    Args:
+        config: The contents of config.json, a transformers config, or a folder with config.json.
+        rngs: What the parameters are drawn with, `flax.nnx.Rngs(0)`.
+        dtype: "auto" is what config names.
+        mesh: Devices to shard the parameters over; by default one device holds them.
+    """
+    if not isinstance(rngs, nnx.Rngs):
+        raise ConfigError(f"rngs: given a {type(rngs).__name__}, expected a flax.nnx.Rngs(seed).")
+    found = with_dtype(registry.model_config(hf_config(config)), dtype)
+    model = registry.build(found, dtype=jnp.dtype(found.dtype), rngs=rngs)
+    place = StagePlaces(
+        placement_for(engine_args("demo", "auto", mesh, {}), found), stage_layout(found, 1)
+    )
+    return with_values(
+        model,
+        {
+            path: place(path, parameter.get_metadata()["axes"], parameter[...])
+            for path, parameter in named_parameters(model)
+        },
+    )
+
+
+def save_model(
+    model: LanguageModel,
+    path: str | Path,
+    *,
+    format: Format = "safetensors",
+    tokenizer: Saveable | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a module of `load_model`, `from_hf` or `from_config` as a model folder.
+
+    Args:
+        model: The module.
+        path: The folder, which appears when it is complete.
+        format: "safetensors", which transformers loads too, or "orbax".
+        tokenizer: A transformers tokenizer, which is saved beside it.
+        overwrite: Whether a saved model there is replaced; never anything else.
+    """
+    if not isinstance(model, LanguageModel):
+        raise ConfigError(
+            f"save_model: given a {type(model).__name__}, expected a module of load_model, from_hf "
+            "or from_config; from_hf(arrays, config, mapping=...) makes one of another library's."
+        )
+    write_folder(model, model.config, path, format, tokenizer=tokenizer, overwrite=overwrite)
 
 
 def engine_args(model: Any, dtype: Any, mesh: Any, settings: Mapping[str, Any]) -> EngineArgs:

@@ -39,24 +39,24 @@ class GivenEmbeddings(NamedTuple):
     """Embeddings that come with a step, in place of those that a model looks up, and what is added
     to the same tokens after each of the first layers."""
 
-    rows: Array  # f32[tokens, (1 + layers) * hidden]
-    mask: Array  # bool[tokens] which tokens have one
+    rows: Array  # f32[*tokens, (1 + layers) * hidden]
+    mask: Array  # bool[*tokens] which tokens have one
     is_final: bool = False  # whether they enter the first layer without the model's own scale
 
-    def over(self, looked_up: Float32[Array, "tokens hidden"]) -> Float32[Array, "tokens hidden"]:
+    def over(self, looked_up: Float32[Array, "*tokens hidden"]) -> Float32[Array, "*tokens hidden"]:
         """The given rows where there are some."""
-        return jnp.where(self.mask[:, None], self.rows[:, : looked_up.shape[1]], looked_up)
+        return jnp.where(self.mask[..., None], self.rows[..., : looked_up.shape[-1]], looked_up)
 
     def after(
-        self, layer: int, x: Float32[Array, "tokens hidden"]
-    ) -> Float32[Array, "tokens hidden"]:
+        self, layer: int, x: Float32[Array, "*tokens hidden"]
+    ) -> Float32[Array, "*tokens hidden"]:
         """What leaves a layer, with what is added there."""
-        hidden = x.shape[1]
+        hidden = x.shape[-1]
         begin = (layer + 1) * hidden
-        if begin >= self.rows.shape[1]:
+        if begin >= self.rows.shape[-1]:
             return x
-        added = self.rows[:, begin : begin + hidden]
-        return jnp.where(self.mask[:, None], x + added, x)
+        added = self.rows[..., begin : begin + hidden]
+        return jnp.where(self.mask[..., None], x + added, x)
 
 
 # A layer's number, its queries [..., heads, dim] and what scores are multiplied by -> what these

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
+from jengine.models.context import GivenEmbeddings, whole_sequences
 from jengine.models.decoder import Decoder
 from jengine.models.linear import Factory
 from jengine.models.vision_tower import PatchInput, VisionTower
@@ -13,7 +16,15 @@ from jengine.models.vision_tower import PatchInput, VisionTower
 TOWER_PATH = "vision."  # where the paths of a tower's parameters begin
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float32
+    from jaxtyping import Float32, Int, Int32
+
+
+class Pictures(NamedTuple):
+    """The pictures of whole sequences."""
+
+    patches: PatchInput  # of each sequence, along a leading axis
+    places: Any  # i32[batch, embeddings] in the sequence; out of range: of padding
+    planes: Any  # i32[3, batch, length] positions by frame, row and column
 
 
 class VisionDecoder(Decoder):
@@ -27,3 +38,28 @@ class VisionDecoder(Decoder):
     def encode(self, patches: PatchInput) -> Float32[Array, "tokens width"]:
         """The embeddings of images; tokens of padding are not used."""
         return self.vision(patches)
+
+    def score(
+        self, tokens: Int[Array, "batch length"], pictures: Pictures | None = None
+    ) -> Float32[Array, "batch length vocab"]:
+        """Logits of whole sequences, without a cache; `pictures` as of `jengine.picture_batch`,
+        whose sequences may be longer."""
+        context = whole_sequences(tokens.shape)
+        if pictures is not None:
+            length = tokens.shape[1]
+            context.planes = pictures.planes[..., :length]
+            context.given = jax.vmap(lambda *one: self._stands_at(length, *one))(
+                pictures.patches, pictures.places
+            )._replace(is_final=True)
+        return self.logits(self(tokens, context))
+
+    def _stands_at(
+        self, length: int, patches: PatchInput, places: Int32[Array, " embeddings"]
+    ) -> GivenEmbeddings:
+        """The embeddings of one sequence's pictures at their places in it."""
+        found = self.encode(patches)
+        rows = jnp.zeros((length, found.shape[1]), found.dtype)
+        return GivenEmbeddings(
+            rows.at[places].set(found, mode="drop"),
+            jnp.zeros(length, bool).at[places].set(True, mode="drop"),
+        )

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jengine import SamplingParams
+from jengine import SamplingParams, picture_batch
+from jengine.errors import UnsupportedFeature
 from jengine.media.families import RULES
 from jengine.media.layout import cut, item_of
 from jengine.media.processor import spans_of
@@ -101,6 +102,24 @@ def test_engines_answer_as_transformers_does(family: str, folder: Path) -> None:
     llm = tiny_engine(folder)
     assert answers(llm.generate(given, GREEDY)) == expected
     llm.shutdown()
+
+
+def test_whole_sequences_score_as_in_transformers(family: str, folder: Path) -> None:
+    import torch
+
+    model, theirs, processor = load_model(folder), model_of(folder, family), processor_of(family)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    if family in ("gemma3", "internvl"):
+        with pytest.raises(UnsupportedFeature, match="see ahead or need texts around them"):
+            picture_batch(model, PROMPTS, settings=settings)
+        return
+    batch = picture_batch(model, PROMPTS, settings=settings, length=300)
+    scores = model.score(batch.tokens[:, :-1], batch.pictures)
+    for ours, length, prompt in zip(scores, batch.lengths, PROMPTS, strict=True):
+        with torch.no_grad():
+            wanted = theirs(**inputs_of(processor, *prompt)).logits[0].numpy()
+        assert len(wanted) == length
+        np.testing.assert_allclose(ours[:length], wanted, atol=2e-3)
 
 
 def test_saved_models_load_in_transformers(family: str, folder: Path, tmp_path: Path) -> None:
