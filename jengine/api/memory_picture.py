@@ -132,14 +132,14 @@ def _state_parts(loaded: LoadedModel, cache: CacheConfig) -> Iterator[MemoryPart
 
 def group_kind(spec: CacheSpec) -> str:
     """What layers keep, in a word or two."""
-    if spec.kind == "recurrent" or spec.window is None:
+    if spec.is_state or spec.window is None:
         return spec.kind
-    return f"{'chunks' if spec.kind == 'chunked' else 'window'} of {spec.window}"
+    return f"{'chunks' if spec.in_chunks else 'window'} of {spec.window}"
 
 
 def units(spec: CacheSpec, block_size: int) -> str:
     """What a group's arrays are divided into."""
-    return "states" if spec.kind == "recurrent" else f"blocks of {block_size} tokens"
+    return "states" if spec.is_state else f"blocks of {block_size} tokens"
 
 
 def _program_parts(engine: Engine) -> Iterator[MemoryPart]:

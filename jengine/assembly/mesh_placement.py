@@ -142,7 +142,7 @@ def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -
 
 def unstriped(config: ModelConfig) -> dict[str, bool]:
     """What of a model keeps the tokens of a step together, and whether it has that."""
-    attention = all(spec.kind in ("full", "sliding", "latent") for spec in config.cache_specs)
+    attention = all(not (spec.in_parts or spec.in_chunks) for spec in config.cache_specs)
     return {
         f"{config.architecture}, whose layers are not all of attention to cached tokens": (
             not attention or config.sees_ahead

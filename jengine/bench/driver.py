@@ -143,4 +143,4 @@ class Driver:
 
 def is_of_states(group: CacheGroup) -> bool:
     """Whether a group keeps a state of each row, whatever its length."""
-    return group.spec.kind == "recurrent"
+    return group.spec.is_state

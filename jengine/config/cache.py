@@ -51,7 +51,7 @@ class CacheSpec:
         """The first position that a token at each of these reads, of numpy or of JAX."""
         if self.window is None:
             return positions * 0
-        if self.kind == "chunked":
+        if self.in_chunks:
             first = positions - positions % self.window
         else:
             first = positions - self.window + 1
@@ -60,12 +60,37 @@ class CacheSpec:
     @property
     def vectors(self) -> int:
         """Vectors of a head and token: its key and its value, or the one that stands for both."""
-        return 1 if self.kind == "latent" else 2
+        return 1 if self.shares_heads else 2
 
     @property
     def state_size(self) -> int:
         """Numbers of a recurrent layer's state."""
         return sum(math.prod(state.shape) for state in self.states)
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is a state of all tokens so far, and nothing of single tokens."""
+        return self.kind == "recurrent"
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether a token reads those before it in its chunk alone."""
+        return self.kind == "chunked"
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether tokens attend to those of the same step alone."""
+        return self.kind == "whole"
+
+    @property
+    def shares_heads(self) -> bool:
+        """Whether one vector per token stands for the keys and values of all heads."""
+        return self.kind == "latent"
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether its group has an array for each part of a state, or, if nothing is kept, none."""
+        return self.is_state or self.keeps_nothing
 
     @property
     def keeps_all(self) -> bool:
@@ -127,5 +152,5 @@ class CacheConfig:
         """Blocks of the group that has fewest of them; states of rows do not count, unless there is
         nothing else."""
         groups = zip(self.groups, self.num_blocks, strict=True)
-        growing = [count for group, count in groups if group.spec.kind != "recurrent"]
+        growing = [count for group, count in groups if not group.spec.is_state]
         return min(growing or self.num_blocks)

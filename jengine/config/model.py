@@ -137,7 +137,7 @@ class ModelConfig:
     @property
     def sees_ahead(self) -> bool:
         """Whether tokens attend to later ones as well, so that prompts must run whole."""
-        return any(spec.kind == "whole" for spec in self.cache_specs)
+        return any(spec.keeps_nothing for spec in self.cache_specs)
 
     @property
     def source_encoder(self) -> TextEncoderConfig | TextStackConfig | None:
@@ -167,7 +167,7 @@ class ModelConfig:
     @property
     def has_recurrent(self) -> bool:
         """Whether some layer keeps a state of each row."""
-        return any(spec.kind == "recurrent" for spec in self.cache_specs)
+        return any(spec.is_state for spec in self.cache_specs)
 
 
 def source_of(mixer: SingleMixer) -> int | None:

@@ -19,7 +19,7 @@ class ContentListeners:
     """Connects the groups' pools with a journal and a log. Without these, nobody is told."""
 
     def __init__(self, config: CacheConfig, groups: Sequence[GroupCache]) -> None:
-        self._kinds = [group.spec.kind for group in config.groups]
+        self._states = [group.spec.is_state for group in config.groups]
         self._groups = groups
         self._events: EventLog | None = None
         self._close: Callable[[], None] | None = None
@@ -33,8 +33,8 @@ class ContentListeners:
     def tell(self, events: EventLog, close: Callable[[], None]) -> None:
         """Tell others from now on which blocks can be found; `close` ends that."""
         self._events, self._close = events, close
-        for kind, group in zip(self._kinds, self._groups, strict=True):
-            if kind != "recurrent":
+        for is_state, group in zip(self._states, self._groups, strict=True):
+            if not is_state:
                 group.pool.events = events
 
     def close(self) -> None:

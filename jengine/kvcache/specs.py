@@ -127,4 +127,4 @@ RULES: dict[CacheKind, Callable[[CacheSpec, int], CacheRules]] = {
 def rules_for(spec: CacheSpec, block_size: int) -> CacheRules:
     """The rules of a paged kind; latent caches have those of full or of sliding ones."""
     latent: CacheKind = "full" if spec.window is None else "sliding"
-    return RULES[latent if spec.kind == "latent" else spec.kind](spec, block_size)
+    return RULES[latent if spec.shares_heads else spec.kind](spec, block_size)

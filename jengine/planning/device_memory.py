@@ -191,7 +191,7 @@ class Memory:
     @property
     def token_bytes(self) -> int:
         """Cache of one more token, inside all windows. States of recurrent layers do not grow."""
-        growing = [size for group, size in self.groups if group.spec.kind != "recurrent"]
+        growing = [size for group, size in self.groups if not group.spec.is_state]
         return sum(growing) // self.block_size
 
     def request_bytes(self, tokens: int) -> int:
@@ -206,7 +206,7 @@ class Memory:
         """Cache that a request with so many tokens reads for its next one."""
         return sum(
             size
-            if group.spec.kind == "recurrent"
+            if group.spec.is_state
             else size * min(tokens, group.spec.window or tokens) // self.block_size
             for group, size in self.groups
         )

@@ -111,7 +111,7 @@ class Exchanges:
         count, elements = 1, 0
         for group, _ in self.memory.groups:
             spec, layers = group.spec, len(group.layers)
-            heads = spec.kv_heads // (1 if spec.kind == "latent" else ways("kv_heads"))
+            heads = spec.kv_heads // (1 if spec.shares_heads else ways("kv_heads"))
             elements += spec.vectors * layers * heads * spec.head_dim
             count += spec.vectors * layers
         rows = min(tokens * layout.pcp, self.memory.schedule.max_num_seqs)

@@ -115,7 +115,7 @@ def cache_bytes(llm: LLM) -> float:
     return sum(
         block_bytes(group, cache.block_size, each_array(array)[0].dtype) / cache.block_size
         for group, array in zip(cache.groups, arrays, strict=True)
-        if group.spec.kind != "recurrent"
+        if not group.spec.is_state
     )
 
 

@@ -56,10 +56,8 @@ def token_bytes(config: ModelConfig, codes: str | None) -> int:
     """Keys and values of one token in all layers, once, however devices divide or repeat them."""
     size = ITEM_BYTES.get(config.dtype, 4)
     specs = config.cache_specs
-    heads = [spec.vectors * spec.kv_heads for spec in specs if spec.kind != "recurrent"]
+    heads = [spec.vectors * spec.kv_heads for spec in specs if not spec.is_state]
     widths = [
-        spec.head_dim + 2 if codes else spec.head_dim * size
-        for spec in specs
-        if spec.kind != "recurrent"
+        spec.head_dim + 2 if codes else spec.head_dim * size for spec in specs if not spec.is_state
     ]
     return sum(count * width for count, width in zip(heads, widths, strict=True))

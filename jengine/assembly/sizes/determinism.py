@@ -34,7 +34,7 @@ def batch_dependence(args: EngineArgs, config: ModelConfig, devices: int) -> str
     backend, _ = available_backend(args.attention_backend, config.groups)
     if backend not in BATCH_INVARIANT:
         return f"matmuls and attention run on {backend}, which rounds differently in each shape"
-    if any(group.spec.kind == "latent" for group in config.groups):
+    if any(group.spec.shares_heads for group in config.groups):
         return "latent attention runs on XLA, which rounds differently in each shape"
     if config.has_slopes and backend not in SLOPED:
         return "attention with slopes runs on XLA, which rounds differently in each shape"

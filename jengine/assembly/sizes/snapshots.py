@@ -37,7 +37,7 @@ def with_snapshots(
     """The specs of each layer; those of states say where states are kept."""
 
     def kept(spec: CacheSpec) -> CacheSpec:
-        return replace(spec, snapshot_every=every) if spec.kind == "recurrent" else spec
+        return replace(spec, snapshot_every=every) if spec.is_state else spec
 
     return tuple(tuple(map(kept, specs)) for specs in layer_specs)
 

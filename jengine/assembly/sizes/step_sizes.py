@@ -215,7 +215,7 @@ def refuse_drafts(
         f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
         "deterministic=True without kernels of its own": schedule.one_segment,
         "a draft model with recurrent layers, whose state cannot forget its guesses": any(
-            spec.kind == "recurrent" for spec in guesser_specs
+            spec.is_state for spec in guesser_specs
         ),
     }
     for name, is_used in others.items():

@@ -96,7 +96,7 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
     prompts = max(PREFILL_TOKENS, case.prefill_tokens)
     ladders = Ladders((rows,), (prompts,), (shapes.max_pages,))
     # A state of a row and two that are kept, and blocks of all others.
-    units = tuple(3 * rows if one.spec.kind == "recurrent" else blocks for one in groups)
+    units = tuple(3 * rows if one.spec.is_state else blocks for one in groups)
     cache = CacheConfig(groups, block_size, units)
     held = held_by(placement, ladders, config.hidden_size)
     sizes = (rows, config.vocab_size, case.max_model_len)

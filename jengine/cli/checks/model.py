@@ -74,7 +74,7 @@ class Sizes:
         """Cache of one more token, while it is inside all windows."""
         wanted = runner_config(self.args, self.model, self.schedule, {})
         block_size = wanted.shapes.block_size
-        groups = [one for one in self.model.groups if one.spec.kind != "recurrent"]
+        groups = [one for one in self.model.groups if not one.spec.is_state]
         return sum(block_bytes(one, block_size, wanted.cache_dtype) for one in groups) // block_size
 
     @property

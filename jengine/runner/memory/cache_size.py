@@ -104,7 +104,7 @@ def overridden_blocks(demands: Sequence[BlockDemand], count: int) -> tuple[int, 
             "blocks, the null block included. Raise it, or lower max_model_len."
         )
     return tuple(
-        min(count, wished) if demand.group.spec.kind == "recurrent" else count
+        min(count, wished) if demand.group.spec.is_state else count
         for demand, wished in zip(demands, wished_blocks(demands), strict=True)
     )
 

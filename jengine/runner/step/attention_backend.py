@@ -28,7 +28,7 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | 
     """The wanted backend if it can run here; for `auto`, the best one that can. `codes`: what the
     cache holds in place of plain numbers."""
     chosen, problem = available_backend(wanted, groups)
-    if codes is not None and any(group.spec.kind == "latent" for group in groups):
+    if codes is not None and any(group.spec.shares_heads for group in groups):
         raise ConfigError(
             f"kv_cache_dtype={codes!r}: the vectors that latent attention caches are not stored in"
             " codes yet. Leave it out."
@@ -46,7 +46,7 @@ def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str,
         return wanted, None
     kernels = ("cpu" if platform == "cpu" else "triton") if wanted == "auto" else wanted
     # Kernels of latent attention take entries of any length.
-    heads = {group.spec.head_dim for group in groups if group.spec.kind != "latent"}
+    heads = {group.spec.head_dim for group in groups if not group.spec.shares_heads}
     problem = kernels_problem(kernels, platform, heads)
     if wanted != "auto" and problem:
         raise ConfigError(

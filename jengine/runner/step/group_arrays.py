@@ -20,9 +20,6 @@ from sharding.placement import Placement
 
 STATE_AXES = ("stage", None)  # of recurrent layers, before those of a state
 
-# Kinds whose group is a tuple of arrays: of a state's parts, or, where nothing is kept, of none.
-OF_PARTS = ("recurrent", "whole")
-
 Axes = tuple[str | None, ...]
 
 
@@ -31,7 +28,7 @@ def group_shape(
 ) -> tuple[int, ...]:
     """Shape of the array of a group of attention, whose layers are those of one stage."""
     spec, layers = group.spec, stages * len(group.layers)
-    if spec.kind == "latent":
+    if spec.shares_heads:
         return entries_shape(layers, num_blocks, block_size, spec.head_dim)
     return cache_shape(layers, num_blocks, block_size, spec.kv_heads, spec.head_dim, dtype)
 
@@ -46,14 +43,14 @@ def empty_group(
     group: CacheGroup, units: int, block_size: int, dtype: Any, stages: int, kernels: str | None
 ) -> Any:
     """Zeros: one array, or the tuple of a recurrent group."""
-    if group.spec.kind in OF_PARTS:
+    if group.spec.in_parts:
         return tuple(jnp.zeros(shape, jnp.float32) for shape in state_shapes(group, units, stages))
     return empty_cache(group_shape(group, units, block_size, dtype, stages), dtype, kernels)
 
 
 def group_axes(group: CacheGroup) -> Any:
     """Logical axes of a group's array, or a tuple of those of its arrays."""
-    if group.spec.kind in OF_PARTS:
+    if group.spec.in_parts:
         return tuple((*STATE_AXES, *state.axes) for state in group.spec.states)
     return attention_axes(group.spec)
 
@@ -62,14 +59,14 @@ def attention_axes(spec: CacheSpec) -> Axes:
     """Logical axes of an array of attention layers; the KV heads follow each other in its last
     dimension. What a window keeps is small: each device has all tokens of it."""
     tokens = "block_tokens" if spec.keeps_all else None
-    if spec.kind == "latent":  # its heads share everything
+    if spec.shares_heads:  # its heads share everything
         return ("stage", None, tokens, None)
     return ("stage", None, None, tokens, "kv_heads")
 
 
 def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
     """Bytes that one block, or other unit, of a group takes over all its layers (of one stage)."""
-    if group.spec.kind in OF_PARTS:
+    if group.spec.in_parts:
         return sum(map(math.prod, state_shapes(group, 1))) * np.dtype(np.float32).itemsize
     return math.prod(group_shape(group, 1, block_size, dtype)) * np.dtype(jnp.dtype(dtype)).itemsize
 
@@ -78,7 +75,7 @@ def block_bytes_on_each(
     group: CacheGroup, block_size: int, dtype: Any, placement: Placement
 ) -> int:
     """What of these bytes is on each device."""
-    if group.spec.kind not in OF_PARTS:
+    if not group.spec.in_parts:
         ways = placement.ways("kv_heads")
         if group.spec.keeps_all:
             ways *= placement.ways("block_tokens")

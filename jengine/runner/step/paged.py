@@ -60,16 +60,16 @@ def paged_attention(
     """
     stripes = Stripes(bucket, shapes, placement)
     place = {
-        (layer, group.spec.kind == "recurrent"): (group_index, index)
+        (layer, group.spec.is_state): (group_index, index)
         for group_index, group in enumerate(shapes.groups)
         for index, layer in enumerate(group.layers)
     }
     views: dict[int, GroupView] = {}
     state_views: dict[int, StateView] = {}
     for index, group in enumerate(shapes.groups):
-        if group.spec.kind == "whole":
+        if group.spec.keeps_nothing:
             views[index] = whole_view(batch, bucket, shapes)
-        elif group.spec.kind == "recurrent":
+        elif group.spec.is_state:
             state_views[index] = state_view(batch, index, bucket, shapes, placement)
         else:
             views[index] = stripes.of_view(group_view(batch, index, bucket, shapes))

@@ -41,7 +41,7 @@ class BlockPrograms:
     """The programs of one group, compiled when they are first used."""
 
     def __init__(self, group: CacheGroup, arrays: Sequence[Array]) -> None:
-        self.axis = 1 if group.spec.kind in ("latent", "recurrent") else 2
+        self.axis = 1 if group.spec.shares_heads or group.spec.is_state else 2
         self.shapes = [without(array.shape, self.axis) for array in arrays]
         self.dtypes = [np.dtype(array.dtype) for array in arrays]
         self.shardings = [blocks_first(array.sharding, array.ndim, self.axis) for array in arrays]
