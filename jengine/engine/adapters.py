@@ -18,7 +18,7 @@ import numpy as np
 from jengine.adapters import AdapterLimits, AdapterReport, LoRARequest
 from jengine.engine.questions import CallWorkers
 from jengine.errors import RequestError, UnsupportedFeature
-from jengine.executor.calls import AddAdapter, DropAdapter, MatrixBytes, Outcome
+from jengine.executor.calls import AddAdapter, DropAdapter, Outcome, encode
 
 Ask = Callable[[CallWorkers], list[bytes]]
 
@@ -174,7 +174,7 @@ class Adapters:
         self._required()
         given = AddAdapter(
             self._folder_of(request.lora_path) if matrices is None else "",
-            [matrix_bytes(name, value) for name, value in flat(matrices or {}).items()],
+            {name: np.asarray(one, np.float32) for name, one in flat(matrices or {}).items()},
             alpha,
             use_rslora,
         )
@@ -190,7 +190,7 @@ class Adapters:
         return reports[0]
 
     def _answers(self, method: str, given: Any, request: LoRARequest) -> list[bytes]:
-        answers = self._ask(CallWorkers(method, msgspec.msgpack.encode(given)))
+        answers = self._ask(CallWorkers(method, encode(given)))
         outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
         for outcome in outcomes:
             if outcome.problem is not None:
@@ -234,9 +234,3 @@ def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         path = f"{before}{key}"
         found.update(flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value})
     return found
-
-
-def matrix_bytes(name: str, value: Any) -> MatrixBytes:
-    """A matrix of a trainer as it is sent."""
-    array = np.ascontiguousarray(np.asarray(value, np.float32))
-    return MatrixBytes(name, array.shape, array.tobytes())

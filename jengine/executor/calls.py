@@ -12,10 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jengine.adapters import AdapterReport
 from jengine.errors import ConfigError, RequestError, nearest_name
 from jengine.runner.report_types import DeviceMemory, ProgramCounts
+from jengine.wire.arrays import pack_array, unpack_array
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,19 +43,11 @@ class Wake(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tags: list[str]
 
 
-class MatrixBytes(msgspec.Struct, frozen=True, array_like=True):
-    """A float32 matrix by name."""
-
-    name: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
 class AddAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A LoRA adapter: a folder with PEFT's files on the worker's host, or a trainer's matrices."""
 
     folder: str
-    matrices: list[MatrixBytes] = []
+    matrices: dict[str, np.ndarray] = {}
     alpha: float | None = None  # of the matrices; None: they are scaled already
     use_rslora: bool = False
 
@@ -131,6 +125,16 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     problem: str | None = None
 
 
+def encode(arguments: msgspec.Struct) -> bytes:
+    """The arguments of a call as bytes, arrays among them."""
+    return msgspec.msgpack.encode(arguments, enc_hook=pack_array)
+
+
+def decoded_arguments(method: str, data: bytes) -> Any:
+    """The arguments of a call in these bytes."""
+    return msgspec.msgpack.decode(data, type=CALLS[method].arguments, ext_hook=unpack_array)
+
+
 def encoded_arguments(method: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> bytes:
     """Encode the arguments of a call; unknown names and unfit arguments are refused."""
     if method not in CALLS:
@@ -142,7 +146,7 @@ def encoded_arguments(method: str, arguments: Mapping[str, Any] = MappingProxyTy
         given = msgspec.convert(dict(arguments), CALLS[method].arguments)
     except msgspec.ValidationError as error:
         raise RequestError(f"call_workers({method!r}): {error}.") from error
-    return msgspec.msgpack.encode(given)
+    return encode(given)
 
 
 def encoded_answer(value: Any) -> bytes:

@@ -7,11 +7,10 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from msgspec.structs import astuple
 
 from jengine.errors import EngineDead
-from jengine.executor.calls import CALLS, encoded_answer, encoded_problem
+from jengine.executor.calls import CALLS, decoded_arguments, encoded_answer, encoded_problem
 from jengine.executor.own_functions import OwnFunctions, watched
 from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
@@ -56,10 +55,10 @@ class LocalExecutor:
     @engine_context()
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """The answer of this one process. An error in it goes to the caller."""
-        call, loaded = CALLS[method], self.runner.loaded
-        given = msgspec.msgpack.decode(arguments, type=call.arguments)
+        run, loaded = CALLS[method].run, self.runner.loaded
         try:
-            value = call.run(loaded, given) if call.run else RUN[method](loaded, *astuple(given))
+            given = decoded_arguments(method, arguments)
+            value = run(loaded, given) if run else RUN[method](loaded, *astuple(given))
         except Exception as error:  # noqa: BLE001 - the caller raises it
             return [encoded_problem(error)]
         return [encoded_answer(value)]

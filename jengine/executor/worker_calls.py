@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from jengine.adapters import AdapterReport
 from jengine.errors import RequestError
-from jengine.executor.calls import MatrixBytes
 from jengine.runner.expert_placement import expert_placement, place_experts
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.profiler import PROFILER
@@ -27,7 +26,7 @@ def no_recording(_: LoadedModel) -> str:
 def add_adapter(
     loaded: LoadedModel,
     folder: str,
-    matrices: Sequence[MatrixBytes],
+    matrices: Mapping[str, np.ndarray],
     alpha: float | None,
     use_rslora: bool,
 ) -> AdapterReport:
@@ -36,10 +35,7 @@ def add_adapter(
     if folder:
         digest, adapter = store.add_files(folder)
     else:
-        arrays = {
-            one.name: np.frombuffer(one.data, np.float32).reshape(one.shape) for one in matrices
-        }
-        digest, adapter = store.add_live(arrays, alpha, stabilized=use_rslora)
+        digest, adapter = store.add_live(matrices, alpha, stabilized=use_rslora)
     return AdapterReport(digest, adapter.rank, adapter.nbytes, len(adapter.parts))
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import jengine
 from jengine import LoRARequest
+from jengine.engine.questions import CallWorkers
 from jengine.errors import ConfigError, RequestError, UnsupportedFeature
+from jengine.executor.calls import Outcome
 from jengine.lora.peft_files import read_adapter
 from jengine.weights.safetensors_file import read_header
+from jengine.wire.arrays import ARRAY, ArrayFrame
 from tests.api.engines import tiny_engine
 from tests.lora.engines import GREEDY, PLAIN, PROMPTS, Expected, Setup, check
 
@@ -69,6 +73,15 @@ def test_a_trainers_matrices_become_an_adapter(made: Setup, expected: Expected) 
     outputs = made.llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=live)
     check(outputs, ["queries"] * len(PROMPTS), expected)
     made.llm.remove_lora(50)
+
+
+def test_matrices_whose_parts_do_not_fit_are_refused(made: Setup) -> None:
+    frame = msgspec.msgpack.encode(ArrayFrame("<f4", (2, 2), b"\0" * 15))
+    matrices = {"layers.0.attention.qkv.a": msgspec.msgpack.Ext(ARRAY, frame)}
+    given = msgspec.msgpack.encode({"folder": "", "matrices": matrices})
+    (answer,) = made.llm.engine.client.ask(CallWorkers("add_adapter", given))
+    problem = msgspec.msgpack.decode(answer, type=Outcome).problem
+    assert problem is not None and "takes 16 bytes; found 15" in problem
 
 
 def test_a_running_request_keeps_the_adapter_that_it_began_with(
