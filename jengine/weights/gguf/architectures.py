@@ -61,7 +61,8 @@ class Architecture:
 
     hf: str  # the class
     model_type: str
-    keys: Keys = field(default_factory=dict)  # beyond the common ones
+    # Beyond the common ones; "a.b" is b in the part a of config.json.
+    keys: Keys = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)  # what all such models have
     rope: Mapping[str, object] = field(default_factory=dict)  # the same, where rotations are scaled
     eps: str = "rms_norm_eps"
@@ -148,6 +149,26 @@ ARCHITECTURES = {
         "MiniMaxM2ForCausalLM", "minimax_m2",
         {**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"}, gate=SIGMOID,
         partial=True,
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM", "gpt_neox", {"use_parallel_residual": "use_parallel_residual"},
+        eps="layer_norm_eps", partial=True,
+    ),
+    "bloom": Architecture(
+        "BloomForCausalLM", "bloom", eps="layer_norm_epsilon",
+        renamed={"max_position_embeddings": "seq_length"},
+    ),
+    "mpt": Architecture(
+        "MptForCausalLM", "mpt",
+        {
+            "attention.clamp_kqv": "attn_config.clip_qkv",
+            "attention.max_alibi_bias": "attn_config.alibi_bias_max",
+        },
+        eps="layer_norm_epsilon",
+        renamed={
+            "hidden_size": "d_model", "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads", "max_position_embeddings": "max_seq_len",
+        },
     ),
     "gpt2": Architecture(
         "GPT2LMHeadModel", "gpt2", eps="layer_norm_epsilon",

@@ -152,18 +152,27 @@ class Translation:
         yield GgufTensor(scale, "F16", groups, (packed,), _scales, turn)
 
     def _turn(self, name: str) -> Turn | None:
-        """What puts rows of queries and keys, whose heads' halves alternate, in order."""
+        """What puts rows of heads in the order of checkpoints."""
         match = IN_LAYER.fullmatch(name)
-        if match is None or not self.architecture.turned:
-            return None
-        layer, module = int(match[1]), match[2].partition(".")[0]
-        if module not in ("attn_q", "attn_k") or layer >= len(self.config.layers):
+        layer, module = (-1, "") if match is None else (int(match[1]), match[2].partition(".")[0])
+        if module not in self._turned or layer >= len(self.config.layers):
             return None
         attention = self.config.layers[layer].mixer
         assert isinstance(attention, AttentionConfig), "the turned families have no other layers"
-        heads = attention.num_heads if module == "attn_q" else attention.num_kv_heads
-        order = np.arange(heads * attention.head_dim).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
-        return lambda array: array[order]
+        dim = attention.head_dim
+        if module == "attn_qkv":  # all queries, all keys, all values
+            order = np.arange(3 * attention.num_heads * dim).reshape(3, -1, dim).swapaxes(0, 1)
+        else:  # the halves of a head alternate
+            heads = attention.num_heads if module == "attn_q" else attention.num_kv_heads
+            order = np.arange(heads * dim).reshape(heads, -1, 2).swapaxes(1, 2)
+        return lambda array: array[order.ravel()]
+
+    @property
+    def _turned(self) -> tuple[str, ...]:
+        """Modules whose rows stand in another order than in checkpoints."""
+        if self.names.qkv_by_head:
+            return ("attn_qkv",)
+        return ("attn_q", "attn_k") if self.architecture.turned else ()
 
 
 def _scales(packed: PackedTensor) -> np.ndarray:

@@ -60,7 +60,16 @@ def config_of(header: Header) -> dict[str, object]:
     if scaling is not None:
         config["rope_scaling"] = {**scaling, **own.rope}
     fields.refuse_unread()
-    return {own.renamed.get(key, key): value for key, value in config.items()}
+    return _in_parts({own.renamed.get(key, key): value for key, value in config.items()})
+
+
+def _in_parts(config: dict[str, Any]) -> dict[str, object]:
+    """The values, those of names with a dot in parts of their own."""
+    found: dict[str, Any] = {key: value for key, value in config.items() if "." not in key}
+    for key in config.keys() - found.keys():
+        part, name = key.split(".")
+        found.setdefault(part, {})[name] = config[key]
+    return found
 
 
 def _eps(fields: Metadata) -> Any:

@@ -59,6 +59,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan": ("hunyuan-dense", {}),
     "minimax_m2": ("minimax-m2", {}),
     "gpt2": ("gpt2", {}),
+    "gpt_neox": ("gptneox", {}),
+    "bloom": ("bloom", {}),
+    "mpt": ("mpt", {"attn_config": {"alibi_bias_max": 4}}),
 }
 TURNED = {"llama", "mixtral", "granite", "granite_moe", "granite_moe_shared", "smollm3", "arcee"}
 MORE_BY_ONE = {"gemma", "gemma2", "gemma3", "nemotron"}  # weights of norms
@@ -71,6 +74,22 @@ MODULES = {
     "transformer.wte": "token_embd",
     "transformer.wpe": "position_embd",
     "transformer.ln_f": "output_norm",
+    "gpt_neox.embed_in": "token_embd",
+    "gpt_neox.final_layer_norm": "output_norm",
+    "embed_out": "output",
+    "transformer.word_embeddings": "token_embd",
+    "transformer.word_embeddings_layernorm": "token_embd_norm",
+    "transformer.norm_f": "output_norm",
+    "norm_1": "attn_norm",
+    "norm_2": "ffn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "ffn.up_proj": "ffn_up",
+    "ffn.down_proj": "ffn_down",
+    "attention.dense": "attn_output",
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
     "ln_1": "attn_norm",
     "ln_2": "ffn_norm",
     "attn.c_attn": "attn_qkv",
@@ -129,6 +148,11 @@ KEYS = {
     "n_layer": "block_count",
     "max_position_embeddings": "context_length",
     "n_positions": "context_length",
+    "seq_length": "context_length",
+    "max_seq_len": "context_length",
+    "n_layers": "block_count",
+    "d_model": "embedding_length",
+    "n_heads": "attention.head_count",
     "hidden_size": "embedding_length",
     "n_embd": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -190,21 +214,27 @@ OWN_KEYS: dict[str, dict[str, str]] = {
     "cohere": {"logit_scale": "logit_scale"},
     "cohere2": {**WINDOW, "logit_scale": "logit_scale"},
     "stablelm": {"use_parallel_residual": "use_parallel_residual"},
+    "gpt_neox": {"use_parallel_residual": "use_parallel_residual"},
     "minimax_m2": CHOSEN,
 }  # fmt: skip
 
 
 def write_architecture(
-    folder: Path, family: str, metadata: Mapping[str, Any] | None = None, **more: Any
+    folder: Path,
+    family: str,
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    **more: Any,
 ) -> Files:
-    """A tiny model as a folder and as a GGUF file of plain numbers."""
+    """A tiny model as a folder and as a GGUF file of plain numbers, with more keys and tensors."""
     architecture, own = FAMILIES[family]
     settings = {key: value for key, value in {**own, **more}.items() if value is not None}
     written = write_tiny_native(folder / "plain", family, **settings)
     config = json.loads((written / "config.json").read_text())
     found = read_header(written / "model.safetensors")
     given = {name: np.array(tensor.read()) for name, tensor in found.items()}
-    stored = {name: plain("F32", array) for name, array in converted(family, config, given)}
+    arrays = {**dict(converted(family, config, given)), **(tensors or {})}
+    stored = {name: plain("F32", array) for name, array in arrays.items()}
     own_metadata = metadata_of(family, config)
     prefixed = {f"{architecture}.{key}": value for key, value in own_metadata.items()}
     tokens = {
@@ -227,7 +257,14 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     dim = config.get("head_dim") or given["embedding_length"] // heads
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     partial = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor")
-    if family != "gpt2":
+    if family == "gpt_neox":
+        given["rope.dimension_count"] = int(dim * config["rotary_pct"])
+    elif family in ("bloom", "mpt"):
+        given["feed_forward_length"] = 4 * given["embedding_length"]
+        scores = config.get("attn_config", {})
+        names = {"clip_qkv": "clamp_kqv", "alibi_bias_max": "max_alibi_bias"}
+        given |= {f"attention.{names[key]}": float(scores[key]) for key in names if scores.get(key)}
+    elif family != "gpt2":
         given |= {"rope.freq_base": rope_base(config), "attention.key_length": dim}
         given |= {"attention.value_length": dim, "rope.dimension_count": int(dim * (partial or 1))}
     if rope.get("rope_type") == "yarn":
@@ -285,7 +322,7 @@ def one(
         if name.endswith(f".{ending}"):
             module, kind = name.removesuffix(f".{ending}"), ending
     layer = ""
-    if ".layers." in module or ".h." in module:
+    if any(layers in module for layers in (".layers.", ".h.", ".blocks.")):
         _, _, number, module = module.split(".", 3)
         layer = f"blk.{number}."
     stacked = [*split(family, config, module, kind, array)]
@@ -313,7 +350,11 @@ def one(
 def split(
     family: str, config: Mapping[str, Any], module: str, kind: str, array: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Tensors that are several in GGUF files."""
+    """Tensors that are several in GGUF files, or stand in another order."""
+    if module.endswith("query_key_value"):
+        heads = config.get("num_attention_heads") or config["n_head"]
+        apart = array.reshape(heads, 3, -1, *array.shape[1:]).swapaxes(0, 1)
+        yield f"attn_qkv.{kind}", apart.reshape(array.shape)
     if module.endswith("input_linear"):
         ending = "shexp" if module.startswith("shared_mlp") else "exps"
         for half, name in zip(np.split(array, 2, -2), ("gate", "up"), strict=True):

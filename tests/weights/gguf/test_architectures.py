@@ -53,7 +53,8 @@ AS_TRANSFORMERS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("family", AS_TRANSFORMERS)
 def test_transformers_reads_the_same(family: str, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
+    for name in ("gguf", "accelerate"):
+        pytest.importorskip(name)
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     file = write_architecture(tmp_path, family, **AS_TRANSFORMERS[family]).gguf
     model = transformers.AutoModelForCausalLM.from_pretrained(
