@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from jengine.assembly.progress import progress_factory
+from jengine.assembly.progress import download_bars
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings
 from jengine.errors import ConfigError, error_named
@@ -33,7 +33,7 @@ NOT_FOR_PREFLIGHT = ("model", "params", "mesh", "tokenizer", "logits_processors"
 def located(args: EngineArgs, check: Callable[[EngineArgs], Check]) -> EngineArgs:
     """The settings with the folders of model, tokenizer and draft model. Weights are downloaded
     unless `check` refuses them."""
-    options = replace(args.hub, bar=progress_factory(args.show_progress))
+    options = replace(args.hub, bar=download_bars(args.show_progress))
     changed: dict[str, Any] = {}
     if in_hub(args.model):
         wanted = ModelFiles(load_format=args.load_format)

@@ -56,6 +56,16 @@ class Lines:
             sys.stderr.flush()
 
 
+def is_visible() -> bool:
+    """Whether bars can be drawn: on a terminal or in a notebook."""
+    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def download_bars(wanted: bool | ProgressFactory | None) -> ProgressFactory:
+    """`progress_factory` for what may take an hour: None writes lines where no bar can be drawn."""
+    return progress_factory(True if wanted is None and not is_visible() else wanted)
+
+
 def progress_factory(wanted: bool | ProgressFactory | None) -> ProgressFactory:
     """A tqdm factory; a callable is used as it is.
 
@@ -65,7 +75,7 @@ def progress_factory(wanted: bool | ProgressFactory | None) -> ProgressFactory:
     """
     if callable(wanted):
         return wanted
-    visible = in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+    visible = is_visible()
     shown = visible if wanted is None else wanted
     where: dict[str, Any] = {} if visible else {"file": Lines(), "mininterval": LINE_EVERY}
 

@@ -33,7 +33,8 @@ examples:
   jengine pull org/name-GGUF:Q4_K_M
   jengine pull org/adapter --part adapter
 """
-LOCATED = "jengine.assembly.located"  # imports numpy, which help does not need
+# They import numpy and tqdm, which help does not need.
+LOCATED, PROGRESS = "jengine.assembly.located", "jengine.assembly.progress"
 # What of a repository is wanted -> its files, given those of weights.
 PARTS = {
     "model": lambda load_format: ModelFiles(load_format=load_format),
@@ -76,7 +77,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         None if arguments.any else advised(importlib.import_module(LOCATED).checked_elsewhere(args))
     )
     wanted = PARTS[arguments.part](args.load_format)
+    bars = importlib.import_module(PROGRESS).download_bars(None)
     with interrupts_end_the_process():
-        found = local_snapshot(name, replace(args.hub, wanted=wanted, check=check))
+        found = local_snapshot(name, replace(args.hub, wanted=wanted, check=check, bar=bars))
     terminal.say(str(found))
     return 0

@@ -131,7 +131,9 @@ def test_a_front_without_jax_has_the_check_made_elsewhere(hub: Hub) -> None:
 
 def test_pull_and_models(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "maker/demo", "--any"]) == 0
-    folder = Path(capsys.readouterr().out.strip())
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1].startswith("Downloading maker/demo: 100%")  # without a terminal
+    folder = Path(out.strip())
     assert (folder / "model.safetensors").is_file()
     assert main(["models"]) == 0
     assert "maker/demo  4.5 MB\n1 models in " in capsys.readouterr().out
