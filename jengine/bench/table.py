@@ -275,6 +275,20 @@ def schemes(result: dict[str, Any]) -> Iterator[Row]:
             )
 
 
+def rounding(result: dict[str, Any]) -> Iterator[Row]:
+    """What rounded weights and caches cost, beside bfloat16."""
+    plain, *others = result["schemes"].items()
+    for name, one in others:
+        change = one["perplexity"] / plain[1]["perplexity"] - 1
+        yield Row(
+            f"{result['model']}, {name}, on {result['tokens']:,} tokens: KL from {plain[0]} "
+            f"{one['kl']:.1e} in the mean, {one['kl_p99']:.1e} at 99 %; perplexity {change:+.2%}",
+            f"{one['weight_bytes'] / 1e6:.1f} MB of weights",
+            f"{plain[1]['weight_bytes'] / 1e6:.1f} MB, {plain[0]}",
+            f"{one['weight_bytes'] / plain[1]['weight_bytes']:.2f}",
+        )
+
+
 def conversations(result: dict[str, Any]) -> Iterator[Row]:
     """Time to the first token with blocks that came back, and where they are computed again."""
     trace, times = result["trace"], result["time_to_first_token"]
@@ -358,6 +372,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "first_uses": first_uses,
     "fidelity": fidelity,
     "schemes": schemes,
+    "rounding": rounding,
     "waiting": waiting,
     "conversations": conversations,
     "embeddings": embeddings,

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.layers.initializer import Initializer
-from jengine.quantization.codes import paired, rounded, scale_of
+from jengine.quantization.codes import paired, rounded
+from jengine.quantization.least_error import least_error_scale
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
@@ -47,8 +48,7 @@ class QuantizedOnLoad(WeightScheme):
         return self.quantized.prepared(weight, dtype)
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The nearest values. Scales are numbers of the model's dtype, as checkpoints store
-        them."""
+        """The nearest values, at the scales that change the weight least."""
         specs = self.quantized.prepared(weight, self.dtype)
         axis = 0 if weight.groups is None else 1
         groups = () if weight.groups is None else (weight.groups,)
@@ -57,8 +57,7 @@ class QuantizedOnLoad(WeightScheme):
         width = [(0, -inputs % size if at == axis else 0) for at in range(flat.ndim)]
         parts = jnp.pad(flat.astype(jnp.float32), width)
         parts = parts.reshape(*flat.shape[:axis], -1, size, *flat.shape[axis + 1 :])
-        scale = scale_of(parts, self.format.values, axis + 1)
-        scale = scale.astype(self.dtype).astype(jnp.float32)
+        scale = least_error_scale(parts, self.format.values, axis + 1, self.dtype)
         values = rounded(parts / scale, self.format.values)
         values = values.reshape(*flat.shape[:axis], -1, *flat.shape[axis + 1 :])
         values = jnp.take(values, jnp.arange(inputs), axis)

@@ -46,6 +46,7 @@ def test_every_bench_has_rows() -> None:
         "disaggregated",
         "first_uses",
         "marathon",
+        "rounding",
         "schemes",
         "simulation proof",
         "waiting",

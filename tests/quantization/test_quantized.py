@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.quantization.codes import FP8, paired, unpaired
+from jengine.quantization.codes import FP8, paired, rounded, scale_of, unpaired
+from jengine.quantization.least_error import least_error_scale
 from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import Around, WeightShape
@@ -217,12 +218,37 @@ def test_rounding_at_load_is_off_by_half_a_step_at_most(shape: str, format: str)
     }
     back = scheme.restore(weight, prepared)["weight"]
     assert back.shape == given.shape and back.dtype == given.dtype
+    # The largest of four bits may be cut off, by half a step as well.
     steps = {"int8": 1 / 127, "int4": 1 / 7, "fp8": 1 / 8}[scheme.format.values]
     difference = np.abs(np.asarray(back - given))
     assert 0 < difference.max() <= steps / 2 * float(jnp.abs(given).max()) * 1.001
 
 
-def test_a_weight_of_zeros_stays_zero() -> None:
-    weight, scheme = SHAPES["plain"], QuantizedOnLoad(ON_LOAD["fp8"], "float32")
+def test_scales_of_four_bits_change_weights_least() -> None:
+    groups = jnp.asarray(np.random.default_rng(8).normal(size=(4, 32, 24)), jnp.float32)
+    usual = scale_of(groups, "int4", 1)
+    found = least_error_scale(groups, "int4", 1, "float32")
+    assert found.shape == usual.shape
+    errors = [
+        np.sum((rounded(groups / scale, "int4") * scale - groups) ** 2, 1)
+        for scale in (found, usual)
+    ]
+    assert (errors[0] <= errors[1]).all()
+    assert errors[0].sum() < 0.75 * errors[1].sum()
+
+
+def test_what_was_rounded_is_rounded_to_the_same() -> None:
+    """Parameters of a rounded model that are set again change nothing."""
+    weight = WeightShape((64,), (24,), (None, None))
+    scheme = QuantizedOnLoad(WeightFormat("int4", 32), "float32")
+    given = jnp.asarray(np.random.default_rng(9).normal(size=weight.shape), jnp.float32)
+    once = scheme.restore(weight, scheme.prepare(weight, {"weight": given}))
+    again = scheme.restore(weight, scheme.prepare(weight, once))
+    np.testing.assert_allclose(again["weight"], once["weight"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("format", "dtype"), [("fp8", "float32"), ("int4", "float16")])
+def test_a_weight_of_zeros_stays_zero(format: str, dtype: str) -> None:
+    weight, scheme = SHAPES["plain"], QuantizedOnLoad(ON_LOAD[format], dtype)
     prepared = scheme.prepare(weight, {"weight": jnp.zeros(weight.shape)})
     np.testing.assert_array_equal(scheme.multiply(weight, jnp.zeros((2, 12)), prepared), 0.0)
