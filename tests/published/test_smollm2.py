@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 import jengine
 from jengine import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from tests.published.conftest import Oracle, opened
+from jengine.assembly.build import build_engine
+from jengine.assembly.progress import progress_factory
+from jengine.assembly.settings.args import EngineArgs
+from tests.published.conftest import SETTINGS, Oracle, opened
 from tests.published.prompts import PROMPTS
+from tests.server.serving import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.published]
 
@@ -32,6 +37,14 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+
+
+@pytest.fixture(scope="module")
+def served(model: dict[str, Any]) -> Iterator[TestClient]:
+    """A server of the model."""
+    args = EngineArgs(**model, **SETTINGS)
+    with serving(build_engine(args, progress_factory(False)), served_model_name=("m",)) as client:
+        yield client
 
 
 def tokens_of(outputs: Sequence[Any]) -> list[list[int]]:
@@ -117,6 +130,43 @@ def test_a_schema_is_filled_with_what_the_text_says(llm: jengine.LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=structured)
     (output,) = llm.chat(question, params)
     assert json.loads(output.outputs[0].text) == {"name": "Alice", "age": 31}
+
+
+def function(name: str, **parameters: str) -> dict[str, Any]:
+    """A tool with parameters of these types."""
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in parameters.items()},
+        "required": list(parameters),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+TOOLS = [function("get_weather", city="string"), function("add", left="integer", right="integer")]
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "arguments"),
+    [
+        ("What is the weather in Paris today?", "get_weather", {"city": "Paris"}),
+        ("Add the numbers 12 and 30.", "add", {"left": 12, "right": 30}),
+    ],
+)
+def test_a_forced_call_says_what_the_question_says(
+    served: TestClient, question: str, name: str, arguments: dict[str, Any]
+) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0, "max_tokens": 60, "tools": TOOLS, "parallel_tool_calls": False,
+    }  # fmt: skip
+    named = {"type": "function", "function": {"name": name}}
+    for choice in ("required", named):
+        response = served.post("/v1/chat/completions", json={**asked, "tool_choice": choice})
+        assert response.status_code == 200, response.text
+        (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == name
+        assert json.loads(call["function"]["arguments"]) == arguments
 
 
 @pytest.mark.parametrize(
