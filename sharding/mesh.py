@@ -50,7 +50,8 @@ def mesh_sizes(
 
 
 def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) -> np.ndarray:
-    """The devices of an engine, [stages, devices per stage]: those of a mesh, or the first ones.
+    """The devices of an engine, [stages, devices per stage]: those of a mesh of one axis beside
+    that of stages, or the first ones.
 
     By default one device; in a program of several processes, all of their devices.
     """
@@ -63,15 +64,6 @@ def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) ->
 
 def _devices_of(mesh: Mesh, tensor: int | None, stages: int | None) -> np.ndarray:
     """A mesh's devices, its axis of stages first."""
-    if not isinstance(mesh, Mesh):
-        raise ValueError(f"mesh is a {type(mesh).__name__}; expected a jax.sharding.Mesh.")
-    split = [name for name, size in mesh.shape.items() if size > 1 and name != STAGES]
-    if len(split) > 1:
-        raise ValueError(
-            f"mesh has the axes {dict(mesh.shape)}; expected one axis larger than 1, which layers "
-            f"are sharded over, and perhaps one called {STAGES!r} for the stages of layers. "
-            "Use a mesh of a part of the devices."
-        )
     names = list(mesh.axis_names)
     devices = mesh.devices
     if STAGES in names:

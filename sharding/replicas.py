@@ -1,6 +1,6 @@
 """Data parallelism: the mesh of all replicas, and the mesh of each one.
 
-In: the numbers of replicas and devices, or the user's mesh with an axis "dp". Out: the devices and
+In: the numbers of replicas and devices, or a mesh with the engine's axes. Out: the devices and
 mesh of each replica, and one mesh of all. Must not know arrays.
 """
 
@@ -22,15 +22,12 @@ def replica_devices(
     """The devices of each replica, [stages, devices per stage]."""
     if mesh is None:
         return _of_all_devices(replicas or 1, tensor, stages or 1)
-    names = mesh.axis_names if isinstance(mesh, Mesh) else ()
-    found = mesh.shape[DATA] if DATA in names else 1
+    found = mesh.shape.get(DATA, 1)
     if replicas not in (None, found):
         raise ValueError(
             f"data_parallel_size={replicas} and a mesh whose axis {DATA!r} has the size {found}; "
             f"give one, or a mesh with {DATA}={replicas}."
         )
-    if DATA not in names:
-        return [chosen_devices(tensor, stages, mesh)]
     return [chosen_devices(tensor, stages, part) for part in replica_meshes(mesh)]
 
 

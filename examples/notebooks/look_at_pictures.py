@@ -242,8 +242,9 @@ tests = [(*pair, question) for pair in drawn for question in QUESTIONS]
 shown = [picture(color, shape) for color, shape, _ in tests]
 chats = [asked(question, image) for (*_, question), image in zip(tests, shown, strict=True)]
 outputs = [one.outputs[0].text.strip() for one in llm.chat(chats, greedy, use_tqdm=False)]
-figure, axes = plt.subplots(3, 5, figsize=(10, 6))
-for number, place in enumerate(axes.flat):
+figure, axes = plt.subplots(3, 5, figsize=(10, 7), layout="constrained")
+for index, place in enumerate(axes.flat):
+    number = 3 * index + index % 3  # another question for each
     place.imshow(shown[number])
     place.set_title(f"{tests[number][2]}\n{outputs[number]}", fontsize=8)
     place.set_axis_off()

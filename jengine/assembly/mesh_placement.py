@@ -16,6 +16,7 @@ from jengine.errors import ConfigError, UnsupportedFeature
 from sharding.mesh import engine_mesh
 from sharding.placement import Placement
 from sharding.replicas import mesh_of_replicas, replica_devices
+from sharding.roles import by_role
 
 
 def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
@@ -26,7 +27,7 @@ def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
             args.data_parallel_size,
             devices_per_stage(args),
             args.pipeline_parallel_size,
-            args.mesh,
+            by_role(args.mesh, args.mesh_axes),
         )
     except ValueError as error:
         counted = f" (prefill_context_parallel_size={groups} is counted in.)" * (groups > 1)

@@ -73,7 +73,10 @@ def live_subject(llm: LLM) -> Subject:
     engine = llm.engine
     engine.check_leaves()
     module: Any = with_values(engine.declared, engine.loaded.parameters())
-    kept = ("deterministic", "block_size", "tensor_parallel_size", "pipeline_parallel_size", "mesh")
+    kept = (
+        "deterministic", "block_size", "tensor_parallel_size", "pipeline_parallel_size", "mesh",
+        "mesh_axes",
+    )  # fmt: skip
     same = {name: getattr(engine.args, name) for name in kept}
 
     def open_with(**sizes: Any) -> LLM:

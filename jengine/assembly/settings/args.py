@@ -136,7 +136,12 @@ class EngineArgs:
     eplb_config: Mapping[str, Any] | None = None
     # Whether outputs have the experts that each token picked (`routed_experts`).
     enable_return_routed_experts: bool = False
+    # A mesh of the program's own, and the roles of its axes, {"data": "replica"}: also "tensor",
+    # "stage", and "first", where the engine has the first devices alone, and arrays are gathered.
+    # By default layers are sharded over all axes but those called data, fsdp, dp, batch or replica,
+    # which are replicas if there are others.
     mesh: Any = None
+    mesh_axes: Mapping[str, Any] | None = None
     # The nodes that one engine runs on, each with one process: how many there are, which one this
     # is, and the address and port of node 0, where all meet. Node 0 alone has requests.
     nnodes: int = 1

@@ -141,7 +141,7 @@ ENGINE_HELP = {
 }
 # Fields that only make sense from Python.
 NO_ENGINE_FLAG = (
-    "model", "params", "mesh", "multiprocess", "skip_tokenizer_init",
+    "model", "params", "mesh", "mesh_axes", "multiprocess", "skip_tokenizer_init",
     "enable_prompt_embeds", "override_generation_config", "profiler_config", "reasoning_parser",
     "data_parallel_secret",
 )  # fmt: skip

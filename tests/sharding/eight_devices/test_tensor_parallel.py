@@ -250,7 +250,15 @@ def test_live_modules_are_split_too(folder: Path, on_one: list[Any]) -> None:
         ({"tensor_parallel_size": 9}, "tensor_parallel_size=9: expected 1 to 8"),
         ({"tensor_parallel_size": 0}, "expected a positive integer"),
         ({"mesh": "tp"}, "mesh is a str; expected a jax.sharding.Mesh"),
-        ({"mesh": ((2, 2), ("a", "b"))}, "expected one axis larger than 1"),
+        ({"mesh_axes": {"a": "tensor"}}, "mesh is a NoneType; expected a jax.sharding.Mesh"),
+        (
+            {"mesh": ((2,), ("a",)), "mesh_axes": {"b": "tensor"}},
+            "names 'b'; this mesh has the axes",
+        ),
+        (
+            {"mesh": ((2,), ("a",)), "mesh_axes": {"a": "data"}},
+            "is 'data'; expected one of 'replica'",
+        ),
         ({"mesh": ((4,), ("a",)), "tensor_parallel_size": 2}, "a mesh of 4 devices; give one"),
     ],
 )

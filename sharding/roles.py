@@ -1,0 +1,72 @@
+"""What the axes of a user's mesh stand for in an engine, and the mesh with the engine's own axes.
+
+In: a mesh as trainers make it, of any axes and axis types. Out: one of the axes "dp" for replicas,
+"pp" for stages and "tp" for what layers are sharded over, as far as they are larger than 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from sharding.axes import DATA, STAGES, TENSOR
+
+# A copy of the model along the axis, a part of each layer, some of the layers; "first": the engine
+# runs on its first devices alone, which get arrays whole that are sharded over it.
+Role = Literal["replica", "tensor", "stage", "first"]
+ROLES: tuple[Role, ...] = get_args(Role)
+AXIS_OF: Mapping[Role, str] = {"replica": DATA, "stage": STAGES, "tensor": TENSOR}
+# Usual names of axes over which trainers split batches, beside others that split layers.
+OF_BATCHES = (DATA, "data", "fsdp", "batch", "replica")
+
+
+def by_role(mesh: Mesh | None, given: Mapping[str, Role] | None) -> Mesh | None:
+    """The mesh with the engine's axes; `given`: roles by the name of an axis, None: the usual ones.
+
+    A ValueError says what is no mesh, no axis or no role.
+    """
+    if mesh is None and not given:
+        return None
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh is a {type(mesh).__name__}; expected a jax.sharding.Mesh.")
+    check_roles(mesh, given or {})
+    roles = {**usual_roles(mesh), **(given or {})}
+    kept = [name for name in mesh.axis_names if roles[name] != "first"]
+    firsts = tuple(slice(None) if name in kept else 0 for name in mesh.axis_names)
+    order = [name for role in AXIS_OF for name in kept if roles[name] == role]
+    grid = np.asarray(mesh.devices[firsts], object)
+    grid = np.transpose(grid, [kept.index(name) for name in order])
+    sizes = {
+        axis: int(np.prod([mesh.shape[name] for name in order if roles[name] == role]))
+        for role, axis in AXIS_OF.items()
+    }
+    found = {axis: size for axis, size in sizes.items() if size > 1 or axis == TENSOR}
+    return Mesh(
+        grid.reshape(tuple(found.values())), tuple(found), axis_types=(AxisType.Auto,) * len(found)
+    )
+
+
+def usual_roles(mesh: Mesh) -> dict[str, Role]:
+    """The role of each axis of which nothing is said: layers are sharded over the one axis larger
+    than 1, or over all but those that batches are split over."""
+    several = sum(size > 1 for name, size in mesh.shape.items() if name != STAGES) > 1
+    batches = OF_BATCHES if several else (DATA,)
+    named: dict[str, Role] = dict.fromkeys(batches, "replica")
+    named[STAGES] = "stage"
+    return {name: named.get(name, "tensor") for name in mesh.axis_names}
+
+
+def check_roles(mesh: Mesh, given: Mapping[str, str]) -> None:
+    """Raise a ValueError for a name that is no axis, or a role that is not known."""
+    for name, role in given.items():
+        if name not in mesh.axis_names:
+            raise ValueError(
+                f"mesh_axes names {name!r}; this mesh has the axes {dict(mesh.shape)}."
+            )
+        if role not in ROLES:
+            raise ValueError(
+                f"mesh_axes[{name!r}] is {role!r}; expected one of {', '.join(map(repr, ROLES))}."
+            )
