@@ -5,6 +5,11 @@ values plane 1. The kv heads of a token are contiguous. The array of latent atte
 [layers, blocks, block_size, rank + rope]. An array of uint16 holds the bits of bfloat16. In an
 array of bytes each head of a token has a scale of its own, in bfloat16 after its codes: int8 arrays
 hold int8, uint8 arrays the bits of FP8 (E4M3).
+
+A scale is made as a token is written, so it needs no calibration and depends on nothing else.
+Attention reads what the codes stand for in float32, but for Triton kernels, where codes are exact
+in bfloat16, and scores and weights are multiplied by scales. Prefix hashes know what a cache
+stores.
 """
 
 from __future__ import annotations

@@ -12,6 +12,10 @@ TOUR = (ROOT / "jengine" / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "jengine/README.md", "jengine/bench/README.md")
 
 
+def test_the_tour_is_short() -> None:
+    assert len(TOUR.splitlines()) <= 250
+
+
 def test_every_room_is_described() -> None:
     rooms = {path.parent.name for path in (ROOT / "jengine").glob("*/__init__.py")}
     described = set(re.findall(r"^\| `(\w+)` \|", TOUR, flags=re.M))

@@ -2,6 +2,15 @@
 
 In: prompts, conversations and questions as users write them. Out: prompts with their parameters,
 and the answers of the engine's client.
+
+One front, two ways to wait. `LLM` and `AsyncLLM` share `api/front.py` over a `Session` and an
+`EngineClient`; only waiting differs. What passes between client and core is plain data, so a core
+may be in another process later; the front imports no jax. Requests and aborts are appended to a
+queue without a lock, from any thread or finalizer, and taken up before the next step. Threads that
+call one `LLM` share its steps: whichever comes first runs a step for all. `AsyncLLM` tokenizes,
+runs steps and makes text on three threads; a reader pulls what is new when it asks, so nothing
+queues up. `pause_generation` stops the steps and nothing else: requests that come meanwhile wait in
+the queue.
 """
 
 from __future__ import annotations

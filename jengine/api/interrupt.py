@@ -1,4 +1,8 @@
-"""Delays Ctrl-C to the end of a step: an interrupted one would leave the engine inconsistent."""
+"""Delays Ctrl-C to the end of a step: an interrupted one would leave the engine inconsistent.
+
+A step is never half done. Ctrl-C is held back until the step in progress has been committed; then
+the requests are aborted and the interrupt is raised.
+"""
 
 from __future__ import annotations
 

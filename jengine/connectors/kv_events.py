@@ -2,6 +2,12 @@
 
 In: events. Out: batches in msgpack over a ZMQ PUB socket, `topic, number, batch`, and the last ones
 again for who asks at the replay address. Structs and frames are vLLM's.
+
+Routers outside hear which blocks are cached. With `kv_events_config` a cache publishes vLLM's
+frames (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`) over ZMQ, a batch per committed step
+(`kvcache/event_log.py`, `connectors/kv_events.py`); those of recurrent layers are left out, and of
+tiers none is told. Hashes are jengine's own, their last 64 bits. Each data-parallel rank publishes
+at ports of its own, and serves its blocks at one (`assembly/processes/rank_settings.py`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@ pieces of their bytes, by any number of connections at a time.
 
 Frames are a msgpack header and raw bytes with a checksum; both sides know one secret, from which
 the sockets' keys follow. Must not know arrays, or what parameters mean.
+
+Parameters are the declared ones, as they are now; connections read ahead of what is put on devices.
+The folder of the engine that starts needs no weights. The one that serves copies weights of which
+steps take another form.
 """
 
 from __future__ import annotations

@@ -2,6 +2,16 @@
 
 In: requests. Out: the token deltas of all replicas. Every replica is an EngineCore with a
 scheduler, a cache and devices of its own. Must not know devices.
+
+Replicas are independent engines behind one core. `distributed/data_parallel.py` holds an
+`EngineCore` per replica and queues a step in all of them before it waits for one, without threads;
+it reads those that have finished, so a long prompt in one does not delay the others. A parameter is
+one array of the whole mesh, loaded once and replaced in all replicas or in none. With
+`joint_replicas` they run each step together, in programs of all devices, over which experts are
+then spread (`runner/joint_runner.py`): a replica without work runs an empty step. Schedulers,
+states and inputs stay each replica's own; joined for the program, they are one array whose shards
+they are, so nothing is copied (`runner/step/joined.py`). A program is compiled for each replica's
+devices from the same text, so on GPUs the persistent cache serves all but the first.
 """
 
 from __future__ import annotations

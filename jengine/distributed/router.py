@@ -2,6 +2,11 @@
 
 In: for each replica, how much of a prompt its cache holds; the deltas of all requests. Out: a
 replica. Counts tokens known of unfinished requests as load. Must not know schedulers or devices.
+
+A cached prefix is worth the tokens it saves. A request goes to the replica with the longest cached
+prefix, and among equals to the one with the least load, but only if that replica's load exceeds the
+least by no more than the prefix and a quarter of the least. Seeds belong to requests, so tokens do
+not depend on the replica.
 """
 
 from __future__ import annotations

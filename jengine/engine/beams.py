@@ -4,6 +4,16 @@ In: the outputs of requests for one token each. Out: the next step's requests, a
 sequences. Beams share blocks of the KV cache through its prefix hashes, and begin with copies of
 those that are partly filled: a request for a beam computes one token. Must not know how requests
 are run.
+
+Beams are requests for one token. `engine/beams.py` holds the search and nothing of how requests
+run: each step it asks for one token of every beam, with the log-probabilities of twice the beams. A
+beam finds the full blocks of its sequence by their prefix hashes, and begins with a copy of the
+last one, or of the recurrent layers' state (`kvcache/tails.py`): a request that ends and says that
+it `forks` lets its last block be found by those that say so too, and `Plan.forks` has the blocks
+copied on the device before the step (`runner/transfers/fork_runner.py`). So each beam runs one
+token. A chunk of one token is packed as a decode row, since a tile would be padding but for it
+(`runner/plans/packing.py`). No copies in pipelines, with drafts, with replicas in joint steps, or
+where steps return experts; there a beam runs what is in no full block.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 In: plans. Out: what the executor behind it returns. It writes a recording when a step fails, or
 when it is asked to. A bound on steps and one on memory limit what it keeps.
+
+Steps can be run again. With `flight_recorder=FOLDER` an executor around the executor keeps the last
+plans and their tokens, and writes them when a step fails or on demand. A plan is complete, so
+`jengine replay` runs them on any engine with the same cache and compares token by token
+(`executor/replay.py`). Off by default: a recording holds prompts and answers.
 """
 
 from __future__ import annotations

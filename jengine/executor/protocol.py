@@ -3,6 +3,9 @@
 `local` runs them in this process, `multihost` in every process of one program, `ray` in processes
 that it starts; `executor="package.module:Class"` may name another one. Every wait for another
 process has a deadline, after which EngineDead is raised. Knows no requests.
+
+With `executor="ray"`, or a class of your own, the scheduler stays in the calling process, which
+starts no device. Workers answer a fixed list of calls (`calls`) in bytes, never objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Attention with linear biases (ALiBi): a position scheme of slopes instead of rotations."""
+"""Attention with linear biases (ALiBi): a position scheme of slopes instead of rotations.
+
+Slopes instead of rotations (ALiBi) are numbers of heads that attention is given, as sinks are. A
+table says which implementations take them (`pallas_kernels/choice.py`); a model with slopes attends
+in XLA where another one was chosen, and its matmuls stay in kernels.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,11 @@
 
 In: tokens with their embeddings, once per call; at the end of a layer, the residual stream. Out:
 vectors of every layer; the stream that leaves the layer. Must not know attention or caches.
+
+A layer may read another one's cache. Gemma 4's last layers make queries alone: their mixer passes
+`ReadInputs` to `StepContext.mix` with the number of the layer that they read
+(`AttentionConfig.source`), write nothing, and are in no cache group. What each layer is given of a
+token beside the residual stream is made once, with the embeddings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,13 @@
 """Linear: every matmul with a weight goes through it. Embedding: rows of a table by token.
 
 In: activations. Out: float32 activations. How the weight is stored and multiplied is its scheme's.
+
+Every weight matmul goes through `Linear`. Its weight scheme (`quantization/`) says which tensors a
+checkpoint holds, which arrays the step takes, how one becomes the other and how they multiply.
+Checkpoints, trainers, `save` and `update_params` see declared parameters; `runner/step/leaves.py`
+prepares each as it is loaded, and restores them, without a copy where both are the same array.
+`Linear` is given the norm before it and the residual after it, so that a backend can fuse them;
+with a tap or a second norm in between, the plain form runs.
 """
 
 from __future__ import annotations

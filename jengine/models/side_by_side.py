@@ -2,6 +2,10 @@
 
 In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
 keys, values and states are kept, nor other layers.
+
+A layer may be in several cache groups. Falcon-H1 has attention and a recurrence side by side: one
+mixer made of two, whose layer keeps blocks and a state. `LayerConfig.mixers` is what mixes tokens
+in a layer, one or two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,20 @@
 """Plain weights as the CPU kernels take them: packed once, or in place from the declared array.
 
 Both multiply to the same bits. Norm, bias, activation and residual are fused with the matmul.
+
+On a CPU, matmuls and attention leave XLA, which repacks every weight at every matmul and gathers
+every page. `pallas_kernels/cpu` is C++ behind `jax.ffi`. It runs on XLA's own threads and is
+compiled at first use, with the machine's compiler for the very processor; without a compiler XLA
+does the work. `Linear` gives its scheme the norm before it, the activation and the residual after
+it, and which rows are padding, so that one call does all of it. Weights are packed as they are
+loaded, and unpacked for `parameters()` and `save`; `update_params` packs into the same memory, and
+`pack_weights=False` multiplies from the given arrays, to the same bits. On a mesh each device packs
+its own shard; where inputs are sharded, partial sums are added up before bias and residual
+(`quantization/cpu_shards.py`). A matmul sums over k in one order, and attention takes keys in
+chunks at absolute positions, so an answer's numbers do not depend on what ran beside it. Tokens are
+drawn by a kernel with the noise that XLA would make, bit for bit. Work that takes no longer than
+waking a thread stays on the calling one. Programs call the kernels by names that hold a digest of
+their source: a program from the compile cache never meets kernels that it was not compiled for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,16 @@
 """Plain weights on NVIDIA GPUs: XLA multiplies, except by the weights of experts.
 
 XLA's grouped matmul there multiplies every row by every expert's matrix.
+
+What only attention or the next matmul reads is bfloat16 on GPUs: gates, queries, keys and values,
+and the parts of a sum that devices exchange, unless the engine is deterministic. The residual
+stream stays float32, as does everything on CPUs.
+
+Matmuls of plain weights are XLA's, on GPUs by cuBLASLt in programs of 64 tokens or more, which adds
+the residual as well (two launches less in each layer), and by whatever XLA times as fastest in
+smaller ones. `pallas_kernels/xla_matmul/tuning.json` is where that is said: no device has timed it
+yet, and `python -m jengine.bench.gpu` writes it anew. `compilation_config={"matmuls": "xla"}` or
+`"cublaslt"` is for all programs of an engine.
 """
 
 from __future__ import annotations

@@ -2,6 +2,25 @@
 
 They sort tokens by expert, multiply them, and put addends back in order. What a weight's matrices
 are, plain numbers or codes, its scheme says.
+
+Experts on GPUs run in kernels of their own (`pallas_kernels/grouped_matmul`): XLA's grouped matmul
+multiplies every row by every expert. Tokens are sorted by expert, and a map names each tile's
+expert, so that a program knows its weights at once. The first matmul reads tokens where they are,
+with gate and up in one program; the second writes weighted addends where their token wants them.
+Each device of a mesh has a part of every expert, and one all-reduce adds up tokens, not rows. With
+`enable_expert_parallel` it has some experts whole (`quantization/whole_experts.py`): wider
+matrices, of which a decode reads only those that its tokens picked, and the same all-reduce. Or,
+with `all2all_backend="all_to_all"`, each device sends its share of a step's tokens to the devices
+that have their experts, as many rows as there are (`ragged_all_to_all`; on CPUs, which have none,
+padded), and adds up what comes back; small batches exchange sums
+(`quantization/expert_exchange.py`). With `enable_eplb` experts are in slots, of which there may be
+more than experts, and a weight says which expert is in each (`quantization/placed_experts.py`). So
+moving an expert is a gather between two steps, and compiles nothing. An executor around the
+executor counts what steps pick and calls for a new placement (`executor/balanced_experts.py`). With
+`enable_return_routed_experts` steps return the experts of every token, and an answer has those of
+its prompt too: rows of a cached prefix are kept by content beside the cache
+(`kvcache/token_records.py`), and a prefix hit ends where they are not. `WeightScheme.mix_experts`
+is the seam; schemes with grouped matmuls alone compose it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,20 @@
 """A runner for models whose decoder attends to an encoder's output: runs the encoder for a plan's
 audio before its step, and tells every step which rows of the encoder's array each row reads.
+
+Audio is read by cross attention. An encoder-decoder model (Whisper) has an encoder's program that
+turns the spectrogram, made on the host (`media/log_mel.py`), into keys and values of every decoder
+layer. They are written once, to rows of the same array that holds embeddings of images, found by
+content, and given out by the same cache and gate; a span of audio is read until its request ends.
+Every step brings where each row's positions are, and a layer with `LayerConfig.cross` reads them
+without a mask (`runner/step/across.py`). Hashes of blocks know the audio, as they know images. On a
+mesh both parts share heads and columns, and every device has the whole array; pipelines are
+refused. An encoder of text (BART, `models/text_encoder.py`) is the same with token ids in place of
+a spectrogram: what a user writes is its prompt (`engine/source_renderer.py`), and one run takes
+several texts (`runner/step/texts.py`). That of T5 is made of the decoder's own layers
+(`models/text_stack.py`). Both add a learned number of each head to scores by how far key and query
+lie apart: the numbers of buckets become a table by distance (`layers/distance_bias.py`), which the
+paged attention of XLA takes as data; steps of other kernels attend in XLA there, as with slopes
+(`pallas_kernels/choice.py`).
 """
 
 from __future__ import annotations

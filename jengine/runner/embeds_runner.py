@@ -2,6 +2,9 @@
 
 Only steps with such tokens run another variant, which is compiled when it is first needed; all
 others run as they are.
+
+A request carries its rows as bytes. Block hashes know them; the scheduler, which counts tokens,
+does not. The model takes the rows in place of what it looks up, before any scale.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 `submit` waits for the logits, so the host computes nothing beside the model: that is what such
 processors cost, beside two transfers of the logits.
+
+With classes in vLLM's form (`logits_processor.py`) the output head and the sampler are parts of
+their own. The tokens before are on the host by then, so such classes see every token, and neither
+the scheduler nor the heart knows of them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 In: bytes. Out: the blocks of each group. Only programs whose shapes hold the cache's size are
 compiled: the steps, and the program that makes the empty state. Called between steps, when no
 request has blocks; with an error nothing has changed.
+
+Running requests give up their blocks before, and go on from what is kept: blocks below the new
+number keep place, content and order of reuse. Programs of the old size are compiled again if it
+comes back; XLA's disk cache has them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,13 @@
 
 In: float32 logits, the tokens of each slot's row, and sets of functions. Out: the logits, changed
 in the slots whose rows use a set. Must not know who gave the functions.
+
+Logits processors are part of the step. A plan names a set of functions by number, as it does taps;
+a step whose rows use a set samples by a program of its own, compiled when it is first needed, and
+functions run on every slot of it but change only their rows. They see raw logits and the row's last
+1,024 tokens, and run before token masks, so a grammar holds whatever they do. What they cost is
+what XLA makes of them, and that compile, for which their requests wait alone. They cannot leave the
+process; an engine's may be given by name, which every process imports.
 """
 
 from __future__ import annotations

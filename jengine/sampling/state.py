@@ -3,6 +3,15 @@
 A pool: a request that needs it gets one of its rows, which need not be its engine row. In:
 Admission arrays and sampled tokens. Out: the next RowState, written in place when the
 caller donates the old one. Must not know: logits, requests, how the state is used.
+
+Sampling settings travel with the step's input, not with the state. Temperature, seeds and the like
+are a few numbers per sampled entry in the packed buffer. Only what is as large as the vocabulary
+(penalty counts, bias, masks) is state; a small donated program writes it when such a request gets
+its row. That state is a pool of fixed size, 264 MB by default (256 requests with a vocabulary of
+128,000): requests beyond it wait in line as for rows and blocks. A pool that grows would change the
+shape of every program's state, and so compile them all again while requests run.
+`compilation_config={"max_adjusted_seqs": n}` sets its size; where the model's own generation
+settings give every request a penalty, it has a row for each.
 """
 
 from __future__ import annotations

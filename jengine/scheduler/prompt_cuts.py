@@ -2,6 +2,13 @@
 
 In: the running and waiting requests. Out: a limit in the PlanBuilder; what is beyond it runs in the
 next step. Must not know blocks, prefix hits, or how a step is compiled.
+
+GPU steps are filled. Any GPU step reads all weights, and some hundred tokens are computed in that
+time: padding beyond those costs time. So there are buckets for short prefills beside 8, 32, 128 and
+256 decode rows, and prompts are cut at compiled sizes where padding would take longer than the rest
+in the next step: 4,100 tokens run as 4,096 and 4. Chunks are rounded up to 8 tokens, and prefill
+attention joins such tiles to runs that fill a program. `python -m jengine.bench.padding` counts it
+with the scheduler alone.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ The API processes inherit one listening socket. With a socket for each (SO_REUSE
 would divide connections without asking who is free, and those queued at a process that dies would
 be lost; here whoever is free takes the next one. One API process that dies ends the server, as its
 requests are lost and its share of counters with them: the others drain first.
+
+What must be added up at once (places in the queue, phases) is on a board in shared memory, where
+each number has one writer. The rest (metrics, stored responses, admin routes) the processes ask
+each other over local sockets (`server/peers`). A core's counters are taken from one of them, a
+front's are summed.
 """
 
 from __future__ import annotations

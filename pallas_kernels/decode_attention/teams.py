@@ -1,7 +1,12 @@
 """Teams: neighbouring rows whose contexts begin in the same blocks, which are then read once.
 
-Rows that share a prefix, and the drafts of one row, are a team if the caller has them side by side.
-As many rows make a team as have room in one tile of queries, so reading together costs nothing.
+Rows that share a prefix, and the drafts of one row, are a team if the caller has them side by side
+(the scheduler plans requests with equal first 256 tokens so). The device compares the block tables
+of neighbours, and as many rows as have room in a tile of 16 queries (four, with four query heads
+per KV head) are a team, whose common blocks are parts of their own. Partial results are merged as
+those of a long context are, so no launch is added to a layer; a step has 8 more, for the list of
+parts. Never in deterministic mode; `disable_cascade_attn=True` turns it off. Under a window each
+row reads for itself.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 In: an engine whose replicas are processes of this host, and how many are wanted. Out: new cores
 that serve, or cores that have ended after their last request.
+
+Only where one API process has started all replicas. One that is to end gets no more requests and
+ends after its last; if that takes too long it stays. A new one is told what the others were told,
+and takes requests once it is ready.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 there are none, by running every token in one shape.
 
 In: what the user asked for, the model's config and the devices. Out: whether one shape is needed.
+
+Deterministic mode is a property of kernels. With the CPU's kernels a row has the same bits in any
+batch: matmuls, norms and attention sum in one order, and so does what reads whole rows of logits
+(`sampling/row_operations.py`) or of a router; everything else that XLA computes there is
+elementwise. `deterministic=True` then changes nothing but what may be relied on. Elsewhere every
+token runs as a decode row of one shape. `assembly/sizes/determinism.py` decides, and says why.
 """
 
 from __future__ import annotations

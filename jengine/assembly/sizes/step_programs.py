@@ -2,6 +2,14 @@
 
 In: what the user asked for, the model's config, the limits of a step and its shapes. Out: a
 StepPrograms, or an error about compilation_config.
+
+Who wants the same answer again waits for all programs. Programs of different sizes round
+differently, so until warm-up is complete an answer may depend on timing where two tokens are nearly
+tied, also a greedy one and one of a request with its own seed (whose noise is the same). An engine
+that is given `seed=`, or `compilation_config={"wait_for": "all"}`, admits requests when every
+program is compiled; so do engines of several processes, which must all run the same programs,
+strict ones, and those of multi-step decode. `seed=` waits for nothing where every program gives the
+same bits, as in deterministic mode and with the CPU's kernels. `llm.wait_until_warm()` waits later.
 """
 
 from __future__ import annotations

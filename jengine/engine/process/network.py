@@ -2,6 +2,13 @@
 
 In: a secret that both sides were given. Out: sockets that encrypt (CURVE) and end when the other
 host falls silent. Must not know what is sent.
+
+A rank on another host is a core with a door. Beside its local socket a core may listen on one TCP
+address. Keys of CURVE follow from a shared secret, and heartbeats end a connection that has fallen
+silent. Hosts join at the front's address (`distributed/joining.py`) and end when the front has
+gone. Ranks on Ray are such hosts of one rank, in actors that a process beside the front starts
+(`assembly/processes/ray_ranks.py`): Ray takes over the signals of the process that joins it. One
+that comes back takes its former place, in every API process (`assembly/processes/core_return.py`).
 """
 
 from __future__ import annotations

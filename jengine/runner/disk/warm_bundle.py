@@ -4,6 +4,12 @@ In: entries of the compile cache that an engine has used, and the library of CPU
 call. Out: a zip file with a manifest, and the same entries in another cache. Everything is checked
 before anything is written. The contents of a bundle are executed: load only bundles whose author
 you trust.
+
+The entries are those of JAX's persistent cache and the recorded cache size, so an engine needs to
+know nothing about bundles. A bundle is checked against its own checksums and against the machine.
+The library of CPU kernels is found by the same source, jaxlib, flags, processor and compiler, so
+another machine compiles its own; one without a compiler takes any that was made for its processor.
+Only `jengine cache load` puts a library there.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The largest step is compiled for a size chosen by an estimate of its scratch memory; the compiler's
 report decides whether that size stays. Sizes are rounded, because the keys of all programs in the
 compile cache depend on them. Must not know devices' allocators or compilers.
+
+Each cache group has its own pool and array, sized in proportion to what a request can hold there.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ JAX compiles and loads a program in one call, and a loaded program makes XLA dro
 which the next launches make again. To load several together would take a part of JAX that is not
 public (`Client.compile`, whose result nothing public can run) or pickle (`serialize_executable`).
 With `compilation_config={"wait_for": "all"}` all are loaded before the first request.
+
+The largest program can run every step. It is compiled first, to size the cache. Requests are
+admitted then, while one thread compiles the rest: programs that steps have asked for most, else
+what samples and then small decode steps first. A step whose own program is missing is packed for
+the smallest compiled bucket that covers it and whose slots have what samples for it.
 """
 
 from __future__ import annotations

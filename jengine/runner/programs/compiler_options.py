@@ -1,6 +1,11 @@
 """XLA's options for a step: those that every step needs on a platform, and what the user chose.
 
 In: the device, the tokens of a program, choices. Out: a dict for `Lowered.compile`.
+
+CUDA graphs end at collectives unless `compilation_config={"capture_collectives": True}` captures
+them. XLA records a graph with collectives again at every step; `python -m jengine.bench.gpu`
+measures both on a machine with several GPUs, and how short a graph is worth having: between two
+all-reduces there are four launches, which XLA would leave out of graphs by default.
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@ In: the layers of a model, and which of them are on the host. Out: each of those
 that are copied to the devices. A copy begins when the layer of the copy before is about to run, so
 that it is under way while the layers between compute, and the devices hold no more than two such
 layers at once. Must not know what layers compute.
+
+Leaves on the host have the memory kind `pinned_host`, so a program takes them as it takes others;
+an optimization barrier times the copies. XLA would let two arrays travel at a time and kernels wait
+for the others; an option allows a whole layer. `weights.spared` chooses the layers: as few as hold
+what is to be spared, evenly spread.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Decodes attend to cached entries with absorbed queries. The tokens of a prefill 
 other with expanded keys and values, and to the prefix before the chunk as decodes do; both results
 are merged. Where a kernel reads entries, or devices divide a chunk's tokens among them, prefill
 chunks do all of it as decodes do.
+
+Heads are sharded over all devices, each of which holds the whole cache. On GPUs one Triton kernel
+reads entries for decodes and for prompts. The blocks have the rules of any paged kind.
 """
 
 from __future__ import annotations

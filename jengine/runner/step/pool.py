@@ -2,6 +2,16 @@
 
 A row's vector is its last hidden state, its first, or the mean of all, which a row sums up over
 its chunks.
+
+A pooling model is a model with another head. `config/pooling.py` says what it makes of hidden
+states; a program behind the model does so, whose rows have the token POOLED, which ends a request
+without an answer. Sums of rows stay on the device from chunk to chunk; what makes vectors of a
+row's numbers (a norm, fewer dimensions, a softmax) is numpy (`engine/pooled.py`). Attention that
+sees ahead is a cache group that keeps nothing (`kvcache/whole_group.py`): prompts run whole and
+packed, their keys and values are written to blocks of the step's own, and the kernels of prefill
+attention read these, for which a query stands at the last key that it sees
+(`runner/step/whole.py`). So encoders run in the same steps, plans and programs. A token of the
+second type has its id raised by the vocabulary's size.
 """
 
 from __future__ import annotations

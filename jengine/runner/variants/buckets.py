@@ -2,6 +2,9 @@
 
 A step's tokens are laid out as [decode rows | prefill tokens]. No jax, so that sizes can be looked
 at without a device.
+
+One rung of page counts by default. The XLA attention loops run as far as the longest row needs, so
+a bucket for shorter contexts would only be another program.
 """
 
 from __future__ import annotations

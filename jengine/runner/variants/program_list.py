@@ -1,6 +1,11 @@
 """Which programs an engine compiles at its start, and in which order.
 
 In: ladders of sizes and the variants asked for. Out: keys. Must not know compilers or steps.
+
+Features are tiers. Each variant covers cheaper ones, so any mix of requests finds a program. A GPU
+engine compiles the model 21 times and 16 programs behind it, a CPU engine 7 and 12. Penalties and
+log-probabilities are separate variants, so one penalised request does not make the batch compute
+log-probabilities. Where the model samples too, rare variants have a program per few buckets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Health, version and load: routes that anyone may call, and that never wait for a step."""
+"""Health, version and load: routes that anyone may call, and that never wait for a step.
+
+/health is an alarm, /health/ready says where to send requests. Where one of several cores has died
+or stalled the first is red and the second green: the others take all requests.
+"""
 
 from __future__ import annotations
 
