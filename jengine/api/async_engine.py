@@ -46,9 +46,9 @@ class AsyncEngine(BaseLLM):
         super()._hold(engine)
         self._requests = AsyncRequests(engine.session)
         # Not at the first grammar: making it holds the GIL, and streams may run by then.
-        generates = engine.model.pooling is None and engine.tokenizer is not None
-        if engine.devices is not None and generates:
-            engine.devices.grammars.prepare()
+        devices, tokenizer = engine.devices, engine.tokenizer
+        if devices is not None and tokenizer is not None and engine.model.pooling is None:
+            devices.grammars.prepare()
 
     async def _ask(self, question: CoreQuestion[A]) -> A:
         return await asyncio.to_thread(self._front.client.ask, question)
