@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
-from jengine.adapters import LoRARequest
 from jengine.api import parameters
 from jengine.api.async_requests import AsyncRequests, PauseMode
 from jengine.api.base import BaseLLM
-from jengine.api.collective import collective_rpc
 from jengine.api.done import Done
+from jengine.api.offline import OfflineEngine
 from jengine.api.parameters import OnInflight
-from jengine.api.profiling import trace_folder
 from jengine.api.sleep import NewRequests, SleepOrder, waking
-from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
 from jengine.assembly.processes.elastic import DRAIN_SECONDS, scale_replicas
 from jengine.assembly.settings.values import one_of
-from jengine.engine.questions import CoreQuestion, ReloadWeights, ResetPrefixCache
+from jengine.engine.questions import CoreQuestion
 from jengine.errors import EngineDead, UnsupportedFeature
-from jengine.executor.protocol import WorkerHealth
-from jengine.metrics.reader import Metric
 from jengine.weights.mapped_trees import Mapped
 
-A = TypeVar("A")
+A = TypeVar("A", covariant=True)
+P = ParamSpec("P")
 # Seconds between two checks whether all requests have ended.
 GLANCE = 0.01
+
+
+class AwaitedMethod(Protocol[P, A]):
+    """A method whose calls are awaited."""
+
+    def __get__(self, engine: Any, owner: Any) -> Callable[P, Coroutine[Any, Any, A]]: ...
+
+
+def awaited(call: Callable[Concatenate[Any, P], A]) -> AwaitedMethod[P, A]:
+    """A method that runs another class's in a thread."""
+
+    @wraps(call)
+    async def method(engine: Any, /, *args: P.args, **kwargs: P.kwargs) -> A:
+        return await asyncio.to_thread(call, engine, *args, **kwargs)
+
+    return cast(Any, method)
 
 
 class AsyncEngine(BaseLLM):
@@ -50,66 +61,27 @@ class AsyncEngine(BaseLLM):
         if devices is not None and tokenizer is not None and engine.model.pooling is None:
             devices.grammars.prepare()
 
+    # As the methods of LLM; each waits in a thread.
+    stats = awaited(OfflineEngine.stats)
+    get_metrics = awaited(OfflineEngine.get_metrics)
+    reset_prefix_cache = awaited(OfflineEngine.reset_prefix_cache)
+    health = awaited(OfflineEngine.health)
+    call_workers = awaited(OfflineEngine.call_workers)
+    collective_rpc = awaited(OfflineEngine.collective_rpc)
+    add_lora = awaited(OfflineEngine.add_lora)
+    remove_lora = awaited(OfflineEngine.remove_lora)
+    list_loras = awaited(OfflineEngine.list_loras)
+    pin_lora = awaited(OfflineEngine.pin_lora)
+    wait_until_warm = awaited(OfflineEngine.wait_until_warm)
+    save = awaited(OfflineEngine.save)
+    reload_weights = awaited(OfflineEngine.reload_weights)
+    resize_cache = awaited(OfflineEngine.resize_cache)
+    start_profile = awaited(OfflineEngine.start_profile)
+    stop_profile = awaited(OfflineEngine.stop_profile)
+    write_recording = awaited(OfflineEngine.write_recording)
+
     async def _ask(self, question: CoreQuestion[A]) -> A:
         return await asyncio.to_thread(self._front.client.ask, question)
-
-    async def stats(self) -> EngineStats:
-        """Counts of requests, cache use and compiled programs."""
-        return await asyncio.to_thread(self._front.stats)
-
-    async def get_metrics(self, prefix: Literal["jengine", "vllm"] = "jengine") -> list[Metric]:
-        """Every counter, gauge and histogram as it is now; as `LLM.get_metrics`."""
-        return await asyncio.to_thread(self._front.get_metrics, prefix)
-
-    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes; as `LLM.reset_prefix_cache`."""
-        return await self._ask(ResetPrefixCache(reset_running_requests))
-
-    async def health(self, *, probe: bool = False) -> list[WorkerHealth]:
-        """The health of every process that runs steps; as `LLM.health`."""
-        return await asyncio.to_thread(self._front.health, probe)
-
-    async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
-        """Call a method in every process that runs steps; as `LLM.call_workers`."""
-        return await asyncio.to_thread(self._front.call_workers, method, arguments)
-
-    async def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call in every process that runs steps; as `LLM.collective_rpc`."""
-        return await asyncio.to_thread(collective_rpc, self._front, method, timeout, args, kwargs)
-
-    async def add_lora(
-        self,
-        lora_request: LoRARequest,
-        params: Mapping[str, Any] | None = None,
-        *,
-        alpha: float | None = None,
-        use_rslora: bool = False,
-    ) -> bool:
-        """Load an adapter; as `LLM.add_lora`."""
-        add = partial(self._front.session.adapters.add, use_rslora=use_rslora)
-        return await asyncio.to_thread(add, lora_request, params, alpha)
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter; as `LLM.remove_lora`."""
-        return await asyncio.to_thread(self._front.session.adapters.remove, lora_id)
-
-    async def list_loras(self) -> set[int]:
-        """The numbers of loaded adapters."""
-        return self._front.session.adapters.numbers()
-
-    async def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter loaded; as `LLM.pin_lora`."""
-        return await asyncio.to_thread(self._front.session.adapters.pin, lora_id)
-
-    async def wait_until_warm(self, timeout: float | None = None) -> bool:
-        """Wait until every program is compiled; as `LLM.wait_until_warm`."""
-        return await asyncio.to_thread(self.engine.wait_until_warm, timeout)
 
     async def update_params(
         self, params: Any, *, mapping: Mapped | None = None, donate: bool = False,
@@ -124,16 +96,6 @@ class AsyncEngine(BaseLLM):
             parameters.update_params,
             self.engine, params, donate, on_inflight, self._requests.finish_all, mapping,
         )  # fmt: skip
-
-    async def save(
-        self,
-        path: str | Path,
-        format: Literal["safetensors", "orbax"] = "safetensors",
-        *,
-        overwrite: bool = False,
-    ) -> None:
-        """Write the parameters in use as a model folder; as `LLM.save`."""
-        await asyncio.to_thread(parameters.save, self.engine, path, format, overwrite)
 
     async def pause_generation(
         self, *, mode: PauseMode = "abort", clear_cache: bool = True
@@ -190,14 +152,6 @@ class AsyncEngine(BaseLLM):
         """Drop the KV cache alone until `wake_up`; as `LLM.release_kv_cache_memory`."""
         await self.sleep(level=1, mode="keep", tags=["kv_cache"])
 
-    async def reload_weights(self) -> None:
-        """Read the parameters from the model's folder again; as `LLM.reload_weights`."""
-        await self._ask(ReloadWeights())
-
-    async def resize_cache(self, num_bytes: int | str) -> None:
-        """Give the KV cache another size; as `LLM.resize_cache`."""
-        await asyncio.to_thread(self._front.resize_cache, num_bytes)
-
     async def scale_elastic_ep(
         self, new_data_parallel_size: int, drain_timeout: float = DRAIN_SECONDS
     ) -> None:
@@ -208,20 +162,6 @@ class AsyncEngine(BaseLLM):
     async def is_paused(self) -> bool:
         """Whether generation is paused."""
         return self._requests.paused
-
-    async def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record what the devices do; as `LLM.start_profile`."""
-        await self.call_workers(
-            "start_profile", folder=trace_folder(self.engine.args, profile_prefix)
-        )
-
-    async def stop_profile(self) -> None:
-        """Write what was recorded since start_profile()."""
-        await self.call_workers("stop_profile")
-
-    async def write_recording(self) -> str:
-        """Write the last steps to a file; as `LLM.write_recording`."""
-        return (await self.call_workers("write_recording"))[0]
 
     async def is_tracing_enabled(self) -> bool:
         """Whether requests are traced: `otlp_traces_endpoint` was given."""

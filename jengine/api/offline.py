@@ -235,18 +235,19 @@ class OfflineEngine(BaseLLM):
         The trace is one of jax.profiler, for TensorBoard or Perfetto. `profile_prefix` names a
         folder inside that one.
         """
-        self.call_workers("start_profile", folder=trace_folder(self.engine.args, profile_prefix))
+        folder = trace_folder(self.engine.args, profile_prefix)
+        self._front.call_workers("start_profile", {"folder": folder})
 
     def stop_profile(self) -> None:
         """Write what was recorded since start_profile()."""
-        self.call_workers("stop_profile")
+        self._front.call_workers("stop_profile", {})
 
     def write_recording(self) -> str:
         """Write the last steps to the folder of `flight_recorder=`; the file, for `jengine replay`.
 
         It holds the token ids of prompts and answers.
         """
-        return self.call_workers("write_recording")[0]
+        return self._front.call_workers("write_recording", {})[0]
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """How many devices the engine runs on: all of them, or those of one replica."""
