@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from jengine.adapters import AdapterReport
 from jengine.engine.questions import CallWorkers, CoreQuestion
-from jengine.executor.calls import DropAdapter, Outcome
+from jengine.errors import RequestError
+from jengine.executor.calls import DropAdapter, decoded_answers
 
 
 class RepeatedCalls:
@@ -29,11 +30,9 @@ class RepeatedCalls:
             return
         method, arguments = question.method, question.arguments
         if method == "add_adapter" and answers:
-            outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
-            if all(outcome.problem is None for outcome in outcomes):
-                report = msgspec.msgpack.decode(outcomes[0].value, type=AdapterReport)
-                with self._lock:
-                    self._added.append((report.digest, arguments))
+            with suppress(RequestError), self._lock:  # whoever made the call is told
+                (report, *_) = decoded_answers(method, answers)
+                self._added.append((report.digest, arguments))
         elif method == "drop_adapter":
             dropped = msgspec.msgpack.decode(arguments, type=DropAdapter).digest
             with self._lock:

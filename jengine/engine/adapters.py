@@ -18,7 +18,7 @@ import numpy as np
 from jengine.adapters import AdapterLimits, AdapterReport, LoRARequest
 from jengine.engine.questions import CallWorkers
 from jengine.errors import RequestError, UnsupportedFeature
-from jengine.executor.calls import AddAdapter, DropAdapter, Outcome, encode
+from jengine.executor.calls import AddAdapter, DropAdapter, decoded_answers, encode
 
 Ask = Callable[[CallWorkers], list[bytes]]
 
@@ -178,10 +178,7 @@ class Adapters:
             alpha,
             use_rslora,
         )
-        reports = [
-            msgspec.msgpack.decode(answer, type=AdapterReport)
-            for answer in self._answers("add_adapter", given, request)
-        ]
+        reports = self._call("add_adapter", given, request)
         if len({report.digest for report in reports}) != 1:
             raise RequestError(
                 f"LoRA adapter {request.lora_name!r}: processes read different files from "
@@ -189,13 +186,9 @@ class Adapters:
             )
         return reports[0]
 
-    def _answers(self, method: str, given: Any, request: LoRARequest) -> list[bytes]:
+    def _call(self, method: str, given: msgspec.Struct, request: LoRARequest) -> list[Any]:
         answers = self._ask(CallWorkers(method, encode(given)))
-        outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
-        for outcome in outcomes:
-            if outcome.problem is not None:
-                raise RequestError(f"LoRA adapter {request.lora_name!r}: {outcome.problem}")
-        return [outcome.value for outcome in outcomes]
+        return decoded_answers(method, answers, f"LoRA adapter {request.lora_name!r}")
 
     def _drop_unused(self, keep: Loaded | None = None) -> None:
         """Drop what was replaced, removed or is beyond the limit, unless requests use it."""
@@ -215,7 +208,7 @@ class Adapters:
                 self._drop(loaded)
 
     def _drop(self, loaded: Loaded) -> None:
-        self._answers("drop_adapter", DropAdapter(loaded.digest), loaded.request)
+        self._call("drop_adapter", DropAdapter(loaded.digest), loaded.request)
 
 
 def checked(request: Any) -> LoRARequest:

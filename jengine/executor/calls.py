@@ -159,13 +159,12 @@ def encoded_problem(error: Exception) -> bytes:
     return msgspec.msgpack.encode(Outcome(b"", f"{type(error).__name__}: {error}"))
 
 
-def decoded_answers(method: str, answers: list[bytes]) -> list[Any]:
-    """Decode the results of all workers; raises if one failed."""
+def decoded_answers(method: str, answers: list[bytes], what: str | None = None) -> list[Any]:
+    """Decode the results of all workers; raises if one failed, by the name of what has failed."""
     outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
     for rank, outcome in enumerate(outcomes):
         if outcome.problem is not None:
-            raise RequestError(
-                f"call_workers({method!r}) failed in worker {rank}: {outcome.problem}"
-            )
+            failed = what or f"call_workers({method!r}) failed in worker {rank}"
+            raise RequestError(f"{failed}: {outcome.problem}")
     kind = CALLS[method].result
     return [msgspec.msgpack.decode(outcome.value, type=kind) for outcome in outcomes]
