@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jengine.assembly.settings.args import EngineArgs
@@ -18,6 +19,7 @@ from jengine.assembly.settings.values import template_text
 from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS
 from jengine.assembly.settings.vllm_tuning import SERVERS, WITHOUT_EFFECT
 from jengine.cli.parser import Parser
+from jengine.errors import ConfigError
 from jengine.sampling_params import PARAMETERS, SamplingParams
 
 SAMPLING_HELP = {name: one.help for name, one in PARAMETERS.items() if one.help}
@@ -120,3 +122,9 @@ def flag_words(settings: dict[str, Any]) -> list[str]:
         else:
             words += [f"--{flag}", str(value)]
     return words
+
+
+def check_file(flag: str, file: str) -> None:
+    """Refuse a file to write whose folder does not exist, before any work is done."""
+    if not Path(file).absolute().parent.is_dir():
+        raise ConfigError(f"{flag} {file!r}: expected a file in a folder that exists.")

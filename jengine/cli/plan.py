@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jengine.cli.flags import add_engine_flags, engine_arguments
+from jengine.cli.flags import add_engine_flags, check_file, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
@@ -25,6 +26,7 @@ MODEL is a folder or org/name with a config.json (weights are not read), or one 
 
 examples:
   jengine plan llama-70b --tp 8 --device h200
+  jengine plan llama-70b --tp 8 --html plan.html
   jengine plan llama-70b --tp 8 --pp 2 --hosts 2 --batch 256 --context 8192
   jengine plan ./model --tp 2 --device a100 --json
   jengine plan llama-8b --batch 256 --context 4096 --shared 3072
@@ -94,12 +96,15 @@ def add_flags(parser: Parser) -> None:
         help="leading tokens that all requests have in common, such as a system prompt [0]",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts as well")
     add_engine_flags(parser, only=ENGINE_FLAGS)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Calculate and print. The status is 1 if the work does not fit."""
     settings = engine_arguments(arguments)
+    if arguments.html:
+        check_file("--html", arguments.html)
     layout = checked_layout(
         arguments.tp, arguments.pp, arguments.dp, arguments.hosts, arguments.ep, arguments.dcp,
         arguments.pcp,
@@ -116,6 +121,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
             arguments.shared,
         )
         report = importlib.import_module("jengine.planning.paper_report")
+    if arguments.html:
+        page = importlib.import_module("jengine.planning.paper_page").as_page(paper)
+        Path(arguments.html).write_text(page, encoding="utf-8")
     as_json = arguments.json
     terminal.say(json.dumps(report.as_json(paper), indent=2) if as_json else report.as_text(paper))
     return 0 if paper.fits else 1

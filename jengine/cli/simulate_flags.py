@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jengine.bench.serve.settings import OBJECTIVES
-from jengine.cli.flags import add_engine_flags, flag_words
+from jengine.cli.flags import add_engine_flags, check_file, flag_words
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
 from jengine.planning.accelerators import ACCELERATORS
@@ -134,9 +134,8 @@ def check(arguments: argparse.Namespace) -> None:
     if len(arguments.beside) > 2:
         raise ConfigError("--beside: a page compares up to three results, so expected up to two.")
     for name in ("output_json", "html"):
-        file = getattr(arguments, name)
-        if file and not Path(file).absolute().parent.is_dir():
-            raise ConfigError(f"{dashed(name)} {file!r}: expected a file in a folder that exists.")
+        if file := getattr(arguments, name):
+            check_file(dashed(name), file)
 
 
 def failures_of(arguments: argparse.Namespace) -> list[tuple[int, float, float | None, int]]:

@@ -340,3 +340,21 @@ def test_no_device_is_started() -> None:
     assert done.returncode == 0, done.stderr
     assert "2 x H200" in done.stdout
     assert "Assumptions" in done.stdout
+
+
+def test_a_page_of_charts(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert "Memory of one device" in planned("llama-70b", "--tp", "8", "--html", str(page)).out
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 3 and "It fits." in text and "llama-70b" in text
+    sizes = [int(one) for one in re.findall(r"<title>(\d+): Output tokens", text)]
+    assert sizes[0] == 1 and sizes == [2**power for power in range(len(sizes))]
+    done = planned("llama-70b", "--batch", "4", "--html", str(page))
+    assert done.status == 1
+    text = page.read_text(encoding="utf-8")
+    assert "It does not fit. The smallest --tp that fits is" in text and text.count("<svg") == 1
+
+
+def test_a_page_in_no_folder() -> None:
+    done = planned("llama-8b", "--html", "/none/of/these.html")
+    assert done.status == 1 and "a folder that exists" in done.err

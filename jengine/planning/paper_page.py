@@ -1,0 +1,65 @@
+"""A plan on paper as a page of charts.
+
+In: a Paper. Out: HTML, whose figures are those that the plan has for other batches.
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+
+from jengine.pictures.charts import Series, bars, line_chart
+from jengine.pictures.page import document, section
+from jengine.planning.paper import Paper
+from jengine.planning.paper_report import advice, as_text, heading
+
+
+def as_page(paper: Paper) -> str:
+    """The page: memory, speed by the size of the batch, and the plan as text."""
+    title, layout = heading(paper)
+    verdict = (
+        "It fits." if paper.fits else "It does not fit. " + " ".join(filter(None, advice(paper)))
+    )
+    parts = [
+        f"<header><h1>{html.escape(title)}</h1><p>{html.escape(layout)}. {verdict}</p></header>"
+    ]
+    parts.append(section("Memory of one device", memory_chart(paper), "Shares of what is usable."))
+    parts += speed_charts(paper)
+    parts.append(section("The plan", f"<pre>{html.escape(as_text(paper))}</pre>"))
+    return document(f"jengine plan: {paper.name}", "".join(parts))
+
+
+def memory_chart(paper: Paper) -> str:
+    """What takes the memory, and what is left for the cache; more than all if it does not fit."""
+    memory = paper.memory
+    shares = {
+        "weights": memory.weights,
+        "arriving": memory.arriving,
+        "row state": memory.row_state,
+        "scratch": memory.scratch,
+        "cache": max(memory.cache, 0),
+    }
+    found = {name: size / memory.usable for name, size in shares.items() if size}
+    return bars(list(found), [Series("share", "ours", list(found.values()))], title="memory")
+
+
+def speed_charts(paper: Paper) -> list[str]:
+    """Tokens per second, and time per token of one request, by the requests that decode at once."""
+    sizes = [2**power for power in range(paper.requests.bit_length())]
+    if not sizes:
+        return []
+    works = [replace(paper.work, batch=size) for size in sizes]
+    seconds = [paper.timing.decode(work).expected for work in works]
+    all_of_them = [
+        paper.timing.tokens_a_second(work, one) for work, one in zip(works, seconds, strict=True)
+    ]
+    each = [paper.memory.layout.pp * one * 1e3 for one in seconds]
+    labels = list(map(str, sizes))
+    lead = f"By requests of {paper.work.context:,} tokens that decode at once in a replica."
+    return [
+        section(words, line_chart([Series(words, "ours", values)], labels, title=words), lead)
+        for words, values in (
+            ("Output tokens per second of all replicas", all_of_them),
+            ("Milliseconds per token of one request", each),
+        )
+    ]
