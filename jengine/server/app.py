@@ -65,7 +65,7 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
 class Endpoint(NamedTuple):
-    """One route: its path, its method, who may call it, and what answers it."""
+    """A row of the route table: path, method, required access and handler."""
 
     method: str
     path: str
@@ -76,7 +76,7 @@ class Endpoint(NamedTuple):
 
 
 async def schema(service: Service, http: Request) -> Response:
-    """All routes and the fields of their bodies."""
+    """The OpenAPI document: all routes and their request bodies."""
     return json_response(document(ENDPOINTS, EXAMPLES, REQUIRED))
 
 
@@ -176,9 +176,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 def make_app(
     engine: Engine | None, settings: ServerSettings, peers: Peers | None = None
 ) -> Starlette:
-    """The app over an engine. Without one it says that it is starting, until `service.adopt`.
+    """Return the Starlette app over an engine.
 
-    `peers` are the other API processes of the server, if there are any.
+    Without an engine every request gets 503 ("starting") until `service.adopt`. `peers` are the
+    server's other API processes.
     """
     service = Service(settings, peers)
     if engine is not None:
@@ -193,7 +194,7 @@ def make_app(
 
 
 def middleware(service: Service) -> list[Middleware]:
-    """The layers around all routes, the outermost first."""
+    """ASGI middleware of all routes, outermost first."""
     settings = service.settings
     layers = [
         Middleware(RootPath, root_path=settings.root_path),
@@ -219,7 +220,7 @@ def middleware(service: Service) -> list[Middleware]:
 
 
 def access_of(path: str) -> Access:
-    """Who may call a path. What no route declares needs the key."""
+    """Return the access level of a path; paths without a route need the API key."""
     return _ACCESS.get(path, Access.KEY)
 
 
@@ -227,7 +228,7 @@ _ACCESS = {endpoint.path: endpoint.access for endpoint in ENDPOINTS}
 
 
 def route(service: Service, endpoint: Endpoint) -> Route:
-    """A Starlette route whose errors become responses."""
+    """Wrap an endpoint as a Starlette route whose exceptions become error responses."""
 
     async def call(http: Request) -> Response:
         http.state.handler = endpoint.path
@@ -247,5 +248,5 @@ def route(service: Service, endpoint: Endpoint) -> Route:
 
 
 async def refused(http: Request, error: Exception) -> Response:
-    """The response where no route takes a request."""
+    """The response to an exception raised before a route was found (404, 405)."""
     return api_error(error).response

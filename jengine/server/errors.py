@@ -57,7 +57,7 @@ _SUBJECT = re.compile(
 
 
 class ErrorInfo(msgspec.Struct):
-    """The error as clients read it."""
+    """The `error` object of an error response."""
 
     message: str
     type: str
@@ -66,7 +66,7 @@ class ErrorInfo(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every response that is an error, and of errors within a stream."""
+    """Body of every error response, and of error events in a stream."""
 
     error: ErrorInfo
 
@@ -94,13 +94,12 @@ class ApiError(Exception):
 
     @property
     def body(self) -> ErrorBody:
-        """The error without anything that a client should not read."""
+        """The error body, sanitised for clients."""
         text = sanitised(self.message)
         return ErrorBody(ErrorInfo(text, self.kind, self.param, self.status))
 
     @property
     def response(self) -> Response:
-        """The whole response."""
         return Response(
             msgspec.json.encode(self.body),
             self.status,
@@ -110,13 +109,15 @@ class ApiError(Exception):
 
 
 class ClientLeft(Exception):
-    """The client closed its connection before it was answered."""
+    """The client disconnected before it was answered."""
 
 
 def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> ApiError:
-    """The table: any exception as an error with a status.
+    """Map any exception to an ApiError with an HTTP status.
 
-    `fields` are the names of the request's fields; a message that begins with one is about it.
+    Args:
+        fields: names of the request's fields; an error message that begins with one gets it as
+            `param`.
     """
     match error:
         case ApiError():

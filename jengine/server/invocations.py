@@ -19,7 +19,7 @@ _Fields = dict[str, msgspec.Raw]
 
 
 async def invocations(service: Service, http: Request) -> Response:
-    """Answer a conversation or continue prompts, whichever the body asks for."""
+    """SageMaker's route: a chat completion or a completion, by the body's fields."""
     service.check_serving()
     try:
         given = msgspec.json.decode(await whole_body(http), type=_Fields)

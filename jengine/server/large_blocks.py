@@ -15,7 +15,7 @@ LARGE = 2**20
 
 
 def return_large_blocks() -> None:
-    """Have this process keep no freed blocks of a MiB or more, where its C library is glibc."""
+    """Make glibc return freed blocks of 1 MiB and more to the system, by mallopt."""
     try:
         tune = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

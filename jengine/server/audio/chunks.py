@@ -20,7 +20,7 @@ OBJECTS = {"transcribe": "transcription.chunk", "translate": "translation.chunk"
 
 
 class AudioChunks:
-    """The events of one request."""
+    """Stream events of one transcription request."""
 
     def __init__(self, job: AudioJob) -> None:
         self.job = job
@@ -32,8 +32,9 @@ class AudioChunks:
         self.begun: set[int] = set()  # parts of which something has been sent
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
-        """All events but the last one, [DONE]. What later parts say is kept until earlier ones have
-        ended."""
+        """Yield all events except the final [DONE]. Text of a later part is buffered until the
+        parts before it are complete.
+        """
         turn, kept = 0, dict[int, list[bytes]]()
         ended = set[int]()
         try:
@@ -55,7 +56,7 @@ class AudioChunks:
             await outputs.aclose()
 
     def _events(self, part: int, output: RequestOutput) -> bytes:
-        """The event of what is new in a part; empty where nothing is."""
+        """Return the event of a part's new text, or b"" if there is none."""
         (one,) = output.outputs
         self.written += len(one.token_ids)
         self.read[part] = len(output.prompt_token_ids)

@@ -19,17 +19,17 @@ SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
 
 
 async def transcriptions(service: Service, http: Request) -> Response:
-    """What is said in a file, in its language."""
+    """Transcribe an audio file in its own language."""
     return await spoken(service, http, "transcribe")
 
 
 async def translations(service: Service, http: Request) -> Response:
-    """What is said in a file, in English."""
+    """Translate the speech of an audio file to English."""
     return await spoken(service, http, "translate")
 
 
 async def spoken(service: Service, http: Request, task: Task) -> Response:
-    """The answer of either route."""
+    """Answer a transcription or translation request."""
     live = service.check_serving()
     prompts = live.front.session.input_processor.prompts
     if not isinstance(prompts, SpeechRenderer):

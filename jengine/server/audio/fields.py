@@ -19,7 +19,7 @@ GRANULARITIES = "timestamp_granularities[]"
 if TYPE_CHECKING:
 
     class SampledRequest(msgspec.Struct, kw_only=True):
-        """The sampling parameters that are read by name."""
+        """Sampling parameters that are read from a form by name."""
 
         temperature: float | None = None
 
@@ -28,7 +28,7 @@ else:
 
 
 class AudioRequest(SampledRequest, kw_only=True):
-    """The text fields of a form."""
+    """Text fields of the multipart form."""
 
     model: str | None = None
     language: str | None = None
@@ -45,12 +45,12 @@ class AudioRequest(SampledRequest, kw_only=True):
 
     @property
     def tells_times(self) -> bool:
-        """Whether the model is to write when things are said."""
+        """Whether the model should generate timestamp tokens."""
         return self.response_format in ("verbose_json", "srt", "vtt")
 
 
 def audio_request(form: Form) -> tuple[AudioRequest, bytes, tuple[str, ...]]:
-    """The fields, the file, and the names of fields that are not known."""
+    """Return the parsed fields, the file's bytes, and the names of unknown fields."""
     content = form.files.get("file")
     if content is None:
         what = "text" if "file" in form.fields else "nothing"

@@ -18,14 +18,18 @@ _FILENAME = re.compile(rb";\s*filename\*?=", re.IGNORECASE)
 
 
 class Form(NamedTuple):
-    """What a form holds. A field given more than once has several values."""
+    """A parsed multipart form. A field given more than once has several values."""
 
     fields: dict[str, list[str]]
     files: dict[str, bytes]
 
 
 def read_form(body: bytes, content_type: str) -> Form:
-    """The parts of a body, or an error 400 or 415 that says what is wrong with it."""
+    """Parse a multipart body.
+
+    Raises:
+        ApiError: 400 or 415, naming what is malformed.
+    """
     kind, found = content_type.split(";")[0].strip().lower(), _BOUNDARY.search(content_type)
     if kind != "multipart/form-data" or found is None:
         raise ApiError(

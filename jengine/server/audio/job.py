@@ -44,7 +44,7 @@ SAMPLING = tuple(given_on(PARAMETERS, Given.AUDIO))
 
 
 class AudioJob:
-    """One request."""
+    """A transcription or translation request: one prompt per part of the audio, answers joined."""
 
     stream_end = DONE
 
@@ -66,11 +66,11 @@ class AudioJob:
 
     @property
     def separator(self) -> str:
-        """What stands between the texts of two parts."""
+        """Text inserted between the transcripts of consecutive parts."""
         return "" if self.language in UNSPACED else " "
 
     async def prepare(self) -> Prepared:
-        """Read the audio, cut it into parts, and begin the answer of each."""
+        """Decode the audio, split it into parts, and build one decoder prompt per part."""
         if self.language:
             self._token(f"<|{self.language}|>", "language")
         rendering, rate = self.service.live.rendering, self.speech.speech.sampling_rate
@@ -90,7 +90,7 @@ class AudioJob:
         return parts_of(samples, speech.samples, speech.sampling_rate)
 
     async def _spoken(self, part: np.ndarray) -> str:
-        """The language that the model hears: the likeliest of the tokens behind the first."""
+        """Detect the language: the most likely language token at the first decoder position."""
         rendering, hf = self.service.live.rendering, self.service.live.rendering.tokenizer.hf
         first = self._token(START) + 1
         languages = list(range(first, self._token("<|translate|>")))
@@ -115,7 +115,7 @@ class AudioJob:
         return [self._token(BEFORE), *before[-most:], *ids]
 
     def _token(self, word: str, param: str | None = None) -> int:
-        """The id of a special token."""
+        """Return the id of a special token; ApiError on `param` if the vocabulary lacks it."""
         known = self.service.live.rendering.tokenizer.hf.get_vocab()
         if word not in known:
             raise ApiError(
@@ -146,7 +146,7 @@ class AudioJob:
         )
 
     def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
-        """The body of a response in JSON."""
+        """Body of the JSON response."""
         if self.request.response_format == "verbose_json":
             found = self.segments(outputs)
             return VerboseResponse(
@@ -158,11 +158,11 @@ class AudioJob:
         return TextResponse(text=text, usage=seconds if self.task == "transcribe" else UNSET)
 
     def subtitles(self, outputs: Sequence[RequestOutput]) -> str:
-        """What was said as subtitles."""
+        """The transcript as SubRip or WebVTT."""
         return subtitles(self.segments(outputs), str(self.request.response_format))
 
     def segments(self, outputs: Sequence[RequestOutput]) -> list[Segment]:
-        """What was said and when, over all parts."""
+        """Timestamped segments of all parts, in order."""
         first, found = self._token(FIRST_TIME), list[Segment]()
         end = set(self.service.live.engine.model.eos_token_ids)
         decode = self.service.live.rendering.tokenizer.decode
@@ -179,12 +179,11 @@ class AudioJob:
         return found
 
     def chunks(self, outputs: Outputs) -> Chunks:
-        """The events of a stream."""
         return AudioChunks(self).of(outputs)
 
 
 def logprobs_of(output: RequestOutput, tokens: Sequence[int]) -> list[float]:
-    """The log-probability of each token that was written; 0 where none was asked for."""
+    """Log-probability of each generated token, 0 if none were requested."""
     given: Any = output.outputs[0].logprobs
     if given is None:
         return [0.0] * len(tokens)

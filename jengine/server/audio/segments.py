@@ -22,8 +22,12 @@ def segments_of(
     decode: Callable[[list[int]], str],
     temperature: float,
 ) -> list[Segment]:
-    """The segments of one part of the audio, which begins at `start` seconds. `first_time` is the
-    token of the time zero, after which the model wrote `tokens`."""
+    """Split one part's tokens into segments at timestamp tokens.
+
+    Args:
+        first_time: id of the timestamp token for 0 s; larger ids are later times.
+        start: offset of the part in the file, in seconds, added to all times.
+    """
     found, inside = list[Segment](), list[tuple[int, float]]()
     begin = last = 0
     for token, logprob in zip(tokens, logprobs, strict=True):
@@ -64,7 +68,7 @@ def _segment(
 
 
 def subtitles(segments: Sequence[Segment], kind: str) -> str:
-    """SubRip (`srt`) or WebVTT (`vtt`)."""
+    """Format segments as SubRip (`srt`) or WebVTT (`vtt`)."""
     lines = ["WEBVTT", ""] if kind == "vtt" else []
     mark = "." if kind == "vtt" else ","
     for number, one in enumerate(segments, 1):
@@ -75,7 +79,7 @@ def subtitles(segments: Sequence[Segment], kind: str) -> str:
 
 
 def clock(seconds: float, mark: str) -> str:
-    """Hours, minutes, seconds and thousandths."""
+    """Format seconds as HH:MM:SS and milliseconds after `mark`."""
     thousandths = round(seconds * 1000)
     whole, rest = divmod(thousandths, 1000)
     minutes, second = divmod(whole, 60)

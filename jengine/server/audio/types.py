@@ -11,21 +11,21 @@ from jengine.server.formats.usage import Usage
 
 
 class DurationUsage(msgspec.Struct):
-    """How much audio was read."""
+    """Usage of a transcription: seconds of audio."""
 
     type: str
     seconds: int
 
 
 class TextResponse(msgspec.Struct, kw_only=True):
-    """What was said; a translation tells no usage."""
+    """Response of `response_format="json"`; translations have no usage."""
 
     text: str
     usage: DurationUsage | UnsetType = UNSET
 
 
 class Segment(msgspec.Struct, kw_only=True):
-    """What was said between two times."""
+    """Text between two timestamps, as in OpenAI's verbose_json."""
 
     id: int
     avg_logprob: float
@@ -40,7 +40,7 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class VerboseResponse(msgspec.Struct, kw_only=True):
-    """What was said, and when."""
+    """Response of `response_format="verbose_json"`."""
 
     duration: float
     language: str
@@ -50,13 +50,11 @@ class VerboseResponse(msgspec.Struct, kw_only=True):
 
 
 class AudioDelta(msgspec.Struct):
-    """New text."""
-
     content: str
 
 
 class AudioChoice(msgspec.Struct, kw_only=True):
-    """What is new, and why the answer ends where it does."""
+    """New text of a stream, with the finish reason at its end."""
 
     delta: AudioDelta
     finish_reason: str | UnsetType | None = UNSET
@@ -64,8 +62,6 @@ class AudioChoice(msgspec.Struct, kw_only=True):
 
 
 class AudioChunk(msgspec.Struct, kw_only=True):
-    """One event of a stream."""
-
     id: str
     object: str
     created: int

@@ -27,7 +27,7 @@ ReasoningFields = Sequence[str]
 
 
 class Answer:
-    """One answer while its text comes."""
+    """Incremental parser of one choice: generated text to content, reasoning and tool calls."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Answer:
         forces_calls: bool = False,
         counter: ReasoningTokens | None = None,
     ) -> None:
-        """`counter` counts the tokens of its reasoning, where that can be done as they come."""
+        """`counter` counts reasoning tokens incrementally; None where text must be tokenized again."""
         self._parser = parser
         self._fields = reasoning_fields
         self._shows_reasoning = shows_reasoning
@@ -53,7 +53,9 @@ class Answer:
         self.thoughts: list[str] = []  # all reasoning, shown or not; where there is no counter
 
     def parts(self, new: CompletionOutput, *, ends: bool) -> list[ChatPart]:
-        """The parts that are certain after this piece of the answer, which may be the last."""
+        """Feed a text delta and return the message parts that can no longer change. `ends`: it is
+        the last.
+        """
         parts = self._parser.push(new.text)
         if ends:
             parts += self._parser.finish()
@@ -75,7 +77,7 @@ class Answer:
                 self._arguments[part.index].append(part.text)
 
     def delta(self, new: CompletionOutput, *, ends: bool) -> dict[str, Any]:
-        """What a piece of the answer adds to the message; empty if nothing."""
+        """Return OpenAI's `delta` object for a text delta; empty if nothing is to be sent."""
         parts = self.parts(new, ends=ends)
         delta: dict[str, Any] = {}
         content = joined(parts, Content)
@@ -89,7 +91,7 @@ class Answer:
         return delta
 
     def message(self, whole: CompletionOutput, role: str, before: str) -> Message:
-        """The message of a whole answer; `before` is content that comes ahead of it."""
+        """Parse a complete answer into a message; `before` is prepended to the content."""
         parts = self.parts(whole, ends=True)
         reasoning = joined(parts, Reasoning) or None
         calls = tool_calls(parts)
@@ -104,8 +106,9 @@ class Answer:
         return message
 
     def finish_reason(self, engines: str | None) -> str | None:
-        """The reason of an answer's end: a model that calls tools has not simply stopped, unless
-        a call is broken."""
+        """Map the engine's finish reason to OpenAI's: "stop" becomes "tool_calls" if all calls are
+        valid JSON.
+        """
         chose = self.calls_tools and not self._names_function
         if not chose or engines != "stop":
             return engines
@@ -113,7 +116,7 @@ class Answer:
 
 
 def is_json(pieces: Iterable[str]) -> bool:
-    """Whether the pieces of a call's arguments are a whole JSON text."""
+    """Whether the concatenated argument deltas are one complete JSON document."""
     try:
         json.loads("".join(pieces))
     except (ValueError, RecursionError):
@@ -122,12 +125,12 @@ def is_json(pieces: Iterable[str]) -> bool:
 
 
 def joined(parts: Iterable[ChatPart], kind: type[Content] | type[Reasoning]) -> str:
-    """The text of all parts of a kind."""
+    """Concatenate the text of all parts of one kind."""
     return "".join(part.text for part in parts if isinstance(part, kind))
 
 
 def call_deltas(parts: Iterable[ChatPart]) -> list[dict[str, Any]]:
-    """What the parts add to the tool calls, one entry for each call."""
+    """Group the parts into OpenAI's `tool_calls` deltas, one per call."""
     deltas: dict[int, dict[str, Any]] = {}
     for part in parts:
         if isinstance(part, ToolStart):
@@ -144,7 +147,7 @@ def call_deltas(parts: Iterable[ChatPart]) -> list[dict[str, Any]]:
 
 
 def tool_calls(parts: Iterable[ChatPart]) -> list[ToolCall]:
-    """The tool calls of a whole answer."""
+    """Return the tool calls of a complete answer."""
     calls: dict[int, ToolCall] = {}
     for part in parts:
         if isinstance(part, ToolStart):

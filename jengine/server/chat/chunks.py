@@ -19,7 +19,7 @@ from jengine.server.version import FINGERPRINT
 
 
 class Progress:
-    """How far one answer has been sent."""
+    """Stream state of one choice: what has been sent already."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -28,7 +28,7 @@ class Progress:
 
 
 class ChatChunks:
-    """The events of one request."""
+    """Converts the outputs of one request into chat.completion.chunk events."""
 
     def __init__(
         self, texts: ChatTexts, settings: ServerSettings, id: str, created: int, model: str
@@ -41,7 +41,7 @@ class ChatChunks:
         self.progress: list[Progress] = []
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
-        """All events but the last one, [DONE]; those of an output together."""
+        """Yield all events except the final [DONE]; the events of one output are joined."""
         output: RequestOutput | None = None
         try:
             async for _, output in outputs:
@@ -62,7 +62,7 @@ class ChatChunks:
                 yield self._event(output, choice)
 
     def _openings(self, output: RequestOutput) -> Iterator[ChatChunk]:
-        """A chunk with the role of each answer, and one with what it continues."""
+        """Yield the role chunk of each choice, and the echoed text of a continued message."""
         request, texts = self.texts.request, self.texts
         self.progress = [Progress(texts.answer()) for _ in output.outputs]
         deltas = [{"role": texts.role, "content": ""}]
@@ -77,7 +77,7 @@ class ChatChunks:
                 yield chunk
 
     def _choice(self, one: CompletionOutput) -> DeltaChoice | None:
-        """What is new in an answer; None if nothing is that anyone asked for."""
+        """Return the choice of the next stream chunk, or None if the delta is empty."""
         progress = self.progress[one.index]
         if progress.ended:
             return None
@@ -111,7 +111,7 @@ class ChatChunks:
         return chunk
 
     def _last(self, output: RequestOutput, reasoning: int | None) -> ChatChunk:
-        """The chunk after all text, with the counts of the whole request."""
+        """Return the usage chunk that ends the stream."""
         tells_cached = self.settings.enable_prompt_tokens_details
         counts = usage(
             len(output.prompt_token_ids),

@@ -44,7 +44,7 @@ async def chat_completions(service: Service, http: Request) -> Response:
 
 
 class ChatJob:
-    """One request for the next message of a conversation."""
+    """A chat completion request, from its body to its response."""
 
     stream_end = DONE
 
@@ -61,7 +61,7 @@ class ChatJob:
         self.texts = ChatTexts(request, service)
 
     async def prepare(self) -> Prepared:
-        """Render the conversation and settle how long each answer may be."""
+        """Render the chat template and compute max_tokens of each choice."""
         prompt = await self.rendered()
         if self.request.cache_salt is not None:
             prompt["cache_salt"] = self.request.cache_salt
@@ -72,7 +72,7 @@ class ChatJob:
         return Prepared([prompt], [params], self.request.priority or 0, self.adapter)
 
     async def rendered(self) -> TokensPrompt:
-        """The prompt that the template makes of the conversation."""
+        """Apply the chat template and tokenize."""
         rendering, options = self.service.live.rendering, self.request.mm_processor_kwargs
         prompt, images = await lane_of_chat(rendering, self.request).run(self._rendered)
         return await rendering.with_images(prompt, images, options)
@@ -103,7 +103,7 @@ class ChatJob:
         return sampling_params(request, live.engine.default_params, self.service.settings, **chosen)
 
     def _structured(self) -> StructuredOutputsParams | None:
-        """What the answer must look like, after its reasoning."""
+        """Structured-output constraint of the answer, applied after the reasoning."""
         asked = forced_calls(self.request) or structured_outputs(self.request)
         if asked is None or self.service.settings.grammar_in_reasoning:
             return asked
@@ -111,7 +111,7 @@ class ChatJob:
         return asked if end is None else replace(asked, begins_after=end)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatResponse:
-        """The body of an answer that is not streamed."""
+        """Body of the JSON response."""
         output, request, texts = outputs[0], self.request, self.texts
         answers = [texts.answer() for _ in output.outputs]
         choices = [texts.choice(*pair) for pair in zip(output.outputs, answers, strict=True)]
@@ -136,7 +136,6 @@ class ChatJob:
         )
 
     def chunks(self, outputs: Outputs) -> Chunks:
-        """The events of a stream."""
         chunks = ChatChunks(
             self.texts, self.service.settings, self.request_id, self.created, self.model
         )

@@ -69,28 +69,28 @@ class ChatRequest(CommonFields, kw_only=True):
 
     @property
     def opens_answer(self) -> bool:
-        """Whether the prompt ends with the head of a new message."""
+        """Whether the template appends the generation prompt (`add_generation_prompt`)."""
         return self.add_generation_prompt is not False
 
     @property
     def offers_tools(self) -> bool:
-        """Whether the model may call tools."""
+        """Whether tools are given and tool_choice is not "none"."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def forces_calls(self) -> bool:
-        """Whether the answer must consist of tool calls."""
+        """Whether tool_choice is "required" or names a function."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, dict)
 
     @property
     def forced_name(self) -> str | None:
-        """The one function that must be called, if the request names it."""
+        """Function name in tool_choice, if it names one."""
         choice = self.tool_choice
         return choice["function"]["name"] if isinstance(choice, dict) else None
 
 
 def check_chat(request: ChatRequest, settings: ServerSettings) -> None:
-    """Refuse what cannot be answered."""
+    """Raise ApiError for combinations of fields that this server cannot answer."""
     check_common(request, settings)
     if not request.messages:
         raise ApiError(

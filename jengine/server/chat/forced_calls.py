@@ -17,7 +17,10 @@ ANYTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
-    """Arguments of the named function, or a list of calls; None where no call is forced."""
+    """Return the JSON schema that forces tool calls, or None if tool_choice forces none.
+
+    For a named function it is the schema of its arguments, otherwise that of a list of calls.
+    """
     tools = [tool["function"] for tool in request.tools or ()]
     if request.forced_name is not None:
         named = next(tool for tool in tools if tool["name"] == request.forced_name)
@@ -38,7 +41,7 @@ def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
 
 
 def _written(schema: Mapping[str, Any]) -> StructuredOutputsParams:
-    """JSON without blanks between its parts: a short limit then holds a whole call."""
+    """Constrain to a JSON schema without whitespace, so that short answers hold a whole call."""
     return StructuredOutputsParams(json=schema, disable_any_whitespace=True)
 
 
@@ -47,7 +50,7 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one call. References are to the root, so definitions are moved there."""
+    """Schema of one call. `$defs` are hoisted to the root, to which `$ref`s point."""
     parameters = _parameters(function)
     for name, one in (parameters.pop("$defs", None) or {}).items():
         if definitions.setdefault(name, one) != one:

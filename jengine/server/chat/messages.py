@@ -19,7 +19,7 @@ IMAGES = ("image_url", "input_image", "image", "input_audio", "audio_url", "vide
 
 
 class Variables(NamedTuple):
-    """Variables for the template, and those of the request that it does not read."""
+    """Variables for the chat template, and those of the request that the template never reads."""
 
     used: dict[str, Any]
     unread: tuple[str, ...]
@@ -28,7 +28,7 @@ class Variables(NamedTuple):
 def template_messages(
     given: Sequence[Mapping[str, Any]], *, knows_developer: bool, takes_images: bool = False
 ) -> list[dict[str, Any]]:
-    """The messages, whose images were taken out, in the form that templates read."""
+    """Normalise messages for the chat template; images must have been extracted before."""
     messages = []
     for index, message in enumerate(given):
         where = f"messages[{index}]"
@@ -62,7 +62,7 @@ def _refuse_media(content: Any, where: str) -> None:
 
 
 def _ready_assistant(message: dict[str, Any], where: str) -> None:
-    """Arguments of tool calls as objects, and reasoning under both of its names."""
+    """Parse tool-call arguments to objects, and set reasoning under both names that templates use."""
     reasoning = message.get("reasoning", message.get("reasoning_content"))
     if reasoning is not None:
         message["reasoning"] = message["reasoning_content"] = reasoning
@@ -94,9 +94,9 @@ def _with_object(call: Any, where: str) -> dict[str, Any]:
 def template_variables(
     request: ChatRequest, defaults: Mapping[str, Any] | None, known: frozenset[str]
 ) -> Variables:
-    """The variables for a template that reads `known`: the server's, then the request's own.
+    """Merge the server's default template variables with the request's, filtered by `known`.
 
-    Names that no request may set are kept, so that the renderer refuses them.
+    Reserved names are kept: the renderer refuses them with an error.
     """
     given = request.chat_template_kwargs or {}
     implied: dict[str, Any] = {}

@@ -19,8 +19,7 @@ from jengine.text.chat_template import render_chat, template_reads
 
 
 class RenderedChat(NamedTuple):
-    """The prompt's text, the variables of the request that its template does not read, and the
-    images of the conversation."""
+    """Rendered prompt text, unused template variables, and the images of the conversation."""
 
     text: str
     unread: tuple[str, ...]
@@ -28,13 +27,13 @@ class RenderedChat(NamedTuple):
 
 
 def lane_of_chat(rendering: Rendering, request: ChatRequest) -> Lane:
-    """Where to run the template: a template of the request's own may do anything."""
+    """Choose the thread pool for rendering; a client's own template goes to a confined process."""
     given = [request.messages, request.tools, request.chat_template_kwargs]
     return rendering.lane(given, doubtful=request.chat_template is not None)
 
 
 def rendered_chat(live: Live, settings: ServerSettings, request: ChatRequest) -> RenderedChat:
-    """Run the template."""
+    """Apply the chat template to the request's messages and tools."""
     live.rendering.text_limits.check_messages(request.messages, "messages")
     tokenizer = live.rendering.tokenizer
     tools = request.tools

@@ -18,7 +18,9 @@ from jengine.text.reasoning_tokens import ReasoningTokens, reasoning_tokens
 
 
 class ChatTexts:
-    """The same choices for a whole answer and for a stream."""
+    """How this request's answers are rendered (role, parsers, log-probabilities), shared by the
+    JSON and the SSE response.
+    """
 
     def __init__(self, request: ChatRequest, service: Service) -> None:
         settings = service.settings
@@ -43,20 +45,20 @@ class ChatTexts:
 
     @property
     def shows_tokens(self) -> bool:
-        """Whether single tokens may be shown: not where they would show hidden reasoning."""
+        """Whether per-token fields may be sent: not if they would reveal hidden reasoning."""
         return self._shows_reasoning or self.reasoning_parser is None
 
     @property
     def forced(self) -> ForcedCalls | None:
-        """How an answer writes calls that a grammar forces."""
+        """Syntax in which a grammar-forced answer writes its tool calls."""
         return ForcedCalls(self.request.forced_name) if self.request.forces_calls else None
 
     def created_cache_tokens(self, output: RequestOutput) -> int:
-        """The tokens of the prompt that the request has added to the prefix cache."""
+        """Prompt tokens that this request added to the prefix cache."""
         return created_cache_tokens(output, self._service.live.engine.cache)
 
     def answer(self) -> Answer:
-        """A parser for one of the n answers."""
+        """Return a new parser for one choice."""
         parser = ChatParser(
             self.reasoning_parser,
             self.tool_parser,
@@ -82,10 +84,10 @@ class ChatTexts:
         return reasoning_tokens(tokenizer, self.reasoning_parser, self.prompt)
 
     def reasoning_tokens(self, answers: Iterable[Answer]) -> int | None:
-        """How many tokens the reasoning of all answers is; None if it is not split off.
+        """Total reasoning tokens of all choices; None without a reasoning parser.
 
-        Where no ids mark it, its text is tokenized again, so that streams and whole answers count
-        alike.
+        Without marker ids the reasoning text is tokenized again, so that streams and whole answers
+        report the same number.
         """
         if self.reasoning_parser is None:
             return None
@@ -98,13 +100,13 @@ class ChatTexts:
         )
 
     async def counted(self, answers: Sequence[Answer]) -> int | None:
-        """The same in a stream: what takes long is done in a thread."""
+        """`reasoning_tokens`, with the tokenizer in a thread: for streams."""
         if all(one.counter is not None or not one.thoughts for one in answers):
             return self.reasoning_tokens(answers)
         return await asyncio.to_thread(self.reasoning_tokens, answers)
 
     def choice(self, one: CompletionOutput, answer: Answer) -> ChatChoice:
-        """A whole answer, with a parser of its own."""
+        """Render a complete choice."""
         message = answer.message(one, self.role, self.echoed)
         return ChatChoice(
             index=one.index,
@@ -117,12 +119,12 @@ class ChatTexts:
         )
 
     def logprobs(self, one: CompletionOutput) -> ChatLogprobs | None:
-        """The log-probabilities of what is new."""
+        """Log-probabilities of the new tokens, if requested."""
         if not (self.request.logprobs and self.shows_tokens):
             return None
         count = None if self.request.logprob_token_ids else self.request.top_logprobs or 0
         return self._format.chat(one.token_ids, one.logprobs or [], count)  # type: ignore[arg-type]
 
     def token_ids(self, one: CompletionOutput) -> list[int] | None:
-        """The tokens of what is new, if they are asked for."""
+        """Ids of the new tokens, if requested."""
         return one.token_ids if self.request.return_token_ids and self.shows_tokens else None

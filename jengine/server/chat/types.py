@@ -14,15 +14,13 @@ UNSET, UnsetType = msgspec.UNSET, msgspec.UnsetType
 
 
 class Function(msgspec.Struct):
-    """The function that a call calls; the arguments are JSON text."""
+    """Name and arguments (JSON text) of a tool call."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """One tool call of an answer."""
-
     id: str
     type: str = "function"
     function: Function
@@ -75,7 +73,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
 
 
 class DeltaChoice(msgspec.Struct, kw_only=True):
-    """What is new in one answer; the delta has only what changed."""
+    """A streamed choice; `delta` holds changed fields only."""
 
     index: int
     delta: dict[str, Any]

@@ -19,7 +19,7 @@ from jengine.server.version import FINGERPRINT
 
 
 class Progress:
-    """How far one completion has been sent."""
+    """Stream state of one choice: what has been sent already."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -29,7 +29,7 @@ class Progress:
 
 
 class CompletionChunks:
-    """The events of one request."""
+    """Converts the outputs of one request into text_completion stream events."""
 
     def __init__(
         self, request: CompletionRequest, service: Service, id: str, created: int, model: str
@@ -45,7 +45,7 @@ class CompletionChunks:
         self.prompts: dict[int, RequestOutput] = {}  # the last output of each
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
-        """All events but the last one, [DONE]; those of an output together."""
+        """Yield all events except the final [DONE]; the events of one output are joined."""
         try:
             async for prompt, output in outputs:
                 self.prompts[prompt] = output
@@ -67,7 +67,7 @@ class CompletionChunks:
     def _choice(
         self, index: int, output: RequestOutput, one: CompletionOutput
     ) -> ChunkChoice | None:
-        """What is new in a completion; None if nothing is."""
+        """Return the choice of the next stream chunk, or None if nothing is new."""
         progress = self.progress.get(index)
         if progress is None:
             progress = self.progress[index] = Progress()
@@ -103,7 +103,7 @@ class CompletionChunks:
         return event(chunk)
 
     def _last(self) -> CompletionChunk:
-        """The chunk after all text, with the counts of the whole request."""
+        """Return the usage chunk that ends the stream."""
         outputs = self.prompts.values()
         cached = sum(max(output.num_cached_tokens, 0) for output in outputs)
         counts = usage(

@@ -37,7 +37,7 @@ async def completions(service: Service, http: Request) -> Response:
 
 
 class CompletionJob:
-    """One request for completions."""
+    """A completion request, from its body to its response."""
 
     stream_end = DONE
 
@@ -54,7 +54,7 @@ class CompletionJob:
         self.created = int(time.time())
 
     async def prepare(self) -> Prepared:
-        """Tokenize the prompts and settle how long each answer may be."""
+        """Tokenize the prompts and compute max_tokens of each."""
         rendering, how = self.service.live.rendering, tokenization(self.request)
         prompts = [await rendering.tokenized(given, how) for given in self.given]
         if self.request.cache_salt is not None:
@@ -82,7 +82,7 @@ class CompletionJob:
         )  # fmt: skip
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
-        """The body of an answer that is not streamed."""
+        """Body of the JSON response."""
         texts = CompletionTexts(self.request, self.service)
         choices: list[CompletionChoice] = []
         for output in outputs:
@@ -100,7 +100,6 @@ class CompletionJob:
         )
 
     def chunks(self, outputs: Outputs) -> Chunks:
-        """The events of a stream."""
         chunks = CompletionChunks(
             self.request, self.service, self.request_id, self.created, self.model
         )

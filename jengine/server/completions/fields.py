@@ -21,7 +21,7 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 
 def check_completion(request: CompletionRequest, settings: ServerSettings) -> None:
-    """Refuse what cannot be answered."""
+    """Raise ApiError for combinations of fields that this server cannot answer."""
     check_common(request, settings)
     if request.suffix:
         raise ApiError(
@@ -67,7 +67,7 @@ def _check_own_ids(request: CompletionRequest, *, scores_only: bool) -> None:
 
 
 def prompts_of(request: CompletionRequest, settings: ServerSettings) -> list[str | list[int]]:
-    """The prompts, each of them a text or token ids."""
+    """Return the prompts as a list; each is a text or a list of token ids."""
     given = request.prompt
     if given is None or given in ("", []):
         raise ApiError(

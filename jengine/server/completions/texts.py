@@ -17,7 +17,7 @@ from jengine.server.serving.service import Service
 
 
 class CompletionTexts:
-    """How one request wants its answers written."""
+    """How this request's completions are rendered, shared by the JSON and the SSE response."""
 
     def __init__(self, request: CompletionRequest, service: Service) -> None:
         self.request = request
@@ -30,7 +30,7 @@ class CompletionTexts:
         self.scores_only = bool(request.echo) and request.max_tokens == 0
 
     def choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:
-        """A whole completion."""
+        """Render a complete choice."""
         echo, ids = bool(self.request.echo), bool(self.request.return_token_ids)
         scores = output.prompt_logprobs
         return CompletionChoice(
@@ -46,12 +46,12 @@ class CompletionTexts:
         )
 
     def text(self, output: RequestOutput, one: CompletionOutput, *, echo: bool) -> str:
-        """The text of what is new, after the prompt's own text if that is echoed."""
+        """New text, preceded by the prompt's text if `echo`."""
         text = "" if self.scores_only else one.text
         return self.prompt_text(output) + text if echo else text
 
     def prompt_text(self, output: RequestOutput) -> str:
-        """The prompt as it was given, or its tokens as text."""
+        """The prompt's text: as given, or detokenized."""
         if output.prompt is not None:
             return output.prompt
         if self.tokenizer is None:
@@ -61,7 +61,7 @@ class CompletionTexts:
     def logprobs(
         self, output: RequestOutput, one: CompletionOutput, *, echo: bool, offset: int = 0
     ) -> CompletionLogprobs | None:
-        """The log-probabilities of what is new, after those of the prompt if that is echoed."""
+        """Log-probabilities of the new tokens, preceded by the prompt's if `echo`."""
         count = self.request.logprobs
         if count is None:
             return None

@@ -15,7 +15,7 @@ USUAL_TEMPERATURE = 1.0
 
 
 def check_beams(request: CommonFields) -> None:
-    """Refuse what a beam search cannot do, and its settings without one."""
+    """Raise ApiError for fields that beam search does not support, or beam settings without it."""
     if not request.use_beam_search:
         if request.length_penalty not in (None, 1.0):
             raise ApiError(

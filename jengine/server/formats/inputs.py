@@ -8,7 +8,7 @@ from jengine.server.errors import ApiError
 
 
 def one_kind(given: list[Any], kind: type, name: str) -> list[Any]:
-    """The items of a field, all of which must be of this type."""
+    """Return the items of a list field; ApiError if one is not an instance of `kind`."""
     for index, item in enumerate(given):
         if type(item) is not kind:
             raise ApiError(

@@ -20,7 +20,7 @@ LEAST = -9999.0
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Four lists with an entry for each token."""
+    """OpenAI's parallel lists: one entry per token in each."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -29,7 +29,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class TopLogprob(msgspec.Struct):
-    """A token that could have come."""
+    """An alternative token at a position."""
 
     token: str
     logprob: float
@@ -37,7 +37,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """A token of a chat answer, and the likeliest at its place."""
+    """A generated token with its log-probability and top alternatives."""
 
     token: str
     logprob: float
@@ -52,7 +52,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """A token that could have stood at a place of the prompt."""
+    """A candidate token at a prompt position."""
 
     logprob: float
     rank: int | None
@@ -63,7 +63,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 def finite(value: float) -> float:
-    """A log-probability that JSON can hold."""
+    """Clamp -inf to a finite number, since JSON has no infinities."""
     if math.isnan(value):
         raise ApiError(
             500,
@@ -74,7 +74,7 @@ def finite(value: float) -> float:
 
 
 def prompt_logprobs(tables: Sequence[Table | None]) -> PromptLogprobs:
-    """The tables of a prompt; the first is null."""
+    """Prompt log-probabilities in vLLM's form; the first position is null."""
     return [None if table is None else _prompt_table(table) for table in tables]
 
 
@@ -86,7 +86,7 @@ def _prompt_table(table: Table) -> dict[str, PromptLogprob]:
 
 
 class LogprobFormat:
-    """How tokens are written: as text, or as `token_id:N` where text is ambiguous."""
+    """Writes tokens as text, or as `token_id:N` if requested (return_tokens_as_token_ids)."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer

@@ -14,7 +14,7 @@ from jengine.server.settings import ServerSettings
 
 
 class PerRequestMetrics(msgspec.Struct):
-    """The times of one request, with the names of vLLM; null where there was no such event."""
+    """Timings of one request under vLLM's names; null if the event did not happen."""
 
     time_to_first_token_ms: float | None = None
     generation_time_ms: float | None = None
@@ -24,10 +24,10 @@ class PerRequestMetrics(msgspec.Struct):
 
 
 def per_request_metrics(times: RequestMetrics) -> PerRequestMetrics:
-    """The times that a response carries with --enable-per-request-metrics.
+    """Compute the timings that --enable-per-request-metrics adds to a response.
 
-    As vLLM counts: the first token's from scheduling on, tokens per second over all of the time
-    after it, prefill included.
+    As in vLLM, time to first token counts from scheduling, and tokens per second include the
+    prefill.
     """
     shown = PerRequestMetrics()
     if not times.first_token_ts:
@@ -48,7 +48,7 @@ def per_request_metrics(times: RequestMetrics) -> PerRequestMetrics:
 def told_metrics(
     outputs: Sequence[RequestOutput], settings: ServerSettings
 ) -> PerRequestMetrics | None:
-    """The times of a request, if they are to be told and there is one answer that they are of."""
+    """Timings of a request if enabled; None if the response has several completions."""
     if not settings.enable_per_request_metrics:
         return None
     if len(outputs) != 1 or len(outputs[0].outputs) != 1:

@@ -37,7 +37,7 @@ UNBUILT = (
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream brings besides text."""
+    """OpenAI's `stream_options`."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -46,7 +46,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 if TYPE_CHECKING:
 
     class SampledFields(msgspec.Struct, kw_only=True):
-        """The sampling parameters that endpoints read by name."""
+        """Sampling parameters that are read from bodies by name."""
 
         temperature: float | None = None
         n: int | None = None
@@ -65,7 +65,7 @@ else:
 
 
 class CommonFields(SampledFields, kw_only=True):
-    """The fields of both endpoints."""
+    """Fields of both /v1/completions and /v1/chat/completions."""
 
     model: str | None = None
     stream: bool | None = None
@@ -93,7 +93,7 @@ class CommonFields(SampledFields, kw_only=True):
 
 
 def check_common(request: CommonFields, settings: ServerSettings) -> None:
-    """Refuse what no setting of the engine could make possible, before any work is done."""
+    """Raise ApiError for field values that this server never supports."""
     if request.n is not None and not 1 <= request.n <= settings.max_n:
         raise ApiError(
             400, f"n={request.n}: expected an integer from 1 to {settings.max_n}.", param="n",
@@ -139,7 +139,7 @@ def _check_salt(salt: str | None) -> None:
 
 
 def tokenization(request: CommonFields) -> Tokenization:
-    """How the prompt is tokenized."""
+    """Tokenizer options of the prompt (special tokens, truncation)."""
     return checked_tokenization(
         {
             "truncate_prompt_tokens": request.truncate_prompt_tokens,
@@ -155,7 +155,11 @@ def sampling_params(
     settings: ServerSettings,
     **chosen: Any,
 ) -> SamplingParams | BeamSearchParams:
-    """The request's parameters; `chosen` are those that each endpoint decides itself."""
+    """Build SamplingParams or BeamSearchParams from the body and the server's defaults.
+
+    Args:
+        chosen: values that each endpoint computes itself, such as max_tokens.
+    """
     if request.use_beam_search:
         return beam_search_params(request, defaults, chosen["max_tokens"])
     named = {name: getattr(request, name) for name in (*SAMPLING, *UNBUILT)}
@@ -176,7 +180,7 @@ def sampling_params(
 
 
 def extra_args(request: CommonFields) -> dict[str, Any] | None:
-    """What logits processors of the engine and its KV connector read."""
+    """Arguments for the engine's logits processors and its KV connector."""
     if request.kv_transfer_params is None:
         return request.vllm_xargs
     return {**(request.vllm_xargs or {}), KV_TRANSFER: request.kv_transfer_params}
@@ -185,7 +189,7 @@ def extra_args(request: CommonFields) -> dict[str, Any] | None:
 def answer_length(
     asked: int | None, usual: int | None, prompt_tokens: int, max_model_len: int
 ) -> int:
-    """The most tokens of an answer: as asked or usual, and never beyond the context."""
+    """Return max_tokens: as requested, else the default, capped by the context length."""
     room = max_model_len - prompt_tokens
     if asked is not None and asked > max_model_len:
         raise ApiError(

@@ -21,14 +21,14 @@ KNOWN = tuple(field.name for field in fields(StructuredOutputsParams))
 
 
 class FormatFields(Protocol):
-    """The fields of a request that say what its answer must look like."""
+    """Fields that constrain the answer: response_format and vLLM's structured outputs."""
 
     response_format: dict[str, Any] | None
     structured_outputs: dict[str, Any] | None
 
 
 def structured_outputs(request: FormatFields) -> StructuredOutputsParams | None:
-    """The parameters that a request asks for; None for plain text."""
+    """Parameters of the requested constraint; None for free text."""
     of_format = _of_format(request.response_format)
     given = request.structured_outputs
     if given is None:
@@ -44,7 +44,7 @@ def structured_outputs(request: FormatFields) -> StructuredOutputsParams | None:
 
 
 def format_field(request: FormatFields) -> str:
-    """The field that a request says it in."""
+    """Name of the field that holds the constraint, for error messages."""
     return "structured_outputs" if request.structured_outputs is not None else "response_format"
 
 
@@ -68,7 +68,7 @@ def _of_format(given: Mapping[str, Any] | None) -> StructuredOutputsParams | Non
 
 
 def _of_schema(given: Any) -> StructuredOutputsParams:
-    """The schema of `json_schema`, which OpenAI's API wraps in an object with a name."""
+    """Unwrap OpenAI's `json_schema` object to the schema itself."""
     where = "response_format.json_schema"
     if given is None:
         raise ApiError(

@@ -14,22 +14,24 @@ from jengine.server.settings import ServerSettings
 
 
 class PromptDetails(msgspec.Struct):
-    """How many tokens of the prompts were found in the cache, and how many were added to it, which
-    completions do not tell."""
+    """OpenAI's prompt_tokens_details: tokens found in the prefix cache, and tokens added to it
+    (chat only).
+    """
 
     cached_tokens: int
     created_cache_tokens: int | UnsetType | None = None
 
 
 class CompletionDetails(msgspec.Struct):
-    """How many tokens of the answers are reasoning."""
+    """OpenAI's completion_tokens_details."""
 
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """How many tokens were read and written. A whole answer has null for details that are not told,
-    a stream leaves them out."""
+    """Token counts of a request. Details that are not reported are null in a JSON response and
+    absent in a stream.
+    """
 
     prompt_tokens: int
     total_tokens: int
@@ -46,8 +48,11 @@ def usage(
     untold: UnsetType | None = None,
     created: int | None = None,
 ) -> Usage:
-    """The counts of a request: `cached`, `created` and `reasoning`, or `untold` where they are not
-    to be."""
+    """Build a Usage.
+
+    Args:
+        untold: leave out the details (`cached`, `created`, `reasoning`).
+    """
     added = untold if created is None else created
     return Usage(
         prompt_tokens,
@@ -64,7 +69,7 @@ def whole_usage(
     reasoning: int | None = None,
     created: int | None = None,
 ) -> Usage:
-    """The counts of final outputs, one for each prompt."""
+    """Sum the counts of final outputs, one per prompt."""
     written = sum(len(one.token_ids) for output in outputs for one in output.outputs)
     cached = sum(max(output.num_cached_tokens, 0) for output in outputs)
     return usage(
@@ -77,7 +82,7 @@ def whole_usage(
 
 
 def created_cache_tokens(output: RequestOutput, cache: CacheConfig) -> int:
-    """The tokens of its prompt that a request has added to the prefix cache: whole blocks."""
+    """Prompt tokens in full blocks that this request added to the prefix cache."""
     if not cache.enable_prefix_caching:
         return 0
     length = len(output.prompt_token_ids)
@@ -85,7 +90,7 @@ def created_cache_tokens(output: RequestOutput, cache: CacheConfig) -> int:
 
 
 class UsageWanted:
-    """Which usage a stream brings: at its end, with every chunk, or none."""
+    """When a stream reports usage: never, in the last chunk, or in every chunk."""
 
     def __init__(self, request: CommonFields, settings: ServerSettings) -> None:
         options, forced = request.stream_options, settings.enable_force_include_usage

@@ -28,7 +28,7 @@ class Access(Enum):
 
 
 class Keys:
-    """Some secrets, kept as digests."""
+    """API keys, kept as digests."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
@@ -37,7 +37,7 @@ class Keys:
         return bool(self._digests)
 
     def has(self, key: str | None) -> bool:
-        """Whether this is one of the keys. Every key is compared, whatever the result."""
+        """Whether `key` is one of them. All keys are compared, in constant time."""
         given = _digest(key or "")
         found = False
         for digest in self._digests:
@@ -46,7 +46,7 @@ class Keys:
 
 
 class Authentication:
-    """Lets a request pass if its route is public or it carries the key that the route needs."""
+    """ASGI middleware: passes requests to public routes and those that carry the route's key."""
 
     def __init__(
         self, app: ASGIApp, access: Callable[[str], Access], api_keys: Keys, admin_keys: Keys
@@ -90,7 +90,7 @@ class Authentication:
 
 
 def bearer_token(headers: Headers) -> str | None:
-    """The token of an Authorization header, or the x-api-key that Anthropic's clients send."""
+    """Token of the Authorization header, or of Anthropic's x-api-key."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()

@@ -31,18 +31,21 @@ MOST_NESTED, MOST_ITEMS = 2**17, 2**22
 
 
 class Ignored(NamedTuple):
-    """Fields of a request that no struct has."""
+    """Names of request fields that the body's struct does not declare."""
 
     names: tuple[str, ...] = ()
 
     @property
     def header(self) -> str:
-        """The names as a header's value; strange ones are left out."""
+        """The names as a header value; names that are not header-safe are left out."""
         return ", ".join([name for name in self.names if _HARMLESS.fullmatch(name)][:MOST_NAMED])
 
 
 async def read_body(request: Request, kind: type[T], *, strict: bool) -> T:
-    """The body as a struct. Unknown fields are remembered in the request's state, or refused."""
+    """Decode the JSON body to a struct.
+
+    Unknown fields are noted in the request's state; with `strict` they raise ApiError 400.
+    """
     media = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media != "application/json":
         raise ApiError(
@@ -71,7 +74,7 @@ async def read_body(request: Request, kind: type[T], *, strict: bool) -> T:
 
 
 async def whole_body(request: Request) -> bytes:
-    """The body, if it arrives in time."""
+    """Read the whole body; ApiError 408 if it does not arrive in time."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             return await request.body()
@@ -87,13 +90,13 @@ async def whole_body(request: Request) -> bytes:
 
 
 def decoded_large(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
-    """The same of a body that must not hold too much."""
+    """`decoded`, after `check_items`: for bodies large enough to hold many values."""
     check_items(body)
     return decoded(body, kind)
 
 
 def check_items(body: bytes) -> None:
-    """Refuse a body of so many values that decoding them would hold up others."""
+    """Refuse a body whose number of JSON values would block the event loop."""
     if brackets(body) > MOST_NESTED and brackets(outside_of_texts(body)) > MOST_NESTED:
         raise ApiError(
             400, f"The body has more than {MOST_NESTED} lists and objects. Send less at once."
@@ -103,12 +106,12 @@ def check_items(body: bytes) -> None:
 
 
 def brackets(body: bytes) -> int:
-    """How many lists and objects begin in it, and in its texts."""
+    """Upper bound of the lists and objects in a JSON text: its opening brackets."""
     return body.count(b"[") + body.count(b"{")
 
 
 def outside_of_texts(body: bytes) -> bytes:
-    """JSON without its texts; nothing of one with more texts than there may be values."""
+    """Strip string literals from JSON; b"" if it has more of them than values are allowed."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > MOST_ITEMS:
         return body
@@ -116,7 +119,7 @@ def outside_of_texts(body: bytes) -> bytes:
 
 
 def decoded(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
-    """JSON as a struct, and the names of fields that the struct does not have."""
+    """Decode JSON to a struct. Also returns the names of undeclared fields."""
     try:
         value = msgspec.json.decode(body, type=kind)
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -132,7 +135,7 @@ def decoded(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
 
 
 def wrong_type(message: str) -> ApiError:
-    """The error for a value of the wrong type, with the path of its field."""
+    """The ApiError of a value of the wrong type, with the path of its field."""
     found = _WHERE.search(message)
     text = message[: found.start()] if found else message
     text = text.replace("`", "").replace(" | null", "")
@@ -143,12 +146,12 @@ def wrong_type(message: str) -> ApiError:
 
 
 def ignore(request: Request, names: Iterable[str]) -> None:
-    """Remember more names of the request that had no effect."""
+    """Note further field names that had no effect."""
     ignored: Ignored = getattr(request.state, "ignored_fields", Ignored())
     request.state.ignored_fields = Ignored((*ignored.names, *names))
 
 
 @cache
 def fields_of(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """The names of a struct's fields, as they are in JSON."""
+    """JSON names of a struct's fields."""
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind))

@@ -20,24 +20,24 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class Flow(Protocol):
-    """Whether the client reads as fast as it is written to."""
+    """Write-side flow control of a connection."""
 
     write_paused: bool
 
     async def drain(self) -> None:
-        """Wait until it does."""
+        """Wait until the write buffer is below its high-water mark."""
         ...
 
 
 class ChunkWriter:
-    """Writes chunks of an HTTP/1.1 body whose head is sent and names no length."""
+    """Writes chunks of an HTTP/1.1 chunked body directly to the transport, past ASGI."""
 
     def __init__(self, transport: asyncio.Transport, flow: Flow) -> None:
         self._transport = transport
         self._flow = flow
 
     async def write(self, part: bytes) -> None:
-        """Send a part that is not empty. Without effect once the client has left."""
+        """Send a non-empty chunk. No-op once the client has disconnected."""
         if self._flow.write_paused:
             await self._flow.drain()
         if not self._transport.is_closing():
@@ -45,14 +45,14 @@ class ChunkWriter:
 
 
 def offer(scope: Scope, transport: asyncio.Transport, flow: Flow) -> None:
-    """Put the short way into the scope of a request whose response may have chunks."""
+    """Put the transport into the ASGI scope, so that responses can use ChunkWriter."""
     if scope["http_version"] == "1.1":
         writer = ChunkWriter(transport, flow)
         scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: writer.write}
 
 
 def writer_of(scope: Scope, send: Send) -> Write:
-    """The way for the parts of this response's body."""
+    """Return the fastest way to send body chunks: the transport if offered, else ASGI `send`."""
 
     async def write(part: bytes) -> None:
         await send({"type": "http.response.body", "body": part, "more_body": True})

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client leaves first, it is cancelled and ClientLeft raised."""
+    """Await `work`; if the client disconnects first, cancel it and raise ClientLeft."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(client_leaves(receive))
     try:
@@ -27,13 +27,13 @@ async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -
 
 
 async def client_leaves(receive: Receive) -> None:
-    """Return when the client has closed its connection. The body must have been read before."""
+    """Return when the client disconnects. The body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def ended(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what still runs, and return when all of it has ended; its errors are dropped."""
+    """Cancel the tasks and wait for all of them; their exceptions are dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

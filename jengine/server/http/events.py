@@ -13,20 +13,20 @@ _END = b'"choices":[]}'
 
 
 class ChoiceEvents:
-    """Events of chunks that have one choice, and otherwise only what every chunk has."""
+    """Encoder of SSE events for chunks with one choice, which pre-encodes the constant fields."""
 
     def __init__(self, bare: msgspec.Struct) -> None:
-        """`bare`: a chunk without choices, whose fields behind them are all unset."""
+        """`bare`: the chunk without choices; its fields after `choices` must be unset."""
         data = _encoder.encode(bare)
         if not data.endswith(_END):
             raise ValueError(f"expected a chunk that ends with its choices, got {data!r}")
         self._head = b"data: " + data[: -len("]}")]
 
     def of(self, choice: msgspec.Struct) -> bytes:
-        """The event of the chunk with this choice."""
+        """Encode the chunk that has this choice."""
         return self._head + _encoder.encode(choice) + b"]}\n\n"
 
 
 def event(data: object) -> bytes:
-    """One event with this object as JSON."""
+    """Encode an object as one SSE `data:` event."""
     return b"data: " + _encoder.encode(data) + b"\n\n"

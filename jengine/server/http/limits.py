@@ -15,7 +15,7 @@ from jengine.server.settings import ServerSettings
 
 
 class RequestLimits:
-    """Refuses requests whose head or body is too large."""
+    """ASGI middleware: refuses requests whose head or body is too large."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
@@ -67,7 +67,7 @@ def bounded(receive: Receive, most: int) -> Receive:
 
 
 def too_large(most: int) -> ApiError:
-    """The error for a body of more than `most` bytes. The rest of it is not read."""
+    """ApiError 413. Closes the connection, since the rest of the body is not read."""
     return ApiError(
         413,
         f"The body is larger than {most} bytes, the most that is allowed. Send less at once.",

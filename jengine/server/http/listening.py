@@ -17,7 +17,7 @@ BACKLOG = 2048
 
 
 def listening_socket(settings: ServerSettings) -> socket.socket:
-    """A socket of host and port, or the Unix socket."""
+    """Bind a socket to host and port, or to the Unix socket's path."""
     if settings.uds is not None:
         return _unix_socket(settings.uds)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -51,7 +51,7 @@ def _unix_socket(path: str) -> socket.socket:
 
 
 def url_of(settings: ServerSettings, sock: socket.socket) -> str:
-    """Where people reach the server."""
+    """The server's URL as shown to users."""
     if settings.uds is not None:
         return f"unix:{settings.uds}"
     host, port = sock.getsockname()[:2]

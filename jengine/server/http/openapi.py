@@ -20,7 +20,7 @@ REFERENCE = "#/components/schemas/{name}"
 
 
 class Described(Protocol):
-    """A route as this document tells it."""
+    """What the OpenAPI document needs of a route."""
 
     @property
     def method(self) -> str: ...
@@ -39,7 +39,11 @@ Required = Mapping[type[msgspec.Struct], Sequence[str]]
 
 
 def document(routes: Iterable[Described], examples: Examples, required: Required) -> dict[str, Any]:
-    """The whole document. `required` are fields that answering asks for, if not decoding."""
+    """Build the OpenAPI document.
+
+    Args:
+        required: fields that the checks require though decoding does not.
+    """
     routes = list(routes)
     bodies = [route.body for route in routes if route.body is not None]
     schemas, components = msgspec.json.schema_components(
@@ -67,7 +71,7 @@ def document(routes: Iterable[Described], examples: Examples, required: Required
 
 
 def require(schema: dict[str, Any], names: Sequence[str]) -> None:
-    """Say in a body's schema that these fields must be there, and are not null."""
+    """Mark fields of a schema as required and not nullable."""
     schema["required"] = [*schema.get("required", ()), *names]
     for name in names:
         told = schema["properties"][name]
@@ -76,7 +80,7 @@ def require(schema: dict[str, Any], names: Sequence[str]) -> None:
 
 
 def operation(route: Described, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    """One route and method."""
+    """OpenAPI's operation object of one route and method."""
     error = {"application/json": {"schema": {"$ref": REFERENCE.format(name="ErrorBody")}}}
     found: dict[str, Any] = {
         "summary": (route.handler.__doc__ or "").strip().split("\n")[0],

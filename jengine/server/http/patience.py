@@ -18,7 +18,7 @@ HEAD_TIMEOUT = 10.0
 
 
 class PatientProtocol(H11Protocol):
-    """Closes a connection whose next request does not become complete."""
+    """HTTP protocol that closes a connection whose next request stays incomplete for too long."""
 
     _waiting: asyncio.TimerHandle | None = None
 

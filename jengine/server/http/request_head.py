@@ -19,7 +19,7 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def request_id_of(http: Request, given: str | None) -> str:
-    """The id from the header X-Request-Id, from the body, or a new one."""
+    """Request id: from X-Request-Id, else the body, else new."""
     for name, value in (("X-Request-Id", http.headers.get("x-request-id")), ("request_id", given)):
         if value is None:
             continue
@@ -34,7 +34,7 @@ def request_id_of(http: Request, given: str | None) -> str:
 
 
 def deadline_of(http: Request, usual: float | None) -> float | None:
-    """When the request must be over, on the event loop's clock; the header may only lower it."""
+    """Deadline on the event loop's clock. A request's header may only lower the server's timeout."""
     seconds = _seconds(http.headers.get("x-request-timeout"))
     if usual is not None:
         seconds = usual if seconds is None else min(seconds, usual)

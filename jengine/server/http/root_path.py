@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class RootPath:
-    """Tells the app its prefix: a proxy may strip it from requests or leave it on."""
+    """ASGI middleware that sets `root_path`, whether or not the proxy strips the prefix."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self.app = app

@@ -21,7 +21,7 @@ FINE = (
 
 
 class HttpCounters:
-    """The metrics, in a registry."""
+    """Prometheus metrics of HTTP requests, by handler, method and status."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -38,7 +38,7 @@ class HttpCounters:
         )  # fmt: skip
 
     def count(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count a request that was answered."""
+        """Record an answered request."""
         method = method if method in METHODS else "other"
         self.requests.labels(handler, method, f"{status // 100}xx").inc()
         self.seconds.labels(handler, method).observe(seconds)
@@ -46,14 +46,14 @@ class HttpCounters:
 
 
 class HttpMetrics:
-    """The layer. Routes put their path into the request's state as `handler`."""
+    """ASGI middleware that records requests. Routes put their path into the state as `handler`."""
 
     def __init__(self, app: ASGIApp, counters: HttpCounters) -> None:
         self.app = app
         self.counters = counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and count it when its response is complete or it has failed."""
+        """Run the app, and record the request when its response is complete or has failed."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -31,7 +31,7 @@ Chunks = AsyncGenerator[bytes, None]
 
 
 class EventStream(Response):
-    """The response of a stream whose first chunk, if it came in time, is known."""
+    """SSE response. The first chunk may be known already."""
 
     media_type = "text/event-stream"
 
@@ -90,9 +90,9 @@ class EventStream(Response):
 
 
 async def stream_response(receive: Receive, chunks: Chunks, keep_alive: float) -> EventStream:
-    """The response for a stream, once its first chunk is there or the client must hear something.
+    """Return an SSE response once the first chunk exists, or the first keep-alive is due.
 
-    An error before that is raised.
+    An exception before that is raised, so that it gets its HTTP status.
     """
     first: asyncio.Future[bytes] = asyncio.ensure_future(anext(chunks))
     leaving = asyncio.ensure_future(client_leaves(receive))

@@ -19,21 +19,21 @@ MEDIA = frozenset({"url", "data", "image_url", "image", "video", "file_data", "p
 
 @dataclass(frozen=True)
 class TextLimits:
-    """Bounds for each text, conversation or list of tools of a request."""
+    """Upper bounds of texts, messages and tools per request."""
 
     chars: int
     messages: int
 
     @classmethod
     def of(cls, chars: int | None, messages: int | None, max_model_len: int) -> TextLimits:
-        """The limits as set, or what no prompt of this context exceeds."""
+        """Return the configured limits; unset ones follow from the context length."""
         return cls(
             max(2**20, 16 * max_model_len) if chars is None else chars,
             max(1024, max_model_len // 4) if messages is None else messages,
         )
 
     def check(self, body: msgspec.Struct, size: int) -> None:
-        """Refuse a body of so many bytes for the texts and messages in its fields."""
+        """Refuse a body whose texts or conversations exceed the limits. `size`: bytes of the body."""
         for name in ("messages", "input"):
             self.check_messages(getattr(body, name, None), name)
         if size <= self.chars:
@@ -58,7 +58,7 @@ class TextLimits:
         self._check_chars(len(text), name)
 
     def check_tokens(self, tokens: Sequence[int], name: str) -> None:
-        """Refuse more tokens than a text of the greatest length has at most."""
+        """Refuse more token ids than the longest allowed text could have."""
         if len(tokens) > self.chars:
             raise ApiError(
                 400,
@@ -84,13 +84,12 @@ class TextLimits:
 
 
 def is_message(item: Any) -> bool:
-    """Whether a list with such an item is one of messages, not of texts or tokens."""
+    """Whether a list item is a chat message, rather than a text or token ids."""
     return isinstance(item, dict)
 
 
 def text_size(value: Any, enough: int) -> int:
-    """The characters in a value, and one for each list and object; counted until there are more
-    than enough."""
+    """Characters in a nested value, plus one per container; stops counting beyond `enough`."""
     count, left = 0, [value]
     while left and count <= enough:
         one = left.pop()
@@ -106,5 +105,5 @@ def text_size(value: Any, enough: int) -> int:
 
 
 def is_nested(item: Any) -> bool:
-    """Whether a field that may be media holds other fields."""
+    """Whether a content part is a container rather than media data."""
     return isinstance(item, Mapping)
