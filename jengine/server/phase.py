@@ -8,7 +8,7 @@ from jengine.server.errors import ApiError
 
 
 class Phase(Enum):
-    """One of the states of a server."""
+    """A server's state, from starting to dead."""
 
     STARTING = "starting"  # the engine loads and compiles
     SERVING = "serving"
@@ -19,12 +19,12 @@ class Phase(Enum):
 
     @property
     def takes_requests(self) -> bool:
-        """Whether requests should be sent here: they are taken, and answered soon."""
+        """Whether new requests are accepted and will be answered soon (readiness)."""
         return self in (Phase.SERVING, Phase.DEGRADED)
 
     @property
     def is_live(self) -> bool:
-        """Whether a supervisor should leave this process alone."""
+        """Whether an orchestrator should not restart this process (liveness)."""
         return self is not Phase.DEAD
 
 
@@ -36,7 +36,7 @@ WHY_NOT = {
 
 
 def check_serving(phase: Phase) -> None:
-    """Refuse a request that cannot be answered now. A stalled engine still queues them."""
+    """Raise ApiError 503 unless requests can be accepted. A stalled engine still queues them."""
     if phase is Phase.DEAD:
         raise ApiError(503, "The engine has stopped.", kind="InternalServerError")
     if phase in (Phase.STARTING, Phase.DRAINING):

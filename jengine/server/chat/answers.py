@@ -39,7 +39,7 @@ class Answer:
         forces_calls: bool = False,
         counter: ReasoningTokens | None = None,
     ) -> None:
-        """`counter` counts reasoning tokens incrementally; None where text must be tokenized again."""
+        """`counter` counts reasoning tokens incrementally; None: text is tokenized again."""
         self._parser = parser
         self._fields = reasoning_fields
         self._shows_reasoning = shows_reasoning

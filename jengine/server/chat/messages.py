@@ -62,7 +62,7 @@ def _refuse_media(content: Any, where: str) -> None:
 
 
 def _ready_assistant(message: dict[str, Any], where: str) -> None:
-    """Parse tool-call arguments to objects, and set reasoning under both names that templates use."""
+    """Parse tool-call arguments to objects, and set both names of the reasoning."""
     reasoning = message.get("reasoning", message.get("reasoning_content"))
     if reasoning is not None:
         message["reasoning"] = message["reasoning_content"] = reasoning

@@ -34,7 +34,7 @@ def request_id_of(http: Request, given: str | None) -> str:
 
 
 def deadline_of(http: Request, usual: float | None) -> float | None:
-    """Deadline on the event loop's clock. A request's header may only lower the server's timeout."""
+    """Deadline on the event loop's clock; the header may only lower the server's timeout."""
     seconds = _seconds(http.headers.get("x-request-timeout"))
     if usual is not None:
         seconds = usual if seconds is None else min(seconds, usual)

@@ -33,7 +33,7 @@ class TextLimits:
         )
 
     def check(self, body: msgspec.Struct, size: int) -> None:
-        """Refuse a body whose texts or conversations exceed the limits. `size`: bytes of the body."""
+        """Refuse a body whose texts or conversations exceed the limits. `size`: in bytes."""
         for name in ("messages", "input"):
             self.check_messages(getattr(body, name, None), name)
         if size <= self.chars:

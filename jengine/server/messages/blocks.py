@@ -17,7 +17,7 @@ Block = dict[str, Any]
 
 
 class Blocks:
-    """Blocks in the order of the answer; at most the last one is still open."""
+    """Content blocks of an Anthropic stream, in order; at most the last one is open."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -25,7 +25,7 @@ class Blocks:
         self._is_open = False
 
     def add(self, part: ChatPart) -> Iterator[Event]:
-        """The events of the next part."""
+        """Yield the events for the next message part."""
         match part:
             case Content(text):
                 yield from self._open({"type": "text", "text": ""})
@@ -44,7 +44,7 @@ class Blocks:
         self._texts.append(part.text)
 
     def close(self) -> Iterator[Event]:
-        """The events at the end of the open block, if there is one."""
+        """Yield the events that close the open block, if there is one."""
         if not self._is_open:
             return
         self._is_open = False
@@ -56,13 +56,15 @@ class Blocks:
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
     def end(self) -> Iterator[Event]:
-        """The last events. A message without any text has one empty block."""
+        """Yield the last block's closing events. A message without content gets one empty text
+        block.
+        """
         if not self.blocks:
             yield from self._open({"type": "text", "text": ""})
         yield from self.close()
 
     def _open(self, block: Block) -> Iterator[Event]:
-        """Begin a block, unless one of its kind is open."""
+        """Start a block of this kind, unless the open one is of that kind."""
         if self._is_open and self.blocks[-1]["type"] == block["type"]:
             return
         yield from self.close()
@@ -80,7 +82,7 @@ class Blocks:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Arguments as an object; empty if the answer's end has cut them off."""
+    """Parse a call's arguments; {} if they were cut off."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

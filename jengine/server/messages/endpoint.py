@@ -40,7 +40,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class MessageUsage(msgspec.Struct):
-    """How many tokens were read, without those that the cache had or has got, and written."""
+    """Anthropic's usage: input tokens outside the cache, cache reads and writes, output tokens."""
 
     input_tokens: int
     output_tokens: int
@@ -49,7 +49,7 @@ class MessageUsage(msgspec.Struct):
 
 
 class MessageObject(msgspec.Struct, kw_only=True):
-    """An answer, or its beginning."""
+    """Anthropic's message, also as its `message_start` form."""
 
     id: str
     type: str = "message"
@@ -67,7 +67,7 @@ async def messages(service: Service, http: Request) -> Response:
 
 
 async def count_tokens(service: Service, http: Request) -> Response:
-    """POST /v1/messages/count_tokens: how long the prompt would be."""
+    """POST /v1/messages/count_tokens: the number of prompt tokens."""
     return await _answered(http, _count(service, http))
 
 
@@ -86,7 +86,7 @@ async def _count(service: Service, http: Request) -> Response:
 
 
 async def _answered(http: Request, work: Awaitable[Response]) -> Response:
-    """The response, or the error as Anthropic's clients read it."""
+    """Await the response; errors take Anthropic's form."""
     try:
         return await work
     except Exception as error:  # noqa: BLE001 - the table of errors knows them all
@@ -108,7 +108,7 @@ def _chat_job(service: Service, http: Request, request: CountRequest) -> ChatJob
 
 
 class MessagesJob:
-    """One request for a message."""
+    """A request for a message, run as a chat completion."""
 
     stream_end = b""
 
@@ -121,11 +121,10 @@ class MessagesJob:
         self._splits_cached = service.settings.enable_prompt_tokens_details
 
     async def prepare(self) -> Prepared:
-        """Render the conversation."""
         return await self.chat.prepare()
 
     def whole(self, outputs: Sequence[RequestOutput]) -> MessageObject:
-        """The message that is not streamed."""
+        """Body of the JSON response."""
         output, blocks, reader = outputs[0], Blocks(), self.chat.texts.answer()
         one = output.outputs[0]
         for part in reader.parts(one, ends=True):
@@ -138,7 +137,6 @@ class MessagesJob:
         return message
 
     def chunks(self, outputs: Outputs) -> Chunks:
-        """The events of a stream."""
         return self._events(outputs)
 
     async def _events(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
@@ -187,7 +185,7 @@ class MessagesJob:
 
 
 def _stop(one: CompletionOutput, reader: Answer) -> tuple[str, str | None]:
-    """Why an answer ended, and the stop sequence that ended it."""
+    """Return Anthropic's stop_reason and stop_sequence."""
     reason = reader.finish_reason(one.finish_reason) or "stop"
     if reason == "stop" and isinstance(one.stop_reason, str):
         return "stop_sequence", one.stop_reason

@@ -26,7 +26,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model is to think first, and how many tokens at most if it is "enabled"."""
+    """Anthropic's `thinking`: whether to reason, and its token budget."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -34,14 +34,14 @@ class Thinking(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """The form of the answer, and how much effort it is worth."""
+    """Anthropic's `output_config`: output format and effort."""
 
     effort: Effort | None = None
     format: dict[str, Any] | None = None
 
 
 class ToolChoice(msgspec.Struct):
-    """Which tools the model may call."""
+    """Anthropic's `tool_choice`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -84,7 +84,7 @@ _COMMON = [name for name in CommonFields.__struct_fields__ if name in _SHARED]
 
 
 def as_chat(request: CountRequest) -> ChatRequest:
-    """The chat request with the same meaning."""
+    """Convert to the equivalent chat completion request."""
     if isinstance(request, MessagesRequest):
         if request.max_tokens is None:
             raise ApiError(400, "max_tokens is missing; expected at least 1.", param="max_tokens")
@@ -118,7 +118,7 @@ def as_chat(request: CountRequest) -> ChatRequest:
 
 
 def renamed(error: ApiError) -> ApiError:
-    """An error about a field of the chat request as one about the field that it came from."""
+    """Rename `param` of an error on the chat request to the field of this request."""
     name = _NAMES.get(error.param or "", error.param)
     return ApiError(error.status, error.message, param=name, kind=error.kind, headers=error.headers)
 

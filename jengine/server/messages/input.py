@@ -18,7 +18,7 @@ Block = dict[str, Any]
 def chat_messages(
     system: str | Sequence[Block] | None, given: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The same conversation. Results of tools become messages of their own."""
+    """Convert Anthropic's messages to OpenAI's; tool results become messages of role "tool"."""
     messages: list[dict[str, Any]] = []
     if system:
         messages.append({"role": "system", "content": _text(system, "system")})
@@ -81,7 +81,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> dict[str, Any]:
 
 
 def _user(blocks: Sequence[Block], where: str) -> Iterator[dict[str, Any]]:
-    """Results of tools first, as templates expect them right after the calls; then the text."""
+    """Yield tool results first, as templates expect them right after the calls, then the text."""
     texts = []
     for number, block in enumerate(blocks):
         path = f"{where}.content[{number}]"
@@ -102,7 +102,7 @@ def _user(blocks: Sequence[Block], where: str) -> Iterator[dict[str, Any]]:
 
 
 def _text(content: Any, where: str) -> str:
-    """The text of a string or of blocks of text."""
+    """Return the text of a string or of text blocks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

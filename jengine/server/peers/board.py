@@ -17,7 +17,7 @@ BYTES = 8  # of a number
 
 
 class Field(IntEnum):
-    """The numbers of one process."""
+    """A counter that each API process has on the board."""
 
     TAKEN = 0  # completions that run or wait
     WAITING_TOKENS = 1  # of prompts without an output
@@ -33,7 +33,7 @@ WORST_LAST = (
 
 
 class Board:
-    """The numbers of all processes, seen from one of them."""
+    """Shared-memory counters of all API processes; each number has one writer."""
 
     def __init__(self, memory: memoryview, index: int) -> None:
         self._numbers = memory.cast("q")
@@ -41,18 +41,18 @@ class Board:
 
     @classmethod
     def alone(cls) -> Board:
-        """The board of a server of one process."""
+        """A private board, for a server of one process."""
         return cls(memoryview(bytearray(len(Field) * BYTES)), 0)
 
     @classmethod
     def shared(cls, file: Path, index: int) -> Board:
-        """The board in a file that `create` has made."""
+        """Map the board's file, as process number `index`."""
         with file.open("r+b") as opened:
             return cls(memoryview(mmap.mmap(opened.fileno(), 0)), index)
 
     @staticmethod
     def create(file: Path, count: int) -> None:
-        """Make the file for so many processes, all of which are starting."""
+        """Create the file for `count` processes, all in the phase "starting"."""
         board = Board(memoryview(bytearray(count * len(Field) * BYTES)), 0)
         for index in range(count):
             board.index = index
@@ -62,28 +62,27 @@ class Board:
 
     @property
     def count(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
         return len(self._numbers) // len(Field)
 
     def add(self, field: Field, more: int) -> None:
-        """Add to one of this process's numbers."""
+        """Add to a counter of this process."""
         self._numbers[self.index * len(Field) + field] += more
 
     def note(self, field: Field, value: int) -> None:
-        """Set one of this process's numbers."""
+        """Set a counter of this process."""
         self._numbers[self.index * len(Field) + field] = value
 
     def own(self, field: Field) -> int:
-        """One of this process's numbers."""
+        """Return a counter of this process."""
         return self._numbers[self.index * len(Field) + field]
 
     def total(self, field: Field) -> int:
-        """The sum over all processes."""
+        """Sum a counter over all processes."""
         return sum(self._numbers[field :: len(Field)])
 
     @property
     def phase(self) -> Phase:
-        """This process's phase."""
         return WORST_LAST[self.own(Field.PHASE)]
 
     @phase.setter
@@ -91,11 +90,13 @@ class Board:
         self.note(Field.PHASE, WORST_LAST.index(phase))
 
     def beat(self) -> None:
-        """This process runs: its event loop has come round."""
+        """Heartbeat: this process's event loop is running."""
         self.note(Field.BEAT, _now())
 
     def worst_phase(self, silence: float) -> Phase:
-        """The server's phase. Another process without a beat for so many seconds stalls (0: no)."""
+        """Worst phase of all processes. One without a heartbeat for `silence` seconds counts as
+        stalled; 0: never.
+        """
         worst = max(self._numbers[Field.PHASE :: len(Field)])
         beats = [*self._numbers[Field.BEAT :: len(Field)]]
         beats[self.index] = now = _now()  # this one runs, or it could not ask

@@ -37,21 +37,21 @@ Handler = Callable[[Question[Any]], Awaitable[Any]]
 
 
 class Peers:
-    """The other API processes of this server; none for a server of one process."""
+    """Connections to the server's other API processes; none if it has only one."""
 
     def __init__(self, board: Board, folder: Path | None = None) -> None:
-        """`folder` has the processes' sockets."""
+        """`folder` holds the processes' Unix sockets."""
         self.board = board
         self._folder = folder
         self._server: asyncio.Server | None = None  # which uvloop closes when nobody holds it
 
     @property
     def count(self) -> int:
-        """All processes, this one included."""
+        """Number of API processes, this one included."""
         return self.board.count
 
     async def serve(self, handler: Handler) -> asyncio.Server | None:
-        """Answer the questions of others from now on."""
+        """Start to answer requests of the other processes."""
         if self._folder is None:
             return None
 
@@ -65,14 +65,18 @@ class Peers:
         return self._server
 
     async def ask(self, question: Question[A], seconds: float | None = SECONDS) -> list[A]:
-        """The answers of all others, in their order. PeerError if one gives none."""
+        """Ask all others and return their answers in order.
+
+        Raises:
+            PeerError: one of them did not answer within `seconds`.
+        """
         others = [index for index in range(self.count) if index != self.board.index]
         return await asyncio.gather(*(self.ask_one(one, question, seconds) for one in others))
 
     async def ask_one(
         self, index: int, question: Question[A], seconds: float | None = SECONDS
     ) -> A:
-        """The answer of one process."""
+        """Ask one process. Raises PeerError as `ask`."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._asked(index, question)

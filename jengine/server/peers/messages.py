@@ -17,36 +17,36 @@ A = TypeVar("A")
 
 
 class StoredFrame(msgspec.Struct, frozen=True):
-    """A stored response on its way: the response as JSON, and the items of its conversation."""
+    """A stored response: its JSON, and the items of its conversation."""
 
     response: bytes
     items: list[dict[str, Any]]
 
 
 class AskFamilies(Question[list[Family]], frozen=True):
-    """The metrics of this process alone."""
+    """Ask for the process's own metrics."""
 
 
 class GetResponse(Question[StoredFrame | None], frozen=True):
-    """A stored response of /v1/responses."""
+    """Ask for a stored response of /v1/responses."""
 
     response_id: str
 
 
 class RemoveResponse(Question[bool], frozen=True):
-    """Forget a stored response; whether it was there."""
+    """Delete a stored response. Answer: whether it existed."""
 
     response_id: str
 
 
 class AbortRequests(Question[int], frozen=True):
-    """End requests by their ids, or all; how many there were."""
+    """Abort requests by id, or all. Answer: how many were aborted."""
 
     request_ids: list[str] | None
 
 
 class Pause(Question[None], frozen=True):
-    """Run no more steps for this process's requests."""
+    """Stop stepping for this process's requests."""
 
     mode: PauseMode
     refusal: str | None = None  # of requests that come meanwhile
@@ -57,7 +57,7 @@ class Resume(Question[None], frozen=True):
 
 
 class LoadAdapter(Question[str], frozen=True):
-    """Offer a LoRA adapter under a name; what to say to the client."""
+    """Register a LoRA adapter under a name. Answer: the message for the client."""
 
     name: str
     folder: str
@@ -65,19 +65,19 @@ class LoadAdapter(Question[str], frozen=True):
 
 
 class UnloadAdapter(Question[str], frozen=True):
-    """Offer an adapter no longer."""
+    """Remove a LoRA adapter."""
 
     name: str
 
 
 class Refusal(Message, frozen=True):
-    """Why there is no answer."""
+    """The question failed, and why."""
 
     text: str
 
 
 class Answer(Message, frozen=True):
-    """The answer, whose type follows from the question."""
+    """The answer, of the type that belongs to the question."""
 
     value: bytes
 
@@ -92,11 +92,11 @@ _decode_reply = msgspec.msgpack.Decoder(Answer | Refusal).decode
 
 
 class PeerError(RuntimeError):
-    """Another API process gave no answer."""
+    """Another API process did not answer."""
 
 
 def answered(question: Question[A], reply: bytes) -> A:
-    """The value in a reply; a PeerError if it is a refusal."""
+    """Unwrap a reply. Raises PeerError if it is a Refusal."""
     match _decode_reply(reply):
         case Refusal(text):
             raise PeerError(text)

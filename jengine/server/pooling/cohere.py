@@ -44,7 +44,7 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
     priority: Priority | None = None
 
     def checked(self) -> EmbeddingRequest:
-        """The same request as one of OpenAI's, without its inputs."""
+        """Convert to the equivalent request of OpenAI's API, without the inputs."""
         given = [one for one in (self.texts, self.images, self.inputs) if one is not None]
         if len(given) != 1 or not given[0]:
             raise ApiError(
@@ -78,21 +78,21 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class Billed(msgspec.Struct):
-    """Tokens that were read."""
+    """Cohere's `billed_units`."""
 
     input_tokens: int
     image_tokens: int = 0
 
 
 class Told(msgspec.Struct):
-    """What Cohere's clients read beside the embeddings."""
+    """Cohere's `meta`."""
 
     billed_units: Billed
     api_version: dict[str, str] = msgspec.field(default_factory=lambda: {"version": "2"})
 
 
 class EmbedResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Embeddings by their type."""
+    """Embeddings by requested type."""
 
     id: str
     embeddings: dict[str, list[Any]]
@@ -109,7 +109,7 @@ async def embed(service: Service, http: Request) -> Response:
 
 
 class EmbedJob(PoolingJob):
-    """One request for embeddings."""
+    """A /v2/embed request."""
 
     prefix = "embd"
 
@@ -120,7 +120,7 @@ class EmbedJob(PoolingJob):
         self.before = self._named_prompt()
 
     def count(self) -> int:
-        """One prompt for each text, or for each list of parts."""
+        """Number of prompts: one per text or per list of content parts."""
         found = self.asked.texts or self.asked.inputs or []
         most = self.service.settings.max_prompts
         if len(found) > most:
@@ -131,8 +131,9 @@ class EmbedJob(PoolingJob):
         return len(found)
 
     def prompts(self) -> list[Any]:
-        """Texts after their prompt; conversations, with it as what the system says, where the
-        model has a template for them."""
+        """Texts with the model's prefix prepended. With a chat template, conversations whose system
+        message is the prefix.
+        """
         rendering, how = self.service.live.rendering, self.request.tokenization()
         if self.asked.inputs is not None:
             talks = [self._conversation(parts_of(one)) for one in self.asked.inputs]
@@ -144,7 +145,7 @@ class EmbedJob(PoolingJob):
         return [rendering.prompt(self.before + one, how) for one in texts]
 
     def body(self, pooled: Pooled) -> EmbedResponse:
-        """The embeddings in every type that was asked for."""
+        """Embeddings of all prompts, in every requested type."""
         self._check_lengths(pooled)
         rows = [one.outputs.data for one in pooled]
         return EmbedResponse(
@@ -187,7 +188,7 @@ class EmbedJob(PoolingJob):
         )
 
     def _check_lengths(self, pooled: Pooled) -> None:
-        """Refuse texts that are longer than asked for, and were not to be cut."""
+        """With truncate="NONE", refuse texts that exceed the maximum length."""
         most = self.asked.max_tokens
         if most is None or self.asked.truncate != "NONE":
             return
@@ -202,7 +203,7 @@ class EmbedJob(PoolingJob):
 
 
 def parts_of(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """The texts of one of `inputs`."""
+    """Text parts of one item of `inputs`."""
     parts = given.get("content")
     if not isinstance(parts, list) or not parts:
         raise ApiError(400, "inputs: expected objects with a list as content.", param="inputs")
@@ -216,7 +217,7 @@ def parts_of(given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def bits(rows: list[np.ndarray], lowest: int) -> list[list[int]]:
-    """A bit for each number, whether it is at least 0, eight of them in a byte from `lowest` on."""
+    """Pack the signs of 8 numbers into a byte (1: >= 0); `lowest` is added to each byte."""
     matrix = np.stack(rows)
     if matrix.shape[1] % 8:
         raise ApiError(

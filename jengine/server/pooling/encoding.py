@@ -21,7 +21,7 @@ DTYPES: dict[str, Any] = {
 
 
 def raw_bytes(data: np.ndarray, request: EncodedFields) -> bytes:
-    """The numbers in the dtype and order of bytes that were asked for."""
+    """Cast to the requested dtype and byte order."""
     found = np.ascontiguousarray(data.astype(DTYPES[request.embed_dtype or "float32"]))
     wanted = request.endianness or "native"
     if wanted in ("native", sys.byteorder) or found.itemsize == 1:
@@ -30,7 +30,7 @@ def raw_bytes(data: np.ndarray, request: EncodedFields) -> bytes:
 
 
 def encoded(data: np.ndarray, request: EncodedFields) -> list[Any] | str:
-    """The numbers for JSON."""
+    """Encode numbers for JSON: a list, or base64."""
     if request.encoding_format == "base64":
         return base64.b64encode(raw_bytes(data, request)).decode("ascii")
     return data.tolist()

@@ -28,7 +28,7 @@ from jengine.server.serving.service import Service
 
 
 async def embeddings(service: Service, http: Request) -> Response:
-    """The embedding of each input."""
+    """Embed each input."""
     strict = service.settings.strict_requests
     request = await read_body(http, EmbeddingRequest, strict=strict)
     request.check_encoding()
@@ -37,7 +37,7 @@ async def embeddings(service: Service, http: Request) -> Response:
 
 
 async def pooling(service: Service, http: Request) -> Response:
-    """What each input is pooled to, by the model's task."""
+    """Pool each input by the model's task."""
     request = await read_body(http, PoolingRequest, strict=service.settings.strict_requests)
     request.check_encoding()
     if request.dimensions is not None:
@@ -52,24 +52,24 @@ async def pooling(service: Service, http: Request) -> Response:
 
 
 async def classify(service: Service, http: Request) -> Response:
-    """The probabilities of classes for each input."""
+    """Classify each input."""
     request = await read_body(http, ClassifyRequest, strict=service.settings.strict_requests)
     require(service, "classify", "/classify")
     return await answer(service, http, ClassifyJob(service, http, request, "classify"))
 
 
 def own_task(service: Service) -> str:
-    """The task of the model, which pools."""
+    """The model's pooling task."""
     found = service.check_serving().front.session.input_processor.pooling
     assert found is not None, "the route is for pooling models"
     return found.config.task
 
 
 class EncodedJob(InputJob):
-    """A job whose numbers may come as bytes."""
+    """A pooling job whose numbers may be returned as binary data."""
 
     def numbers(self, pooled: Pooled) -> Response:
-        """The rows of all inputs as bytes, one after the other, described in a header."""
+        """A response with the rows of all inputs as concatenated bytes, described by a header."""
         request = cast(EncodedFields, self.request)
         parts = [raw_bytes(one.outputs.data, request) for one in pooled]
         if request.encoding_format == "bytes_only":
@@ -97,33 +97,28 @@ class EncodedJob(InputJob):
 
 
 class EmbeddingJob(EncodedJob):
-    """One request for embeddings."""
-
     prefix = "embd"
 
     def item(self, index: int, data: np.ndarray) -> EmbeddingData:
-        """An embedding."""
         request = cast(EmbeddingRequest, self.request)
         return EmbeddingData(index=index, embedding=encoded(data, request))
 
 
 class PoolJob(EncodedJob):
-    """One request for whatever the model pools to."""
+    """A /pooling request."""
 
     prefix = "pool"
 
     def item(self, index: int, data: np.ndarray) -> PoolingData:
-        """A row, or a row for each token."""
+        """One vector, or one per token."""
         return PoolingData(index=index, data=encoded(data, cast(PoolingRequest, self.request)))
 
 
 class ClassifyJob(InputJob):
-    """One request for classes."""
-
     prefix = "classify"
 
     def item(self, index: int, data: np.ndarray) -> ClassData:
-        """The classes of an input, and the likeliest one."""
+        """Class probabilities of an input, with the argmax label."""
         best, names = int(np.argmax(data)), self.pooling.model("classify").config.label_names
         return ClassData(
             index=index,
@@ -134,7 +129,7 @@ class ClassifyJob(InputJob):
 
 
 async def encoded_answer(service: Service, http: Request, job: EncodedJob) -> Response:
-    """The response of a job, as JSON or as bytes."""
+    """Run a job and return its response, in JSON or binary."""
     as_bytes = cast(EncodedFields, job.request).encoding_format in ("bytes", "bytes_only")
     if not as_bytes:
         return await answer(service, http, job)

@@ -44,7 +44,7 @@ ENDIANNESS = ("native", "big", "little")
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
-    """Fields of every request. null means unset."""
+    """Fields of all pooling requests; null means unset."""
 
     model: str | None = None
     user: str | None = None
@@ -58,7 +58,7 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     normalize: bool | None = None  # refused: vLLM has removed it
 
     def tokenization(self, *, add_special_tokens: bool | None = None) -> Tokenization:
-        """How its texts become tokens."""
+        """Tokenizer options (special tokens, truncation)."""
         given = {
             "add_special_tokens": add_special_tokens,
             "truncate_prompt_tokens": self.truncate_prompt_tokens,
@@ -69,7 +69,7 @@ class PoolingFields(msgspec.Struct, kw_only=True):
 
 
 class InputFields(PoolingFields, kw_only=True):
-    """What is pooled: texts or token ids under `input`, or a conversation under `messages`."""
+    """`input` (texts or token ids) or `messages` (a conversation)."""
 
     input: Input | None = None
     messages: list[Any] | None = None
@@ -81,7 +81,7 @@ class InputFields(PoolingFields, kw_only=True):
 
 
 class EncodedFields(InputFields, kw_only=True):
-    """Requests whose results may come as bytes."""
+    """Fields that choose encoding, dtype and byte order of the result."""
 
     encoding_format: str | None = None
     embed_dtype: str | None = None
@@ -89,7 +89,7 @@ class EncodedFields(InputFields, kw_only=True):
     dimensions: int | None = None
 
     def check_encoding(self) -> None:
-        """Refuse encodings that do not exist."""
+        """Raise ApiError for unknown encodings or dtypes."""
         for name, known in (
             ("encoding_format", ENCODINGS), ("embed_dtype", DTYPES), ("endianness", ENDIANNESS),
         ):  # fmt: skip
@@ -115,7 +115,7 @@ class ClassifyRequest(InputFields, kw_only=True):
 
 
 class ScoringFields(PoolingFields, kw_only=True):
-    """Fields of requests for scores of pairs."""
+    """Fields of requests that score pairs of texts."""
 
     max_tokens_per_query: AmountOrNone | None = None
     max_tokens_per_doc: AmountOrNone | None = None
@@ -124,14 +124,14 @@ class ScoringFields(PoolingFields, kw_only=True):
 
     @property
     def template_kwargs(self) -> dict[str, Any] | None:
-        """The variables of a template."""
+        """Variables for the score template."""
         if self.instruction is None:
             return self.chat_template_kwargs
         return {"instruction": self.instruction, **(self.chat_template_kwargs or {})}
 
 
 class ScoreRequest(ScoringFields, kw_only=True):
-    """The body of POST /score: two sides, by any of their names."""
+    """Body of POST /score; each side has several accepted names."""
 
     data_1: Texts | None = None
     data_2: Texts | None = None
@@ -143,7 +143,7 @@ class ScoreRequest(ScoringFields, kw_only=True):
 
     @property
     def sides(self) -> tuple[Any, Any]:
-        """What is given as the first and the second texts."""
+        """Return the queries and the documents."""
         named = (
             ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"),
             ("text_1", "text_2"),
@@ -167,7 +167,7 @@ class RerankRequest(ScoringFields, kw_only=True):
 
 
 def check_common(request: PoolingFields) -> None:
-    """Refuse what no endpoint can do."""
+    """Raise ApiError for field values that no pooling endpoint supports."""
     if request.normalize is not None:
         raise ApiError(
             400,
@@ -177,7 +177,7 @@ def check_common(request: PoolingFields) -> None:
 
 
 def inputs_of(request: InputFields, settings: ServerSettings) -> list[Any]:
-    """The inputs, each of them a text, token ids or a conversation."""
+    """Return the inputs; each is a text, token ids or a conversation."""
     given = request.messages if request.messages is not None else request.input
     name = "input" if request.messages is None else "messages"
     if given is None or given in ("", []):

@@ -33,7 +33,7 @@ Pooled = Sequence[PoolingRequestOutput[PoolingOutput]]
 
 
 def require(service: Service, task: PoolingTask, path: str) -> None:
-    """404, as where a route is not there, if the model does another task."""
+    """Raise ApiError 404 if the model's task is another one."""
     found = service.check_serving().front.session.input_processor.pooling
     assert found is not None, "the route is for pooling models"
     try:
@@ -45,7 +45,7 @@ def require(service: Service, task: PoolingTask, path: str) -> None:
 
 
 class PoolingJob:
-    """A checked request. Subclasses say what is pooled and write the body."""
+    """A validated pooling request. Subclasses define prompts and response body."""
 
     stream = False
     stream_end = DONE
@@ -68,19 +68,17 @@ class PoolingJob:
         self.places = self.count()
 
     def count(self) -> int:
-        """How many prompts there are."""
+        """Number of prompts."""
         raise NotImplementedError
 
     def prompts(self) -> list[Any]:
-        """The rendered prompts. Runs in a thread."""
+        """Rendered prompts. Called in a thread."""
         raise NotImplementedError
 
     def body(self, pooled: Pooled) -> msgspec.Struct:
-        """The body of the response."""
         raise NotImplementedError
 
     async def prepare(self) -> Prepared:
-        """Tokenize the prompts."""
         given = msgspec.structs.asdict(self.given)
         doubtful = given.get("chat_template") is not None
         lane = self.service.live.rendering.lane(given, doubtful=doubtful)
@@ -92,11 +90,10 @@ class PoolingJob:
         return Prepared(prompts, params, self.request.priority or 0, self.adapter)
 
     def pooled(self, outputs: Sequence[RequestOutput]) -> Pooled:
-        """What the prompts were pooled to."""
+        """Collect the pooled results of all prompts."""
         return [self.pooling.output(one, self.params) for one in outputs]
 
     def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
-        """The body of the response."""
         return self.body(self.pooled(outputs))
 
     def chunks(self, outputs: Outputs) -> Chunks:
@@ -104,14 +101,14 @@ class PoolingJob:
         raise AssertionError("a pooled answer is not streamed")
 
     def listed(self, pooled: Pooled, data: list[Any]) -> ListResponse:
-        """A body with a list of items."""
+        """Build OpenAI's list response."""
         return ListResponse(
             id=self.request_id, created=self.created, model=self.model, data=data,
             usage=self.usage(pooled),
         )  # fmt: skip
 
     def usage(self, pooled: Pooled) -> Usage:
-        """The tokens that were read."""
+        """Count prompt tokens."""
         wanted = self.service.settings.enable_prompt_tokens_details
         cached = sum(max(one.num_cached_tokens, 0) for one in pooled) if wanted else None
         return usage(sum(len(one.prompt_token_ids) for one in pooled), 0, cached)
@@ -125,15 +122,15 @@ class PoolingJob:
 
 
 class InputJob(PoolingJob):
-    """Pools each input by itself. Subclasses say what an item of the response is."""
+    """Pools each input separately. Subclasses define the item of the response."""
 
     def count(self) -> int:
-        """One prompt for each input."""
+        """Number of inputs."""
         self.inputs = inputs_of(cast(InputFields, self.request), self.service.settings)
         return len(self.inputs)
 
     def prompts(self) -> list[Any]:
-        """Texts and token ids as they are, conversations by their template."""
+        """Texts and token ids unchanged, conversations rendered by the chat template."""
         request = cast(InputFields, self.request)
         rendering = self.service.live.rendering
         special = request.add_special_tokens
@@ -143,11 +140,10 @@ class InputJob(PoolingJob):
         return [rendering.prompt(one, how) for one in self.inputs]
 
     def item(self, index: int, data: np.ndarray) -> msgspec.Struct:
-        """What the response has for one input."""
+        """Response item of one input."""
         raise NotImplementedError
 
     def body(self, pooled: Pooled) -> ListResponse:
-        """An item for each input."""
         items = [self.item(index, one.outputs.data) for index, one in enumerate(pooled)]
         return self.listed(pooled, items)
 

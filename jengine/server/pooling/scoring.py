@@ -28,7 +28,7 @@ from jengine.server.serving.service import Service
 
 
 async def score(service: Service, http: Request) -> Response:
-    """The score of each pair."""
+    """Score each pair of texts."""
     request = await read_body(http, ScoreRequest, strict=service.settings.strict_requests)
     scoring = scoring_of(service, "/score")
     first, second = request.sides
@@ -37,7 +37,7 @@ async def score(service: Service, http: Request) -> Response:
 
 
 async def rerank(service: Service, http: Request) -> Response:
-    """The documents, the best first."""
+    """Rank documents by relevance to a query."""
     request = await read_body(http, RerankRequest, strict=service.settings.strict_requests)
     scoring = scoring_of(service, "/rerank")
     for name in ("query", "documents"):
@@ -52,7 +52,7 @@ async def rerank(service: Service, http: Request) -> Response:
 
 
 def scoring_of(service: Service, path: str) -> Scoring:
-    """Scores with the model; 404, as where the route is not there, if it has none."""
+    """Return the model's scorer. Raises ApiError 404 if it cannot score pairs."""
     try:
         return Scoring(Pooling(service.check_serving().front, "server"))
     except RequestError as error:
@@ -60,7 +60,7 @@ def scoring_of(service: Service, path: str) -> Scoring:
 
 
 class PairsJob(PoolingJob):
-    """A request about pairs of texts."""
+    """A request that scores pairs of texts."""
 
     prefix = "score"
 
@@ -79,12 +79,12 @@ class PairsJob(PoolingJob):
         super().__init__(service, http, request, scoring.task)
 
     def count(self) -> int:
-        """A prompt for each pair, or for each text."""
+        """Number of prompts: one per pair (cross-encoder) or per text (bi-encoder)."""
         alone = self.scoring.task != "classify"
         return len(self.pairs.documents) + (len(self.pairs.queries) if alone else 0)
 
     def prompts(self) -> list[Any]:
-        """The pairs, or the texts."""
+        """Joint prompts of pairs, or single texts for a bi-encoder."""
         request = cast(ScoringFields, self.request)
         limits = Limits(request.max_tokens_per_query or 0, request.max_tokens_per_doc or 0)
         template = self.service.live.engine.args.chat_template
@@ -94,25 +94,20 @@ class PairsJob(PoolingJob):
         )  # fmt: skip
 
     def scored(self, pooled: Pooled) -> list[ScoringRequestOutput]:
-        """The score of each pair."""
+        """Relevance score of each pair."""
         return self.scoring.outputs(self.pairs, pooled)
 
 
 class ScoreJob(PairsJob):
-    """One request for scores."""
-
     def body(self, pooled: Pooled) -> ListResponse:
-        """A score for each pair."""
         scores = self.scored(pooled)
         data = [ScoreData(index=index, score=one.outputs.score) for index, one in enumerate(scores)]
         return self.listed(pooled, data)
 
 
 class RerankJob(PairsJob):
-    """One request for a ranking."""
-
     def body(self, pooled: Pooled) -> RankResponse:
-        """The documents, the best first."""
+        """Documents by descending score, at most top_n."""
         scores = self.scored(pooled)
         results = [
             RankedItem(

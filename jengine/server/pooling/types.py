@@ -18,7 +18,7 @@ class EmbeddingData(msgspec.Struct, kw_only=True):
 
 
 class PoolingData(msgspec.Struct, kw_only=True):
-    """What one input was pooled to."""
+    """Pooled result of one input."""
 
     index: int
     object: str = "pooling"
@@ -26,7 +26,7 @@ class PoolingData(msgspec.Struct, kw_only=True):
 
 
 class ListResponse(msgspec.Struct, kw_only=True):
-    """One item for each input."""
+    """OpenAI's list object: one item per input."""
 
     id: str
     object: str = "list"
@@ -37,7 +37,7 @@ class ListResponse(msgspec.Struct, kw_only=True):
 
 
 class ClassData(msgspec.Struct, kw_only=True):
-    """The classes of one input, and the likeliest one."""
+    """Class probabilities of one input, with the argmax label."""
 
     index: int
     label: str | None
@@ -54,14 +54,14 @@ class ScoreData(msgspec.Struct, kw_only=True):
 
 
 class RankedDocument(msgspec.Struct, kw_only=True):
-    """A document as it was given."""
+    """The document's text, as given."""
 
     text: str | None = None
     multi_modal: None = None
 
 
 class RankedItem(msgspec.Struct, kw_only=True):
-    """One document of a ranking."""
+    """A document's index and relevance score."""
 
     index: int
     document: RankedDocument
@@ -69,14 +69,12 @@ class RankedItem(msgspec.Struct, kw_only=True):
 
 
 class RankUsage(msgspec.Struct):
-    """The tokens of a ranking."""
-
     prompt_tokens: int
     total_tokens: int
 
 
 class RankResponse(msgspec.Struct, kw_only=True):
-    """Documents, the best first."""
+    """Documents by descending score."""
 
     id: str
     model: str

@@ -59,7 +59,7 @@ async def delete_response(service: Service, http: Request) -> Response:
 
 
 async def cancel_response(service: Service, http: Request) -> Response:
-    """POST /v1/responses/{id}/cancel: end a response that another request is waiting for."""
+    """POST /v1/responses/{id}/cancel: abort a response that is still generated."""
     response_id = http.path_params["response_id"]
     response = (await _stored(service, response_id)).response
     if response.status != "in_progress":
@@ -85,7 +85,7 @@ async def _stored(
 
 
 class ResponsesJob:
-    """One request for a response."""
+    """A /v1/responses request, run as a chat completion."""
 
     stream_end = b""
 
@@ -96,7 +96,7 @@ class ResponsesJob:
         request: ResponsesRequest,
         earlier: Sequence[Item],
     ) -> None:
-        """`earlier` is the conversation that the request goes on from."""
+        """`earlier`: items of the conversation named by previous_response_id."""
         settings = service.settings
         self.stream = bool(request.stream)
         self.places = 1
@@ -115,7 +115,6 @@ class ResponsesJob:
         )
 
     async def prepare(self) -> Prepared:
-        """Render the conversation."""
         try:
             prepared = await self.chat.prepare()
         except ApiError as error:
@@ -126,12 +125,11 @@ class ResponsesJob:
         return prepared
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
-        """The response that is not streamed."""
+        """Body of the JSON response."""
         self.progress.advance(outputs[0])
         return self.progress.end()[1]
 
     def chunks(self, outputs: Outputs) -> Chunks:
-        """The events of a stream."""
         return ResponseEvents(self.progress).of(outputs)
 
 

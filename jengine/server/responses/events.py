@@ -17,42 +17,42 @@ _encoder = msgspec.json.Encoder()
 
 
 class Progress(Protocol):
-    """One response while its answer comes."""
+    """Builds the events of one response from outputs."""
 
     def begin(self) -> ResponseObject:
-        """The response before its first item."""
+        """The response object before its first item."""
         ...
 
     def advance(self, output: RequestOutput) -> list[Event]:
-        """The events of the next output."""
+        """Events of the next engine output."""
         ...
 
     async def count_reasoning(self) -> None:
-        """Count the tokens of reasoning, which `end` needs."""
+        """Tokenize the reasoning to count it; to be called before `end`."""
         ...
 
     def end(self) -> tuple[list[Event], ResponseObject]:
-        """The last events of items, and the finished response."""
+        """Return the closing events, and the completed response."""
         ...
 
     def fail(self, message: str) -> ResponseObject:
-        """The response of an answer that an error has ended."""
+        """Return the failed response."""
         ...
 
     def give_up(self) -> None:
-        """The client has left, or the answer failed. Without effect after the end."""
+        """Cancelled by disconnect or error. No-op after `end`."""
         ...
 
 
 class ResponseEvents:
-    """The events of one response. Those that announce it come with the first output."""
+    """SSE events of one response. `response.created` is sent with the first output."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._number = 0
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
-        """All events. An error before the first one is raised, a later one is told."""
+        """Yield all events. An error before the first one is raised; later ones become events."""
         progress, begun = self._progress, False
         try:
             async for _, output in outputs:

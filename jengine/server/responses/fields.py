@@ -35,7 +35,7 @@ _NAMES = {
 
 
 class ReasoningOptions(msgspec.Struct):
-    """How much the model is to think."""
+    """OpenAI's `reasoning`: effort and summary."""
 
     effort: Effort | None = None
     summary: str | None = None
@@ -43,7 +43,7 @@ class ReasoningOptions(msgspec.Struct):
 
 
 class TextOptions(msgspec.Struct):
-    """The form of the answer's text."""
+    """OpenAI's `text`: output format and verbosity."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -80,17 +80,17 @@ class ResponsesRequest(CommonFields, kw_only=True):
 
     @property
     def shows_logprobs(self) -> bool:
-        """Whether the answer brings log-probabilities."""
+        """Whether `include` requests output log-probabilities."""
         return LOGPROBS in (self.include or ())
 
     @property
     def is_stored(self) -> bool:
-        """Whether later requests may ask for the response or go on from it."""
+        """Whether the response is kept for GET and previous_response_id."""
         return self.store is not False
 
 
 def check_responses(request: ResponsesRequest, settings: ServerSettings) -> None:
-    """Refuse what is not built; the rest is checked as a chat."""
+    """Raise ApiError for unsupported fields; the rest is checked as a chat."""
     for name, advice in (
         ("background", "Leave it out and wait for the response, or stream it."),
         ("conversation", "Send previous_response_id, or the items as input."),
@@ -133,7 +133,7 @@ def _check_include(request: ResponsesRequest, has_parsers: bool) -> None:
 def as_chat(
     request: ResponsesRequest, messages: Sequence[dict[str, Any]], max_model_len: int
 ) -> ChatRequest:
-    """The chat request with the same meaning."""
+    """Convert to the equivalent chat completion request."""
     fields = {name: getattr(request, name) for name in CommonFields.__struct_fields__}
     if request.truncation == "auto":
         kept = max_model_len - (request.max_output_tokens or max_model_len // 4)
@@ -155,7 +155,7 @@ def as_chat(
 
 
 def renamed(error: ApiError) -> ApiError:
-    """An error about a field of the chat request as one about the field that it came from."""
+    """Rename `param` of an error on the chat request to the field of this request."""
     name = _NAMES.get(error.param or "", error.param)
     return ApiError(error.status, error.message, param=name, kind=error.kind, headers=error.headers)
 

@@ -16,14 +16,16 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text",
 
 
 def input_items(given: str | Sequence[Item]) -> list[Item]:
-    """The items of a request's input."""
+    """Normalise `input` to a list of items."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return list(given)
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Messages with the same content; what an assistant thought, wrote and called is one."""
+    """Convert items to chat messages. Consecutive reasoning, text and calls become one assistant
+    message.
+    """
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -74,7 +76,9 @@ def _add_message(messages: list[dict[str, Any]], item: Item, where: str) -> None
 
 
 def _assistant(messages: list[dict[str, Any]], *new: str) -> dict[str, Any]:
-    """The assistant's message that is being put together, if it has none of `new`; else another."""
+    """Return the last message if it is an assistant's without any of the keys `new`; else append
+    one.
+    """
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(name in last for name in new):
         messages.append({"role": "assistant"})
@@ -82,7 +86,7 @@ def _assistant(messages: list[dict[str, Any]], *new: str) -> dict[str, Any]:
 
 
 def _text(content: Any, where: str) -> str:
-    """The text of a string or of a list of parts."""
+    """Return the text of a string or of content parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

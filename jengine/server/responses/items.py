@@ -18,12 +18,12 @@ Item = dict[str, Any]
 
 
 def new_id(prefix: str) -> str:
-    """An id in the form of OpenAI's."""
+    """Random id in OpenAI's form, `prefix_...`."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
 class OutputItems:
-    """Items in the order of the answer; at most the last one is still open."""
+    """Output items of a response, in order; at most the last one is open."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -33,7 +33,7 @@ class OutputItems:
         self._is_open = False
 
     def add(self, part: ChatPart) -> Iterator[Event]:
-        """The events of the next part."""
+        """Yield the events for the next message part."""
         match part:
             case Content():
                 yield from self._open("message", _message)
@@ -50,11 +50,11 @@ class OutputItems:
                 yield from self._delta("response.function_call_arguments", part.text)
 
     def score(self, logprobs: Sequence[Any]) -> None:
-        """Log-probabilities of the tokens that the next content comes from."""
+        """Log-probabilities that belong to the next content part."""
         self._waiting += logprobs
 
     def close(self, status: str) -> Iterator[Event]:
-        """The events at the end of the open item, if there is one."""
+        """Yield the events that close the open item, if there is one."""
         if not self._is_open:
             return
         self._is_open = False
@@ -80,7 +80,7 @@ class OutputItems:
         yield self._event("response.content_part.done", content_index=0, part=part)
 
     def _open(self, kind: str, make: Callable[[], Item]) -> Iterator[Event]:
-        """Begin an item, unless one of its kind is open."""
+        """Start an item of this kind, unless the open one is of that kind."""
         if self._is_open and self.items[-1]["type"] == kind:
             return
         yield from self.close("completed")

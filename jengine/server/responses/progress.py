@@ -28,7 +28,7 @@ _STATUSES = {"length": "incomplete", "abort": "cancelled"}
 
 
 class ResponseProgress:
-    """The state of one response. `items` is the conversation before it."""
+    """Builds one response incrementally. `items`: the conversation before it."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ResponseProgress:
         self._is_prepared = self._over = False
 
     def prepared(self, params: SamplingParams, texts: ChatTexts) -> None:
-        """What was settled for the answer; from now on the response can be asked for."""
+        """Note the sampling parameters; from now on GET finds the response."""
         self._texts = texts
         self._answer = texts.answer()
         self._head |= {
@@ -68,11 +68,11 @@ class ResponseProgress:
         self._keep(self.begin())
 
     def begin(self) -> ResponseObject:
-        """The response before its first item."""
+        """The response object before its first item."""
         return ResponseObject(**self._head, status="in_progress", output=[])
 
     def advance(self, output: RequestOutput) -> list[Event]:
-        """The events of the next output, or of all of it."""
+        """Events of the next output, which may be the whole answer."""
         one = output.outputs[0]
         self._output = output
         self._tokens += len(one.token_ids)
@@ -84,23 +84,23 @@ class ResponseProgress:
         return [event for part in parts for event in self._items.add(part)]
 
     async def count_reasoning(self) -> None:
-        """Count the tokens of reasoning without holding up others. `end` comes next."""
+        """Tokenize the reasoning in a thread to count it; to be called before `end`."""
         self._reasoning = await self._texts.counted([self._answer])
 
     def end(self) -> tuple[list[Event], ResponseObject]:
-        """The last events of items, and the finished response."""
+        """Return the closing events, and the completed response."""
         reason = self._last.finish_reason or "abort"
         status = _STATUSES.get(reason, "completed")
         response, events = self._closed(status)
         return events, response
 
     def fail(self, message: str) -> ResponseObject:
-        """The response of an answer that an error has ended."""
+        """Return the failed response."""
         error = {"code": "server_error", "message": message}
         return self._closed("failed", error=error)[0]
 
     def give_up(self) -> None:
-        """The client has left, or the answer failed. Without effect after the end."""
+        """Mark as cancelled, after disconnect or error. No-op after `end`."""
         if self._is_prepared and not self._over:
             self._closed("cancelled")
 

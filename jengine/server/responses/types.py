@@ -10,7 +10,7 @@ from jengine.server.responses.fields import ResponsesRequest
 
 
 class InputDetails(msgspec.Struct):
-    """How many tokens of the prompt were found in the cache, and how many were added to it."""
+    """Prompt tokens read from and added to the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -33,7 +33,7 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True, frozen=True):
-    """One response, finished or not."""
+    """OpenAI's response object, in progress or complete."""
 
     id: str
     object: str = "response"
@@ -71,7 +71,7 @@ class ResponseObject(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def settings_of(request: ResponsesRequest) -> dict[str, Any]:
-    """The fields of a response that repeat what its request asked for."""
+    """Request fields that the response object repeats."""
     reasoning, text = request.reasoning, request.text
     return {
         "instructions": request.instructions,

@@ -29,7 +29,7 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
 
 
 async def load_lora_adapter(service: Service, http: Request) -> Response:
-    """Offer an adapter under a name of its own."""
+    """Load a LoRA adapter and serve it under a model name."""
     given = await read_body(http, LoadAdapterRequest, strict=False)
     if not given.lora_name or not given.lora_path:
         raise ApiError(400, "Both 'lora_name' and 'lora_path' must be provided.")
@@ -43,7 +43,7 @@ async def load_lora_adapter(service: Service, http: Request) -> Response:
 
 
 async def unload_lora_adapter(service: Service, http: Request) -> Response:
-    """Offer an adapter no longer."""
+    """Stop serving a LoRA adapter."""
     given = await read_body(http, UnloadAdapterRequest, strict=False)
     if not given.lora_name:
         raise ApiError(400, "'lora_name' needs to be provided to unload a LoRA adapter.")

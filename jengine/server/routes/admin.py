@@ -37,33 +37,31 @@ class ScaleRequest(msgspec.Struct, kw_only=True):
 
 
 class Scaled(msgspec.Struct):
-    """How many replicas there are now."""
+    """The new number of replicas."""
 
     message: str
 
 
 class Slept(msgspec.Struct):
-    """How deeply the engine sleeps."""
+    """The engine's sleep level."""
 
     status: str
     level: int
 
 
 class Woken(msgspec.Struct):
-    """Whether all is awake, and what was to wake."""
+    """Whether the engine is fully awake, and the tags that were woken."""
 
     status: str
     tags: list[str] | None
 
 
 class Done(msgspec.Struct):
-    """What was done."""
-
     status: str
 
 
 async def reset_prefix_cache(service: Service, http: Request) -> Response:
-    """Forget cached prefixes; with ?reset_running_requests=true also those that are in use."""
+    """Clear the prefix cache; ?reset_running_requests=true preempts running requests first."""
     running = flag(http, "reset_running_requests", usual=False)
     done = await asyncio.to_thread(service.live.front.client.ask, ResetPrefixCache(running))
     if not done:
@@ -74,7 +72,7 @@ async def reset_prefix_cache(service: Service, http: Request) -> Response:
 
 
 async def pause(service: Service, http: Request) -> Response:
-    """Run no steps until /resume. ?mode= says what open requests do: abort, wait or keep."""
+    """Stop stepping until /resume; ?mode=abort|wait|keep decides about open requests."""
     mode = http.query_params.get("mode", "abort")
     modes: tuple[PauseMode, ...] = get_args(PauseMode)
     if mode not in modes:
@@ -86,7 +84,7 @@ async def pause(service: Service, http: Request) -> Response:
 
 
 async def resume(service: Service, http: Request) -> Response:
-    """Run steps again."""
+    """Continue stepping after /pause."""
     await everywhere.resume(service)
     return json_response(Done("resumed"))
 
@@ -97,7 +95,9 @@ async def is_paused(service: Service, http: Request) -> Response:
 
 
 async def sleep(service: Service, http: Request) -> Response:
-    """Free memory until /wake_up: ?level=, ?mode= for open requests, ?tags=, ?new_requests=."""
+    """Offload weights and KV cache until /wake_up: ?level=, ?tags=, ?mode= for open requests,
+    ?new_requests=.
+    """
     query = http.query_params
     try:
         level = int(query.get("level", "1"))
@@ -113,34 +113,34 @@ async def sleep(service: Service, http: Request) -> Response:
 
 
 async def wake_up(service: Service, http: Request) -> Response:
-    """Bring back what sleeps, or what ?tags= names; steps run again once all is awake."""
+    """Restore what sleeps, or only ?tags=; stepping resumes once all is awake."""
     tags = http.query_params.getlist("tags") or None
     awake = await everywhere.wake_up(service, tags)
     return json_response(Woken("awake" if awake else "sleeping", tags))
 
 
 async def is_sleeping(service: Service, http: Request) -> Response:
-    """Whether generation is paused or memory sleeps."""
+    """Whether the engine is paused or asleep."""
     live = service.live
     asleep = live.requests.paused or await asyncio.to_thread(lambda: live.front.is_asleep)
     return json_response({"is_sleeping": asleep})
 
 
 async def release_kv_cache_memory(service: Service, http: Request) -> Response:
-    """Drop the KV cache alone until /wake_up; open requests are kept."""
+    """Free the KV cache until /wake_up; open requests are preempted and kept."""
     args = service.live.engine.args
     await everywhere.sleep(service, SleepOrder.checked(args, 1, "keep", [CACHE], "keep"))
     return json_response(Done("kv_cache_released"))
 
 
 async def reload_weights(service: Service, http: Request) -> Response:
-    """Read the parameters from the model's folder again."""
+    """Reload the weights from the model's folder."""
     await asyncio.to_thread(service.live.front.client.ask, ReloadWeights())
     return json_response(Done("reloaded"))
 
 
 async def update_weights(service: Service, http: Request) -> Response:
-    """Refused: parameters are no part of a request."""
+    """Refused: weights cannot be sent over HTTP."""
     raise ApiError(
         501,
         "This server takes no parameters over HTTP. Write them to the model's folder and POST "
@@ -149,13 +149,13 @@ async def update_weights(service: Service, http: Request) -> Response:
 
 
 async def abort_requests(service: Service, http: Request) -> Response:
-    """End requests by their ids, which responses and X-Request-Id tell; all if none are given."""
+    """Abort requests by id (as in responses and X-Request-Id), or all."""
     request = await read_body(http, AbortRequest, strict=True)
     return json_response({"aborted": await everywhere.abort(service, request.request_ids)})
 
 
 async def scale_elastic_ep(service: Service, http: Request) -> Response:
-    """Add replicas, or take some away after their last request; the others answer meanwhile."""
+    """Change the number of data-parallel replicas; removed ones finish their requests first."""
     wanted = await read_body(http, ScaleRequest, strict=True)
     count, seconds = wanted.new_data_parallel_size, wanted.drain_timeout
     if service.peers.count > 1:
@@ -174,7 +174,7 @@ async def scale_elastic_ep(service: Service, http: Request) -> Response:
 
 
 async def start_profile(service: Service, http: Request) -> Response:
-    """Record what the devices do, in the folder that the server was given."""
+    """Start a JAX profiler trace in the server's profile folder."""
     try:
         folder = trace_folder(service.live.engine.args)
     except ConfigError as error:
@@ -186,13 +186,13 @@ async def start_profile(service: Service, http: Request) -> Response:
 
 
 async def stop_profile(service: Service, http: Request) -> Response:
-    """Write what was recorded."""
+    """Stop the profiler and write the trace."""
     await call_profiler(service, "stop_profile")
     return json_response(Done("stopped"))
 
 
 async def memory_profile(service: Service, http: Request) -> Response:
-    """What is in the devices' memory, for pprof; ?rank= chooses one of several processes."""
+    """Device memory profile in pprof's format; ?rank= chooses a process."""
     found = await call_profiler(service, "memory_profile")
     rank = http.query_params.get("rank", "0")
     if not (rank.isascii() and rank.isdecimal() and int(rank) < len(found)):
@@ -208,7 +208,7 @@ async def memory_profile(service: Service, http: Request) -> Response:
 
 
 async def call_profiler(service: Service, method: str, **arguments: str) -> list[Any]:
-    """Call the profiler in every process that runs steps; 409 if it is on, or off, already."""
+    """Call a profiler method in every worker; ApiError 409 if it is already on or off."""
     try:
         return await asyncio.to_thread(service.live.front.call_workers, method, arguments)
     except RequestError as error:
@@ -216,7 +216,7 @@ async def call_profiler(service: Service, method: str, **arguments: str) -> list
 
 
 def flag(http: Request, name: str, *, usual: bool) -> bool:
-    """A query parameter that is true or false."""
+    """Parse a boolean query parameter."""
     text = http.query_params.get(name)
     if text is None:
         return usual

@@ -40,20 +40,21 @@ class Load(msgspec.Struct):
 
 
 async def health(service: Service, http: Request) -> Response:
-    """200 while all is well; 503 while starting, draining, stalled or dead, also if one of several
-    cores has stalled or died, or what reads requests is stuck."""
+    """200 if everything is well; 503 while starting, draining, stalled or dead, or if any core or
+    request reader is.
+    """
     body = await state_of(service)
     return json_response(body, 200 if body.status == Phase.SERVING.value else 503)
 
 
 async def ready(service: Service, http: Request) -> Response:
-    """200 while requests should be sent here, be it to fewer cores than there were."""
+    """200 while requests should be routed here, even if some cores are lost."""
     body = await state_of(service)
     return json_response(body, 200 if Phase(body.status).takes_requests else 503)
 
 
 async def state_of(service: Service) -> Health:
-    """What both answer with."""
+    """Body of both responses."""
     service.check_alive()
     counts = await service.current_counts()
     return Health(
@@ -67,17 +68,16 @@ async def state_of(service: Service) -> Health:
 
 
 async def live(service: Service, http: Request) -> Response:
-    """200 while this process should be left alone: it answers, and its engine has not died."""
+    """200 while this process must not be restarted: it responds and its engine lives."""
     service.check_alive()
     body = Health(service.phase.value, 0, 0, service.last_step_age)
     return json_response(body, 200 if service.phase.is_live else 503)
 
 
 async def version(service: Service, http: Request) -> Response:
-    """The version."""
     return json_response(Version(VERSION))
 
 
 async def load(service: Service, http: Request) -> Response:
-    """How many completions run or wait."""
+    """Number of running and waiting completions."""
     return json_response(Load(service.all_open_requests))

@@ -15,5 +15,5 @@ from jengine.server.serving.service import Service
 
 
 async def metrics(service: Service, http: Request) -> Response:
-    """Everything that this server counts; while it starts, what concerns its processes alone."""
+    """Prometheus metrics; during start-up only those of the API processes."""
     return Response(await metrics_text(service), headers={"content-type": CONTENT_TYPE})

@@ -12,7 +12,7 @@ from jengine.server.serving.service import Service
 
 
 class Permission(msgspec.Struct, kw_only=True):
-    """What a key may do with a model; the same for all."""
+    """OpenAI's permission object, constant here."""
 
     id: str
     object: str = "model_permission"
@@ -49,7 +49,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 async def models(service: Service, http: Request) -> Response:
-    """One card for each name of the model, and for each adapter."""
+    """List the model's names and the loaded adapters."""
     live = service.live
     cards = [card(service, name) for name in live.names.names]
     cards += [adapter_card(service, adapter) for adapter in live.adapters.all]
@@ -57,7 +57,7 @@ async def models(service: Service, http: Request) -> Response:
 
 
 async def model(service: Service, http: Request) -> Response:
-    """The card of one name; names may contain slashes."""
+    """Card of one model name; names may contain slashes."""
     name: str = http.path_params["model_id"]
     _, adapter = service.live.adapters.checked(name)
     found = card(service, name) if adapter is None else adapter_card(service, adapter)
@@ -65,7 +65,7 @@ async def model(service: Service, http: Request) -> Response:
 
 
 def adapter_card(service: Service, adapter: LoRARequest) -> ModelCard:
-    """What is told of an adapter, whose parent is the model."""
+    """Card of an adapter, with the model as its parent."""
     names = service.live.names
     base = adapter.base_model_name
     return msgspec.structs.replace(
@@ -77,7 +77,6 @@ def adapter_card(service: Service, adapter: LoRARequest) -> ModelCard:
 
 
 def card(service: Service, name: str) -> ModelCard:
-    """What is told of a model."""
     live = service.live
     created = live.names.created
     return ModelCard(

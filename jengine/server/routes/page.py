@@ -22,17 +22,17 @@ FOLDER = Path(__file__).parent
 
 
 async def page(service: Service, http: Request) -> Response:
-    """The page for chats. It asks for the API key itself, if the server wants one."""
+    """The chat page. It asks for the API key if one is needed."""
     return html("page.html")
 
 
 async def docs(service: Service, http: Request) -> Response:
-    """All routes and the fields of their bodies, for people."""
+    """Human-readable API documentation."""
     return html("docs.html")
 
 
 def html(name: str) -> Response:
-    """One of the pages."""
+    """Serve one of the packaged pages."""
     text, policy = _contents(name)
     headers = {
         "Content-Security-Policy": policy,
@@ -45,7 +45,7 @@ def html(name: str) -> Response:
 
 @cache
 def _contents(name: str) -> tuple[str, str]:
-    """A page and its content security policy, which names its script by digest."""
+    """Return a page and its Content-Security-Policy, which allows its script by digest."""
     text = (FOLDER / name).read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()

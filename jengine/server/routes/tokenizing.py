@@ -18,7 +18,7 @@ from jengine.server.serving.service import Service
 
 
 class TokenizeRequest(ChatRequest, kw_only=True):
-    """The body of POST /tokenize: a prompt, or messages with what chats take to render them."""
+    """Body of POST /tokenize: a prompt, or messages with chat template fields."""
 
     prompt: str | None = None
     return_token_strs: bool | None = None
@@ -47,7 +47,7 @@ class DetokenizeResponse(msgspec.Struct):
 
 
 async def tokenize(service: Service, http: Request) -> Response:
-    """The tokens of a prompt or of a conversation; also of one that is longer than the context."""
+    """Tokenize a prompt or a rendered conversation, even beyond the context length."""
     request = await read_body(http, TokenizeRequest, strict=service.settings.strict_requests)
     live, settings = service.live, service.settings
     live.adapters.checked(request.model)
@@ -81,7 +81,7 @@ async def tokenize(service: Service, http: Request) -> Response:
 
 
 async def detokenize(service: Service, http: Request) -> Response:
-    """The text of tokens."""
+    """Detokenize token ids."""
     request = await read_body(http, DetokenizeRequest, strict=service.settings.strict_requests)
     live = service.live
     live.adapters.checked(request.model)
@@ -94,7 +94,7 @@ async def detokenize(service: Service, http: Request) -> Response:
 
 
 async def tokenizer_info(service: Service, http: Request) -> Response:
-    """The tokenizer's configuration, for clients that tokenize by themselves; off by default."""
+    """The tokenizer's configuration; off by default."""
     if not service.settings.enable_tokenizer_info_endpoint:
         raise ApiError(
             404, "This route is off. Start the server with --enable-tokenizer-info-endpoint."
@@ -108,7 +108,7 @@ async def tokenizer_info(service: Service, http: Request) -> Response:
 
 
 def plain(value: Any) -> Any:
-    """A value of a tokenizer's configuration as JSON has it; None for what cannot be told."""
+    """Make a tokenizer setting JSON-serialisable; None if it is not."""
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
