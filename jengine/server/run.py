@@ -52,9 +52,14 @@ def run_server(
     sock: socket.socket | None = None,
     peers: Peers | None = None,
 ) -> int:
-    """Serve until a signal comes or the engine dies. Returns the exit status.
+    """Serve until a signal arrives or the engine dies.
 
-    `sock` is a socket that listens already, and `peers` are the other processes that share it.
+    Args:
+        sock: a listening socket, which other processes may share.
+        peers: these other API processes.
+
+    Returns:
+        The exit status.
     """
     return_large_blocks()
     sock = sock or listening_socket(settings)
@@ -83,7 +88,7 @@ def run_server(
 
 
 def uvicorn_config(app: Starlette, settings: ServerSettings) -> uvicorn.Config:
-    """uvicorn with h11, whose parser bounds the size of a request's head."""
+    """Configure uvicorn with h11, whose parser bounds the size of a request's head."""
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -106,7 +111,7 @@ def uvicorn_config(app: Starlette, settings: ServerSettings) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which on a signal first drains, and which ends when the engine has died."""
+    """uvicorn server that drains on the first signal and exits when the engine has died."""
 
     def __init__(self, config: uvicorn.Config, service: Service, sock: socket.socket) -> None:
         super().__init__(config)
@@ -117,10 +122,10 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
-        """Nothing yet: who reads this line expects that requests are answered."""
+        """Suppressed: readers of that line expect that requests are answered."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first SIGTERM or Ctrl-C drains, a second one ends everything now."""
+        """Drain on the first SIGTERM or Ctrl-C, exit immediately on the second."""
         self._signals += 1
         if self._signals > 1:
             self.should_exit = self.force_exit = True
@@ -136,7 +141,7 @@ class Server(uvicorn.Server):
         self._draining = asyncio.ensure_future(work())
 
     async def start_engine(self, start: Start, when_ready: Callable[[Engine], None]) -> None:
-        """Start the engine in a thread, and serve with it."""
+        """Start the engine in a thread, then serve with it."""
         try:
             engine = await in_daemon_thread(lambda: self._started(start))
         except JengineError as error:
@@ -157,7 +162,7 @@ class Server(uvicorn.Server):
             super()._log_started_message([self.listening])
 
     def _started(self, start: Start) -> Engine:
-        """The engine, with the adapters that it is to serve."""
+        """Start the engine and load its adapters."""
         engine = start(self.service.note_progress)
         load_modules(engine, self.service.settings.lora_modules)
         return engine
@@ -169,7 +174,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def watch(self) -> None:
-        """Watch the engine; end the process when it has died."""
+        """Monitor the engine; exit the process when it has died."""
         await monitor(self.service)
         if not self._signals and not self.status:
             # Answers that fail with the engine get out first.
@@ -178,7 +183,7 @@ class Server(uvicorn.Server):
 
 
 async def in_daemon_thread(work: Callable[[], Any]) -> Any:
-    """The result of a function in a thread that does not keep the process from ending."""
+    """Run a function in a daemon thread, which does not keep the process from exiting."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Any] = loop.create_future()
 

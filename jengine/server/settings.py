@@ -15,7 +15,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Everything that the server can be told."""
+    """All options of the HTTP server."""
 
     # --- where it listens ------------------------------------------------------------------
     host: str = "127.0.0.1"
@@ -88,7 +88,7 @@ class ServerSettings:
     disable_uvicorn_access_log: bool = False
 
     def queue_limit(self, max_num_seqs: int) -> int:
-        """The most completions that may be in the engine or wait for it."""
+        """Maximum number of running and waiting completions."""
         if self.max_num_queued_reqs is not None:
             return self.max_num_queued_reqs
         return max(4096, 4 * max_num_seqs + 256)

@@ -39,20 +39,20 @@ LAST_SECONDS = 10.0
 
 
 class Signalled(NamedTuple):
-    """A signal has come."""
+    """A signal arrived."""
 
     number: int
 
 
 class Ended(NamedTuple):
-    """An API process has ended."""
+    """An API process exited."""
 
     index: int
     how: str
 
 
 class Failed(NamedTuple):
-    """The cores could not be started."""
+    """The cores failed to start."""
 
     why: str
 
@@ -61,7 +61,7 @@ News = Signalled | Ended | Failed
 
 
 class Supervisor:
-    """The API processes, and the cores that end with this process."""
+    """Parent process: starts the API processes and the cores, and ends all of them together."""
 
     def __init__(self, settings: ServerSettings, board: Board) -> None:
         self.status = 0
@@ -74,14 +74,14 @@ class Supervisor:
         self._stalled = False
 
     def start(self, processes: Sequence[OwnedProcess]) -> None:
-        """Start the API processes."""
         for index, process in enumerate(processes):
             self._living[index] = process
             process.start(lambda how, index=index: self._news.put(Ended(index, how)))
 
     def prepare(self, work: Callable[[], Sequence[ProcessClient]]) -> None:
-        """Start the cores in a thread, and watch them. `work` returns this host's when all are
-        ready."""
+        """Start the cores in a thread and watch them. `work` returns this host's cores when all are
+        ready.
+        """
 
         def run() -> None:
             try:
@@ -95,7 +95,7 @@ class Supervisor:
         threading.Thread(target=run, name="jengine-start", daemon=True).start()
 
     def run(self) -> int:
-        """Supervise until every API process has ended. Returns the exit status."""
+        """Run until every API process has exited. Returns the exit status."""
         with self._signals():
             while self._living:
                 try:
@@ -110,7 +110,7 @@ class Supervisor:
             core.when_dead(self._lost)
 
     def _lost(self, error: EngineDead) -> None:
-        """A core has died. API processes notice it too, and end when no core is left."""
+        """A core died. API processes notice it themselves, and end when no core is left."""
         if self._deadline is None:
             logger.error("A core has died: %s", error)
 
@@ -151,7 +151,7 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Take SIGTERM and Ctrl-C as news."""
+        """Turn SIGTERM and Ctrl-C into events of the main loop."""
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = [
             signal.signal(number, lambda found, _: self._news.put(Signalled(found)))

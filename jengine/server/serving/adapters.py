@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 def load_modules(engine: Engine, modules: Sequence[str]) -> None:
-    """Load the adapters of --lora-modules; an error if one cannot be."""
+    """Load the adapters of --lora-modules. Raises if one cannot be loaded."""
     for request in adapter_modules(modules):
         engine.session.adapters.add(request)
 
 
 class ServedAdapters:
-    """Adapters by name. `load` and `unload` wait for the engine."""
+    """LoRA adapters by served name. `load` and `unload` block until the engine is done."""
 
     def __init__(self, engine: Engine, names: ModelNames, modules: Sequence[str]) -> None:
         self._adapters = engine.session.adapters
@@ -43,23 +43,23 @@ class ServedAdapters:
 
     @property
     def all(self) -> list[LoRARequest]:
-        """In the order in which they came."""
+        """Adapters in the order of loading."""
         return list(self._by_name.values())
 
     def named(self, name: str | None) -> LoRARequest | None:
-        """The adapter of a name."""
         return self._by_name.get(name or "")
 
     def checked(self, model: str | None) -> tuple[str, LoRARequest | None]:
-        """The name for the response to a request for `model`, and its adapter; 404 if neither the
-        model nor an adapter has that name."""
+        """Resolve `model` to the name for the response and its adapter. Raises ApiError 404."""
         adapter = self.named(model)
         if adapter is not None:
             return adapter.lora_name, adapter
         return self._names.checked(model, also=list(self._by_name)), None
 
     def load(self, name: str, folder: str, *, in_place: bool = False) -> str:
-        """Offer the adapter of a folder; with `in_place` it may replace one of that name."""
+        """Load an adapter from a folder and serve it. `in_place`: it may replace one of
+        that name.
+        """
         with self._lock:
             self._refuse_taken(name)
             known = self._by_name.get(name)
@@ -80,7 +80,7 @@ class ServedAdapters:
             return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, name: str) -> str:
-        """Offer an adapter no longer; requests that use it end with it."""
+        """Stop serving an adapter; running requests keep it until they finish."""
         with self._lock:
             known = self._by_name.pop(name, None)
             if known is None:

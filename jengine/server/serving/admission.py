@@ -15,7 +15,7 @@ from jengine.server.peers.board import Board, Field
 
 
 class Ticket:
-    """The places of one request. Releasing it twice is harmless."""
+    """A request's places in the queue. `release` is idempotent."""
 
     def __init__(self, admission: Admission, places: int) -> None:
         self._admission = admission
@@ -23,25 +23,24 @@ class Ticket:
         self._tokens = 0
 
     def bring(self, tokens: int) -> None:
-        """Count the request's prompt tokens as waiting; refused if too many wait already."""
+        """Count the prompt's tokens as waiting. Raises ApiError 503 if too many wait already."""
         self._admission.check_tokens(tokens)
         self._tokens += tokens
         self._admission.board.add(Field.WAITING_TOKENS, tokens)
 
     def started(self) -> None:
-        """The request has its first output: its prompt does not wait any more."""
+        """First output: the prompt's tokens no longer wait."""
         self._admission.board.add(Field.WAITING_TOKENS, -self._tokens)
         self._tokens = 0
 
     def release(self) -> None:
-        """Give the places back."""
         self.started()
         self._admission.board.add(Field.TAKEN, -self._places)
         self._places = 0
 
 
 class Admission:
-    """How much may be in the engine or wait for it."""
+    """Bounds of running and waiting completions, and of waiting prompt tokens."""
 
     def __init__(self, most: int, most_tokens: int | None, board: Board) -> None:
         self.most = most
@@ -51,11 +50,11 @@ class Admission:
 
     @property
     def taken(self) -> int:
-        """Completions of this process that run or wait."""
+        """Running and waiting completions of this process."""
         return self.board.own(Field.TAKEN)
 
     def enter(self, places: int) -> Ticket:
-        """Take places for a request of so many completions."""
+        """Take `places` in the queue. Raises ApiError 503 if it is full."""
         taken = self.board.total(Field.TAKEN)
         if taken + places > self.most:
             self.rejections["max_num_queued_reqs"] += 1

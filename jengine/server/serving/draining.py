@@ -19,7 +19,7 @@ GRACE = 2.0
 
 
 async def drain(service: Service) -> None:
-    """Refuse new requests; return when no request is open any more."""
+    """Refuse new requests; return when none is open."""
     if service.phase in (Phase.SERVING, Phase.DEGRADED, Phase.STALLED):
         service.phase = Phase.DRAINING
     timeout = service.settings.shutdown_timeout
@@ -35,7 +35,7 @@ async def drain(service: Service) -> None:
 
 
 async def emptied(service: Service, seconds: float) -> bool:
-    """Wait until no request is open, but not longer than this; whether that is so."""
+    """Wait at most `seconds` until no request is open. Return whether that is so."""
     end = asyncio.get_running_loop().time() + seconds
     while service.open_requests and service.phase is not Phase.DEAD:
         if asyncio.get_running_loop().time() >= end:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 async def answers(asked: Awaitable[T]) -> T:
-    """The answers of other processes, or 503 if one gives none."""
+    """Await the other processes' answers. Raises ApiError 503 if one gives none."""
     try:
         return await asked
     except PeerError as error:
@@ -46,15 +46,17 @@ async def answers(asked: Awaitable[T]) -> T:
 
 
 async def metrics_text(service: Service) -> bytes:
-    """The metrics of all processes. Without those of one, sums would go down: then there are
-    none."""
+    """Prometheus metrics summed over all processes.
+
+    Fails if one process does not answer: counters would appear to decrease.
+    """
     own = service.own_families()
     others = await answers(service.peers.ask(AskFamilies()))
     return text_of(merged(own, others))
 
 
 async def stored_response(service: Service, response_id: str, kind: type[R]) -> Stored[R] | None:
-    """A response that one of the processes has stored."""
+    """Find a stored response in any of the processes."""
     own = service.responses.get(response_id)
     if own is not None:
         return own
@@ -66,19 +68,19 @@ async def stored_response(service: Service, response_id: str, kind: type[R]) -> 
 
 
 async def remove_response(service: Service, response_id: str) -> None:
-    """Forget a response, wherever it is stored."""
+    """Delete a stored response from whichever process has it."""
     if not service.responses.remove(response_id):
         await answers(service.peers.ask(RemoveResponse(response_id)))
 
 
 async def abort(service: Service, request_ids: Sequence[str] | None) -> int:
-    """End open requests by their ids, or all of them; how many there were."""
+    """Abort requests in all processes by id, or all of them. Returns how many."""
     asked = AbortRequests(None if request_ids is None else list(request_ids))
     return service.abort(request_ids) + sum(await answers(service.peers.ask(asked)))
 
 
 async def load_adapter(service: Service, name: str, folder: str, *, in_place: bool) -> str:
-    """Offer a LoRA adapter; what to say to the client. This process tells whether it fits."""
+    """Load a LoRA adapter in all processes, this one first. Returns the message for the client."""
     asked = LoadAdapter(name, folder, in_place)
     said = await answer_peer(service, asked)
     await answers(service.peers.ask(asked))
@@ -86,21 +88,21 @@ async def load_adapter(service: Service, name: str, folder: str, *, in_place: bo
 
 
 async def unload_adapter(service: Service, name: str) -> str:
-    """Offer an adapter no longer; what to say to the client."""
+    """Unload a LoRA adapter in all processes. Returns the message for the client."""
     said = await answer_peer(service, UnloadAdapter(name))
     await answers(service.peers.ask(UnloadAdapter(name)))
     return said
 
 
 async def sleep(service: Service, order: SleepOrder) -> None:
-    """Pause, unless that was done, and free the memory that the order names."""
+    """Pause if not paused yet, then free the memory that `order` names."""
     if not service.live.requests.paused:
         await pause(service, order.mode, order.refusal)
     await asyncio.to_thread(service.live.front.client.ask, order.question)
 
 
 async def wake_up(service: Service, tags: Sequence[str] | None) -> bool:
-    """Bring back what the tags name. Whether nothing sleeps any more: then steps run again."""
+    """Restore what `tags` name. Returns whether everything is awake; then stepping resumes."""
     awake = await asyncio.to_thread(service.live.front.client.ask, waking(tags))
     if awake:
         await resume(service)
@@ -108,9 +110,9 @@ async def wake_up(service: Service, tags: Sequence[str] | None) -> bool:
 
 
 async def pause(service: Service, mode: PauseMode, refusal: str | None = None) -> None:
-    """Run no more steps, after each process has ended or finished its requests if it is to.
+    """Stop stepping, after each process has aborted or finished its requests if `mode` says so.
 
-    One process after the other, as a pause stops the steps that the next one needs to finish.
+    Processes pause one by one, since a pause stops the steps that the next one needs to finish.
     """
     for index in range(service.peers.count) if mode != "keep" else ():
         await _on(service, index, Pause(mode))
@@ -120,7 +122,7 @@ async def pause(service: Service, mode: PauseMode, refusal: str | None = None) -
 
 
 async def resume(service: Service) -> None:
-    """Run steps again, for the requests of all processes."""
+    """Resume stepping in all processes."""
     for index in range(service.peers.count):
         await _on(service, index, Resume())
 

@@ -47,14 +47,14 @@ AnyStream = AsyncGenerator[RequestOutput, None]
 
 
 class Source(Protocol):
-    """The outputs of a request's prompts, as they are read."""
+    """Outputs of a request, each with the index of its prompt."""
 
     async def __anext__(self) -> tuple[int, RequestOutput]: ...
     async def aclose(self) -> None: ...
 
 
 class Prepared(NamedTuple):
-    """What a job asks the engine."""
+    """Prompts and parameters that a job submits to the engine."""
 
     prompts: Sequence[TokensPrompt]
     params: Sequence[SamplingParams | BeamSearchParams | PoolingParams]  # one for each prompt
@@ -63,7 +63,7 @@ class Prepared(NamedTuple):
 
 
 class Job(Protocol):
-    """A decoded and checked request of one endpoint."""
+    """A decoded and validated request of one endpoint."""
 
     client_id: str  # as the client gave it, for the header of the response
     request_id: str
@@ -72,22 +72,22 @@ class Job(Protocol):
     stream_end: bytes  # what a stream ends with
 
     async def prepare(self) -> Prepared:
-        """Render and tokenize."""
+        """Render and tokenize the prompts."""
         ...
 
     def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
-        """The body of an answer that is not streamed; one final output for each prompt."""
+        """Body of the JSON response, from the final output of each prompt."""
         ...
 
     def chunks(self, outputs: Outputs) -> Chunks:
-        """The events of a stream, without its end."""
+        """Stream events, without [DONE]."""
         ...
 
 
 async def read_request(
     service: Service, http: Request, kind: type[R], check: Callable[[R, ServerSettings], None]
 ) -> R:
-    """The body of a request that generates, checked, from a server that takes requests."""
+    """Decode and validate the body. Raises ApiError 503 if the server takes no requests."""
     service.check_serving()
     settings = service.settings
     request = await read_body(http, kind, strict=settings.strict_requests)
@@ -96,8 +96,7 @@ async def read_request(
 
 
 async def answer(service: Service, http: Request, job: Job, write: Write | None = None) -> Response:
-    """Answer a job, or raise why not. `write` makes a response that is not JSON of its final
-    outputs."""
+    """Run a job and return its response. `write` formats final outputs other than as JSON."""
     live = service.check_serving()
     deadline = deadline_of(http, service.settings.request_timeout)
     ticket = live.admission.enter(job.places)
@@ -124,14 +123,14 @@ async def answer(service: Service, http: Request, job: Job, write: Write | None 
 
 
 def arrival_of(http: Request) -> Arrival:
-    """When a request came, and what its headers say of it."""
+    """Arrival time, `traceparent` and requested data-parallel rank."""
     rank = http.headers.get("X-data-parallel-rank", "")
     replica = int(rank) if rank.isdecimal() else None  # as vLLM's: what is no number says nothing
     return Arrival(time.monotonic(), http.headers.get("traceparent"), replica)
 
 
 async def written(job: Job, finals: Sequence[RequestOutput]) -> bytes:
-    """The body of a whole answer. A long one is parsed and counted in a thread."""
+    """Encode the JSON body; a long answer is parsed in a thread."""
 
     def write() -> bytes:
         return msgspec.json.encode(job.whole(finals))
@@ -142,7 +141,7 @@ async def written(job: Job, finals: Sequence[RequestOutput]) -> bytes:
 
 
 async def collected(outputs: Outputs) -> list[RequestOutput]:
-    """The last output of each prompt, in the prompts' order."""
+    """Consume a stream of outputs. Returns the final one of each prompt, in order."""
     finals = {index: output async for index, output in outputs}
     return [finals[index] for index in sorted(finals)]
 
@@ -150,7 +149,7 @@ async def collected(outputs: Outputs) -> list[RequestOutput]:
 async def generated(
     service: Service, job: Job, ticket: Ticket, deadline: float | None, arrival: Arrival
 ) -> Outputs:
-    """Prepare a job and run it. Closing this ends its requests in the engine."""
+    """Prepare and run a job. Closing the generator aborts its requests."""
     async with asyncio.timeout_at(deadline):
         asked = await job.prepare()
     ticket.bring(sum(len(prompt["prompt_token_ids"]) for prompt in asked.prompts))
@@ -174,7 +173,7 @@ async def generated(
 
 
 async def next_of(source: Source, deadline: float | None) -> tuple[int, RequestOutput] | None:
-    """The next item before the deadline; None at the end."""
+    """Next item before the deadline; None at the end of the stream."""
     try:
         if deadline is None:
             return await anext(source)
@@ -185,7 +184,9 @@ async def next_of(source: Source, deadline: float | None) -> tuple[int, RequestO
 
 
 class Single:
-    """The outputs of one prompt. Not a generator, which would be one more for every token."""
+    """Outputs of one prompt. A class rather than a generator, which would cost one more frame per
+    token.
+    """
 
     def __init__(self, stream: AnyStream) -> None:
         self._stream = stream
@@ -194,12 +195,12 @@ class Single:
         return 0, await self._stream.asend(None)
 
     async def aclose(self) -> None:
-        """End the request."""
+        """Abort the request."""
         await self._stream.aclose()
 
 
 async def merged(streams: Sequence[AnyStream]) -> Outputs:
-    """The outputs of several prompts, as they come. The first error ends all."""
+    """Interleave the outputs of several prompts as they come. The first error aborts all."""
     waiting: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
 
     async def forward(index: int, stream: AnyStream) -> None:
@@ -226,7 +227,7 @@ async def merged(streams: Sequence[AnyStream]) -> Outputs:
 
 
 def refuse_failed(output: RequestOutput, *, unanswered: bool) -> None:
-    """Raise the error of a request that failed, or that a shutdown ended with nothing answered."""
+    """Raise the error of a failed request, or of one that a shutdown ended unanswered."""
     if output.error is not None:
         if output.refused:
             logger.warning("Request %s is refused: %s", output.request_id, output.error)

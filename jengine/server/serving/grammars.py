@@ -16,8 +16,7 @@ from jengine.structured_outputs import NAME
 
 
 async def check_grammar(live: Live, params: SamplingParams | BeamSearchParams, field: str) -> None:
-    """Wait until the grammar is compiled, in a thread. When the request is submitted it is known,
-    so that nothing waits there."""
+    """Compile the grammar in a thread before the request is submitted. Raises on a bad grammar."""
     structured = params.structured_outputs
     if structured is None:
         return

@@ -20,14 +20,14 @@ MOST_TOLD = 100
 
 
 class IgnoredFields:
-    """The fields of all requests."""
+    """Counts undeclared fields over all requests, and logs each name once."""
 
     def __init__(self) -> None:
         self.count = 0
         self._told: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
-        """A request had these."""
+        """Record the undeclared fields of a request."""
         for name in names:
             self.count += 1
             if name not in self._told and len(self._told) < MOST_TOLD:

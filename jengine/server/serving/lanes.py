@@ -23,11 +23,12 @@ GLANCE = 0.05
 
 
 class Lane:
-    """A few threads. Used on the event loop."""
+    """A small thread pool with time limits, used from the event loop."""
 
     def __init__(self, name: str, threads: int, seconds: float, *, confined: bool = False) -> None:
-        """`seconds`: for which work may wait, and then run. `confined`: it goes to processes,
-        wherever that is possible."""
+        """`seconds`: limit of waiting, and then of running. `confined`: run in killable processes
+        if possible.
+        """
         self.name = name
         self.threads = threads
         self.refused = 0  # calls that waited and never ran
@@ -39,17 +40,17 @@ class Lane:
 
     @property
     def busy(self) -> int:
-        """Threads that work now."""
+        """Number of threads at work."""
         return len(self._running)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no thread is free, or will be: each does what should have ended long ago."""
+        """Whether every thread is past its time limit."""
         overdue = sum(errand.overdue > GRACE for errand in tuple(self._running))
         return overdue >= self.threads
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of a call."""
+        """Run a call in the pool and return its result."""
         begun: list[Errand] = []
         job = self._pool.submit(self._work, begun, work, *arguments)
         try:
@@ -67,13 +68,13 @@ class Lane:
                 self.given_up += 1
 
     def close(self) -> None:
-        """Let the threads end when they are idle; what runs in processes is given up."""
+        """Shut down: idle threads end, calls in processes are killed."""
         for errand in tuple(self._running):
             errand.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, begun: list[Errand], work: Callable[..., T], *arguments: Any) -> T:
-        """Run a call in one of the threads."""
+        """Run a call in a pool thread."""
         errand = Errand(self._seconds, confined=self._confined)
         token = errands.current.set(errand)
         self._running.add(errand)
@@ -85,7 +86,7 @@ class Lane:
             errands.current.reset(token)
 
     async def _late(self, job: Future[T], begun: list[Errand]) -> T:
-        """The result of a call that has waited: its own time began when it did."""
+        """Await a call that was queued; its time limit starts when it starts to run."""
         if job.cancelled():
             self.refused += 1
             raise ApiError(

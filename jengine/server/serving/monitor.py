@@ -24,7 +24,7 @@ INTERVAL = 0.25
 
 
 async def monitor(service: Service) -> None:
-    """Watch until the service is dead."""
+    """Poll the engine's health until the service is dead."""
     looking: asyncio.Future[None] | None = None
     while service.phase is not Phase.DEAD:
         service.peers.board.beat()
@@ -39,7 +39,7 @@ async def monitor(service: Service) -> None:
 
 
 def look(service: Service, watch: ProgressWatch) -> None:
-    """Ask the engine how far it is, and log its statistics when they are due."""
+    """Poll the engine once, and log statistics when they are due."""
     watch.look()
     log = service.live.engine.session.log
     if log is not None:
@@ -47,14 +47,14 @@ def look(service: Service, watch: ProgressWatch) -> None:
 
 
 def noticed(looking: asyncio.Future[None] | None) -> None:
-    """Take note of a look that failed. That the engine is dead is judged by its client."""
+    """Log a failed poll. Whether the engine is dead is decided by its client."""
     error = None if looking is None else looking.exception()
     if error is not None and not isinstance(error, EngineDead):
         logger.error("The engine's health could not be asked", exc_info=error)
 
 
 def judge(service: Service, watch: ProgressWatch) -> None:
-    """Set the phase by the life and the progress of the engine's cores."""
+    """Set the server's phase from the liveness and progress of the engine's cores."""
     service.check_alive()
     if service.phase not in (Phase.SERVING, Phase.DEGRADED, Phase.STALLED):
         return
@@ -72,7 +72,7 @@ def judge(service: Service, watch: ProgressWatch) -> None:
 
 
 def tell_stall(service: Service, stuck: Sequence[str]) -> None:
-    """Log what is stuck, with the stacks of all threads."""
+    """Log which cores are stuck, with the stacks of all threads."""
     logger.critical(
         "%s: there is work or the core says nothing, and no progress for more than %g seconds "
         "(--stall-timeout). Health is red until it goes on. The stacks of all threads follow.",
@@ -84,7 +84,7 @@ def tell_stall(service: Service, stuck: Sequence[str]) -> None:
 
 
 def note_problem(service: Service, problems: Sequence[str]) -> None:
-    """Log what has changed, and keep it for /health."""
+    """Log problems that changed, and keep them for /health."""
     problem = "; ".join(problems) or None
     if problem == service.problem:
         return

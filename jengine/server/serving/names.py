@@ -20,7 +20,7 @@ MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class ModelNames:
-    """All names mean the same model; the first is the one in responses."""
+    """Served model names, all for the same model; responses use the first."""
 
     names: tuple[str, ...]
     root: str
@@ -28,23 +28,24 @@ class ModelNames:
 
     @classmethod
     def of(cls, engine: Engine, given: Sequence[str]) -> ModelNames:
-        """The names given, else the model as it was named to the engine."""
+        """The configured names, else the model's own."""
         root = shown_name(engine.args.model)
         return cls(tuple(given) or (root,), root)
 
     @property
     def fingerprint(self) -> str:
-        """Something that is the same for the same names."""
+        """Digest of the names."""
         return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:32]
 
     @property
     def default(self) -> str:
-        """The name in responses."""
+        """Name used in responses."""
         return self.names[0]
 
     def checked(self, model: str | None, also: Sequence[str] = ()) -> str:
-        """The name for a response to a request for `model`; 404 if it is not served. `also` are
-        other names that this server has."""
+        """Resolve `model` to the name for the response. Raises ApiError 404. `also`: names of
+        adapters.
+        """
         if model and model not in self.names:
             raise ApiError(
                 404,

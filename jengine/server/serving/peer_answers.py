@@ -26,7 +26,7 @@ from jengine.wire.message import Question
 
 
 async def answer_peer(service: Service, question: Question[Any]) -> Any:
-    """The answer. What waits for a step runs in a thread."""
+    """Answer another API process. Calls that wait for a step run in a thread."""
     match question:
         case AskFamilies():
             return service.own_families()

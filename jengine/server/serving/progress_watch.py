@@ -18,7 +18,7 @@ COMPILING = 10
 
 
 class ProgressWatch:
-    """Remembers when the steps of each core last went on."""
+    """Tracks when each core's step counter last advanced."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ProgressWatch:
         self._seen: dict[str, tuple[int, float]] = {}  # core -> its steps, and since when
 
     def look(self) -> None:
-        """Note which cores' steps went on since the last look. It waits for nothing."""
+        """Sample the step counters. Never blocks."""
         now = self._clock()
         for core in self.cores:
             steps, since = self._seen.get(core.name, (-1, now))
@@ -42,7 +42,6 @@ class ProgressWatch:
 
     @property
     def cores(self) -> Sequence[PartState]:
-        """The engine's cores."""
         state = self._engine.client.state()
         if state.parts:
             return state.parts
@@ -58,13 +57,12 @@ class ProgressWatch:
 
     @property
     def age(self) -> float | None:
-        """Seconds since the last progress, as far as was looked, of the core whose progress is the
-        longest ago; None if there is nothing to do."""
+        """Seconds since the least recent progress of any core; None if all are idle."""
         ages = [self._age(core) for core in self.cores if not self._is_idle(core)]
         return round(max(ages), 3) if ages else None
 
     def stuck(self, limit: float) -> list[str]:
-        """The cores that had work and made no progress for so many seconds, or said nothing."""
+        """Cores that had work but no progress for `limit` seconds, or were silent."""
         return [
             core.name
             for core in self.cores

@@ -31,12 +31,12 @@ LEAST_BYTES, CHAR_BYTES = 2**30, 512
 
 
 class Rendering:
-    """The renderer of an engine behind lanes."""
+    """The engine's prompt renderer, run in thread pools."""
 
     def __init__(
         self, prompts: PromptRenderer, limits: TextLimits, timeout: float, fronts: int = 1
     ) -> None:
-        """`fronts`: processes like this one, which share the cores."""
+        """`fronts`: number of API processes that share the processor's cores."""
         self.text_limits = limits
         self._prompts = prompts
         processes = min(max((os.cpu_count() or 1) // fronts, FEWEST), MOST)
@@ -59,26 +59,27 @@ class Rendering:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; an error where the engine has none."""
+        """The tokenizer. Raises if the engine has none."""
         return self._prompts.required_tokenizer()
 
     @property
     def limits(self) -> Limits:
-        """What prompts are checked against."""
+        """Limits of prompts (context length, vocabulary)."""
         return self._prompts.limits
 
     def lane(self, given: Any, *, doubtful: bool = False) -> Lane:
-        """Where to do work on texts, which are somewhere in `given`: by their size. `doubtful`: the
-        work may be long, whatever its size."""
+        """Choose a pool by the size of the texts in `given`. `doubtful`: work that may be long
+        whatever its size.
+        """
         short = SHORT if self._prompts.tokenizer is None else self._prompts.tokenizer.short
         return self.long if doubtful or text_size(given, short) > short else self.short
 
     async def tokenized(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
-        """A text or token ids as a prompt that fits."""
+        """Tokenize and check the length, in a pool."""
         return await self.lane(given).run(self.prompt, given, how)
 
     def prompt(self, given: str | list[int], how: Tokenization) -> TokensPrompt:
-        """The same, in this thread."""
+        """`tokenized`, in the calling thread."""
         if isinstance(given, str):
             self._check_length(given, how)
         else:
@@ -86,7 +87,7 @@ class Rendering:
         return self._prompts.render(given, how)
 
     def conversation(self, text: str, how: Tokenization) -> TokensPrompt:
-        """A conversation as its template wrote it as a prompt that fits."""
+        """Tokenize a rendered conversation and check its length."""
         self._check_length(text, how)
         return self._prompts.render_chat(text, how)
 
@@ -96,34 +97,36 @@ class Rendering:
         images: Sequence[ImagePart],
         options: Mapping[str, Any] | None,
     ) -> TokensPrompt:
-        """The prompt of a conversation with its images."""
+        """Expand image placeholders and attach the processed images."""
         if not images and not options:
             return prompt  # as nearly always
         return await self.media.run(self._prompts.with_images, prompt, images, options)
 
     async def text_of(self, tokens: list[int]) -> str:
-        """The text of tokens."""
+        """Detokenize."""
         if self._confined is None or len(tokens) <= self.tokenizer.short:
             return await self.short.run(self.tokenizer.decode, tokens, False)
         return await self.long.run(self._confined.decode, tokens, False)
 
     def without_images(self, messages: Any) -> tuple[Any, list[ImagePart]]:
-        """The messages with a mark in place of each image, if the model takes any."""
+        """Replace images in messages by marks, if the model takes images; also returns
+        the images.
+        """
         return self._prompts.without_images(messages)
 
     @property
     def image_text(self) -> str | None:
-        """The text that stands for an image; None: the model takes none."""
+        """The image placeholder of the model's chat template; None if it takes no images."""
         return self._prompts.image_text
 
     def audio(self, ids: list[int], samples: np.ndarray) -> TokensPrompt:
-        """The beginning of an answer, with the audio that it is about at the model's rate."""
+        """Decoder prompt with the audio that it transcribes, sampled at the model's rate."""
         return self._prompts.render(
             {"prompt_token_ids": ids, "multi_modal_data": {"audio": samples}}
         )
 
     def close(self) -> None:
-        """Give up what runs, and end the processes."""
+        """Cancel pending work and end the processes."""
         for lane in self.lanes:
             lane.close()
         if self._confined is not None:
@@ -132,7 +135,7 @@ class Rendering:
                 self.tokenizer.confined = None
 
     def _check_length(self, text: str, how: Tokenization) -> None:
-        """Refuse a text that cannot fit, before it is tokenized."""
+        """Refuse, before tokenizing, a text that cannot fit into the context."""
         most = self.limits.max_model_len
         if how.truncate_prompt_tokens is None and len(text) > LONGEST_TOKEN * most:
             raise ContextOverflow(most, f"has {len(text)} characters, which never fit")

@@ -16,12 +16,10 @@ import msgspec
 
 
 class Identified(Protocol):
-    """A response, whatever its endpoint makes of it."""
+    """Protocol of responses with an id."""
 
     @property
-    def id(self) -> str:
-        """The id by which clients ask for it."""
-        ...
+    def id(self) -> str: ...
 
 
 R = TypeVar("R", bound=Identified)
@@ -29,7 +27,7 @@ R = TypeVar("R", bound=Identified)
 
 @dataclass(frozen=True)
 class Stored(Generic[R]):
-    """A response and the whole conversation that led to it and includes it."""
+    """A response, with the conversation up to and including it."""
 
     response: R
     items: list[dict[str, Any]]
@@ -38,7 +36,7 @@ class Stored(Generic[R]):
 
 
 class ResponseStore(Generic[R]):
-    """The newest responses."""
+    """The newest /v1/responses objects, bounded in number, bytes and age."""
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class ResponseStore(Generic[R]):
         return len(self._stored)
 
     def put(self, response: R, items: list[dict[str, Any]]) -> None:
-        """Keep a response, in the place of one with its id. Older ones may have to go."""
+        """Store a response, evicting older ones if necessary."""
         self.remove(response.id)
         size = len(msgspec.json.encode((response, items)))
         self._stored[response.id] = Stored(response, items, size, self._clock() + self._seconds)
@@ -67,12 +65,12 @@ class ResponseStore(Generic[R]):
             self.remove(next(iter(self._stored)))
 
     def get(self, response_id: str) -> Stored[R] | None:
-        """A response that has not expired."""
+        """Return a response unless it has expired."""
         self._expire()
         return self._stored.get(response_id)
 
     def remove(self, response_id: str) -> bool:
-        """Forget a response; whether it was there."""
+        """Delete a response. Returns whether it existed."""
         found = self._stored.pop(response_id, None)
         if found is not None:
             self.bytes -= found.size

@@ -47,7 +47,7 @@ from jengine.text.response_template import load_response_template
 
 @dataclass
 class Live:
-    """What a server has once its engine runs."""
+    """What a server has while its engine runs."""
 
     engine: Engine
     front: Front
@@ -59,10 +59,10 @@ class Live:
 
 
 class Service:
-    """One engine, from its start to its end."""
+    """The engine behind the routes, from start-up to shutdown."""
 
     def __init__(self, settings: ServerSettings, peers: Peers | None = None) -> None:
-        """`peers` are the other API processes of this server, if there are any."""
+        """`peers`: the server's other API processes."""
         self.settings = settings
         self.peers = peers or Peers(Board.alone())
         self.phase = Phase.STARTING
@@ -82,11 +82,11 @@ class Service:
         self._live: Live | None = None
 
     def note_progress(self, words: str) -> None:
-        """Remember how far the engine's start is; from any thread."""
+        """Record start-up progress for /health. Thread-safe."""
         self.progress = words
 
     def adopt(self, engine: Engine) -> None:
-        """Serve with this engine from now on."""
+        """Attach the started engine: from now on requests are served."""
         settings = self.settings
         if "hf" in (settings.reasoning_parser, settings.tool_call_parser):
             tokenizer = engine.session.input_processor.prompts.required_tokenizer()
@@ -121,7 +121,7 @@ class Service:
 
     @property
     def live(self) -> Live:
-        """The engine and what belongs to it, or 503 while it starts."""
+        """The running engine. Raises ApiError 503 during start-up."""
         if self._live is None:
             raise ApiError(503, "The engine is still starting.")
         return self._live
@@ -132,12 +132,14 @@ class Service:
         return self._live is not None
 
     def check_serving(self) -> Live:
-        """What requests need; 503 if none can be taken now."""
+        """`live`, but also raises ApiError 503 while no requests are accepted."""
         check_serving(self.phase)
         return self.live
 
     def check_kind(self, kind: str | None, path: str) -> None:
-        """404 on a route for models of another kind: those that generate, or those that pool."""
+        """Raise ApiError 404 if the route is for generative models and this one pools, or vice
+        versa.
+        """
         if kind is None or self._live is None:
             return
         pools = self._live.front.session.input_processor.pooling is not None
@@ -164,7 +166,9 @@ class Service:
         arrival: Arrival | None = None,
         adapter: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one prompt. `request_id` is completed, as several prompts may have it."""
+        """Yield the outputs of one prompt. `request_id` gets a suffix, as several prompts may share
+        it.
+        """
 
         def open_stream(prompt: TokensPrompt, params: AnyParams) -> AnswerStream:
             return self._stream(prompt, params, request_id, priority, arrival, adapter)
@@ -201,7 +205,7 @@ class Service:
         return live.requests.stream(submit)
 
     def abort(self, request_ids: Sequence[str] | None) -> int:
-        """End open requests by the ids that clients know, or all of them; how many there were."""
+        """Abort requests by their public ids, or all. Returns how many."""
         live = self.live
         session = live.engine.session
         wanted = [
@@ -216,19 +220,19 @@ class Service:
 
     @property
     def open_requests(self) -> int:
-        """Completions of this process that run or wait."""
+        """Running and waiting completions of this process."""
         return 0 if self._live is None else self._live.admission.taken
 
     @property
     def all_open_requests(self) -> int:
-        """Completions of all API processes that run or wait."""
+        """Running and waiting completions of all API processes."""
         return self.peers.board.total(Field.TAKEN)
 
     # --- questions -------------------------------------------------------------------------
 
     @property
     def phase(self) -> Phase:
-        """The phase of this process."""
+        """Phase of this process."""
         return self.peers.board.phase
 
     @phase.setter
@@ -237,13 +241,13 @@ class Service:
 
     @property
     def server_phase(self) -> Phase:
-        """The phase of the server: the worst of all API processes'."""
+        """Worst phase of all API processes."""
         if self.phase is Phase.DRAINING:  # others may have drained and ended
             return self.phase
         return self.peers.board.worst_phase(self.settings.stall_timeout)
 
     def own_families(self) -> list[Family]:
-        """The metrics as this process knows them. Never waits for a step."""
+        """This process's metrics. Never waits for a step."""
         if self._live is not None:
             stats = self._live.engine.session.stats
             stats.rejections.update(self._live.admission.rejections)
@@ -255,24 +259,24 @@ class Service:
         return families_of(self.registry)
 
     async def current_counts(self) -> Counts:
-        """The engine's numbers, as it said a moment ago. Never waits for a step."""
+        """The engine's latest counters. Never waits for a step."""
         if self._live is not None:
             self.counts = self._live.engine.client.state().counts
         return self.counts
 
     @property
     def last_step_age(self) -> float | None:
-        """Seconds since the engine last made progress; None while it has nothing to do."""
+        """Seconds since the engine last made progress; None while idle."""
         return None if self.watch is None else self.watch.age
 
     @property
     def stuck_lanes(self) -> list[Lane]:
-        """The lanes of which no thread ends what it should have ended."""
+        """Pools whose threads are all past their time limits."""
         lanes = () if self._live is None else self._live.rendering.lanes
         return [one for one in lanes if one.is_stuck]
 
     def check_alive(self) -> None:
-        """Notice that the engine has stopped."""
+        """Set the phase to dead if the engine has died."""
         if self._live is None:
             return
         try:
@@ -281,7 +285,7 @@ class Service:
             self.phase = Phase.DEAD
 
     def shutdown(self) -> None:
-        """End every request and the engine. Twice is harmless."""
+        """Abort all requests and stop the engine. Idempotent."""
         live, self._live = self._live, None
         if live is None:
             return
@@ -292,6 +296,6 @@ class Service:
 
 
 def known_ids(unique: str) -> set[str]:
-    """The ids by which clients know a request: with the prefix of its endpoint and without it."""
+    """Public ids of a request: with and without the endpoint's prefix."""
     request_id = unique.rpartition("-")[0]
     return {request_id, request_id.partition("-")[2]}
