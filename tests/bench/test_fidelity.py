@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jengine.bench.fidelity.__main__ import main
-from jengine.bench.fidelity.check import check
+from jengine.bench.fidelity.check import Answer, beside_exact, check
 from jengine.bench.fidelity.draws import drawn, varied_keys
 from jengine.bench.fidelity.families import FAMILIES
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
@@ -177,6 +178,26 @@ def test_norms_over_all_heads_of_one_head_each(theirs: Transformers) -> None:
     number = next(number for number in range(30) if has_own_keys(drawn("olmo2", number)))
     found = check(theirs, "olmo2", number, IMPLEMENTATIONS["cpu"])
     assert found.passed, found
+
+
+ROWS = np.log(np.full((10, 4), 0.25))
+EXACT = np.stack([np.concatenate([ROWS, ROWS[:1]])])
+
+
+@pytest.mark.parametrize(
+    ("ours", "torch", "limit"),
+    [(4e-4, 9e-4, 1e-3), (3e-4, 2e-4, 1e-3), (4e-4, 1e-4, 1e-4)],
+)
+def test_ill_conditioned_draws_are_measured_from_float64(
+    ours: float, torch: float, limit: float
+) -> None:
+    """Torch may be further from float64 than ours; no answer may be much further than torch."""
+    noise = np.random.default_rng(0).uniform(-1, 1, (2, *ROWS.shape))
+    answer = Answer([0] * 8, ROWS + ours * noise[0])
+    expected = EXACT + torch * np.concatenate([noise[1], noise[1][:1]])
+    found = beside_exact([answer], expected, EXACT)
+    assert found.limit == limit and found.passed == (limit == 1e-3)
+    assert (found.error <= ours) == found.passed
 
 
 def has_own_keys(given: dict[str, Any]) -> bool:

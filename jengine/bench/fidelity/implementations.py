@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+# Half the compile time of a CPU's programs, whose fusions are not what is searched, except where
+# XLA computes the model.
+QUICK_XLA = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 PLAIN_PROCESSOR = "-mno-avx512f -mno-avx2 -mno-fma -mno-avx"
 
 
@@ -28,13 +31,16 @@ class Implementation(NamedTuple):
 
 
 CPU = {"attention_backend": "cpu"}
+NOT_KEPT = {"cache_dir": False}  # no other draw has the same programs
 # Four rows of a token and three drafts.
-DRAFTING = {**CPU, "compilation_config": {"decode_rows": [16], "prefill_tokens": [64]}}
+DRAFTING = {
+    **CPU, "compilation_config": {"decode_rows": [16], "prefill_tokens": [64], **NOT_KEPT}
+}  # fmt: skip
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "cpu": Implementation(CPU),
     "cpu-avx2": Implementation(CPU, {"CXX": "g++ -mno-avx512f"}),
     "cpu-basic": Implementation(CPU, {"CXX": f"g++ {PLAIN_PROCESSOR}"}),
-    "xla": Implementation({"attention_backend": "xla"}),
+    "xla": Implementation({"attention_backend": "xla"}, {"XLA_FLAGS": ""}),
     "triton": Implementation({"attention_backend": "triton"}, {"TRITON_INTERPRET": "1"}),
     "bfloat16": Implementation(CPU, dtype="bfloat16", rounding={"dtype": "bfloat16"}),
     "int8": Implementation({**CPU, "quantization": "int8"}, largest_code=127),
@@ -62,6 +68,6 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "several-steps": Implementation({**CPU, "num_scheduler_steps": 4}),
     "tp2": Implementation(
         {**CPU, "tensor_parallel_size": 2},
-        {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        {"XLA_FLAGS": f"{QUICK_XLA} --xla_force_host_platform_device_count=2"},
     ),
 }  # fmt: skip

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any
 
 from jengine.bench.fidelity.child_process import ChildProcess, Ended
-from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
+from jengine.bench.fidelity.implementations import IMPLEMENTATIONS, QUICK_XLA
 
 PROGRAM = (sys.executable, "-m", "jengine.bench.fidelity.worker")
 # Programs run a few times each: a quick compile is worth more than a quick program.
 QUICK = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": QUICK_XLA,
     "OMP_NUM_THREADS": "1",
     "JAX_PLATFORMS": "cpu",
     "PYTHONFAULTHANDLER": "1",
