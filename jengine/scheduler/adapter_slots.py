@@ -10,7 +10,7 @@ from jengine.request import Request
 
 
 class AdapterSlots:
-    """Slots are numbered from 1 on; 0 stands for no adapter."""
+    """Device slots of LoRA adapters, numbered from 1; 0 stands for no adapter."""
 
     def __init__(self, count: int) -> None:
         self._free = list(range(count, 0, -1))
@@ -21,31 +21,31 @@ class AdapterSlots:
 
     @property
     def in_use(self) -> int:
-        """Adapters of running requests."""
+        """Number of adapters with running requests."""
         return len(self._users)
 
     @property
     def num_takeable(self) -> int:
-        """Slots that an adapter without one may take."""
+        """Slots that are empty or whose adapter has no running request."""
         return len(self._free) + len(self._slots) - len(self._users)
 
     @property
     def least_used(self) -> str:
-        """The adapter in use that has the fewest running requests."""
+        """The adapter in use with the fewest running requests."""
         return min(self._users, key=lambda adapter: self._users[adapter])
 
     def take_entered(self) -> list[str]:
-        """The adapters that got a slot since the last call."""
+        """Adapters that were given a slot since the last call."""
         entered, self._entered = self._entered, []
         return entered
 
     def have_room(self, request: Request) -> bool:
-        """Whether the request's adapter has a slot, or can get one."""
+        """Whether the request's adapter has a slot or can get one."""
         adapter = request.wire.adapter
         return not adapter or adapter in self._slots or self.num_takeable > 0
 
     def take(self, request: Request) -> None:
-        """Give a request that starts the slot of its adapter, if it has one."""
+        """Count the request as a user of its adapter's slot, assigning one if needed."""
         adapter = request.wire.adapter
         if not adapter:
             return
@@ -58,7 +58,7 @@ class AdapterSlots:
         self._users[adapter] = self._users.get(adapter, 0) + 1
 
     def give_back(self, request: Request) -> None:
-        """A request no longer runs."""
+        """The request no longer runs."""
         if not request.adapter_slot:
             return
         request.adapter_slot = 0

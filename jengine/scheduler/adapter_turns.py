@@ -24,13 +24,13 @@ MOST_OVERTAKING = 4
 
 
 class SlotOf(NamedTuple):
-    """A slot for this adapter, which others may still use."""
+    """Key: the request waits for a slot for this adapter."""
 
     adapter: str
 
 
 class AdapterTurns:
-    """The gate of requests with adapters; `take_turns` is called before each step asks it."""
+    """Gate of requests with adapters. `take_turns` must be called before each step's admissions."""
 
     def __init__(self, slots: AdapterSlots, waiting: WaitingQueue, rows: int) -> None:
         self._slots = slots
@@ -50,8 +50,7 @@ class AdapterTurns:
         return SlotOf(adapter) if adapter == self._leaving and self._is_behind(request) else None
 
     def take_turns(self) -> None:
-        """Open the lanes of adapters that can have a slot, and see to it that the first of those
-        that cannot gets its turn."""
+        """Wake the adapters that can get a slot, and reserve one for the first that cannot."""
         for adapter in self._slots.take_entered():
             self._waiting.open(SlotOf(adapter))
         self._opened = [key for key in self._opened if self._waiting.is_open(key)]
@@ -63,7 +62,7 @@ class AdapterTurns:
         self._reserve(first)
 
     def _reserve(self, first: Request | None) -> None:
-        """Note who is first, and have another one leave when it has waited for long enough."""
+        """Record the first waiting adapter; once it has waited long enough, choose one to evict."""
         adapter = "" if first is None else first.wire.adapter
         if adapter != self._first:
             self._first, self._since = adapter, self._slots.num_starts
@@ -73,13 +72,13 @@ class AdapterTurns:
             self._leaving = self._slots.least_used
 
     def _release(self) -> None:
-        """Nobody has to leave any more."""
+        """No adapter has to leave any more."""
         if self._leaving:
             leaving, self._leaving = self._leaving, ""
             self._waiting.open(SlotOf(leaving))
 
     def _is_behind(self, request: Request) -> bool:
-        """Whether a request comes after the first one that waits for a slot."""
+        """Whether the request comes after the first one that waits for a slot."""
         first = self._waiting.first_parked(SlotOf)
         if first is None or first.wire.adapter != self._first:
             return False

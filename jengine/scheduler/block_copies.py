@@ -14,7 +14,7 @@ from jengine.request import Request, Status
 
 
 class Copy(NamedTuple):
-    """A block and a slot of the same group."""
+    """A device block and a host slot of the same cache group."""
 
     group: int
     block: int
@@ -23,7 +23,7 @@ class Copy(NamedTuple):
 
 
 class Loading:
-    """A request that waits for blocks."""
+    """A waiting request whose blocks are being loaded to the device."""
 
     def __init__(self, request: Request, keys: list[bytes], source: str, tokens: int) -> None:
         self.request = request
@@ -38,7 +38,7 @@ class Loading:
 
 
 def by_group(copies: Sequence[Copy], *, named: bool = False) -> list[BlockCopies]:
-    """Copies as columns, those of a group together."""
+    """Group copies by cache group, as columns of block and slot ids."""
     found = []
     for group in sorted({copy.group for copy in copies}):
         own = [copy for copy in copies if copy.group == group]

@@ -29,17 +29,17 @@ MOST_TRIES = 2
 
 
 class BlocksOf(NamedTuple):
-    """The blocks that a request lacks."""
+    """Key: the blocks that this request lacks."""
 
     request_id: str
 
 
 class TurnToLoad(NamedTuple):
-    """That fewer requests wait for blocks."""
+    """Key: the number of loading requests is at its limit."""
 
 
 class BlockLoads:
-    """The requests that wait for blocks, and how far each has come."""
+    """State of the requests whose cached blocks are loaded from the host or a connector."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class BlockLoads:
         most_loads: int,
         costs: CopyCosts,
     ) -> None:
-        """A plan loads at most `most_loads` blocks."""
+        """`most_loads`: maximum blocks loaded per plan."""
         self.loaded = 0  # blocks
         self.hits = OutsideHits()
         self._costs = costs
@@ -68,15 +68,16 @@ class BlockLoads:
 
     @property
     def num_loading(self) -> int:
-        """Requests that wait for blocks."""
         return len(self._loading)
 
     def use(self, wake: Callable[[Hashable], None], rows: int) -> None:
-        """Wake requests by this, of which so many can run. Called once, first."""
+        """Set the callback that wakes requests, and the number of rows. Called once, before any
+        request.
+        """
         self._wake, self._most_requests = wake, rows
 
     def awaited(self, request: Request) -> Hashable | None:
-        """What a waiting request must wait for; None: it has all the blocks that it can get."""
+        """Gate: the key to wait for, or None once the request has all blocks that can be had."""
         key = BlocksOf(request.request_id)
         loading = self._loading.get(request.request_id)
         if loading is None:
@@ -99,12 +100,12 @@ class BlockLoads:
         return None
 
     def fetched(self) -> None:
-        """Some fetches have ended."""
+        """Some fetches from the connector completed."""
         for name in self._loading:
             self._wake(BlocksOf(name))
 
     def take(self) -> list[Copy]:
-        """The loads of the plan in the making, their slots pinned."""
+        """Return the loads of the plan being built; their slots are pinned."""
         for loading in list(self._loading.values()):
             if loading.request.status is FINISHED:
                 self._end(loading)
@@ -117,22 +118,22 @@ class BlockLoads:
         return copies
 
     def end_all(self) -> None:
-        """No request waits for blocks any more."""
+        """Cancel all loads."""
         for loading in list(self._loading.values()):
             self._end(loading)
 
     def ask_anew(self) -> None:
-        """Look up at the next question what was not there before."""
+        """Invalidate negative lookups, so that requests are looked up again."""
         self._not_before.clear()
 
     def reset(self) -> None:
-        """Nobody waits, and the plan in the making is forgotten."""
+        """Cancel all loads, also those of the plan being built."""
         self._pins.unpin([], [(copy.group, copy.slot) for copy in self._copies])
         self._copies.clear()
         self._tries.clear()
 
     def _looked_up(self, request: Request) -> Loading | None:
-        """What a request lacks on the device and can get; None: nothing."""
+        """Look up which missing blocks can be loaded. None: none."""
         name, asked = request.request_id, (request.request_id, request.num_preemptions)
         if self._not_before.get(asked, 0) > 0:
             self._not_before[asked] -= 1
@@ -158,7 +159,7 @@ class BlockLoads:
         return loading
 
     def _begun(self, loading: Loading | None) -> Loading | None:
-        """Begin to load what was found; None: nothing, or there is no room for it."""
+        """Start to load what was found. None if nothing was, or there is no room."""
         if loading is None:
             return None
         request = loading.request
@@ -180,7 +181,7 @@ class BlockLoads:
         return self._outside.holds(key, source)
 
     def _fetch(self, loading: Loading) -> bool:
-        """Have each content in a slot, or on its way there; False: not all of them have room."""
+        """Start fetches of the contents that no slot holds. False: not all of them have room."""
         for key in loading.keys:
             group = group_of(key)
             host = self._hosts[group]
@@ -196,7 +197,9 @@ class BlockLoads:
         return True
 
     def _place(self, loading: Loading) -> bool:
-        """Take device blocks for what is in slots; False: it is not there, or there is no room."""
+        """Allocate device blocks for the contents in slots. False: one is gone, or there is no
+        room.
+        """
         request, groups = loading.request, self._cache.groups
         places = [self._hosts[group_of(key)].find(key) for key in loading.keys]
         if None in places:
@@ -230,8 +233,9 @@ class BlockLoads:
         return True
 
     def _issue(self, loading: Loading) -> None:
-        """Put as many loads into the plan in the making as it may have. Steps from then on find
-        the blocks."""
+        """Add as many loads to the plan being built as it may have; later steps may read the
+        blocks.
+        """
         while loading.left and len(self._copies) < self._most_loads:
             copy = loading.left.popleft()
             self._copies.append(copy)
@@ -243,7 +247,7 @@ class BlockLoads:
             loading.held = []
 
     def _retried(self, loading: Loading) -> Loading | None:
-        """What it waited for is not there, or has no room: look anew in the first case."""
+        """Continue after a wake-up: looks up again if the awaited content is gone."""
         name, lost = loading.request.request_id, self._is_lost(loading)
         self._end(loading)
         if not lost:
@@ -255,8 +259,9 @@ class BlockLoads:
         return any(self._hosts[group_of(key)].find(key) is None for key in loading.keys)
 
     def _end(self, loading: Loading) -> None:
-        """The request waits for nothing any more. Its blocks stay pinned until the plan in the
-        making is committed, which may copy them."""
+        """Loading is complete. Blocks stay pinned until the plan being built is committed, since it
+        may copy them.
+        """
         del self._loading[loading.request.request_id]
         self._wake(BlocksOf(loading.request.request_id))
         self._wake(TurnToLoad())

@@ -15,7 +15,7 @@ from jengine.kvcache.host_slots import HostSlots
 
 
 class PinnedByPlan(NamedTuple):
-    """What the plan of a step keeps pinned: blocks and slots, each after its group."""
+    """(group, id) of the device blocks and host slots that a plan in flight pins."""
 
     step: int
     blocks: list[tuple[int, int]]
@@ -23,7 +23,7 @@ class PinnedByPlan(NamedTuple):
 
 
 class BlockPins:
-    """Per plan in flight what it keeps pinned, and what the plan in the making will."""
+    """Pins of blocks and slots by plans in flight and by the plan being built."""
 
     def __init__(self, cache: CacheCoordinator, hosts: Sequence[HostSlots]) -> None:
         self._cache, self._hosts = cache, hosts
@@ -32,40 +32,40 @@ class BlockPins:
 
     @property
     def has_released(self) -> bool:
-        """Whether the plan in the making has released blocks to keep."""
+        """Whether requests have released blocks that the plan being built must keep pinned."""
         return bool(self._released)
 
     def release(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """A request does not need these blocks pinned any more; the plan in the making may."""
+        """Transfer a request's pins to the plan being built."""
         self._released += blocks
 
     def planned(
         self, step: int, blocks: list[tuple[int, int]], slots: list[tuple[int, int]]
     ) -> None:
-        """The plan of this step keeps these pinned, and what was released before it."""
+        """The plan of `step` takes over these pins and the released ones."""
         released, self._released = self._released, []
         self._plans.append(PinnedByPlan(step, released + blocks, slots))
 
     def done(self, step: int) -> None:
-        """The plans up to this step are committed."""
+        """Unpin what plans up to `step` have pinned: they are committed."""
         while self._plans and self._plans[0].step <= step:
             plan = self._plans.popleft()
             self.unpin(plan.blocks, plan.slots)
 
     def unpin_released(self) -> None:
-        """There is no plan that could need the released blocks."""
+        """Unpin the released blocks: no plan can still need them."""
         released, self._released = self._released, []
         self.unpin(released, [])
 
     def reset(self) -> None:
-        """The plans in flight are forgotten."""
+        """Drop the pins of all plans in flight."""
         for plan in self._plans:
             self.unpin(plan.blocks, plan.slots)
         self._plans.clear()
         self.unpin_released()
 
     def unpin(self, blocks: Iterable[tuple[int, int]], slots: Iterable[tuple[int, int]]) -> None:
-        """Unpin these now."""
+        """Unpin immediately."""
         for group, block in reversed(list(blocks)):
             self._cache.groups[group].pool.unpin(block)
         for group, slot in slots:

@@ -15,7 +15,7 @@ from jengine.scheduler.block_copies import Copy
 
 
 class BlockSaves:
-    """Reads the outboxes of all groups."""
+    """Copies published blocks to host slots, from the outboxes of all groups."""
 
     def __init__(
         self,
@@ -25,7 +25,9 @@ class BlockSaves:
         *,
         saves: bool,
     ) -> None:
-        """`forget` makes a content unfindable further away; not `saves`: nothing is copied."""
+        """`forget`: drops a content from the connector. `saves=False`: nothing is copied to the
+        host.
+        """
         self.saved = 0  # blocks
         self._cache, self._hosts = cache, hosts
         self._outboxes = [Outbox(host, forget, saves=saves) for host in hosts]
@@ -33,7 +35,7 @@ class BlockSaves:
             group.pool.outbox = outbox
 
     def take(self) -> list[Copy]:
-        """The published blocks that the host does not hold, each with a slot, pinned."""
+        """Return copies for published blocks that the host lacks; their slots are pinned."""
         found: list[Copy] = []
         for index, group in enumerate(self._cache.groups):
             pool, host = group.pool, self._hosts[index]
@@ -48,6 +50,6 @@ class BlockSaves:
         return found
 
     def forget_all(self) -> None:
-        """No content may be found in the host's memory again, and nothing published is saved."""
+        """Invalidate all contents in host slots, and drop pending saves."""
         for outbox in self._outboxes:
             outbox.forgotten_all()

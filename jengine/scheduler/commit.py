@@ -35,7 +35,7 @@ REPEATED = "repetition_detected"
 
 
 class Committer:
-    """Gives the tokens of plans to their requests."""
+    """Applies step outputs to requests: appends tokens, detects stops, builds TokenDeltas."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Committer:
         self._vocab_size = vocab_size
 
     def commit(self, flight: Flight, output: StepOutput) -> list[TokenDelta]:
-        """The deltas of one step, in plan order."""
+        """Return the deltas of one step, in plan order."""
         plan, requests = flight.plan, self._requests
         self._recorder.begin_commit(flight)
         requests.side_results.gather(plan, flight.requests, output)
@@ -89,7 +89,7 @@ class Committer:
         return deltas
 
     def _tokens(self, output: StepOutput) -> list[list[int]]:
-        """The sampled tokens; ids beyond the vocabulary, which have no text, are marked."""
+        """Sampled tokens per entry; ids beyond the vocabulary are replaced by a marker."""
         tokens = output.tokens
         if tokens.max(initial=0) >= self._vocab_size:
             tokens = np.where(tokens < self._vocab_size, tokens, NO_SUCH_TOKEN)
@@ -98,7 +98,7 @@ class Committer:
     def _commit_tokens(
         self, request: Request, tokens: list[int], version: int, refusal: Refusal | None = None
     ) -> TokenDelta:
-        """Append a request's sampled tokens as far as they count, and publish what they complete.
+        """Append the accepted tokens up to a stop, and publish the blocks that they complete.
 
         The token that ended the request is never published: a multi-step decode stops where all
         rows have ended, so this token may not have run.
@@ -130,15 +130,16 @@ class Committer:
         return delta
 
     def _append(self, request: Request, count: int) -> None:
-        """The last `count` tokens were not sampled: they run as a prefill chunk, as do those of a
-        prompt, behind the last one that was."""
+        """Mark the last `count` tokens as forced: they run as a prefill chunk after the sampled
+        one.
+        """
         self._recorder.appended(count)
         if count > 0 and request.status is RUNNING:
             request.known_at_admission = request.num_known
             request.sent = request.num_processed = request.num_known - count - 1
 
     def _stop(self, request: Request, ending: Ending, delta: TokenDelta) -> None:
-        """End of sequence, then stop ids, then the length cap, then a repetition."""
+        """Find the first stop, in the order EOS, stop ids, max_tokens, repetition."""
         delta.finish_reason = "length" if ending is None else "stop"
         if ending == REPEATED:
             delta.finish_reason = "repetition"
@@ -151,7 +152,7 @@ class Committer:
         self._requests.finish(request)
 
     def _pool(self, request: Request, delta: TokenDelta) -> None:
-        """End a request that wanted hidden states pooled: they come with its delta."""
+        """Finish a pooling request; its vectors are in the delta."""
         self._recorder.ended_without_token()
         delta.times = self._recorder.times(request)
         delta.finish_reason = "stop"
@@ -161,7 +162,9 @@ class Committer:
     def _fail(
         self, ending: int, refusal: Refusal | None, request: Request, delta: TokenDelta
     ) -> None:
-        """End one request without a token; after a defect its blocks are never found again."""
+        """Finish a request without a token. After a numerical defect its blocks are never found
+        again.
+        """
         if ending == REFUSED:
             self._recorder.ended_without_token()
         else:
@@ -175,7 +178,7 @@ class Committer:
         self._requests.finish(request)
 
     def _reason(self, request: Request, ending: int) -> str:
-        """What the missing token means."""
+        """Why there is no token, as text."""
         if ending == NOT_FINITE and request.wire.sampling.pools:
             return (
                 "The hidden states of the prompt were not finite, so nothing was made of them. "
@@ -196,14 +199,14 @@ class Committer:
 
 
 def without_gaps(tokens: list[int]) -> list[int]:
-    """The tokens of an entry that has fewer than others, or where a draft was not accepted."""
+    """Drop NO_TOKEN marks (rejected drafts, entries with fewer tokens)."""
     return [token for token in tokens if token != NO_TOKEN]
 
 
 def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], Ending]:
-    """The tokens up to the one that ends the request, which is returned if there is one.
+    """Tokens up to the first stop, and that stop.
 
-    It is one of them, unless it is negative and says why there is none.
+    The stop token is included, unless it is a negative marker that says why there is no token.
     """
     if request.ending_ids.isdisjoint(tokens):
         return tokens, None
@@ -214,7 +217,7 @@ def counted_tokens(request: Request, tokens: list[int]) -> tuple[list[int], Endi
 def cut_at_repetition(
     request: Request, rule: RepetitionDetectionParams, tokens: list[int], ending: Ending
 ) -> tuple[list[int], Ending]:
-    """The counted tokens up to the one that completes a repetition, if another end is not first."""
+    """Cut the tokens where they complete a repetition, if no earlier stop does."""
     known, least = request.num_known, request.prompt_length + request.wire.sampling.min_tokens
     answer = request.token_ids[max(request.prompt_length, known - rule.longest) :]
     for count, token in enumerate(tokens, 1):
@@ -227,7 +230,9 @@ def cut_at_repetition(
 def logprobs_of(
     request: Request, scores: StepLogprobs, sampled: int, delta: TokenDelta
 ) -> StepLogprobs | None:
-    """The log-probabilities of a delta's tokens, from item `sampled` of the step's, if wanted."""
+    """Log-probabilities of a delta's tokens, starting at item `sampled` of the step's, if
+    requested.
+    """
     wanted, count = request.wire.sampling.logprobs, len(delta.token_ids)
     if wanted is None or not count:
         return None

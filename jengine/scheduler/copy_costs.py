@@ -17,21 +17,23 @@ logger = logging.getLogger(__name__)
 
 
 class CopyCosts:
-    """Compares the two ways to give a request its blocks again."""
+    """Decides between swapping in and recomputing a preempted request's blocks."""
 
     def __init__(self, seconds_each: Sequence[float] = ()) -> None:
-        """`seconds_each`: to copy a block of each group to the device; empty: not measured."""
+        """`seconds_each`: host-to-device copy time per block of each group; empty if not
+        measured.
+        """
         self._seconds_each = seconds_each
         self._recorder: Recorder | None = None
         self._copied: bool | None = None  # the last decision
         self.num_copied = self.num_computed = 0  # decisions
 
     def use(self, recorder: Recorder) -> None:
-        """Take from it what prompts cost."""
+        """Read the prefill cost per token from this recorder."""
         self._recorder = recorder
 
     def copies(self, keys: Sequence[bytes], tokens: int) -> bool:
-        """Whether copying these contents is cheaper than computing the tokens that they hold."""
+        """Whether copying these blocks is faster than recomputing their tokens."""
         rate = None if self._recorder is None else self._recorder.seconds_of_prompt_token
         if rate is None or not self._seconds_each:
             return True

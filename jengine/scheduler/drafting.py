@@ -78,13 +78,15 @@ class Drafting:
 
     @property
     def counts(self) -> DraftCounts:
-        """Drafts of all steps that were read."""
+        """Drafted and accepted tokens of all committed steps."""
         drafted, accepted = list(self._drafted_at), list(self._accepted_at)
         return DraftCounts(self._drafts, sum(drafted), sum(accepted), drafted, accepted)
 
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
-        """Drafts for each decode, as far as budget and free blocks allow. Where no guess can pay,
-        or none is tried, the model that guesses does not run at all."""
+        """Add drafts to each decode, as budget and free blocks allow.
+
+        If no guess can pay off, the draft model is not run.
+        """
         self._close_finished(builder)
         self._plans += 1
         cost = token_cost(len(builder.decodes) + builder.prompt_tokens, self._free_tokens)
@@ -108,7 +110,7 @@ class Drafting:
             builder.guesses = self._expect_guesses(builder, cost)
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
-        """Count what was accepted, and take back what was reserved for the rest."""
+        """Count accepted drafts, and give back the blocks reserved for rejected ones."""
         plan = flight.plan
         if not plan.drafts:
             return
@@ -130,7 +132,7 @@ class Drafting:
                 self._accepted_at[index] += index < accepted
 
     def _is_too_large(self, builder: PlanBuilder) -> bool:
-        """Whether no guess of the device could pay in a step that decodes as many rows."""
+        """Whether the batch is too large for device drafts to pay off."""
         if not (self.source.on_device and self.adaptive):
             return False
         rows = len(builder.decodes) + len(builder.chunks)
@@ -139,21 +141,24 @@ class Drafting:
     def _leaves_guesser_out(
         self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]
     ) -> bool:
-        """Whether the model that guesses does not even read the step. What it has not read makes
-        later guesses worse, so it always reads prompts, which others may share."""
+        """Whether to skip the draft model in this step.
+
+        Tokens that it has not read make its later guesses worse, so it always reads prompts, whose
+        prefixes others may share.
+        """
         source = self.source
         if any(wanted) or builder.chunks or not (source.on_device and self.adaptive):
             return False
         return not source.has_cache or all(row.has_given_up for row in rows)
 
     def _drop_guesses(self, rows: Iterable[RowDrafts]) -> None:
-        """The last steps of these rows have made no guesses."""
+        """Mark that these rows' last steps have produced no guesses."""
         self._has_old_guesses = False
         for row in rows:
             row.guesses.expect(0)
 
     def _add_drafts(self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]) -> None:
-        """Drafts for the decodes' rows, which want so many."""
+        """Add up to `wanted` drafts to each of the decodes' rows."""
         room = self._room(builder, rows, wanted)
         for row, count in zip(rows, wanted, strict=True):
             most = min(room, builder.budget)
@@ -162,7 +167,7 @@ class Drafting:
             room -= self._add(row, min(most, count), builder)
 
     def _room(self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]) -> int:
-        """The most drafts of the step, of which the decodes' rows want so many."""
+        """Maximum drafts of the step, given what the rows want."""
         decodes = len(builder.decodes)
         if builder.prompt_tokens:
             return self.mixed_rows - decodes
@@ -172,7 +177,7 @@ class Drafting:
         return best_size(decodes, sum(wanted), gain, self._sizes, self._free_tokens) - decodes
 
     def _expect_guesses(self, builder: PlanBuilder, cost: float) -> int:
-        """How many tokens the step guesses for each of its rows: as many as one of them wants."""
+        """How many tokens the device drafts per row in this step: the most that any row wants."""
         chunks = (request for request, _ in builder.chunks)
         rows = [self._row(request) for request in (*builder.decodes, *chunks)]
         count = max((self._wanted(row, cost) for row in rows), default=0)
@@ -181,7 +186,7 @@ class Drafting:
         return count
 
     def _wanted(self, row: RowDrafts, cost: float) -> int:
-        """Drafts that are worth running."""
+        """Number of drafts that pay off for this row."""
         if not row.takes_any:
             return 0
         if not self.adaptive:
@@ -190,7 +195,7 @@ class Drafting:
         return 0 if tokens < row.look_at else min(self.most, row.length.count(cost, tokens))
 
     def _add(self, row: RowDrafts, most: int, builder: PlanBuilder) -> int:
-        """Drafts for one decode; returns how many."""
+        """Add drafts to one decode. Returns how many."""
         request = row.request
         # The last draft's token is at most the last but one that the request may get.
         start = request.num_computed

@@ -20,7 +20,7 @@ Key = tuple[int, str]  # version of the weights, digest of the content
 
 
 class Entry:
-    """One image: where its embeddings are, and who may still read them."""
+    """A cached image: its rows of embeddings, and the requests that may still read them."""
 
     __slots__ = ("readers", "rows")
 
@@ -30,13 +30,13 @@ class Entry:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a running request has not computed all tokens of it."""
+        """Whether a running request still has to compute tokens of this image."""
         self.readers = [(request, end) for request, end in self.readers if reads(request, end)]
         return bool(self.readers)
 
 
 class EncoderCache:
-    """Gives out the rows of the device's array, one for each embedding."""
+    """LRU allocator of the device's embedding rows, keyed by image digest."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -47,7 +47,7 @@ class EncoderCache:
         self.reset()
 
     def have_room(self, request: Request, version: int) -> bool:
-        """Whether all of the request's images are there, or fit beside those in use."""
+        """Whether all of the request's images are cached, or fit beside those in use."""
         wanted = {(version, span.key): span.length for span in request.wire.media}
         if not wanted:
             return True
@@ -59,21 +59,20 @@ class EncoderCache:
         return sum(wanted.values()) + sum(others) <= self.capacity
 
     def take(self, request: Request, hit: int, version: int) -> list[MediaSpan]:
-        """The images of a request that starts behind `hit` cached tokens, without their values.
+        """Reserve rows for the images of an admitted request, after `hit` cached tokens.
 
-        Those that it has to compute have rows, and are encoded by the next plan unless they are
-        there.
+        Returns its spans without pixel values. Images that are not cached are encoded by the next
+        plan.
         """
         held = {(version, span.key) for span in request.wire.media if span.end > hit}
         return [self._placed(request, span, version, held) for span in request.wire.media]
 
     def take_new(self) -> list[MediaSpan]:
-        """What was added since the last call."""
+        """Images to encode that were added since the last call."""
         new, self._new = self._new, []
         return new
 
     def reset(self) -> None:
-        """Forget everything."""
         self._free = list(range(self.capacity - 1, -1, -1))
         self._entries.clear()
         self._new.clear()
@@ -110,5 +109,5 @@ class EncoderCache:
 
 
 def reads(request: Request, end: int) -> bool:
-    """Whether a request has to compute tokens before `end`."""
+    """Whether the request has to compute tokens before position `end`."""
     return request.status is RUNNING and request.num_computed < end

@@ -10,7 +10,7 @@ from jengine.request import Request
 
 
 class Flight(NamedTuple):
-    """A plan in flight, and the request behind each of its entries."""
+    """A submitted plan with the request of each entry."""
 
     plan: Plan
     requests: list[Request]
@@ -18,7 +18,9 @@ class Flight(NamedTuple):
 
 
 class Flights:
-    """Steps are numbered: those before `next_step` were planned, those to `committed` are done."""
+    """Plans in flight. Steps are numbered: those before `next_step` are planned, those to
+    `committed` committed.
+    """
 
     def __init__(self) -> None:
         self.next_step = 0
@@ -29,16 +31,16 @@ class Flights:
         return len(self._flights)
 
     def number(self) -> int:
-        """The number of a new step."""
+        """Allocate the next step's number."""
         self.next_step += 1
         return self.next_step - 1
 
     def begin(self, flight: Flight) -> None:
-        """A plan with the newest number is about to be submitted."""
+        """Register a plan that is about to be submitted."""
         self._flights.append(flight)
 
     def end(self, plan: Plan) -> Flight | None:
-        """The flight of a plan whose output is there; None if `forget` was called meanwhile."""
+        """Take out the flight of a plan whose output has arrived. None if it was forgotten."""
         if not self._flights or self._flights[0].plan.step != plan.step:
             assert plan.step <= self.committed, f"step {plan.step} is committed out of order"
             return None
@@ -46,6 +48,6 @@ class Flights:
         return self._flights.popleft()
 
     def forget(self) -> None:
-        """Ignore the outputs of all plans in flight."""
+        """Drop all plans in flight; their outputs will be ignored."""
         self._flights.clear()
         self.committed = self.next_step - 1

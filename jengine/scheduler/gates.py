@@ -33,10 +33,10 @@ Wake = Callable[[Hashable], None]
 
 
 class AdmissionGate(Protocol):
-    """One more thing that must be ready."""
+    """A condition for admission beyond rows, budget and blocks."""
 
     def awaited(self, request: Request) -> Hashable | None:
-        """The key of what this request must wait for; None: it may run."""
+        """Key that this request waits for, or None to admit it."""
 
 
 # Called by each scheduler with its own `wake`.
@@ -44,7 +44,7 @@ MakeGate = Callable[[Wake], AdmissionGate]
 
 
 def first_awaited(gates: Sequence[AdmissionGate], request: Request) -> Hashable | None:
-    """What the first gate that keeps a request back has it wait for; None: all are open."""
+    """Key of the first closed gate, or None if all are open."""
     for gate in gates:
         key = gate.awaited(request)
         if key is not None:
@@ -53,13 +53,13 @@ def first_awaited(gates: Sequence[AdmissionGate], request: Request) -> Hashable 
 
 
 class StepDone(NamedTuple):
-    """The end of a step, by its number."""
+    """Key: the commit of this step."""
 
     step: int
 
 
 class NotInFlight:
-    """A preempted request waits until the steps that still carry tokens of it are committed."""
+    """A preempted request waits until the steps that still carry its tokens are committed."""
 
     def __init__(self, flights: Flights) -> None:
         self._flights = flights
@@ -70,8 +70,7 @@ class NotInFlight:
 
 
 class ImagesFit:
-    """A request waits until the embeddings of its images fit on the device, behind those that came
-    before it and wait for the same."""
+    """Waits until the image embeddings fit on the device, in order of arrival."""
 
     def __init__(self, images: EncoderCache, cache: CacheCoordinator) -> None:
         self._images = images
@@ -83,8 +82,11 @@ class ImagesFit:
 
 
 class PrefixWritten:
-    """A request waits while another one writes more of its prefix, by a step that is planned, than
-    can be found: states of recurrent layers, which only later steps read."""
+    """Waits while a planned step of another request writes more of this prefix than can be found
+    yet.
+
+    Only for states of recurrent layers, which later steps alone can read.
+    """
 
     def __init__(self, cache: CacheCoordinator) -> None:
         self._cache = cache
@@ -95,8 +97,7 @@ class PrefixWritten:
 
 
 class BlocksLoaded:
-    """A request that could get a row waits for the blocks that it lacks on the device and can get
-    from elsewhere."""
+    """Waits until blocks that the device lacks are loaded from the host or a connector."""
 
     def __init__(self, transfers: BlockTransfers, has_row: Callable[[Request], bool]) -> None:
         self._transfers = transfers
@@ -107,31 +108,32 @@ class BlocksLoaded:
 
 
 class Compilation(Protocol):
-    """A grammar that is being compiled, or was."""
+    """Future of a grammar's compilation."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it is compiled, has failed to be, or takes too long."""
+        """Whether it has succeeded, failed or timed out."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has had its turn."""
+        """Whether the compiler has started on it."""
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """Call this when it has its turn, and when it ends; at once for what has happened."""
+        """Call `tell` when it starts and when it ends, immediately for what has happened
+        already.
+        """
 
 
 class GrammarCompiled(NamedTuple):
-    """A grammar that waits for its turn, by its source."""
+    """Key: the compilation of this grammar, by its source."""
 
     grammar: GrammarSpec
 
 
 class GrammarReady:
-    """A request waits until its grammar is compiled, or has failed to be.
+    """Waits until the grammar is compiled or has failed. `begin` starts a compilation.
 
-    `begin` begins to compile a grammar that is new. One that has had its turn is asked for at every
-    step, since it may take too long.
+    One that has started is polled at every step, since it may time out.
     """
 
     def __init__(self, begin: Callable[[GrammarSpec], Compilation], wake: Wake) -> None:

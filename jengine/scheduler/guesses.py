@@ -18,21 +18,22 @@ CheckDrafts = Callable[[int, Sequence[int] | None, int], list[int]]
 
 
 class RowGuesses(Protocol):
-    """Guesses at the text of one request."""
+    """Draft source of one request."""
 
     def window(self, request: Request, count: int) -> tuple[int, list[int]]:
-        """How many of `count` drafts the next step can run, and the guesses that the plan carries:
-        from the earliest position at which the row can go on."""
+        """Return how many of `count` drafts the next step can run, and the drafts, which start at
+        the row's earliest possible position.
+        """
 
     def expect(self, count: int) -> None:
-        """A step that samples for the row makes so many guesses at its end."""
+        """The planned step will draft `count` tokens for this row on the device."""
 
     def close(self, request: Request) -> None:
         """The request has ended."""
 
 
 class Guesses(Protocol):
-    """A source of guesses, for all requests of an engine."""
+    """Draft source of all requests."""
 
     # Whether each step guesses for the next one, at its end and so never from a rejected draft.
     on_device: bool
@@ -40,15 +41,16 @@ class Guesses(Protocol):
     has_cache: bool
 
     def serves(self, request: Request) -> bool:
-        """Whether it guesses for this request."""
+        """Whether this request gets drafts."""
 
     def begin(self, request: Request) -> RowGuesses:
-        """A request that runs."""
+        """Start drafting for an admitted request."""
 
 
 class HostGuesses:
-    """A proposer's guesses, from the tokens that the host knows. `check` is asked about those of
-    requests with a grammar; without it they get none."""
+    """Drafts of a host proposer (n-gram, suffix). `check` trims those of requests with a grammar;
+    without it they get none.
+    """
 
     on_device = has_cache = False
 
@@ -57,17 +59,15 @@ class HostGuesses:
         self._check = check
 
     def serves(self, request: Request) -> bool:
-        """All but those with a grammar that nobody here follows."""
         return self._check is not None or not request.reads_each_token
 
     def begin(self, request: Request) -> HostRow:
-        """A request that runs."""
         row = self.proposer.begin(request.token_ids, request.prompt_length)
         return HostRow(request, row, self._check if request.reads_each_token else None)
 
 
 class HostRow:
-    """One request's proposer, and how much of its text it has seen."""
+    """A request's proposer, and the number of tokens fed to it."""
 
     __slots__ = ("_check", "_proposer", "_seen")
 
@@ -79,8 +79,11 @@ class HostRow:
         self._seen = request.num_known
 
     def window(self, request: Request, count: int) -> tuple[int, list[int]]:
-        """The row may have drafts in flight, so its real length is between the tokens that it
-        surely has and the one if all are accepted. The guesses cover the drafts after each."""
+        """Drafts from the committed length on.
+
+        With drafts in flight the row's length is between the committed one and that if all are
+        accepted; the drafts cover each case.
+        """
         surely = request.num_known + request.num_in_flight
         uncertain = request.num_computed + 1 - surely
         self._catch_up(request)
@@ -91,24 +94,24 @@ class HostRow:
         return min(count, len(window)), window
 
     def expect(self, count: int) -> None:
-        """Guesses are made when a plan needs them."""
+        """No-op: drafts are made when a plan needs them."""
 
     def close(self, request: Request) -> None:
-        """The request has ended."""
         self._catch_up(request)
         self._proposer.close()
 
     def _catch_up(self, request: Request) -> None:
-        """Give the proposer all committed tokens."""
+        """Feed newly committed tokens to the proposer."""
         if self._seen < request.num_known:
             self._proposer.extend(request.token_ids[self._seen :])
             self._seen = request.num_known
 
 
 class DeviceGuesses:
-    """Each step guesses for the next one, whatever it has accepted: plans carry no guesses. Those
-    for requests with a grammar are read with the step's tokens, and `check` says how many of them
-    may run; without it they get none."""
+    """Drafts that each step makes on the device for the next one; plans carry only their number.
+
+    Those of requests with a grammar are read back and trimmed by `check`; without it they get none.
+    """
 
     on_device = True
 
@@ -117,16 +120,14 @@ class DeviceGuesses:
         self._check = check
 
     def serves(self, request: Request) -> bool:
-        """All but those with a grammar that nobody here follows."""
         return self._check is not None or not request.reads_each_token
 
     def begin(self, request: Request) -> DeviceRow:
-        """A request that runs."""
         return DeviceRow(self._check if request.reads_each_token else None)
 
 
 class DeviceRow:
-    """How many guesses the row's last step has made."""
+    """Number of drafts that the row's last step has made."""
 
     __slots__ = ("_check", "_made")
 
@@ -135,14 +136,13 @@ class DeviceRow:
         self._made = 0
 
     def window(self, request: Request, count: int) -> tuple[int, list[int]]:
-        """At most as many drafts as there are guesses."""
+        """At most as many drafts as the last step has made."""
         count = min(count, self._made)
         if self._check is not None and count:
             count = len(self._check(request.row, None, count))
         return count, []
 
     def expect(self, count: int) -> None:
-        """A step that samples for the row makes so many guesses at its end."""
         self._made = count
 
     def close(self, request: Request) -> None:

@@ -16,7 +16,7 @@ from jengine.request import Request
 
 
 class Place:
-    """A request's place in its lane; without a request once it has left."""
+    """Heap entry. `request` is None after lazy deletion."""
 
     __slots__ = ("lane", "order", "request")
 
@@ -30,10 +30,10 @@ class Place:
 
 
 class Lane:
-    """The places of requests that wait for the same, `key`.
+    """Min-heap of the requests that wait for the same `key`, with lazy deletion.
 
-    One that leaves stays in the heap, empty, until it comes to the top or more are empty than not:
-    so to take out all of them takes no longer than to add them.
+    Deleted entries are purged once they outnumber the others, so emptying a lane costs as much as
+    filling it.
     """
 
     __slots__ = ("heap", "key", "line", "number", "size")
@@ -45,13 +45,13 @@ class Lane:
         self.line: Line | None = None
 
     def add(self, place: Place) -> None:
-        """Take up a place."""
+        """Push a request."""
         heapq.heappush(self.heap, place)
         place.lane = self
         self.size += 1
 
     def drop(self, place: Place) -> Place:
-        """Take a place out. Returns its request's new place, for another lane."""
+        """Delete a request lazily. Returns a new entry for it, for another lane."""
         assert place.lane is self and place.request is not None
         moved = Place(place.request, place.order)
         place.request = place.lane = None
@@ -63,7 +63,7 @@ class Lane:
 
     @property
     def first(self) -> Place | None:
-        """The place that is first."""
+        """Smallest live entry."""
         heap = self.heap
         while heap and heap[0].request is None:
             heapq.heappop(heap)
@@ -71,11 +71,7 @@ class Lane:
 
 
 class Line:
-    """Lanes by their first places.
-
-    An entry is right while its place is the first one of its lane, and the lane in this line;
-    others are dropped when they come to the top, or when there are more of them than lanes.
-    """
+    """Heap of lanes by their smallest entries. Stale entries are purged lazily."""
 
     def __init__(self) -> None:
         self._heads: list[tuple[Place, int, Lane]] = []
@@ -85,7 +81,7 @@ class Line:
         return len(self._lanes)
 
     def enter(self, lane: Lane) -> None:
-        """A lane from another line, or a new one."""
+        """Add a lane."""
         if lane.line is not None:
             lane.line.leave(lane)
         lane.line = self
@@ -93,25 +89,25 @@ class Line:
         self.note(lane)
 
     def leave(self, lane: Lane) -> None:
-        """A lane that is no longer in this line."""
+        """Remove a lane."""
         del self._lanes[lane.number]
         lane.line = None
         self._tidy()
 
     def note(self, lane: Lane) -> None:
-        """The first place of a lane in this line is another one."""
+        """Re-push a lane whose smallest entry has changed."""
         first = lane.first
         if first is not None:
             heapq.heappush(self._heads, (first, lane.number, lane))
         self._tidy()
 
     def lanes(self) -> list[Lane]:
-        """All lanes, in no order."""
+        """All lanes, unordered."""
         return list(self._lanes.values())
 
     @property
     def first(self) -> Lane | None:
-        """The lane whose first place is first; None: all are empty."""
+        """Lane with the smallest entry; None if all are empty."""
         while self._heads:
             place, _, lane = self._heads[0]
             if self._is_right(place, lane):
@@ -120,7 +116,7 @@ class Line:
         return None
 
     def places(self) -> Iterator[Place]:
-        """All places in order, made one by one: the first few take no longer than they are."""
+        """All entries in order, lazily: the first few are cheap."""
         # Heaps are read as the trees that they are: an entry comes before its two children.
         found: list[tuple[Place, int, list[Any], int]] = []
         numbers, seen = count(), set[int]()

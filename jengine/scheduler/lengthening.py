@@ -21,23 +21,23 @@ from jengine.speculative.choice import host_proposer
 
 
 class Lengthening(Protocol):
-    """One way to do so."""
+    """A strategy that lets decodes run more than one token per plan."""
 
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
-        """Let the decodes run more tokens; so many requests wait for a row."""
+        """Extend the decodes of a plan; `num_waiting` requests wait for a row."""
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
-        """A step with drafts was read, and gave each entry that wants tokens these."""
+        """Account for the tokens of a committed step."""
 
     @property
     def counts(self) -> DraftCounts:
-        """Drafts of all steps that were read."""
+        """Drafted and accepted tokens so far."""
 
 
 def lengthening_of(
     config: ScheduleConfig, cache: CacheCoordinator, check: CheckDrafts | None = None
 ) -> Lengthening:
-    """The way that the limits of a step ask for. `check` says what grammars make of drafts."""
+    """Choose the strategy by the configuration. `check` trims drafts by grammar."""
     if config.speculative is None:
         return MultiStepDecode(config.num_scheduler_steps, cache)
     method = config.speculative

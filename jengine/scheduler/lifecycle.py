@@ -21,7 +21,7 @@ from jengine.scheduler.side_results import SideResults
 
 
 class Lifecycle:
-    """Every unfinished request and its status: waiting, running or preempted."""
+    """All unfinished requests, by status: waiting, running, preempted."""
 
     def __init__(self, config: ScheduleConfig, cache: CacheCoordinator, recorder: Recorder) -> None:
         self.cache = cache
@@ -39,18 +39,18 @@ class Lifecycle:
         self._released: list[int] = []
 
     def arrive(self, request: Request) -> None:
-        """A new request waits."""
+        """Queue a new request."""
         self.waiting.push(request)
         self.open[request.request_id] = request
         self.recorder.queued(request)
         self.side_results.expect(request)
 
     def have_row_for(self, request: Request) -> bool:
-        """Whether there is a free row, and a sampler row if this request needs one."""
+        """Whether a row is free, and a row of the sampler's pool if the request needs one."""
         return bool(self.free_rows) and self.sampler_rows.have_room(request)
 
     def start(self, request: Request, hit: int) -> None:
-        """The next waiting request runs in the smallest free row; `hit` tokens are cached."""
+        """Admit the next waiting request to the lowest free row, with `hit` cached tokens."""
         first, row = self.waiting.peek(), heapq.heappop(self.free_rows)
         assert first is request and row == request.row, "requests and rows are taken in order"
         self.waiting.remove(request)
@@ -65,7 +65,9 @@ class Lifecycle:
         self.running.append(request)
 
     def preempt(self, request: Request) -> None:
-        """Back to the head of the queue, to be recomputed. Tokens known and in flight stay."""
+        """Return a request to the head of the queue, to be recomputed. Its known and in-flight
+        tokens stay.
+        """
         self.running.remove(request)
         self.cache.free(request)
         self._release_row(request)
@@ -76,9 +78,9 @@ class Lifecycle:
         self.waiting.restore(request)
 
     def finish(self, request: Request) -> None:
-        """Free everything at once; results of steps in flight for it will be ignored.
+        """Free row and blocks immediately; outputs in flight are ignored.
 
-        The caller takes it out of the running list: a commit does so once for all that have ended.
+        The caller removes it from the running list: a commit does so once for all that have ended.
         """
         if request.status is RUNNING:
             self.cache.free(request)
@@ -90,11 +92,11 @@ class Lifecycle:
         self.side_results.forget(request)
 
     def drop_finished(self) -> None:
-        """Take finished requests out of the running list."""
+        """Remove finished requests from the running list."""
         self.running = [one for one in self.running if one.status is RUNNING]
 
     def take_released(self) -> list[int]:
-        """The rows released since the last call."""
+        """Rows freed since the last call."""
         released, self._released = self._released, []
         return released
 

@@ -16,14 +16,14 @@ from jengine.scheduler.plan_builder import PlanBuilder
 
 
 class MultiStepDecode:
-    """Lets the decodes of a plan run up to `most` times."""
+    """Multi-step decode: up to `most` decode iterations per plan."""
 
     def __init__(self, most: int, cache: CacheCoordinator) -> None:
         self.most = most
         self._cache = cache
 
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
-        """As many runs as possible; one while a request waits or a prefill chunk runs."""
+        """Maximise iterations; one while a request waits or a prefill chunk runs."""
         if self.most == 1 or num_waiting or builder.chunks or builder.preempted:
             return
         repeats = min((self._room(request) for request in builder.decodes), default=1)
@@ -33,16 +33,15 @@ class MultiStepDecode:
             self._lengthen(builder, repeats)
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
-        """It plans no drafts, so there is nothing to take back."""
         raise AssertionError(f"step {flight.plan.step} has drafts, and none were planned")
 
     @property
     def counts(self) -> DraftCounts:
-        """It plans no drafts."""
+        """Always zero: no drafts."""
         return NO_DRAFT_COUNTS
 
     def _room(self, request: Request) -> int:
-        """How many tokens a request may decode."""
+        """Tokens that a request may still decode."""
         # A run would overwrite what the one before it captured, or need a mask of its own.
         if request.wire.taps or request.reads_each_token:
             return 1
