@@ -51,7 +51,7 @@ class CacheSpec:
         """The first position that a token at each of these reads, of numpy or of JAX."""
         if self.window is None:
             return positions * 0
-        if self.in_chunks:
+        if self.kind == "chunked":
             first = positions - positions % self.window
         else:
             first = positions - self.window + 1
