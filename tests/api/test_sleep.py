@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ import jengine
 from jengine import AsyncLLM, SamplingParams
 from jengine.engine.questions import Resume
 from jengine.errors import EngineAsleep, RequestError
+from jengine.executor.worker_calls import RUN
 from tests.api.async_reading import last, run
 from tests.api.engines import answers, is_idle, random_prompts, tiny_engine
 from tests.engine.scripted import script_of, scripted_engine, told
@@ -29,6 +31,7 @@ from tests.marks import slow
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = random_prompts(5, 40, 20)
+PACKAGE = str(Path(jengine.__file__).parent)
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -38,6 +41,22 @@ def sleeper(full_folder: Path) -> Iterator[jengine.LLM]:
     yield llm
     assert is_idle(llm)
     llm.shutdown()
+
+
+def test_few_functions_stand_between_a_call_and_the_worker(
+    sleeper: jengine.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks: list[list[str]] = []
+
+    def look(*_: Any) -> list[str]:
+        files = [frame.filename for frame in traceback.extract_stack()]
+        stacks.append([file for file in files if file.startswith(PACKAGE)])
+        return []
+
+    monkeypatch.setitem(RUN, "sleep", look)
+    sleeper.sleep()
+    assert sleeper.wake_up()
+    assert 0 < len(stacks[0]) <= 5, stacks[0]
 
 
 @contextmanager
