@@ -47,13 +47,20 @@ def opened_taps(
         raise RequestError(
             f"capture={capture!r}: expected tap names, such as ['layers.3.output', 'norm']."
         )
-    names = [name for pattern in wanted for name in matching("capture", pattern, points)]
+    found = [name for pattern in wanted for name in matching("capture", pattern, points)]
+    names = list(dict.fromkeys(found))
     changes = changes_of(interventions(intervene, points, config.hidden_size))
+    if not loaded.taps.keeps(names, changes):  # tracing takes longer than a step
+        check_functions(loaded, config, changes)
+    return loaded.taps.opened(names, changes)
+
+
+def check_functions(loaded: LoadedModel, config: ModelConfig, changes: Changes) -> None:
+    """Trace each function for every shape that a step has."""
     tokens = sorted({bucket.num_tokens for bucket in loaded.ladders.buckets()})
     for change in {change[1:]: change for change in changes.each}.values():
         for count in tokens:
             check_function(change, changes.arrays, (count, config.hidden_size))
-    return loaded.taps.opened(list(dict.fromkeys(names)), changes)
 
 
 def refuse_divided(loaded: LoadedModel, given: Sequence[str]) -> None:

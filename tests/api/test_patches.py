@@ -119,6 +119,24 @@ def test_arrays_of_a_function_are_operands(llm: jengine.LLM) -> None:
     )
 
 
+def test_a_function_is_traced_for_new_shapes_alone(llm: jengine.LLM) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def traced(values: Array, arrays: Array) -> Array:
+        calls.append(arrays.shape)
+        return values + arrays[None, :]
+
+    def steered(arrays: Any) -> None:
+        captured(llm, PROMPT, intervene={"layers.0.output": (traced, arrays)})
+
+    steered(np.zeros(WIDTH, np.float32))
+    known = len(calls)
+    steered(np.ones(WIDTH, np.float32))
+    assert len(calls) == known > 0
+    steered(np.ones(1, np.float32))
+    assert len(calls) > known
+
+
 def test_a_function_that_holds_arrays_is_warned_of_once(llm: jengine.LLM) -> None:
     held = np.float32([1.0] * WIDTH)
     by_closure = {"layers.0.output": lambda x: x + held[None, :]}

@@ -110,7 +110,7 @@ class TapSets:
         if not capture and not changes.each:
             yield 0
             return
-        number = self._number(tuple(capture), changes)
+        number = self._number(capture, changes)
         self._users[number] += 1
         try:
             yield number
@@ -129,9 +129,17 @@ class TapSets:
         """The errors of the functions of a set that is in use."""
         return self._owners[number].raised if number else None
 
-    def _number(self, capture: tuple[str, ...], changes: Changes) -> int:
+    def keeps(self, capture: Sequence[str], changes: Changes) -> bool:
+        """Whether there is such a set, with other arrays perhaps, so that its functions trace."""
+        form = self._new(capture, changes).form
+        return any(known.form == form for known in self._sets.values())
+
+    def _new(self, capture: Sequence[str], changes: Changes) -> TapSet:
         shapes = tuple((tuple(array.shape), str(array.dtype)) for array in changes.arrays)
-        new = TapSet(self._next, capture, changes.each, shapes, changes.variants)
+        return TapSet(self._next, tuple(capture), changes.each, shapes, changes.variants)
+
+    def _number(self, capture: Sequence[str], changes: Changes) -> int:
+        new = self._new(capture, changes)
         for number, known in self._sets.items():
             # One in use keeps its arrays; another call's are of a set of their own.
             free = not self._users[number] or known.operands.are(changes.arrays)
