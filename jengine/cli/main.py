@@ -44,6 +44,7 @@ COMMANDS = {
     "models": "which models are cached or supported, and what is understood of a folder",
     "plan": "memory and speed of a model on devices that need not be here",
     "simulate": "latencies and cost of replicas that need not be here, for a trace of requests",
+    "docs": "open the documentation, or say where it is",
 }
 OVERVIEW = """\
 jengine runs language models with JAX.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -61,6 +62,20 @@ def test_every_flag_of_the_server_is_told(made_parts: ModuleType) -> None:
     told = made_parts.commands()
     for flag in ("--max-num-seqs", "--api-key", "--tool-call-parser", "--tensor-parallel-size"):
         assert f"`{flag}`" in told
+
+
+def test_errors_of_the_faq_are_in_the_code() -> None:
+    texts = "\n".join(
+        node.value
+        for path in (ROOT / "jengine").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    page = (DOCS / "pages" / "faq.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^```text\n(.*?)\n```$", page, flags=re.M | re.S)
+    parts = [part.strip() for text in quoted for part in text.split("…") if part.strip()]
+    assert len(quoted) >= 20
+    assert [part for part in parts if part not in texts] == []
 
 
 # README's first program: the ones after it need parameters, or a server that runs.
