@@ -30,7 +30,7 @@ from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 
 # What `quantization=` asks for.
 ON_LOAD = {
-    "int8": WeightFormat("int8"),
+    "int8": WeightFormat("int8", 64),
     "int8_per_channel_weight_only": WeightFormat("int8"),
     "int4": WeightFormat("int4", 64),
     "fp8": WeightFormat("fp8", activations="fp8"),
