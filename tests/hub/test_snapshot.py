@@ -206,15 +206,24 @@ def test_a_download_that_does_not_fit_the_disk_is_not_begun(
     assert hub.asked("GET", "/large/") == []
 
 
-def test_a_disk_that_fills_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_keeps_what_arrived(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repos["a/b"] = Repo(PLAIN)
+    get = file_download.http_get
 
-    def full(*_given: object, **_options: object) -> None:
+    def filling(url: str, file: Any, **options: Any) -> None:
+        if "safetensors" not in url:
+            return get(url, file, **options)
+        file.write(WEIGHTS[:1_000_000])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(file_download, "http_get", full)
-    with pytest.raises(CheckpointError, match=r"a/b: the disk of .* is full\. "):
-        resolve_model("a/b")
+    with monkeypatch.context() as patch:
+        patch.setattr(file_download, "http_get", filling)
+        found = r"a/b: the disk of .* is full\. 1.0 MB of it are in .* goes on from there\. Make"
+        with pytest.raises(CheckpointError, match=found):
+            resolve_model("a/b")
+    hub.requests.clear()
+    assert (resolve_model("a/b") / "model.safetensors").read_bytes() == WEIGHTS
+    assert [one[2] for one in hub.asked("GET", "/large/")] == ["bytes=1000000-"]
 
 
 def test_no_such_repository(hub: Hub) -> None:
