@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from jengine.bench.fidelity.__main__ import main
-from jengine.bench.fidelity.check import Answer, beside_exact, check
+from jengine.bench.fidelity.check import check
 from jengine.bench.fidelity.draws import drawn, varied_keys
+from jengine.bench.fidelity.encoders import ENCODERS, drawn_encoder
 from jengine.bench.fidelity.families import FAMILIES
+from jengine.bench.fidelity.found import beside_float64
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 from jengine.bench.fidelity.kept import Row, Table, stretches
 from jengine.bench.fidelity.search import due
@@ -28,6 +30,7 @@ from jengine.errors import CheckpointError, ConfigError
 from jengine.models.architectures import FAMILIES as ARCHITECTURES
 from jengine.models.registry import model_config
 from jengine.models.unread import read_keys
+from tests.marks import slow
 from tests.models.tiny_models import config_class
 
 pytest.importorskip("torch")
@@ -180,10 +183,6 @@ def test_norms_over_all_heads_of_one_head_each(theirs: Transformers) -> None:
     assert found.passed, found
 
 
-ROWS = np.log(np.full((10, 4), 0.25))
-EXACT = np.stack([np.concatenate([ROWS, ROWS[:1]])])
-
-
 @pytest.mark.parametrize(
     ("ours", "torch", "limit"),
     [(4e-4, 9e-4, 1e-3), (3e-4, 2e-4, 1e-3), (4e-4, 1e-4, 1e-4)],
@@ -192,10 +191,8 @@ def test_ill_conditioned_draws_are_measured_from_float64(
     ours: float, torch: float, limit: float
 ) -> None:
     """Torch may be further from float64 than ours; no answer may be much further than torch."""
-    noise = np.random.default_rng(0).uniform(-1, 1, (2, *ROWS.shape))
-    answer = Answer([0] * 8, ROWS + ours * noise[0])
-    expected = EXACT + torch * np.concatenate([noise[1], noise[1][:1]])
-    found = beside_exact([answer], expected, EXACT)
+    exact, noise = np.ones((10, 4)), np.random.default_rng(0).uniform(-1, 1, (2, 10, 4))
+    found = beside_float64([exact + ours * noise[0]], [exact + torch * noise[1]], [exact])
     assert found.limit == limit and found.passed == (limit == 1e-3)
     assert (found.error <= ours) == found.passed
 
@@ -316,9 +313,63 @@ def test_one_draw_of_each_family_comes_before_the_second_of_any() -> None:
     assert order == [(number, *row) for number in (4, 5) for row in one]
 
 
-def test_every_family_that_writes_is_searched() -> None:
-    writing = {name for name in ARCHITECTURES if name.endswith(("ForCausalLM", "LMHeadModel"))}
-    assert writing - {"MPTForCausalLM"} == set(FAMILIES.values())  # another name of one of them
+# Architectures that no draw has, and why.
+UNSEARCHED = {
+    "MPTForCausalLM": "another name of MptForCausalLM",
+    "HF_ColBERT": "transformers has no such class",
+    **dict.fromkeys(
+        ("BertForMaskedLM", "RobertaForMaskedLM", "XLMRobertaForMaskedLM", "ModernBertForMaskedLM"),
+        "the same body, whose head is not used",
+    ),
+    **dict.fromkeys(
+        ("Gemma4ForConditionalGeneration", "Qwen2VLForConditionalGeneration",
+         "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+         "LlavaForConditionalGeneration", "InternVLForConditionalGeneration",
+         "Gemma3ForConditionalGeneration"),
+        "pictures are not drawn: tests/media/test_vision_families.py has fixed shapes",
+    ),
+    **dict.fromkeys(
+        ("WhisperForConditionalGeneration", "BartForConditionalGeneration",
+         "T5ForConditionalGeneration", "MT5ForConditionalGeneration"),
+        "inputs of an encoder are not drawn: tests/media has fixed shapes",
+    ),
+}  # fmt: skip
+
+
+def test_every_architecture_is_searched_or_says_why_not() -> None:
+    drawn_classes = {one for encoder in ENCODERS.values() for one in encoder.architectures}
+    searched = {*FAMILIES.values(), *drawn_classes}
+    assert searched | UNSEARCHED.keys() == set(ARCHITECTURES)
+    assert not searched & UNSEARCHED.keys()
+
+
+@pytest.mark.parametrize("family", ["bert", *slow("roberta", "xlm_roberta", "nomic_bert",
+                                                  "modernbert")])  # fmt: skip
+def test_encoders_answer_as_transformers(family: str, theirs: Transformers) -> None:
+    row = found_in(theirs, family, "cpu", 0)
+    assert row.draws == 1 and not row.failed, row
+
+
+OTHER_ENCODERS = {
+    "is_decoder", "position_embedding_type", "attention_bias", "mlp_bias", "norm_bias",
+    # Of Nomic, whose files may have other names for what varies: tests/api/test_encoders.py.
+    "activation_function", "hidden_act", "mlp_fc1_bias", "mlp_fc2_bias", "num_experts",
+    "parallel_block", "prenorm", "qkv_proj_bias", "rotary_emb_fraction", "rotary_emb_interleaved",
+    "rotary_emb_scale_base", "rotary_scaling_factor", "use_rms_norm", "pad_token_id",
+    # Of ModernBERT, which says in two ways which layers are alike, and how they rotate.
+    "layer_types", "global_rope_theta", "local_rope_theta", "bos_token_id", "cls_token_id",
+    "eos_token_id", "sep_token_id",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_every_key_that_an_encoder_reads_varies(family: str) -> None:
+    draws = [drawn_encoder(family, number) for number in range(60)]
+    asked = Asked({**draws[0][1], "architectures": [draws[0][0]]})
+    model_config(asked)
+    values = {key: {str(one.get(key)) for _, one in draws} for key in asked.keys_asked}
+    fixed = {key for key in values if len(values[key]) == 1}
+    assert fixed <= {*UNVARIED, *OTHER_ENCODERS}
 
 
 def test_a_family_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Random small configs of every family against transformers: how far log-probabilities are off.
+"""Random small configs of every family against transformers: how far what it computes is off.
 
     python -m jengine.bench.fidelity [--family F ...] [--draws N] [--seed S]
                                      [--implementation I ...] [--seconds S] [--draw-seconds S]

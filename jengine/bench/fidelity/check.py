@@ -15,8 +15,18 @@ import numpy as np
 
 from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
+from jengine.bench.fidelity.check_encoders import check_encoder
 from jengine.bench.fidelity.draws import drawn
+from jengine.bench.fidelity.encoders import ENCODERS
 from jengine.bench.fidelity.families import FAMILIES
+from jengine.bench.fidelity.found import (
+    ILL_CONDITIONED,
+    LIMIT,
+    Found,
+    beside_float64,
+    distance,
+    spread,
+)
 from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.outputs import RequestOutput
@@ -25,14 +35,10 @@ from jengine.sampling_params import SamplingParams
 
 PROMPT, ANSWER, BLOCK, CHUNK = 40, 8, 16, 64
 LARGEST_TOKEN = 88  # of the smallest vocabulary that is drawn
-LIMIT, ILL_CONDITIONED = 1e-4, 1e-3
 # Chunks of gated delta nets are sums in another order than torch's, which norms of small numbers
 # behind them enlarge at single positions: up to 1.2e-4 from float64 where torch is 2.6e-5, with
 # root mean squares of 6e-6 and 1e-6 (draw 0 of qwen3_5_moe).
 DELTA_NETS = frozenset(("qwen3_next", "qwen3_5", "qwen3_5_moe"))
-# Root mean squares of the errors of ours and of torch's in float32: of other orders of sums, single
-# positions are further apart.
-AS_INEXACT = 3.0
 # Root mean squares of the errors of ours and of torch's in bfloat16, which round at other places.
 AS_ROUNDED = 1.1
 SETTINGS = {
@@ -48,21 +54,10 @@ SETTINGS = {
 }
 
 
-class Found(NamedTuple):
-    """How far one draw is from transformers."""
-
-    error: float  # of log-probabilities, the largest
-    limit: float
-    note: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether it is within the limit."""
-        return self.error <= self.limit
-
-
 def check(theirs: Transformers, family: str, number: int, how: Implementation) -> Found:
     """The draw with this number; JengineError where either side refuses it."""
+    if family in ENCODERS:
+        return check_encoder(theirs, family, number, how)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         theirs.write(
@@ -137,43 +132,18 @@ def compared(
         return Found(spread([one.rows for one in answers], own_rows(expected, answers)), limit)
     if not all(np.isfinite(one.rows).all() for one in answers):
         return Found(float("inf"), LIMIT, "numbers that are not finite")
-    error = off(answers, expected)
+    ours = [one.rows for one in answers]
+    error = max(distance(ours, own_rows(expected, answers)), worse_than_best(answers, expected))
     if error <= LIMIT:
         return Found(error, LIMIT)
-    return beside_exact(answers, expected, theirs.score(folder, texts, dtype="float64"))
-
-
-def off(answers: Sequence[Answer], expected: np.ndarray) -> float:
-    """How far log-probabilities are off, and the tokens chosen by them."""
-    return max(distance(answers, expected), worse_than_best(answers, expected))
-
-
-def beside_exact(answers: Sequence[Answer], expected: np.ndarray, exact: np.ndarray) -> Found:
-    """How far from float64, where torch in float32 is about as far; else from torch."""
-    truth = own_rows(exact, answers)
-    ours = spread([one.rows for one in answers], truth)
-    inexact = spread(own_rows(expected, answers), truth)
-    note = f"root mean squares from float64: {ours:.1e}, torch {inexact:.1e}"
-    if ours > AS_INEXACT * inexact:
-        return Found(off(answers, expected), LIMIT, note)
-    return Found(off(answers, exact), ILL_CONDITIONED, f"ill-conditioned: {note}")
+    exact = theirs.score(folder, texts, dtype="float64")
+    found = beside_float64(ours, own_rows(expected, answers), own_rows(exact, answers))
+    return found._replace(error=max(found.error, worse_than_best(answers, exact)))
 
 
 def own_rows(scores: np.ndarray, answers: Sequence[Answer]) -> list[np.ndarray]:
     """The positions of which an answer has rows: those before the last token."""
     return [row[:-1][-len(one.rows) :] for row, one in zip(scores, answers, strict=True)]
-
-
-def distance(answers: Sequence[Answer], expected: np.ndarray) -> float:
-    """The largest difference."""
-    pairs = zip(answers, own_rows(expected, answers), strict=True)
-    return max(float(np.abs(one.rows - rows).max()) for one, rows in pairs)
-
-
-def spread(ours: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """The root mean square of the differences."""
-    squares = [((one - rows) ** 2).mean() for one, rows in zip(ours, expected, strict=True)]
-    return float(np.sqrt(np.mean(squares)))
 
 
 def worse_than_best(answers: Sequence[Answer], expected: np.ndarray) -> float:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from jengine.bench.fidelity.encoders import ENCODERS
 from jengine.bench.fidelity.families import FAMILIES
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
+
+SEARCHED = (*FAMILIES, *ENCODERS)
 
 
 def parser(description: str) -> argparse.ArgumentParser:
     """The parser."""
     made = argparse.ArgumentParser(prog="python -m jengine.bench.fidelity", description=description)
-    made.add_argument("--family", nargs="+", choices=FAMILIES, metavar="F", help="default: all")
+    made.add_argument("--family", nargs="+", choices=SEARCHED, metavar="F", help="default: all")
     made.add_argument(
         "--draws", type=int, default=10, metavar="N", help="of each family on each implementation"
     )

@@ -145,10 +145,23 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def pool(job: Mapping[str, Any]) -> dict[str, Any]:
+    """States of tokens or scores of classes, [tokens or nothing, width] of each sequence, to a
+    file."""
+    model_class = getattr(transformers, job["architecture"])
+    model = model_class.from_pretrained(job["folder"], dtype=getattr(torch, job["dtype"])).eval()
+    with torch.no_grad():
+        answers = [model(torch.tensor([tokens])) for tokens in job["tokens"]]
+    found = [one.logits if "logits" in one else one.last_hidden_state for one in answers]
+    np.savez(job["out"], *(one[0].double().numpy() for one in found))
+    return {}
+
+
 OPERATIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "config": written_config,
     "write": write,
     "score": score,
+    "pool": pool,
 }
 
 

@@ -6,7 +6,9 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 
+from jengine.bench.fidelity.encoders import IMPLEMENTED
 from jengine.bench.fidelity.families import FAMILIES
+from jengine.bench.fidelity.flags import SEARCHED
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 from jengine.bench.fidelity.kept import Row, Table
 from jengine.bench.fidelity.workers import Workers
@@ -21,8 +23,9 @@ def search(args: argparse.Namespace, words: Sequence[str]) -> int:
     table = Table(args.output_json, surroundings(words))
     rows = [
         table.row(family, how)
-        for family in args.family or FAMILIES
+        for family in args.family or SEARCHED
         for how in args.implementation
+        if family in FAMILIES or how in IMPLEMENTED
     ]  # fmt: skip
     began = time.monotonic()
     with Workers(args.draw_seconds) as workers:

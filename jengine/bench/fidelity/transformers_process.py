@@ -71,6 +71,19 @@ class Transformers:
         )
         return np.load(out)
 
+    def pool(
+        self, folder: Path, architecture: str, tokens: Sequence[Sequence[int]], *,
+        dtype: str = "float32",
+    ) -> list[np.ndarray]:  # fmt: skip
+        """What a class that writes nothing computes of each sequence: states or scores."""
+        out = Path(self._folder.name) / "pooled.npz"
+        self._ask(
+            "pool", folder=str(folder), architecture=architecture, tokens=tokens, dtype=dtype,
+            out=str(out),
+        )  # fmt: skip
+        with np.load(out) as found:
+            return [found[f"arr_{place}"] for place in range(len(tokens))]
+
     def _ask(self, operation: str, **job: Any) -> dict[str, Any]:
         answer = self._child.ask({"operation": operation, **job})
         if "error" in answer:
