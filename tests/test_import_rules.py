@@ -76,7 +76,7 @@ ALLOWED = {
     "distributed": {*BELOW_ENGINE, "engine"},
     "assembly": BELOW_API - {"assembly"},
     "api": BELOW_API,
-    "routing": {"nouns", "client", "distributed"},
+    "routing": {"nouns", "client", "distributed", "wire"},
     "planning": ABOVE_API,
     "bench": {*ABOVE_API, "client", "research"},
     "research": ABOVE_API,

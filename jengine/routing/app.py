@@ -28,6 +28,7 @@ from jengine.routing.admin import Admin
 from jengine.routing.answers import body_of, failed
 from jengine.routing.exchange import HOP, Reply, encoded, watch
 from jengine.routing.pool import Backend, Pool, pieces_of
+from jengine.wire.json_limits import complaint_about
 
 logger = logging.getLogger(__name__)
 GENERATE = ("/v1/completions", "/v1/chat/completions")
@@ -71,8 +72,9 @@ class Router:
         except ConfigError as error:
             return failed(413, str(error))
         try:
-            body = json.loads(data)
-        except ValueError:
+            # What is too much to decode is the server's to refuse.
+            body = None if complaint_about(data) else json.loads(data)
+        except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
             return await self._passed_on(request, data)

@@ -15,6 +15,7 @@ from jengine.routing import app
 from jengine.routing.app import make_router
 from jengine.routing.exchange import Reply
 from jengine.routing.pool import PIECE, Backend, Pool, pieces_of
+from jengine.wire.json_limits import MOST_EXTREME
 from tests.client.scripted_server import (
     BROKEN,
     ScriptedServer,
@@ -124,11 +125,14 @@ def test_prefill_runs_first_and_decode_is_told(
     asked = body(stream=True, stream_options={"include_usage": True})
     with serving(prefiller) as url, router([decoder.url], [url]) as client:
         assert "[DONE]" in client.post("/v1/completions", json=asked).text
+        # What is too much is for the server to refuse.
+        too_much = {**body(stream=True), "x": [1e300] * (MOST_EXTREME + 1)}
+        assert client.post("/v1/completions", json=too_much).status_code == 200
     (first,) = prefiller.asked
     assert first["max_tokens"] == 1 and first["stream"] is False
     assert first["kv_transfer_params"]["do_remote_decode"] is True
     assert "stream_options" not in first
-    assert decoder.asked == [{**asked, "kv_transfer_params": {"remote_port": 5}}]
+    assert decoder.asked == [{**asked, "kv_transfer_params": {"remote_port": 5}}, too_much]
 
 
 def test_without_a_prefiller_the_other_computes_the_prompt(

@@ -220,6 +220,13 @@ def test_too_many_messages_and_tokens_are_refused() -> None:
         assert "lists and objects" in error_of(
             client.post("/v1/completions", content=nested, headers=kind), 400
         )["message"]  # fmt: skip
+        slow = b'{"prompt": "a", "x": [' + b"1e300," * 2**12 + b"1e300]}"
+        message = error_of(client.post("/v1/completions", content=slow, headers=kind), 400)
+        assert "The body has more than 4096 numbers with exponents" in message["message"]
+        calls = [{"function": {"name": "f", "arguments": f"[{'1e300,' * 2**12}1e300]"}}]
+        chat = {"messages": [{"role": "assistant", "content": "", "tool_calls": calls}]}
+        refused = error_of(client.post("/v1/chat/completions", json=chat), 400)
+        assert refused["param"] == "messages[0].tool_calls[0].function.arguments"
         text = json.dumps({"prompt": '[{"\\\\' * 2**17}).encode()  # brackets, and none of JSON's
         assert client.post("/tokenize", content=text, headers=kind).json()["count"] == 5 * 2**17
         words = {"prompt": "a", "max_tokens": 1, "bad_words": ["a" * 10_000]}

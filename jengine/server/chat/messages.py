@@ -14,6 +14,7 @@ import msgspec
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.errors import ApiError
 from jengine.text.chat_template import is_reserved
+from jengine.wire.json_limits import complaint_about
 
 IMAGES = ("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file")
 
@@ -84,6 +85,9 @@ def _with_object(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         path = f"{where}.function.arguments"
+        complaint = complaint_about(arguments.encode("utf-8", "replace"))
+        if complaint is not None:
+            raise ApiError(400, f"{path} has {complaint}. Send less at once.", param=path)
         try:
             arguments = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, RecursionError) as error:

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from jengine.server.errors import ApiError, ClientLeft
 from jengine.server.http.text_limits import TextLimits
+from jengine.wire.json_limits import complaint_about
 
 T = TypeVar("T", bound=msgspec.Struct)
 _WHERE = re.compile(r" - at `\$\.?(.*)`$")
@@ -24,10 +25,8 @@ _HARMLESS = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MOST_NAMED = 16
 # Seconds in which a body must arrive, once its head has.
 BODY_TIMEOUT = 60.0
-# Bytes of a body above which it is decoded in a thread: the loop goes on between its two passes.
+# Bytes of a body above which a thread decodes and measures it: the loop goes on in between.
 DECODED_HERE = 256 * 1024
-# Values of a body: decoding so many takes about 0.1 seconds, in which no other thread runs.
-MOST_NESTED, MOST_ITEMS = 2**17, 2**22
 
 
 class Ignored(NamedTuple):
@@ -54,10 +53,11 @@ async def read_body(request: Request, kind: type[T], *, strict: bool) -> T:
             "'Content-Type: application/json'.",
         )
     body = await whole_body(request)
+    limits: TextLimits | None = getattr(request.state, "text_limits", None)
     if len(body) <= DECODED_HERE:
-        value, ignored = decoded(body, kind)
+        value, ignored = checked(body, kind, limits)
     else:
-        value, ignored = await asyncio.to_thread(decoded_large, body, kind)
+        value, ignored = await asyncio.to_thread(checked, body, kind, limits)
     if strict and ignored.names:
         raise ApiError(
             400,
@@ -65,9 +65,6 @@ async def read_body(request: Request, kind: type[T], *, strict: bool) -> T:
             "the server without --strict-requests.",
             param=ignored.names[0],
         )
-    limits: TextLimits | None = getattr(request.state, "text_limits", None)
-    if limits is not None:
-        limits.check(value, len(body))
     request.state.ignored_fields = ignored
     request.state.fields = fields_of(kind)
     return value
@@ -89,33 +86,15 @@ async def whole_body(request: Request) -> bytes:
         ) from error
 
 
-def decoded_large(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
-    """`decoded`, after `check_items`: for bodies large enough to hold many values."""
-    check_items(body)
-    return decoded(body, kind)
-
-
-def check_items(body: bytes) -> None:
-    """Refuse a body whose number of JSON values would block the event loop."""
-    if brackets(body) > MOST_NESTED and brackets(outside_of_texts(body)) > MOST_NESTED:
-        raise ApiError(
-            400, f"The body has more than {MOST_NESTED} lists and objects. Send less at once."
-        )
-    if body.count(b",") > MOST_ITEMS:
-        raise ApiError(400, f"The body has more than {MOST_ITEMS} commas. Send less at once.")
-
-
-def brackets(body: bytes) -> int:
-    """Upper bound of the lists and objects in a JSON text: its opening brackets."""
-    return body.count(b"[") + body.count(b"{")
-
-
-def outside_of_texts(body: bytes) -> bytes:
-    """Strip string literals from JSON; b"" if it has more of them than values are allowed."""
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > MOST_ITEMS:
-        return body
-    return b"".join(plain.split(b'"')[::2])
+def checked(body: bytes, kind: type[T], limits: TextLimits | None) -> tuple[T, Ignored]:
+    """`decoded`, with ApiError 400 for what is too much before it or in it."""
+    complaint = complaint_about(body)
+    if complaint is not None:
+        raise ApiError(400, f"The body has {complaint}. Send less at once.")
+    value, ignored = decoded(body, kind)
+    if limits is not None:
+        limits.check(value, len(body))
+    return value, ignored
 
 
 def decoded(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
