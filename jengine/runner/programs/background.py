@@ -12,6 +12,9 @@ The largest program can run every step. It is compiled first, to size the cache.
 admitted then, while one thread compiles the rest: programs that steps have asked for most, else
 what samples and then small decode steps first. A step whose own program is missing is packed for
 the smallest compiled bucket that covers it and whose slots have what samples for it.
+
+XLA compiles in threads of its own, whose priority is not that of the thread that asks. So while
+steps run that lack no program, this thread rests between two compiles.
 """
 
 from __future__ import annotations
@@ -34,6 +37,11 @@ logger = logging.getLogger(__name__)
 NICENESS = 10
 # Seconds between checks for Ctrl-C while waiting.
 GLANCE = 0.1
+# While steps run, a compile is followed by so many rests of its own length on one core, fewer on
+# more: one that takes a third of two cores then costs requests 3 %.
+RESTS = 20
+LEAST_REST = 0.1  # seconds, longer than most steps
+DOZE = 0.02  # seconds between checks, in a rest, for what ends it
 
 
 class BackgroundWarmUp:
@@ -45,6 +53,8 @@ class BackgroundWarmUp:
         self._left = list(wanted)
         self._failures: list[Exception] = []
         self._stopped = threading.Event()
+        self._hurried = threading.Event()  # a caller has waited for all of them
+        self._ledger = replicas[0].ledger
         for programs in replicas:
             programs.expect_later(self._left)
         # Not a daemon: a thread that is killed inside the compiler crashes the process, so Python
@@ -67,6 +77,7 @@ class BackgroundWarmUp:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; whether all is compiled. Raises what the compiler raised."""
+        self._hurried.set()
         end = None if timeout is None else time.monotonic() + timeout
         # A join without a limit would not notice Ctrl-C on every platform.
         while self._thread.is_alive() and (end is None or time.monotonic() < end):
@@ -79,8 +90,11 @@ class BackgroundWarmUp:
     def _run(self) -> None:
         lower_priority()
         began, total = time.perf_counter(), len(self._left)
-        while self._left and self._may_go_on() and self._compile_next():
-            pass
+        while self._left and self._may_go_on():
+            steps, at = self._ledger.hits, time.perf_counter()
+            if not self._compile_next():
+                break
+            self._rest(time.perf_counter() - at, steps)
         made = total - len(self._left) - len(self._failures)
         logger.info("%d of %d programs compiled while serving, in %.1f s",
                     made, total, time.perf_counter() - began)  # fmt: skip
@@ -88,6 +102,26 @@ class BackgroundWarmUp:
     def _may_go_on(self) -> bool:
         # At exit Python waits for this thread, and its main thread counts as ended.
         return not self._stopped.is_set() and threading.main_thread().is_alive()
+
+    def _rest(self, seconds: float, steps: int) -> None:
+        """Rest after a compile of so many seconds, for as long as steps run that lack nothing.
+        `steps`: how many had run when it began."""
+        for _ in range(RESTS // (os.cpu_count() or 1)):
+            before, steps = steps, self._ledger.hits
+            if steps == before:
+                return
+            end = time.perf_counter() + max(seconds, LEAST_REST)
+            while time.perf_counter() < end:
+                if self._is_urgent() or not self._may_go_on():
+                    return
+                self._stopped.wait(DOZE)
+
+    def _is_urgent(self) -> bool:
+        """Whether a caller waits for all programs, steps or requests have asked for one that is
+        left, or none is left."""
+        return (
+            self._hurried.is_set() or not self._left or any(map(self._ledger.asked_for, self._left))
+        )
 
     def _compile_next(self) -> bool:
         """Compile the program that most steps have asked for; False if the engine is gone."""

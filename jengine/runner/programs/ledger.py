@@ -93,6 +93,11 @@ class CompileLedger:
         return self.to_come.get(key, 0)
 
     @property
+    def hits(self) -> int:
+        """How often programs were run."""
+        return sum(entry.hits for entry in list(self.entries.values()))
+
+    @property
     def compiles_after_warm_up(self) -> int:
         """Programs that a step had to wait for."""
         return sum(entry.compiles for entry in list(self.entries.values()) if entry.after_warm_up)

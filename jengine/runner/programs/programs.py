@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jengine.errors import UnexpectedCompile
@@ -147,7 +147,8 @@ class Programs:
         if wanted is None:
             return bucket
         if self._later and not (wanted not in self._later and self._has_heads(wanted, heads)):
-            self.ledger.note_asked(wanted)
+            for key in (wanted, *self._heads_to_come(wanted, heads)):
+                self.ledger.note_asked(key)
             ready = [key for key in list(self._compiled) if self._has_heads(key, heads)]
             wanted = self._smallest_of(ready, *asked) or wanted
         return wanted[0]
@@ -165,10 +166,14 @@ class Programs:
         size = key[0]
         if not heads or isinstance(size, Slots):
             return not heads
-        return all(
-            any((self._size(head, size), tier) in self._compiled for tier in self._able(head))
-            for head in heads
-        )
+        return not any(self._heads_to_come((size, key[1]), heads))
+
+    def _heads_to_come(self, key: StepKey, heads: Sequence[Features]) -> Iterator[Key]:
+        """For each of these that no compiled program can run, the cheapest one that could."""
+        for head in heads:
+            size, able = self._size(head, key[0]), self._able(head)
+            if not any((size, tier) in self._compiled for tier in able):
+                yield size, (able or [head])[0]
 
     def _smallest_ready(self, bucket: Bucket, needed: Features) -> Bucket:
         """The smallest compiled bucket for a step with functions of the callers'; the right one
