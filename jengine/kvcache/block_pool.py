@@ -58,21 +58,21 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that a table owns."""
+        """Blocks in at least one block table."""
         return self.total - self.num_unowned - self.num_pinned
 
     @property
     def num_pinned(self) -> int:
-        """Blocks that only copies own."""
+        """Blocks held by copies alone."""
         return sum(self._owners[block] == pins for block, pins in self._pins.items())
 
     @property
     def num_free(self) -> int:
-        """Unowned blocks without findable content."""
+        """Unowned blocks without cached content."""
         return self.num_unowned - self.num_cached
 
     def owners(self, block: int) -> int:
-        """How many tables hold this block."""
+        """Reference count of a block."""
         return self._owners[block]
 
     def allocate(self, count: int, after: int = NULL_BLOCK) -> list[int]:
@@ -98,7 +98,7 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Become one more owner of blocks that were found."""
+        """Increment the reference counts of blocks found by content."""
         if self.residency is not None:
             self.residency.used(blocks := list(blocks))
         for block in blocks:
@@ -107,7 +107,7 @@ class BlockPool:
             self._owners[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Give up one ownership each. Pass a table's tail first: it is then reused first."""
+        """Decrement reference counts. Pass a table's tail first: it is then reused first."""
         for block in blocks:
             assert self._owners[block] > 0, f"block {block} is freed but has no owner"
             self._owners[block] -= 1
@@ -115,40 +115,42 @@ class BlockPool:
                 self._enter_ring(block)
 
     def pin(self, block: int) -> None:
-        """Keep a block, with its content, until its copy has ended."""
+        """Keep a block and its content until `unpin`: a copy of it is planned."""
         self.touch((block,))
         self._pins[block] = self._pins.get(block, 0) + 1
 
     def pin_new(self, count: int) -> list[int]:
-        """Take so many blocks for contents that are copied into them."""
+        """Allocate pinned blocks for contents that will be copied into them."""
         blocks = self.allocate(count)
         for block in blocks:
             self._pins[block] = 1
         return blocks
 
     def unpin(self, block: int) -> None:
-        """A copy has ended."""
+        """The copy has completed."""
         left = self._pins.pop(block) - 1
         if left:
             self._pins[block] = left
         self.free((block,))
 
     def holds(self, block: int, key: bytes) -> bool:
-        """Whether a block can be found by this key."""
+        """Whether this block is findable by this key."""
         return self._keys[block] == key
 
     def find(self, key: bytes) -> int | None:
-        """A block with this content, or None."""
+        """Return a block with this content, or None."""
         blocks = self._blocks_of.get(key)
         return next(iter(blocks)) if blocks else None
 
     def finds_any(self, keys: Iterable[bytes]) -> bool:
-        """Whether one of these contents can be found."""
+        """Whether any of these contents is cached."""
         return not self._blocks_of.keys().isdisjoint(keys)
 
     def publish(self, block: int, key: bytes, *, told: bool = True) -> None:
-        """Make an owned block findable. Several blocks may hold the same content. Where it is not
-        `told`, journals, events and the outbox do not hear of it."""
+        """Make an owned block findable by content; several blocks may hold the same.
+
+        `told=False`: journal, events and outbox are not informed.
+        """
         assert self._owners[block] > 0, f"block {block} is published but has no owner"
         assert self._keys[block] is None, f"block {block} is published twice"
         self._keys[block] = key
@@ -176,12 +178,12 @@ class BlockPool:
             self.outbox.forgotten(key)
 
     def forget_untold(self, key: bytes) -> None:
-        """Make a content unfindable of which nobody was told."""
+        """Undo a `publish` with `told=False`."""
         if key in self._untold:
             self.forget(key)
 
     def is_findable(self, block: int) -> bool:
-        """Whether a block can be found by a key."""
+        """Whether the block has cached content."""
         return self._keys[block] is not None
 
     def forget_all(self) -> None:
@@ -192,8 +194,9 @@ class BlockPool:
             self.outbox.forgotten_all()
 
     def resized(self, num_blocks: int) -> BlockPool:
-        """A pool of so many blocks that finds the contents of those that are left. None has an
-        owner."""
+        """Return a pool of `num_blocks` blocks with the contents of those that remain,
+        all unowned.
+        """
         assert self.num_unowned == self.total, f"{self.total - self.num_unowned} have owners"
         pool = BlockPool(num_blocks)
         pool.residency, pool.outbox, pool.events = self.residency, self.outbox, self.events
@@ -253,8 +256,9 @@ class BlockPool:
         return block <= self.total and self._owners[block] == 0 and self._keys[block] is None
 
     def _begin_run(self) -> int:
-        """The next free block; those behind it become the last of the free ones, as far as they
-        come next anyway."""
+        """Return the next free block; the free blocks right behind it move to the end of the free
+        list.
+        """
         first = last = self._after[self._end]
         most = min(first + RUN - 1, self.total)
         while last < most and self._after[last] == last + 1:
@@ -279,7 +283,9 @@ class BlockPool:
         self.num_cached -= self._keys[block] is not None
 
     def _enter_ring(self, block: int) -> None:
-        """Without content at the head (next to be reused), with content at the tail."""
+        """Insert into the LRU ring: without content at the head (reused next), with content at the
+        tail.
+        """
         cached = self._keys[block] is not None
         before = self._before[self._end] if cached else self._end
         after = self._after[before]

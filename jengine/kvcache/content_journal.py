@@ -17,26 +17,24 @@ MOST = 1_000_000
 
 
 class ContentJournal:
-    """The changes that have not been taken."""
+    """Log of cached contents that were added or removed."""
 
     def __init__(self) -> None:
         self._changes: deque[bytes] = deque(maxlen=MOST)
 
     def stored(self, key: bytes) -> None:
-        """A content can be found from now on."""
         self._changes.append(STORED + key[:HASH_BYTES])
 
     def removed(self, key: bytes) -> None:
-        """A content cannot be found any more."""
         self._changes.append(REMOVED + key[:HASH_BYTES])
 
     def take(self) -> list[bytes]:
-        """The changes since the last call."""
+        """Return and clear the changes."""
         return [self._changes.popleft() for _ in range(len(self._changes))]
 
 
 class HeldContents:
-    """The block hashes that a cache holds, by its journal."""
+    """Replica of a cache's set of block hashes, kept up to date from its journal."""
 
     def __init__(self) -> None:
         self._hashes: set[bytes] = set()
@@ -48,7 +46,7 @@ class HeldContents:
         return iter(self._hashes)
 
     def note(self, changes: list[bytes]) -> None:
-        """Apply changes in their order."""
+        """Apply changes in order."""
         for change in changes:
             mark, content = change[:1], change[1:]
             if mark == STORED:
@@ -57,11 +55,11 @@ class HeldContents:
                 self._hashes.discard(content)
 
     def as_changes(self, most: int) -> Iterator[list[bytes]]:
-        """Changes that lead from an empty cache to this one, at most so many at a time."""
+        """Yield changes that build this set from an empty one, at most `most` at a time."""
         hashes = iter(self._hashes)
         while some := [STORED + one for one in islice(hashes, most)]:
             yield some
 
     def prefix(self, hashes: list[bytes]) -> int:
-        """How many of these blocks, from the first one on, it holds."""
+        """Number of leading hashes that are cached."""
         return next((i for i, one in enumerate(hashes) if one not in self._hashes), len(hashes))

@@ -16,7 +16,7 @@ from jengine.request import Request
 
 
 class ContentListeners:
-    """Connects the groups' pools with a journal and a log. Without these, nobody is told."""
+    """Forwards the pools' changes to a journal and an event log, if there are any."""
 
     def __init__(self, config: CacheConfig, groups: Sequence[GroupCache]) -> None:
         self._states = [group.spec.is_state for group in config.groups]
@@ -25,20 +25,20 @@ class ContentListeners:
         self._close: Callable[[], None] | None = None
 
     def record(self) -> ContentJournal:
-        """A journal of the contents of the first group, from now on."""
+        """Start a journal of the first group's contents."""
         journal = ContentJournal()
         self._groups[0].record(journal)
         return journal
 
     def tell(self, events: EventLog, close: Callable[[], None]) -> None:
-        """Tell others from now on which blocks can be found; `close` ends that."""
+        """Start to publish KV events; `close` stops the publisher."""
         self._events, self._close = events, close
         for is_state, group in zip(self._states, self._groups, strict=True):
             if not is_state:
                 group.pool.events = events
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Stop publishing."""
         if self._close is not None:
             self._close()
         self._events = self._close = None
@@ -46,16 +46,16 @@ class ContentListeners:
             group.pool.events = None
 
     def explain(self, request: Request) -> None:
-        """Blocks that were published since the last call are this request's."""
+        """Attribute the blocks published since the last call to this request."""
         if self._events is not None:
             self._events.explain(request)
 
     def step_ended(self) -> None:
-        """Send what has happened in a step."""
+        """Publish the step's events."""
         if self._events is not None:
             self._events.flush()
 
     def cleared(self) -> None:
-        """No content can be found any more."""
+        """Publish that the whole cache was cleared."""
         if self._events is not None:
             self._events.cleared()

@@ -22,7 +22,7 @@ PAUSE = 1e-6
 
 
 class JoinedHashes(Sequence[bytes]):
-    """Hashes one after the other, as a sequence: in half the memory."""
+    """A sequence of hashes stored as one bytes object, which takes half the memory."""
 
     def __init__(self, joined: bytes) -> None:
         self._joined = joined
@@ -31,7 +31,6 @@ class JoinedHashes(Sequence[bytes]):
         return len(self._joined) // HASH_BYTES
 
     def __getitem__(self, index: Any) -> Any:
-        """A hash, or a list of hashes, by their places from the first on."""
         joined, size = self._joined, HASH_BYTES
         if isinstance(index, slice):
             places = range(*index.indices(len(self)))
@@ -40,7 +39,7 @@ class JoinedHashes(Sequence[bytes]):
 
 
 class Contents:
-    """Block hashes under one version of the weights, in caches that store values alike."""
+    """Computes block hashes for one version of the weights and one cache dtype."""
 
     def __init__(self, block_size: int, weights_version: int, stored_as: str) -> None:
         self.weights_version = weights_version
@@ -48,7 +47,7 @@ class Contents:
         self._root = root_hash(weights_version, stored_as)
 
     def of(self, request: Request, num_blocks: int) -> list[bytes]:
-        """The hashes of a request's known blocks, at least the first `num_blocks`."""
+        """Hashes of a request's full known blocks, at least the first `num_blocks`."""
         hashes = request.block_hashes
         if request.weights_version != self.weights_version:
             assert not request.capacity, "hashes of two weights would mix"
@@ -65,14 +64,13 @@ class Contents:
         return hashes
 
     def seen(self, request: Request, num_blocks: int) -> Sequence[bytes]:
-        """As `of`, for those that look at a few of them: hashes that are joined stay so."""
+        """As `of`, but joined hashes are not expanded: for callers that read few of them."""
         joined = JoinedHashes(request.joined_hashes)
         is_known = request.weights_version == self.weights_version and len(joined) >= num_blocks
         return joined if is_known else self.of(request, num_blocks)
 
     def read(self, wire: WireRequest, *, hashes: bool) -> ReadPrompt:
-        """A prompt with or without the hashes of its full blocks. For any thread: it lets others
-        run now and then."""
+        """Hash a prompt's full blocks. Thread-safe; releases the GIL now and then."""
         size, tokens, found = self._block_size, array("i"), list[bytes]()
         for start in range(0, len(wire.prompt_token_ids), AT_ONCE * size):
             if start:
@@ -87,13 +85,13 @@ class Contents:
     def _behind(
         self, hashes: Sequence[bytes], wire: WireRequest, tokens: Sequence[int]
     ) -> list[bytes]:
-        """The hashes of the full blocks of these tokens, which follow those of `hashes`."""
+        """Hashes of the full blocks of `tokens`, chained to the last of `hashes`."""
         size, first = self._block_size, len(hashes)
         keys = (extra_keys(wire, first + index, size) for index in range(len(tokens) // size))
         return block_hashes(hashes[-1] if hashes else self._root, tokens, size, keys)
 
     def of_tail(self, request: Request, num_tokens: int) -> bytes:
-        """The hash of the last block of a request's first tokens, which need not be full."""
+        """Hash of the block, full or partial, that ends at `num_tokens`."""
         size = self._block_size
         index = (num_tokens - 1) // size
         hashes = self.of(request, index)

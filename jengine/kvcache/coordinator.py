@@ -30,7 +30,7 @@ NEVER = 2**62
 
 
 class CacheCoordinator:
-    """Asks every group; a request has room if all of them have."""
+    """Combines the cache groups: an allocation succeeds only if every group has room."""
 
     def __init__(self, config: CacheConfig, weights_version: int = 0) -> None:
         if len(config.num_blocks) != len(config.groups) or not config.groups:
@@ -70,12 +70,12 @@ class CacheCoordinator:
 
     @property
     def usage(self) -> float:
-        """Share of blocks in use in the fullest group, 0 to 1."""
+        """Block utilisation of the fullest group, 0 to 1."""
         return max(group.num_used / group.num_units for group in self.groups)
 
     @property
     def block_times(self) -> BlockTimes | None:
-        """How long blocks stay, if that is measured."""
+        """Block lifetime statistics, if measured."""
         return None if self._block_times is None else self._block_times.copy()
 
     def can_ever_hold(self, num_tokens: int, max_chunk: int) -> bool:
@@ -88,43 +88,44 @@ class CacheCoordinator:
         )
 
     def read(self, wire: WireRequest) -> ReadPrompt:
-        """A prompt with what looking it up takes. The only method that any thread may call."""
+        """Hash a prompt for later lookups. The only thread-safe method."""
         return self._prefixes.read(wire)
 
     def find_prefix(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
-        """Tokens of a request without blocks that are cached already: whole blocks, and all but the
-        last token of one that forks.
+        """Length of the cached prefix of a request that has no blocks, in tokens.
 
-        `elsewhere` says what could be brought here from outside of the device.
+        Full blocks, or all but the last token for a fork. `elsewhere` tells which contents could be
+        loaded from outside the device.
         """
         hit = self._prefixes.find(request, elsewhere)
         return self._tails.begins_at(request, hit)
 
     def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
-        """Per group the keys of what a request reads that begins after so many cached tokens."""
+        """Per group, keys of the blocks that a request reads after a prefix hit of `hit` tokens."""
         return self._prefixes.read_by_hit(request, hit)
 
     def prefix_writer(self, request: Request) -> int | None:
-        """The holder whose planned steps write more of the prefix of a request without blocks than
-        can be found before they have run; None: nobody."""
+        """Holder whose planned steps write more of this prefix than is findable until they have
+        run, or None.
+        """
         return self._prefixes.writer(request)
 
     def chunk_end(self, start: int, end: int) -> int:
-        """Where a chunk from `start` on may end at the latest, at most at `end`."""
+        """Latest allowed end of a prefill chunk that starts at `start`; at most `end`."""
         for group in self.groups:
             end = group.chunk_end(start, end)
         return end
 
     def drafts_end(self, start: int, end: int) -> int:
-        """Where a decode from `start` on with drafts may end at the latest, at most at `end`."""
+        """Latest allowed end of a decode with drafts that starts at `start`; at most `end`."""
         return min(group.drafts_end(start, end) for group in self.groups)
 
     def allocate(
         self, request: Request, num_new_tokens: int, hit: int = 0
     ) -> list[NewBlocks] | None:
-        """Blocks for the next tokens, or None (and nothing changed) if they do not fit.
+        """Allocate blocks for the next tokens. None, with nothing changed, if they do not fit.
 
-        `hit` is what `find_prefix` said, for a request that holds nothing yet.
+        `hit`: result of `find_prefix`, for a request without blocks.
         """
         holding = self._holdings.get(request)
         start = request.num_computed + hit
@@ -151,23 +152,23 @@ class CacheCoordinator:
         return added
 
     def take_forks(self) -> list[Forks]:
-        """The copies that requests need which got blocks since the last call."""
+        """Block copies (copy on write) needed by the requests allocated since the last call."""
         forks, self._forks = self._forks, {}
         return list(forks.values())
 
     def still_lacks_room(self, request: Request) -> bool:
-        """Whether a new request that `allocate` has refused would be refused again."""
+        """Whether `allocate`, which has refused this new request, would refuse it again."""
         return self._refusal.still_holds(request)
 
     def hit_has_grown(self, request: Request, hit: int) -> bool:
-        """Whether the block after the prefix hit of a request without blocks can be found now."""
+        """Whether the block after the request's prefix hit has become cached."""
         return self._prefixes.has_grown(request, hit)
 
     def has_room(self, requests: Sequence[Request], num_new_tokens: int) -> bool:
-        """Whether all of these running requests can take so many more tokens.
+        """Whether each of these running requests can take `num_new_tokens` more.
 
-        What one gives back does not count for the others, so `allocate` succeeds for all of them,
-        in any order, where this says yes.
+        Conservative: units that one gives back do not count for the others, so if True, `allocate`
+        succeeds for all in any order.
         """
         reaches = [
             Reach(
@@ -185,7 +186,7 @@ class CacheCoordinator:
         )
 
     def publish(self, request: Request, up_to: int) -> None:
-        """Let others find the full blocks among the first `up_to` tokens that are known."""
+        """Make the full blocks among the first `up_to` known tokens findable."""
         holding = self._holdings.of(request)
         if not holding.findable:
             request.publish_at = NEVER
@@ -200,17 +201,17 @@ class CacheCoordinator:
         request.publish_at = max(request.publish_at, (full + 1) * self.block_size)
 
     def keep_tail(self, request: Request) -> None:
-        """Let others go on from the last tokens of a request that is about to end, unless steps in
-        flight run it on."""
+        """Make the partial last block of a finishing request findable for forks, unless steps in
+        flight extend it.
+        """
         is_settled = request.num_computed == request.num_processed
         holding = self._holdings.of(request)
         if self.config.keeps_tails and holding.findable and is_settled:
             self._tails.keep(request, holding.holder)
 
     def free(self, request: Request, after_step: int | None = None) -> None:
-        """Give back all blocks: at once, or when a step that still uses them has ended.
-
-        Published ones can be found until they are reused.
+        """Free all blocks, at once or after step `after_step`. Published contents stay cached until
+        reuse.
         """
         holder = self._holdings.end(request)
         request.capacity = 0
@@ -220,7 +221,7 @@ class CacheCoordinator:
             self._holdings.pin(holder, after_step)
 
     def step_ended(self, step: int) -> None:
-        """Give back the blocks that waited for this step, or an earlier one."""
+        """Free the blocks that waited for this step or an earlier one."""
         for group in self.groups:
             group.step_ended()
         self.listeners.step_ended()
@@ -228,9 +229,9 @@ class CacheCoordinator:
             self._release(holder)
 
     def distrust(self, request: Request) -> None:
-        """Make sure that nothing this request has computed is found again, by content.
+        """Invalidate everything this request has computed, by content.
 
-        So what fell out of a window, and equal contents of other requests, are forgotten as well.
+        Also blocks that left its window, and equal contents computed by other requests.
         """
         self._tails.forget_all()
         for content in request.block_hashes:
@@ -239,9 +240,9 @@ class CacheCoordinator:
         self._holdings.hide(request)
 
     def set_weights_version(self, version: int) -> None:
-        """Blocks of other weights are no longer found and age out.
+        """Invalidate blocks of other weights; they age out.
 
-        Requests that hold blocks publish no more: theirs mix both weights.
+        Requests that hold blocks publish no more, since theirs mix both weights.
         """
         if version == self.weights_version:
             return
@@ -249,7 +250,7 @@ class CacheCoordinator:
         self._holdings.hide_all()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every content; False, and nothing changed, while any block is in use."""
+        """Clear the cache. False, with nothing changed, while any block is in use."""
         if self._holdings:
             return False
         self._tails.forget_all()
@@ -259,8 +260,10 @@ class CacheCoordinator:
         return True
 
     def resize(self, num_blocks: Sequence[int]) -> None:
-        """Have so many blocks in each group, with the contents of those that are left. Only while
-        no request holds any."""
+        """Change the number of blocks per group, keeping the contents of those that remain.
+
+        Only while no request holds any.
+        """
         assert not self._holdings, "requests hold blocks"
         for group, count in zip(self.groups, num_blocks, strict=True):
             group.resize(count)

@@ -16,7 +16,7 @@ from jengine.kvcache.residency import BlockResidency
 
 
 class Reach(NamedTuple):
-    """How far a request is to run, which its units must allow."""
+    """How far a request will run: what its allocation must cover."""
 
     holder: int  # who holds the units: a request from its admission to the release of its units
     end: int  # tokens
@@ -30,7 +30,7 @@ class Reach(NamedTuple):
 
 
 class NewUnits(NamedTuple):
-    """Units that a request gains, from index `first` of its table on."""
+    """Units appended to a request's table, starting at index `first`."""
 
     first: int
     units: list[int]
@@ -43,7 +43,7 @@ Elsewhere = Callable[[bytes], bool]
 
 
 def nowhere(key: bytes) -> bool:
-    """There is nothing outside of the device."""
+    """Predicate of an engine without offloading: no content is available outside the device."""
     return False
 
 
@@ -54,7 +54,7 @@ class GroupCache(Protocol):
 
     @property
     def num_free(self) -> int:
-        """Units that `reserve` may take."""
+        """Units available to `reserve`."""
 
     @property
     def num_used(self) -> int:
@@ -66,20 +66,20 @@ class GroupCache(Protocol):
 
     @property
     def holds_back(self) -> bool:
-        """Whether some published contents are found only once the planned steps have run."""
+        """Whether some published contents become findable only after the planned steps."""
 
     def longest_hit(
         self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
     ) -> int:
-        """How many of the first `most` blocks of these contents need not be computed again, if
-        what can be found elsewhere is brought here."""
+        """Number of leading blocks, at most `most`, that are cached or, by `elsewhere`, could be
+        loaded.
+        """
 
     def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
-        """The keys of what a request reads that begins after these contents."""
+        """Keys of the blocks that a request reads after a prefix hit of these contents."""
 
     def writer(self, contents: Sequence[bytes], most: int) -> int | None:
-        """The holder because of whose planned steps `longest_hit` will say more once they have run;
-        None: it will not."""
+        """Holder whose planned steps will make `longest_hit` longer, or None."""
 
     def chunk_end(self, start: int, end: int) -> int:
         """Where a chunk from `start` on may end at the latest: after `start`, at most at `end`."""
@@ -89,22 +89,22 @@ class GroupCache(Protocol):
         latest: after `start`, at most at `end`."""
 
     def demand(self, reach: Reach) -> int:
-        """Free units that `reserve` takes, less those it gives back; may be negative."""
+        """Net units that `reserve` takes; negative if it gives back more."""
 
     def reserve(self, reach: Reach) -> NewUnits | None:
-        """Give the holder what it needs, once `demand` units are free; None: nothing is new.
+        """Extend the holder's table; None if nothing is new. `demand` units must be free.
 
-        Units that no step will read again are given back first.
+        Units that no step will read again are freed first.
         """
 
     def capacity(self, holder: int) -> int:
-        """Tokens that the holder's units can take."""
+        """Tokens that the holder's units can hold."""
 
     def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
-        """Let other requests find what the holder has of its first `count` full blocks."""
+        """Make the holder's first `count` full blocks findable."""
 
     def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
-        """Whether a request may begin behind these blocks and one that need not be full."""
+        """Whether these blocks, followed by this partial block, are cached."""
 
     def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
         """Let others find the holder's last block, behind these, which need not be full. No step in
@@ -114,16 +114,16 @@ class GroupCache(Protocol):
         """Make a tail unfindable, if it is still there; not the full blocks of prefixes."""
 
     def step_ended(self) -> None:
-        """Steps planned from now on run after all whose contents have been published so far."""
+        """Steps planned from now on may read all contents published so far."""
 
     def free(self, holder: int) -> None:
-        """Give back all units of a holder. Published contents are found until they are reused."""
+        """Free all units of a holder. Published contents stay cached until reuse."""
 
     def forget(self, content: bytes) -> None:
-        """Make a content unfindable, also where requests hold it."""
+        """Invalidate a content, also in units that requests hold."""
 
     def forget_all(self) -> None:
-        """Make every content unfindable."""
+        """Invalidate all contents."""
 
     def resize(self, num_units: int) -> None:
         """Have so many units, with the contents of those that are left. No request holds any."""

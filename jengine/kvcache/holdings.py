@@ -12,7 +12,7 @@ from jengine.request import Request
 
 
 class Holding:
-    """What is recorded of one running request; its units belong to the groups."""
+    """Bookkeeping of one request's units; the groups own the units."""
 
     __slots__ = ("findable", "holder")
 
@@ -22,7 +22,7 @@ class Holding:
 
 
 class Holdings:
-    """The holders of all units. A number is never given twice."""
+    """Registry of holders. Holder numbers are never reused."""
 
     def __init__(self) -> None:
         self.next_holder = 0  # the number of the next request that begins
@@ -31,32 +31,31 @@ class Holdings:
         self._pinned: deque[tuple[int, int]] = deque()
 
     def __bool__(self) -> bool:
-        """Whether anybody holds units."""
+        """Whether any request holds units."""
         return bool(self._running or self._pinned)
 
     def get(self, request: Request) -> Holding | None:
-        """What a request holds; None: nothing yet."""
         return self._running.get(request.request_id)
 
     def of(self, request: Request) -> Holding:
-        """What a running request holds."""
+        """The record of a running request."""
         return self._running[request.request_id]
 
     def begin(self, request: Request, *, findable: bool) -> None:
-        """A request holds units from now on."""
+        """Register a request. `findable`: its blocks may be published."""
         self._running[request.request_id] = Holding(self.next_holder, findable)
         self.next_holder += 1
 
     def end(self, request: Request) -> int:
-        """A request has ended. Its number, to release the units or to `pin` them."""
+        """Unregister a request. Returns its holder number, to free its units or `pin` them."""
         return self._running.pop(request.request_id).holder
 
     def pin(self, holder: int, step: int) -> None:
-        """Keep the units of an ended request until this step has ended."""
+        """Keep an ended request's units until this step is committed."""
         self._pinned.append((step, holder))
 
     def due(self, step: int) -> list[int]:
-        """The holders that waited for this step or an earlier one; they are kept no longer."""
+        """Take out the holders pinned until this step or an earlier one."""
         if not self._pinned:
             return []
         due = [holder for last, holder in self._pinned if last <= step]
@@ -64,12 +63,12 @@ class Holdings:
         return due
 
     def hide(self, request: Request) -> None:
-        """Publish no more blocks of a request, if it holds any."""
+        """Stop publishing blocks of a request."""
         holding = self.get(request)
         if holding is not None:
             holding.findable = False
 
     def hide_all(self) -> None:
-        """Publish no more blocks of the requests that run now."""
+        """Stop publishing blocks of all running requests."""
         for holding in self._running.values():
             holding.findable = False

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 
 class HostSlots:
-    """Slots, each with at most one content. A pinned one keeps it until the copies have ended."""
+    """Host-memory slots with LRU eviction; pinned slots are never evicted."""
 
     def __init__(self, count: int) -> None:
         self.total = count
@@ -23,16 +23,16 @@ class HostSlots:
         return len(self._slots)
 
     def find(self, key: bytes) -> int | None:
-        """The slot with this content, or None."""
         return self._slots.get(key)
 
     def touch(self, key: bytes) -> None:
-        """A content is in use: it is forgotten last."""
+        """Mark a content as most recently used."""
         self._slots.move_to_end(key)
 
     def take(self, key: bytes) -> int | None:
-        """A slot for a new content, if need be that of the content that was not used for the
-        longest time. None: all are pinned."""
+        """Allocate a slot for a new content, evicting the least recently used. None if all are
+        pinned.
+        """
         assert key not in self._slots, "a content is kept twice"
         slot = self._free.pop() if self._free else self._evicted()
         if slot is not None:
@@ -44,7 +44,7 @@ class HostSlots:
         self._pins[slot] = self._pins.get(slot, 0) + 1
 
     def unpin(self, slot: int) -> None:
-        """A copy has ended."""
+        """The copy has completed."""
         left = self._pins.pop(slot) - 1
         if left:
             self._pins[slot] = left

@@ -16,7 +16,7 @@ from jengine.request import Request
 
 
 class Refused(NamedTuple):
-    """A new request for which there was no room, and what it would have taken in each group."""
+    """A request that did not fit, and its demand per group."""
 
     request: Request
     num_known: int
@@ -26,29 +26,29 @@ class Refused(NamedTuple):
 
 
 def any_lacks(groups: Sequence[GroupCache], demands: Sequence[int]) -> bool:
-    """Whether a group has less free than is demanded of it."""
+    """Whether a group has fewer free units than demanded."""
     return any(map(gt, demands, (group.num_free for group in groups)))
 
 
 class LastRefusal:
-    """Remembers one request."""
+    """Memo of the last request that did not fit, so that it is not looked up at every step."""
 
     def __init__(self, groups: Sequence[GroupCache], prefixes: PrefixLookup) -> None:
         self._groups, self._prefixes = groups, prefixes
         self._last: Refused | None = None
 
     def note(self, request: Request, hit: int, demands: list[int]) -> None:
-        """This request had no room."""
         version = self._prefixes.weights_version
         self._last = Refused(request, request.num_known, version, hit, demands)
 
     def forget(self) -> None:
-        """The room is another now."""
+        """Free units have changed, so the request may fit."""
         self._last = None
 
     def still_holds(self, request: Request) -> bool:
-        """Whether this request would be refused again: its demand can only have become less if the
-        block after its prefix hit can be found now."""
+        """Whether this request would be refused again: its demand falls only if the block after its
+        prefix hit becomes cached.
+        """
         last, version = self._last, self._prefixes.weights_version
         if last is None or last.request is not request:
             return False

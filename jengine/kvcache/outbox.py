@@ -11,31 +11,31 @@ from jengine.kvcache.host_slots import HostSlots
 
 
 class Outbox:
-    """Published blocks of one group that no plan has saved, and the slots of the host."""
+    """Published blocks of one group that are still to be saved to host slots."""
 
     def __init__(self, host: HostSlots, forget: Callable[[bytes], None], *, saves: bool) -> None:
-        """`forget` makes a content unfindable further away."""
+        """`forget`: drops a content from the connector."""
         self._host = host
         self._forget = forget
         self._saves = saves
         self._published: list[tuple[int, bytes]] = []
 
     def published(self, block: int, key: bytes) -> None:
-        """A block can be found, once the steps that are planned have run."""
+        """A block becomes findable once the planned steps have run."""
         if self._saves:
             self._published.append((block, key))
 
     def forgotten(self, key: bytes) -> None:
-        """A content must not be found again."""
+        """A content was invalidated."""
         self._host.forget(key)
         self._forget(key)
 
     def forgotten_all(self) -> None:
-        """No content may be found again."""
+        """All contents were invalidated."""
         self._published.clear()
         self._host.forget_all()
 
     def take(self) -> list[tuple[int, bytes]]:
-        """The blocks published since the last call. Some may hold something else by now."""
+        """Blocks published since the last call. Some may have been reused since."""
         published, self._published = self._published, []
         return published

@@ -18,7 +18,7 @@ from jengine.kvcache.specs import rules_for
 
 
 class BlockTable:
-    """The blocks of one holder."""
+    """A holder's block table."""
 
     __slots__ = ("blocks", "published", "skipped")
 
@@ -59,7 +59,6 @@ class PagedGroup:
         return rules_for(spec, block_size).blocks_needed(num_tokens, max_chunk)
 
     def find(self, content: bytes) -> int | None:
-        """A block with this content, or None."""
         return self.pool.find(content + self._suffix)
 
     def longest_hit(
@@ -184,7 +183,7 @@ class PagedGroup:
         return NewUnits(0, list(table.blocks), copied)
 
     def _skip(self, table: BlockTable, skippable: int) -> None:
-        """Give back the blocks before `skippable`; the null block takes their place."""
+        """Free the blocks before index `skippable`, and put the null block in their places."""
         skipped = table.skipped
         if skippable > skipped:
             self.pool.free(reversed(table.blocks[skipped:skippable]))

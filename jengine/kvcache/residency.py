@@ -19,7 +19,7 @@ USES = 4
 
 
 class BlockResidency:
-    """The blocks of one pool that are being watched."""
+    """Samples block lifetimes: allocation, reuse, eviction."""
 
     def __init__(
         self, share: float, times: BlockTimes, clock: Callable[[], float] = time.monotonic
@@ -33,7 +33,7 @@ class BlockResidency:
         self._uses: dict[int, deque[float]] = {}
 
     def allocated(self, blocks: Iterable[int]) -> None:
-        """Blocks begin to hold something new."""
+        """Blocks were allocated for new contents."""
         now = self._clock()
         for block in blocks:
             self._forget(block)
@@ -42,14 +42,14 @@ class BlockResidency:
                 self._uses[block] = deque(maxlen=USES)
 
     def used(self, blocks: Iterable[int]) -> None:
-        """What blocks hold was found for another request."""
+        """Cached blocks were hit by another request."""
         now = self._clock()
         for block in blocks:
             if block in self._uses:
                 self._uses[block].append(now)
 
     def evicted(self, block: int) -> None:
-        """What a block holds gives way."""
+        """A cached block was evicted."""
         if block not in self._began:
             return
         now, uses = self._clock(), self._uses[block]
