@@ -250,6 +250,16 @@ CONTRAST = """
 
 
 @needs_browser
+@pytest.mark.parametrize("hidden", ["true", "false"])
+def test_the_input_has_a_row_of_its_own(shown: Page, hidden: str) -> None:
+    """Also where the settings are hidden, or float, as on a phone."""
+    with opened(shown):
+        shown.value(f"document.getElementById('panel').hidden = {hidden}")
+        width = shown.value("document.querySelector('form').getBoundingClientRect().width")
+        assert width == shown.value("innerWidth")
+
+
+@needs_browser
 def test_it_works_with_our_own_server(shown: Page) -> None:
     settings = ServerSettings(served_model_name=(NAME,), api_key=("secret",))
     app = make_app(letters_engine(), settings)
