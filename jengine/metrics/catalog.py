@@ -23,17 +23,14 @@ class Metric(NamedTuple):
 
 
 def gauge(name: str, text: str, label: str | None = None) -> Metric:
-    """A number that goes up and down."""
     return Metric(name, "gauge", text, label)
 
 
 def counter(name: str, text: str, label: str | None = None) -> Metric:
-    """A number that only grows."""
     return Metric(name, "counter", text, label)
 
 
 def histogram(name: str, buckets: str, text: str, label: str | None = None) -> Metric:
-    """Observations by buckets."""
     return Metric(name, "histogram", text, label, buckets)
 
 

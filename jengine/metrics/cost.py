@@ -16,7 +16,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class StepCost:
-    """Operations and bytes of all steps so far, on each device."""
+    """Cumulative FLOPs and bytes of all steps, per device."""
 
     operations: float
     read: float
@@ -25,7 +25,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """A model whose layers are split evenly over so many devices."""
+    """Per-device cost of a model whose layers are split evenly over the devices."""
 
     config: ModelConfig
     devices: int = 1
@@ -33,7 +33,7 @@ class CostModel:
     has_codes: bool = False
 
     def of(self, counts: Counts) -> StepCost:
-        """The cost of the steps that a core has counted."""
+        """Cost of the steps counted in `counts`."""
         config, size = self.config, ITEM_BYTES.get(self.config.dtype, 4)
         small = config.quantization
         weight_size = size if small is None else small.groups[0][1].weights.bits / 8
@@ -55,7 +55,7 @@ class CostModel:
         return StepCost(operations / self.devices, read / self.devices, written / self.devices)
 
     def _kept(self, spec: CacheSpec, size: int) -> int:
-        """Bytes that a layer's cache has of a token."""
+        """KV-cache bytes of one token in a layer."""
         head = spec.head_dim + 2 if self.has_codes else spec.head_dim * size
         # A token reads and writes a recurrent layer's whole state, which is float32.
         return 4 * spec.state_size or spec.vectors * spec.kv_heads * head
@@ -67,18 +67,20 @@ def within(count: int, most: int | None) -> int:
 
 
 def matmuls(layer: LayerConfig) -> int:
-    """Matmuls of a feed-forward block."""
+    """Number of matmuls in a feed-forward block."""
     gated = isinstance(layer.ffn, ExpertsConfig) or layer.ffn.gated
     return 3 if gated else 2
 
 
 def active_weights(layer: LayerConfig, hidden: int) -> int:
-    """Elements that one token is multiplied with in one layer."""
+    """Weight elements that one token is multiplied with in a layer."""
     return layer.mixer.weights(hidden) + matmuls(layer) * hidden * layer.ffn.active_size
 
 
 def read_weights(layer: LayerConfig, hidden: int, tokens: float) -> float:
-    """Elements that a step of so many tokens reads of one layer: not every expert is needed."""
+    """Weight elements of a layer that a step reads; of experts, only those expected to be
+    picked.
+    """
     ffn = layer.ffn
     if not isinstance(ffn, ExpertsConfig):
         return active_weights(layer, hidden)

@@ -35,7 +35,7 @@ CREATED = "_created"  # when a series began: the first of them
 
 
 class Sample(NamedTuple):
-    """One line: its name, its labels, its number."""
+    """One Prometheus sample: name, labels, value."""
 
     name: str
     labels: dict[str, str]
@@ -43,12 +43,12 @@ class Sample(NamedTuple):
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """What a line is found by in another process's family."""
+        """Identity of the series, for merging across processes."""
         return self.name, tuple(sorted(self.labels.items()))
 
 
 class Family(msgspec.Struct, frozen=True):
-    """One metric with all of its series."""
+    """A metric family with all of its series."""
 
     name: str
     kind: str
@@ -57,17 +57,17 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def is_of_cores(self) -> bool:
-        """Whether it says the same in every process."""
+        """Whether it describes cores, so that every API process reports the same values."""
         return self.name.rpartition(":")[2] in OF_CORES
 
     @property
     def adds_up(self) -> bool:
-        """Whether its numbers in several processes are summed."""
+        """Whether values of several processes are summed."""
         return self.kind in ("counter", "histogram") or self.name in ADDED
 
 
 def families_of(registry: CollectorRegistry) -> list[Family]:
-    """Everything in a registry."""
+    """All families in a registry."""
     return [
         Family(one.name, one.type, one.documentation, [Sample(*line[:3]) for line in one.samples])
         for one in registry.collect()
@@ -75,7 +75,7 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
 
 
 def merged(own: Sequence[Family], others: Iterable[Sequence[Family]]) -> CollectorRegistry:
-    """The families of all processes, the one that was asked first."""
+    """Merge the families of all API processes; `own` decides where values are the same."""
     lines = {one.name: {line.key: line for line in one.samples} for one in own}
     known = {one.name: one for one in own}
     for families in others:
@@ -106,13 +106,12 @@ def _both(one: Sample | None, other: Sample) -> Sample:
 
 
 class Collected(Collector):
-    """A collector of what is known already."""
+    """A prometheus collector over precomputed families."""
 
     def __init__(self, families: Sequence[Family]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """The families; the registry calls it."""
         for family in self._families:
             metric = Metric(family.name, family.text, family.kind)
             for line in family.samples:

@@ -20,7 +20,7 @@ LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 @dataclass(frozen=True)
 class EndedCompletion:
-    """One completion that has ended, with what the statistics count of it."""
+    """What the statistics need of a finished completion."""
 
     reason: str
     seconds: float  # since its request arrived
@@ -32,7 +32,7 @@ class EndedCompletion:
 
 
 class EngineHistograms:
-    """The requests that one engine answered for this front."""
+    """Latency and length histograms of one engine's requests, as this front sees them."""
 
     def __init__(self, max_model_len: int) -> None:
         self.histograms = {
@@ -44,11 +44,10 @@ class EngineHistograms:
         self.inter_token = self.histograms["inter_token_latency_seconds"]
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """Some tokens came together, so long after those before them."""
+        """Record `count` tokens that arrived together, `seconds` after those before."""
         self.inter_token.observe(seconds / count, count)
 
     def end_completion(self, ended: EndedCompletion) -> None:
-        """A completion has ended."""
         self.ended[ended.reason if ended.reason in self.ended else "error"] += 1
         self._observe("e2e_request_latency_seconds", ended.seconds)
         self._observe("request_prompt_tokens", ended.prompt_tokens)
@@ -88,7 +87,7 @@ class LaneCounts(NamedTuple):
 
 
 class FrontStats:
-    """Everything that one front counts, by engine."""
+    """All statistics of one front, by engine."""
 
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
@@ -101,11 +100,11 @@ class FrontStats:
         self.params_updates = Histogram.of(REQUEST_LATENCY)
 
     def of(self, engine: int) -> EngineHistograms:
-        """The statistics of the requests that an engine answers."""
+        """Statistics of one engine's requests."""
         if engine not in self.engines:
             self.engines = {**self.engines, engine: EngineHistograms(self._max_model_len)}
         return self.engines[engine]
 
     def update_params(self, seconds: float) -> None:
-        """The parameters were replaced."""
+        """Record a weight update."""
         self.params_updates.observe(seconds)

@@ -56,7 +56,7 @@ class StatsLog:
         self._began, self._last, self._was_idle = now, each, idle
 
     def line(self, before: Counts, now: Counts, seconds: float) -> str:
-        """The line of one engine, for the seconds between two of its counts."""
+        """Format an engine's log line from two successive counts."""
         computed = computed_prompt_tokens(now) - computed_prompt_tokens(before)
         generated = now.generation_tokens - before.generation_tokens
         preempted = now.preemptions - before.preemptions
@@ -94,17 +94,17 @@ def drafts_in_words(before: DraftCounts, now: DraftCounts) -> list[str]:
 
 
 def start_of(before: Counts, now: Counts) -> Counts:
-    """The counts to compare with: none if another core has taken the engine's place."""
+    """Baseline counts; zero if another core has taken the engine's place."""
     counters = ("steps", "query_tokens", "prompt_tokens", "generation_tokens")
     fell = any(getattr(now, name) < getattr(before, name) for name in counters)
     return Counts() if fell else before
 
 
 def computed_prompt_tokens(counts: Counts) -> int:
-    """Prompt tokens that were not found in the prefix cache."""
+    """Prompt tokens computed, prefix hits excluded."""
     return counts.prompt_tokens - counts.cached_prompt_tokens
 
 
 def is_idle(before: Counts, now: Counts) -> bool:
-    """Whether nothing was computed meanwhile."""
+    """Whether nothing was computed between the two counts."""
     return before.query_tokens == now.query_tokens

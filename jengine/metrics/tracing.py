@@ -46,7 +46,7 @@ class Tracer:
 
     @classmethod
     def to(cls, endpoint: str, model: str) -> Tracer:
-        """Spans for a collector that takes OTLP over HTTP, sent in batches by a thread."""
+        """A tracer that exports spans by OTLP over HTTP, batched in a thread."""
         try:
             sdk = importlib.import_module("opentelemetry.sdk.trace")
             export = importlib.import_module("opentelemetry.sdk.trace.export")
@@ -77,16 +77,16 @@ class Tracer:
         span.end(start + int(request.seconds * 1e9))
 
     def _context(self, traceparent: str | None) -> Any:
-        """The caller's span as the parent; none if the header is missing or malformed."""
+        """Parent context from a traceparent header; None if missing or malformed."""
         return self._propagator.extract({"traceparent": traceparent} if traceparent else {})
 
     def shutdown(self) -> None:
-        """Send what is left."""
+        """Flush pending spans."""
         self.provider.shutdown()
 
 
 def attributes_of(request: EndedRequest, model: str) -> Mapping[str, Any]:
-    """The attributes of a span; those that are not known are left out."""
+    """Span attributes of a request; unknown ones are left out."""
     metrics, params = request.metrics, request.params
     written = metrics.num_generation_tokens
     found: dict[str, Any] = {
@@ -111,7 +111,7 @@ def attributes_of(request: EndedRequest, model: str) -> Mapping[str, Any]:
 
 
 def latencies_of(metrics: RequestMetrics) -> dict[str, float]:
-    """Intervals of a request that has had tokens."""
+    """Latencies of a request that has produced tokens."""
     if not metrics.first_token_ts:
         return {}
     decode = metrics.last_token_ts - metrics.first_token_ts

@@ -20,7 +20,7 @@ EXCHANGED = 2  # bytes of a number that tokens have on their way to experts and 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One kind of communication in a step."""
+    """One kind of collective or transfer in a step."""
 
     what: str
     link: str
@@ -31,14 +31,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Of one model on devices."""
+    """Communication of a model under a layout."""
 
     memory: Memory
     device: Accelerator
     assumed: Assumptions
 
     def of_step(self, tokens: int) -> list[Exchange]:
-        """What the devices send each other in a step of so many tokens."""
+        """All communication of a step of `tokens` tokens."""
         layout = self.memory.layout
         own = layout.own_tokens(tokens)
         hidden = own * self.memory.config.hidden_size * FLOAT32
@@ -64,7 +64,7 @@ class Exchanges:
     def _all_reduces(
         self, what: str, count: int, size: int, devices: int, tensor: bool
     ) -> Exchange:
-        """Ring all-reduces. A ring over several hosts uses all network ports of each host."""
+        """Ring all-reduces. A ring across hosts uses all network ports of each host."""
         layout = self.memory.layout
         hosts = layout.tensor_hosts if tensor else 1 + layout.stages_cross_hosts
         sent = round(2 * (devices - 1) / devices * size)
@@ -80,7 +80,9 @@ class Exchanges:
         return self._sent("all-gather of logits", 1, sent, ports)
 
     def _sent(self, what: str, count: int, sent: int, ports: int) -> Exchange:
-        """Bytes that a device sends: through so many network ports, 0 if all are on one host."""
+        """Bytes that a device sends, through `ports` network ports; 0 if all devices
+        share a host.
+        """
         assumed, rate, link = self.assumed, self.device.link, self.device.link_name
         latency = assumed.link_latency
         if ports:
@@ -89,8 +91,9 @@ class Exchanges:
         return Exchange(what, link, count, sent, sent / rate + count * latency)
 
     def _of_divided_caches(self, tokens: int) -> Exchange:
-        """Devices that divide the cached tokens of a request gather each other's queries, and the
-        log-sum-exps of their results, of which each then gets the sum for its own heads."""
+        """Decode context parallelism: all-gather of queries, then reduction of the partial outputs
+        by log-sum-exp.
+        """
         layout, numbers = self.memory.layout, itemsize(self.memory.config.dtype)
         sent, layers, others = 0, 0, layout.dcp - 1
         for layer in self.memory.stage:
@@ -105,8 +108,9 @@ class Exchanges:
         return self._sent("gathers and sums of divided caches", 3 * layers, sent, ports)
 
     def _to_all_caches(self, tokens: int) -> Exchange:
-        """Groups of devices gather each other's keys and values, and at the end the hidden states
-        that logits come from."""
+        """Prefill context parallelism: all-gather of keys and values, and of the hidden states for
+        the logits.
+        """
         layout, config, ways = self.memory.layout, self.memory.config, self.memory.placement.ways
         count, elements = 1, 0
         for group, _ in self.memory.groups:
@@ -121,7 +125,7 @@ class Exchanges:
         return self._sent("gathers of keys and values", count, sent, ports)
 
     def _to_experts_and_back(self, tokens: int) -> Exchange:
-        """Each device sends its tokens to the devices of their experts, and gets results back."""
+        """Expert parallelism: all-to-all of tokens to their experts, and back."""
         layout, config = self.memory.layout, self.memory.config
         experts = [config.layers[layer].ffn for layer in self.memory.stage]
         picks = [ffn.experts_per_token for ffn in experts if isinstance(ffn, ExpertsConfig)]
@@ -132,7 +136,7 @@ class Exchanges:
         return self._sent("tokens to experts and back", 2 * len(picks), sent, ports)
 
     def _to_next_stage(self, size: int) -> Exchange:
-        """Each device sends hidden states to the device of its rank in the next stage."""
+        """Pipeline parallelism: each device sends hidden states to its rank in the next stage."""
         assumed, across = self.assumed, self.memory.layout.stages_cross_hosts
         rate = assumed.network if across else self.device.link
         latency = assumed.network_latency if across else assumed.link_latency
@@ -140,19 +144,20 @@ class Exchanges:
         return Exchange("to the next stage", link, 1, size, size / rate + latency)
 
     def _last_results(self, size: int) -> Exchange:
-        """The last stage's hidden states to all stages, which share the head."""
+        """Broadcast of the last stage's hidden states to all stages, which share the head."""
         return self._all_reduces(
             "last stage's results to all", 1, size, self.memory.layout.pp, False
         )
 
 
 def widths(mixer: AttentionConfig | LatentConfig) -> tuple[int, int]:
-    """Numbers of one head's query and of its result, where they meet the cache."""
+    """Per-head widths of q and of the attention output, as seen by the cache (latent attention:
+    those of the absorbed form).
+    """
     if isinstance(mixer, LatentConfig):
         return mixer.kv_rank + mixer.rope_dim, mixer.kv_rank
     return mixer.head_dim, mixer.head_dim
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of a number."""
     return jnp.dtype(dtype).itemsize

@@ -27,12 +27,11 @@ class Layout:
 
     @property
     def expert_ranks(self) -> int:
-        """Replicas whose tokens meet at each device's experts."""
+        """Number of replicas whose tokens meet at each device's experts."""
         return max(self.ep // self.tp, 1)
 
     @property
     def devices(self) -> int:
-        """All devices."""
         return self.devices_a_replica * self.dp
 
     @property
@@ -41,7 +40,7 @@ class Layout:
         return self.tp * self.pcp * self.pp
 
     def own_tokens(self, tokens: int) -> int:
-        """How many tokens of a step a device computes."""
+        """Tokens of a step that each device computes."""
         return -(-tokens // self.pcp)
 
     @property
@@ -51,7 +50,7 @@ class Layout:
 
     @property
     def tensor_hosts(self) -> int:
-        """Hosts that the devices of one layer are spread over."""
+        """Number of hosts that share a layer."""
         return -(-self.tp // self.devices_a_host)
 
     @property

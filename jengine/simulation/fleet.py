@@ -20,8 +20,9 @@ from jengine.simulation.trace import Arrival, Ask, Trace, next_turn
 
 
 class Fleet:
-    """Pools that a request passes one after the other: one pool, or prefill and then decode, with
-    a link of so many bytes per second from each replica of the first."""
+    """Replica pools that each request passes in order: one pool, or prefill then decode, joined by
+    links of limited bandwidth.
+    """
 
     def __init__(
         self, pools: Sequence[Pool], clock: Clock, trace: Trace, link: float = 1.0
@@ -45,7 +46,7 @@ class Fleet:
             replica.horizon = self._horizon
 
     def run(self) -> History:
-        """Until every request has ended."""
+        """Run the event loop until every request has ended."""
         self._await_arrival(self.trace.arrivals())
         while self._outside or self._wakes:
             if self._outside and (not self._wakes or self._outside[0][0] <= self._wakes[0][0]):
@@ -61,12 +62,12 @@ class Fleet:
         return self.history
 
     def at(self, when: float, happen: Callable[[], None]) -> None:
-        """Let something happen then."""
+        """Schedule an event at a virtual time."""
         self._number += 1
         heapq.heappush(self._outside, (when, self._number, happen))
 
     def fail(self, stage: int, index: int) -> None:
-        """A replica dies now: its requests run again elsewhere, behind the tokens they have."""
+        """Kill a replica: its requests are rerouted and recomputed behind the tokens they have."""
         pool = self.pools[stage]
         pool.dead.add(index)
         site = self._first_site(stage) + index
@@ -79,14 +80,14 @@ class Fleet:
             self._place(journey)
 
     def come_back(self, stage: int, index: int) -> None:
-        """A replica that died takes requests again, with an empty cache."""
+        """Restart a failed replica with an empty cache."""
         self.pools[stage].dead.discard(index)
         waiting, self._stranded = self._stranded, []
         for journey in waiting:
             self._place(journey)
 
     def _await_arrival(self, arrivals: Iterator[Arrival]) -> None:
-        """Put the next arrival of the trace among the events; the others follow it."""
+        """Schedule the trace's next arrival, which schedules the one after it."""
         arrival = next(arrivals, None)
         if arrival is not None:
             when, ask = arrival
@@ -122,7 +123,7 @@ class Fleet:
         return sum(len(pool.replicas) for pool in self.pools[:stage])
 
     def _place(self, journey: Journey) -> None:
-        """Send a request to a replica of its stage, with what it has of its answer already."""
+        """Route a request to a replica of its stage, with the tokens generated so far."""
         journey.attempt += 1
         pool = self.pools[journey.stage]
         if not pool.living:
@@ -143,7 +144,7 @@ class Fleet:
             self._wake_idle(journey.site)
 
     def _move(self, journey: Journey, source: int, incoming: Incoming) -> None:
-        """Copy a request's keys and values from the replica that computed them."""
+        """Transfer a request's KV from the replica that computed it."""
         size = incoming.tokens * self.sites[journey.site][1].kind.token_bytes
         self.history.moved_bytes += size
         journey.source = source
@@ -152,7 +153,7 @@ class Fleet:
     def _fetchable(
         self, wire: WireRequest, hashes: Sequence[bytes], replica: Replica
     ) -> tuple[int, int] | None:
-        """Tokens of a prompt that are on the devices, and those behind them in the host."""
+        """Prompt tokens cached on the device, and those behind them in host memory."""
         if replica.tier is None:
             return None
         request = Request(wire, len(wire.prompt_token_ids) + 1, 0)
@@ -162,7 +163,7 @@ class Fleet:
         return (found, more) if more else None
 
     def _fetch(self, journey: Journey, found: int, incoming: Incoming) -> None:
-        """Copy keys and values from the host's memory."""
+        """Transfer KV from host memory."""
         kind = self.sites[journey.site][1].kind
         size = (incoming.tokens - found) * kind.token_bytes
         self.history.fetched_bytes += size
@@ -170,7 +171,7 @@ class Fleet:
         self._take_in_at(when, journey, incoming)
 
     def _take_in_at(self, when: float, journey: Journey, incoming: Incoming) -> None:
-        """Hand a request over when its copy has ended, unless a replica fails before."""
+        """Deliver a request when its transfer completes, unless a replica fails before."""
         attempt = journey.attempt
 
         def happen() -> None:
@@ -198,7 +199,7 @@ class Fleet:
             heapq.heappush(self._wakes, (at, site))
 
     def _leave(self, journey: Journey) -> None:
-        """A request has all tokens of its stage."""
+        """The request has all tokens of its stage."""
         if len(journey.answer) < journey.ask.answer:
             journey.stage += 1
             self._place(journey)

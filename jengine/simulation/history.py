@@ -19,26 +19,25 @@ LOG_WIDER = float(np.log(WIDER))
 
 @dataclass
 class Gaps:
-    """Seconds between two tokens of a request."""
+    """Histogram of inter-token latencies, in seconds."""
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
     new: list[float] = field(default_factory=list)
 
     def add_all(self, values: list[float]) -> None:
-        """Count some."""
         self.new += values
         if len(self.new) >= FLUSH:
             self.flush()
 
     def flush(self) -> None:
-        """Put the newest into the buckets."""
+        """Move pending values into the buckets."""
         values, self.new = np.array(self.new), []
         places = np.log(np.maximum(values, SHORTEST) / SHORTEST) / LOG_WIDER
         chosen = np.minimum(places.astype(np.int64), BUCKETS - 1)
         self.counts += np.bincount(chosen, minlength=BUCKETS)
 
     def percentile(self, percent: float) -> float:
-        """The gap that so many percent do not exceed, to half a percent."""
+        """Percentile of the gaps, to within 0.5 %."""
         self.flush()
         total = int(self.counts.sum())
         if not total:
@@ -52,8 +51,9 @@ COLUMNS = ("arrived", "first", "ended", "prompt", "cached", "answer")
 
 @dataclass
 class History:
-    """Every request that has ended: when it arrived, got its first and its last token, in seconds;
-    tokens of its prompt, of these cached, and of its answer."""
+    """Per finished request: times of arrival, first and last token (seconds), and token counts of
+    prompt, cached prefix and answer.
+    """
 
     arrived: array[float] = field(default_factory=lambda: array("d"))
     first: array[float] = field(default_factory=lambda: array("d"))
@@ -71,7 +71,6 @@ class History:
     def end(
         self, arrived: float, first: float, ended: float, prompt: int, cached: int, answer: int
     ) -> None:  # fmt: skip
-        """A request has ended."""
         self.arrived.append(arrived)
         self.first.append(first)
         self.ended.append(ended)
@@ -80,5 +79,4 @@ class History:
         self.answer.append(answer)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The arrays."""
         return {name: np.array(getattr(self, name)) for name in COLUMNS}

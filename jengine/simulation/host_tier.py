@@ -12,7 +12,7 @@ from jengine.request import Request
 
 
 class HostTier:
-    """A bounded set of block hashes."""
+    """Host-memory KV tier: a bounded set of block hashes."""
 
     def __init__(self, cache: CacheCoordinator, blocks: int) -> None:
         self._journal = cache.listeners.record()
@@ -21,7 +21,8 @@ class HostTier:
         self._hashes: dict[bytes, None] = {}  # the least recently used first
 
     def beyond(self, request: Request, found: int) -> int:
-        """Tokens behind a prefix of so many that are held here; never the last known one.
+        """Tokens cached in host memory behind a device prefix of `found` tokens, without the last
+        known one.
 
         The request's hashes are known as far as its prefix was looked up.
         """
@@ -36,7 +37,7 @@ class HostTier:
         return count * size
 
     def _follow(self) -> None:
-        """Take what the cache has evicted since the last call."""
+        """Insert what the device cache has evicted since the last call."""
         held = self._hashes
         for change in self._journal.take():
             content = change[1:]

@@ -21,7 +21,7 @@ GREEDY = RowSampling()
 
 @dataclass(slots=True)
 class Journey:
-    """A request that has not ended."""
+    """An unfinished request on its way through the pools."""
 
     name: str
     ask: Ask
@@ -37,7 +37,9 @@ class Journey:
 
 
 def wire_of(journey: Journey, *, is_last: bool) -> WireRequest:
-    """What a replica is asked for: the rest of the answer, or, before the last stage, one token."""
+    """The WireRequest for the next stage: the rest of the answer, or one token before the last
+    stage.
+    """
     ask, answer = journey.ask, journey.answer
     return WireRequest(
         request_id=journey.name,
@@ -54,7 +56,7 @@ def noted(
     gaps: Gaps,
     tell: Callable[[TokenDelta], None] | None = None,
 ) -> list[Journey]:
-    """Give tokens to their requests, and tell a router; returns those that have ended here."""
+    """Apply token deltas to their requests and inform the router. Returns those that ended here."""
     ended: list[Journey] = []
     waits: list[float] = []
     if len(ends) > 1:

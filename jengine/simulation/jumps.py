@@ -21,14 +21,14 @@ Horizon = Callable[[int, int, int, bool], int]
 
 
 class Jumps:
-    """Lengthens the decodes of plans."""
+    """Runs several decode steps in one plan, with the outcome of single steps."""
 
     def __init__(self, cache: CacheCoordinator, horizon: Horizon) -> None:
         self._cache = cache
         self._horizon = horizon
 
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
-        """As many runs as single steps would do alike."""
+        """Choose the most runs whose outcome equals that of single steps."""
         decodes = builder.decodes
         if builder.chunks or builder.preempted or not decodes:
             return
@@ -47,10 +47,9 @@ class Jumps:
             builder.new_blocks += blocks
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
-        """It plans no drafts, so there is nothing to take back."""
         raise AssertionError(f"step {flight.plan.step} has drafts, and none were planned")
 
     @property
     def counts(self) -> DraftCounts:
-        """It plans no drafts."""
+        """Always zero: no drafts."""
         return NO_DRAFT_COUNTS

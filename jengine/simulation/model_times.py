@@ -17,7 +17,7 @@ FAR = 1 << 20
 
 @dataclass
 class ModelTimes:
-    """Expected seconds on devices that need not be here."""
+    """Step times predicted by a roofline model of devices that need not be present."""
 
     timing: Timing
     _fixed: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class ModelTimes:
         self._context_operations = timing.attention(FAR) / FAR
 
     def seconds(self, load: Load) -> float:
-        """Memory or arithmetic, whichever takes longer, then launches and exchanges."""
+        """max(memory time, compute time) plus launches and communication."""
         tokens = load.decode_rows + load.prefill_tokens
         fixed = self._fixed.get(tokens)
         if fixed is None:
@@ -52,7 +52,7 @@ class ModelTimes:
         return busy + self._launches[load.prefill_tokens > 0] + exchanges
 
     def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
-        """Decodes alone differ in their context only, which is linear without windows."""
+        """Decode-only steps differ in context alone, in which time is linear without windows."""
         rows, context, ends = load.decode_rows, load.decode_context, []
         if load.prefill_tokens or not self._is_linear:
             return stepwise(self, load, at, runs, until)
@@ -68,12 +68,12 @@ class ModelTimes:
         return ends
 
     def _of(self, tokens: int) -> tuple[float, float]:
-        """Bytes of weights that so many tokens read, and seconds of their exchanges."""
+        """Weight bytes read for `tokens` tokens, and seconds of communication."""
         exchanges = sum(one.seconds for one in self.timing.exchanges(tokens))
         return self.timing.weights_read(tokens), exchanges
 
     def _by_mean(self, load: Load) -> tuple[float, float]:
-        """Bytes and operations of attention where windows end it, by mean contexts."""
+        """Attention bytes and FLOPs under sliding windows, from mean contexts."""
         timing, cache, operations = self.timing, 0.0, 0.0
         if load.decode_rows:
             mean = load.decode_context // load.decode_rows

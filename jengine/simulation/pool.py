@@ -20,7 +20,7 @@ ROUTINGS: tuple[Routing, ...] = ("prefix", "load", "turns")
 
 
 class Choice(NamedTuple):
-    """Where a request goes, and the hashes of its blocks as far as they are known."""
+    """The replica chosen for a request, with the block hashes computed so far."""
 
     replica: int
     hashes: Sequence[bytes] = ()
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 @dataclass
 class Pool:
-    """Replicas of one kind."""
+    """Identical replicas behind a router."""
 
     name: str
     replicas: list[Replica]
@@ -44,11 +44,11 @@ class Pool:
 
     @property
     def living(self) -> list[int]:
-        """The replicas that requests may go to."""
+        """Indices of the replicas that have not failed."""
         return [i for i in range(len(self.replicas)) if i not in self.dead]
 
     def place(self, wire: WireRequest) -> Choice:
-        """Choose a replica for a request and count it there."""
+        """Route a request to a replica and count its load."""
         living = self.living
         if not self.counts_load or len(living) == 1:
             choice = Choice(living[self._next % len(living)])
@@ -73,10 +73,10 @@ class Pool:
 
     @property
     def tell(self) -> Callable[[TokenDelta], None] | None:
-        """Whom to tell of more tokens, and of ends; None: it need not be known."""
+        """Callback for later token deltas of a request; None if the router needs none."""
         return self.router.note if self.counts_load else None
 
     def lose(self, request_id: str) -> None:
-        """A request is no load any more, though it has not ended."""
+        """Remove the load of a request that has not ended."""
         if self.counts_load and request_id in self.router:
             self.router.leave(request_id)

@@ -32,7 +32,7 @@ Run = Callable[[Plan], StepOutput]
 
 
 def made_up(plan: Plan) -> StepOutput:
-    """The output of a plan: always the same token."""
+    """Output of a plan with constant tokens: no model runs."""
     alone = plan.num_decodes == len(plan.entries)
     sampled = plan.num_decodes if alone else np.count_nonzero(plan.entries.wants_tokens)
     return made_up_output(int(sampled), plan.repeats)
@@ -40,13 +40,13 @@ def made_up(plan: Plan) -> StepOutput:
 
 @lru_cache(maxsize=4096)
 def made_up_output(sampled: int, runs: int) -> StepOutput:
-    """The token of so many rows, in each of so many runs. Whoever reads it changes nothing."""
+    """Constant tokens for `sampled` rows in each of `runs` runs. Shared: must not be modified."""
     return StepOutput(np.full((sampled, runs), MADE_UP, np.int32))
 
 
 @dataclass
 class Clock:
-    """The virtual time, in seconds."""
+    """Virtual time, in seconds."""
 
     now: float = 0.0
 
@@ -68,7 +68,9 @@ class ReplicaKind:
 
 
 class Incoming(NamedTuple):
-    """A request whose first so many tokens have keys and values that are here, outside blocks."""
+    """A request whose first `computed` tokens arrive with their KV from another replica or the
+    host.
+    """
 
     wire: WireRequest
     hashes: Sequence[bytes]
@@ -76,7 +78,7 @@ class Incoming(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A plan whose steps run."""
+    """A submitted plan, with the end times of its runs."""
 
     plan: Plan
     output: StepOutput
@@ -84,7 +86,9 @@ class Running(NamedTuple):
 
 
 class LookAhead(NamedTuple):
-    """The ends of a step's runs, which a jump was measured by before its plan was made."""
+    """Predicted end times of a step's runs, by which a jump was chosen before the plan
+    was built.
+    """
 
     began: float
     load: Load
@@ -96,7 +100,7 @@ NOT_LOOKED = LookAhead(NEVER, pure_decode(0, 0), [])
 
 @dataclass
 class Work:
-    """What a replica has done."""
+    """Counters of one replica."""
 
     steps: int = 0
     busy: float = 0.0  # seconds
@@ -109,7 +113,7 @@ class Work:
 
 @dataclass
 class Replica:
-    """Steps of one scheduler."""
+    """One scheduler and cache on the virtual clock."""
 
     kind: ReplicaKind
     clock: Clock
@@ -129,7 +133,7 @@ class Replica:
         self.start()
 
     def start(self) -> None:
-        """Begin with an empty cache and no requests, as after a failure."""
+        """Reset to an empty cache, as at the start or after a failure."""
         kind = self.kind
         self._running.clear()
         self._incoming.clear()
@@ -149,7 +153,6 @@ class Replica:
         self.tier = HostTier(self.cache, blocks) if blocks else None
 
     def add(self, wire: WireRequest, hashes: Sequence[bytes] = ()) -> None:
-        """Queue a request."""
         self.scheduler.add(wire, self._prompt(wire, hashes))
 
     def _prompt(self, wire: WireRequest, hashes: Sequence[bytes]) -> ReadPrompt:
@@ -157,41 +160,42 @@ class Replica:
         return ReadPrompt(tokens, version, b"".join(hashes))
 
     def take_in(self, incoming: Incoming) -> None:
-        """Queue a request behind the keys and values that have been copied here."""
+        """Queue a request whose KV has been transferred here."""
         self._incoming.append(incoming)
 
     def held(self, request: Request) -> int:
-        """Tokens of a request's prefix that are cached, on the devices or in the host."""
+        """Tokens of a request's prefix cached on the device or in host memory."""
         found = self.cache.find_prefix(request)
         return found + (self.fetchable(request, found) if self.tier else 0)
 
     def fetchable(self, request: Request, found: int) -> int:
-        """Tokens that follow a cached prefix in the host's memory."""
+        """Tokens in host memory that continue a device prefix of `found` tokens."""
         return self.tier.beyond(request, found) if self.tier else 0
 
     def copy_ends(self, num_bytes: float, rate: float) -> float:
-        """When a copy that is queued now has ended; copies take turns."""
+        """End time of a transfer queued now; transfers are serialised."""
         self.copies_until = max(self.copies_until, self.clock.now) + num_bytes / rate
         return self.copies_until
 
     @property
     def wakes_at(self) -> float:
-        """When something is to be done, if no request arrives."""
+        """Time of the next event of this replica, if no request arrives."""
         if not self._running:
             return NEVER
         end = self._running[0].ends[-1]
         return min(end, self._hold) if self._hold > self.clock.now else end
 
     def read(self) -> tuple[list[TokenDelta], list[float]]:
-        """Read the step that has ended by now, if one has: its deltas, and when each of its runs
-        ended."""
+        """Commit the step that has ended by now, if any: its deltas, and the end time of
+        each run.
+        """
         if not self._running or self._running[0].ends[-1] > self.clock.now:
             return [], []
         done = self._running.popleft()
         return self.scheduler.commit(done.plan, done.output), done.ends
 
     def queue(self) -> None:
-        """Queue the next steps, as far as they may be planned now."""
+        """Schedule and submit further steps, as far as the pipeline depth allows."""
         while self._incoming and self._has_taken_in(self._incoming[0]):
             self._incoming.popleft()
         while self.clock.now >= self._hold and len(self._running) <= self.kind.depth:
@@ -228,7 +232,7 @@ class Replica:
 
     @property
     def _next_begins(self) -> float:
-        """When the devices begin a step that is queued now."""
+        """Start time of a step submitted now."""
         now = self.clock.now
         return self._free_at if self._free_at >= now else now + self.kind.idle_seconds
 

@@ -11,7 +11,7 @@ from jengine.plan import Plan
 
 
 class Load(NamedTuple):
-    """One run of one step."""
+    """Token counts of one run of a step: all that a model of step time may use."""
 
     decode_rows: int
     decode_context: int  # tokens that all decodes read together
@@ -23,10 +23,10 @@ class Load(NamedTuple):
 
 
 class StepTimes(Protocol):
-    """How long steps take."""
+    """Model of step times."""
 
     def seconds(self, load: Load) -> float:
-        """The duration of a step, or of one stage of it where there are stages."""
+        """Duration of a step, or of one of its stages in a pipeline."""
 
     def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
         """When so many runs of a step end that begins at `at`; of decodes alone if there are
@@ -35,7 +35,7 @@ class StepTimes(Protocol):
 
 
 def load_of(plan: Plan) -> Load:
-    """What the first run of a plan asks for."""
+    """Load of a plan's first run."""
     columns = plan.entries.columns.tolist()
     starts, lengths, count = columns[1], columns[2], plan.num_decodes
     if count == len(starts):
@@ -51,12 +51,12 @@ def load_of(plan: Plan) -> Load:
 
 
 def pure_decode(rows: int, context: int) -> Load:
-    """The load of decodes alone, which read so many tokens together."""
+    """Load of a decode-only step with `context` tokens in total."""
     return Load(rows, context, 0, 0, 0, 0, rows)
 
 
 def stepwise(times: StepTimes, load: Load, at: float, runs: int, until: float) -> list[float]:
-    """`StepTimes.ends`, a step at a time."""
+    """`StepTimes.ends`, computed run by run."""
     ends: list[float] = []
     while len(ends) < runs and at <= until:
         at += times.seconds(later(load, len(ends)) if ends else load)
@@ -65,5 +65,5 @@ def stepwise(times: StepTimes, load: Load, at: float, runs: int, until: float) -
 
 
 def later(load: Load, runs: int) -> Load:
-    """The load of decodes so many runs later."""
+    """Load of a decode-only step `runs` runs later."""
     return load._replace(decode_context=load.decode_context + runs * load.decode_rows)

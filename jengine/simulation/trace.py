@@ -18,13 +18,13 @@ CHUNK = 4096
 
 @dataclass(slots=True)
 class Conversation:
-    """What is left of a conversation after the turn that is being answered."""
+    """The turns that follow the one being answered."""
 
     turns: list[Turn]  # the next one last
 
 
 class Turn(NamedTuple):
-    """A turn that is yet to come."""
+    """A future turn of a conversation."""
 
     prompt: list[int]  # what the user adds
     answer: int  # tokens of the answer
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Ask:
-    """One request: a prompt, and the number of tokens of its answer."""
+    """One request: a prompt, and its number of output tokens."""
 
     name: str
     prompt: list[int]
@@ -50,14 +50,14 @@ class Trace(Protocol):
 
     @property
     def has_turns(self) -> bool:
-        """Whether the end of a request may cause another."""
+        """Whether the end of a request can trigger another one."""
 
     def arrivals(self) -> Iterator[Arrival]:
-        """The requests that nothing but time causes, in order."""
+        """Yield the requests that do not depend on others, by arrival time."""
 
 
 def next_turn(ask: Ask, answer: list[int], now: float, longest: int) -> Arrival | None:
-    """The turn after one that has been answered; None: there is none, or no room for it."""
+    """The turn that follows an answer; None if there is none or it exceeds `longest` tokens."""
     conversation = ask.conversation
     if conversation is None or not conversation.turns:
         return None
@@ -70,7 +70,7 @@ def next_turn(ask: Ask, answer: list[int], now: float, longest: int) -> Arrival 
 
 @dataclass(frozen=True)
 class TraceSettings:
-    """What a synthetic trace is made of. Lengths are means, in tokens."""
+    """Parameters of a synthetic trace. Lengths are means, in tokens."""
 
     requests: int = 10_000
     rate: float = 10.0  # requests per second, of all replicas
@@ -149,7 +149,7 @@ class SyntheticTrace:
 def lengths(
     rng: np.random.Generator, mean: int, spread: float, shape: tuple[int, int]
 ) -> np.ndarray:
-    """Lengths of a log-normal distribution with this mean, at least 1."""
+    """Sample log-normal lengths with this mean, at least 1."""
     if not spread:
         return np.full(shape, mean)
     variance = np.log1p(spread**2)
