@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections import UserDict
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ import pytest
 
 from jengine.bench.fidelity.__main__ import main
 from jengine.bench.fidelity.check import check
+from jengine.bench.fidelity.child_process import ChildProcess
 from jengine.bench.fidelity.draws import drawn, varied_keys
 from jengine.bench.fidelity.encoders import ENCODERS, drawn_encoder
 from jengine.bench.fidelity.families import FAMILIES
@@ -302,6 +304,13 @@ def test_a_draw_that_hangs_is_ended_and_the_search_goes_on() -> None:
         assert "has ended (status 3)" in workers.check("llama", 4, "cpu")["broke"]
         assert workers.check("llama", 0, "cpu") != third
         assert workers.check("llama", 2, "triton") != workers.check("llama", 2, "cpu")
+
+
+def test_an_interrupted_question_leaves_no_timer_behind() -> None:
+    with pytest.raises(TypeError), ChildProcess([sys.executable, "-c", WORKER]) as child:
+        child.ask({"number": object()})  # raises while the time runs
+    timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+    assert all(one.finished.is_set() for one in timers)
 
 
 def test_one_draw_of_each_family_comes_before_the_second_of_any() -> None:

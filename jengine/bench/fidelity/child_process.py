@@ -54,7 +54,8 @@ class ChildProcess:
             line = self._child.stdout.readline()
         except BrokenPipeError:
             line = ""
-        timer.cancel()
+        finally:  # else this process could not end before the time is over
+            timer.cancel()
         if not line:
             raise Ended(f"no answer in {limit_s:g} s" if late.is_set() else self._how_it_ended())
         return json.loads(line)
