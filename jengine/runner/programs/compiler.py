@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -99,7 +100,8 @@ class StepCompiler:
         owned, read = fields_of(self.state, owned_fields(features), read_fields(features))
         program = self._program(size, features)
         body = on_fields(program, body_of(program))
-        leaves, results = self.used(self.leaves, features), self.placement.everywhere
+        behind = self.adapter_leaves(features), self.tap_shapes(features)
+        leaves, results = self.used(self.leaves, features, *behind), self.placement.everywhere
         shape = partial(self._everywhere, dtype=np.int32)
         if features.part in RUNS_TOKENS and isinstance(size, Bucket):
             given = self._input(size, features)
@@ -112,19 +114,12 @@ class StepCompiler:
         jitted = jax.jit(body, donate_argnums=1, out_shardings=(kept, results))
         return jitted.lower(leaves, owned, read, given)
 
-    def used(
-        self, leaves: Leaves, features: Features, adapters: Leaves | None = None,
-        taps: Leaves | None = None,
-    ) -> Leaves:  # fmt: skip
-        """The leaves that such a program takes; `adapters` and `taps`: the arrays of adapters and
-        of sets of taps, None for their shapes."""
-        part = features.part
-        own = self.adapter_leaves(features) if adapters is None else adapters
-        if part in READS_HEAD:
+    def used(self, leaves: Leaves, features: Features, own: Leaves, taps: Leaves) -> Leaves:
+        """The leaves that such a program takes; `own` and `taps`: of adapters, of sets of taps."""
+        if features.part in READS_HEAD:
             of_head = own[self.adapters.of_head] if own and self.adapters is not None else ()
             return (*(leaves[place] for place in self.head_leaves), *of_head)
-        of_taps = self.tap_shapes(features) if taps is None else taps
-        return () if part is Part.CHOOSE else leaves + of_taps + own
+        return () if features.part is Part.CHOOSE else leaves + taps + own
 
     def adapter_leaves(self, features: Features) -> Leaves:
         """The shapes of adapters' arrays, where a program takes them."""
@@ -132,11 +127,8 @@ class StepCompiler:
 
     def tap_shapes(self, features: Features) -> Any:
         """The shapes of the arrays of sets of taps."""
-        return tuple(
-            jax.ShapeDtypeStruct(shape, dtype, sharding=self.everywhere)
-            for taps in features.taps
-            for shape, dtype in taps.shapes
-        )
+        shapes = chain.from_iterable(taps.shapes for taps in features.taps)
+        return tuple(jax.ShapeDtypeStruct(*one, sharding=self.everywhere) for one in shapes)
 
     @property
     def everywhere(self) -> NamedSharding:

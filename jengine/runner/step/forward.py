@@ -153,9 +153,9 @@ def passed(
     positions = jnp.maximum(batch.positions, 0)
     rows = tile_of_token(bucket, shapes)
     stripes = Stripes(bucket, shapes, program.placement)
-    owners, of_taps = inputs.tiles.taps[rows], models.tap_arrays
-    taps = StepTaps(program.features.taps, owners, positions, of_taps)
-    tap = taps if taps.sets else None
+    tap = None
+    if program.features.taps:
+        tap = StepTaps(program.features.taps, inputs.tiles.taps[rows], positions, models.tap_arrays)
     context = StepContext(
         stripes.of_tokens(positions),
         stripes.of_tokens(rows),
@@ -185,7 +185,7 @@ def passed(
     if shapes.experts is not None and context.experts is not None:
         experts = experts_of_tokens(context.experts, shapes.experts, len(tokens))
     slots = slots_of(packed, ends, inputs, models, batch, drafts, program)
-    forwarded = Forwarded(slots, taps.captured, experts, ran)
+    forwarded = Forwarded(slots, {} if tap is None else tap.captured, experts, ran)
     return with_prompts(state, prompts), Passed(forwarded, batch, held)
 
 
