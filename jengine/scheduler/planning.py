@@ -22,7 +22,7 @@ from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.prompt_cuts import PromptCuts
 
 # Waiting requests that one step parks: the others are looked at by the next ones.
-MOST_PARKED = 12
+MOST_PARKED = 8
 
 
 class TooLong(NamedTuple):
