@@ -33,6 +33,7 @@ from tests.array_shapes.steps import (
     trace_chain,
     trace_encoder,
     trace_scores,
+    trace_scores_with_pictures,
     trace_step,
     trace_tower,
 )
@@ -125,6 +126,7 @@ def trace_images() -> None:
     for family in CONFIGS:
         trace_tower(tiny_vision(family), 28)
     trace_tower(tiny_vision("qwen2_vl"), 1024)
+    trace_scores_with_pictures(tiny_vision("qwen2_vl"))
     for family in ("qwen3_vl", "gemma3"):
         trace_step(tiny_vision(family), BUCKET, variants(5, "raw_logprobs")["sampled"])
 

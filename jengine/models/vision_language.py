@@ -42,8 +42,8 @@ class VisionDecoder(Decoder):
     def score(
         self, tokens: Int[Array, "batch length"], pictures: Pictures | None = None
     ) -> Float32[Array, "batch length vocab"]:
-        """Logits of whole sequences, without a cache; `pictures` as of `jengine.picture_batch`,
-        whose sequences may be longer."""
+        """Logits of whole sequences, without a cache; `pictures` as `picture_batch` makes
+        them, whose sequences may be longer."""
         context = whole_sequences(tokens.shape)
         if pictures is not None:
             length = tokens.shape[1]

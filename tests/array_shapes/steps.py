@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jengine.config import (
     CacheConfig,
@@ -29,6 +30,7 @@ from jengine.models.guess_heads.eagle3 import Eagle3, Form
 from jengine.models.guess_heads.medusa import Medusa
 from jengine.models.guess_heads.mtp import Mtp
 from jengine.models.reading.pooling import PoolingFacts, read_pooling
+from jengine.models.vision_language import Pictures
 from jengine.runner.build import cross_packer
 from jengine.runner.programs.encoders import encoding
 from jengine.runner.step.across import CrossInput
@@ -116,6 +118,17 @@ def trace_scores(config: ModelConfig) -> None:
     leaves, rebuild = abstract_model(config)
     tokens = jax.ShapeDtypeStruct((2, 9), jnp.int32)
     jax.eval_shape(lambda leaves, tokens: rebuild(leaves).score(tokens), leaves, tokens)
+
+
+def trace_scores_with_pictures(config: ModelConfig) -> None:
+    """Trace the model over whole sequences with pictures."""
+    leaves, rebuild = abstract_model(config)
+    assert config.vision is not None
+    packed = pack_patches([], config.vision, 28, KEPT_EMBEDDINGS)
+    each = jax.tree.map(lambda x: np.stack([x, x]), (packed.given, packed.rows))
+    pictures = Pictures(*each, np.zeros((3, 2, 9), np.int32))
+    tokens = jax.ShapeDtypeStruct((2, 9), jnp.int32)
+    jax.eval_shape(lambda leaves, *given: rebuild(leaves).score(*given), leaves, tokens, pictures)
 
 
 def trace_tower(config: ModelConfig, patches: int) -> None:

@@ -75,6 +75,7 @@ async def live(service: Service, http: Request) -> Response:
 
 
 async def version(service: Service, http: Request) -> Response:
+    """The version of the server."""
     return json_response(Version(VERSION))
 
 
