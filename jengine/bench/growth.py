@@ -8,7 +8,6 @@ In: an engine in which nothing runs. Out: a dict of tables, and from such a dict
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from jengine.bench.surroundings import surroundings
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
 from jengine.pictures.charts import Series, line_chart
-from jengine.pictures.page import document, section
+from jengine.pictures.page import columns, document, header, section
 from jengine.runner.step.group_arrays import each_array
 from jengine.sampling_params import SamplingParams
 
@@ -227,28 +226,50 @@ def draw(result: dict[str, Any], folder: Path) -> Path:
 
 
 def page(result: dict[str, Any]) -> str:
-    """One chart per table. All axes are logarithmic."""
+    """What was found, and one chart per table. All axes are logarithmic."""
     about = f"{result['command']}, commit {result['commit']}, {hardware_of(result)}"
-    parts = [f"<header><h1>Growth</h1><p>{html.escape(about)}</p></header>"]
-    parts.append(
+    charts = [
         chart("Host time of a step", "Milliseconds, by running requests. No model runs.",
               result["host"], "running",
               {"total_ms": "together", "pack_ms": "packing",
                "schedule_and_commit_ms": "scheduling and committing"})
-    )  # fmt: skip
-    lines = {"reading_ms": "reading every step", "queued_ms": "queuing only"}
-    if has_floor(result):
-        lines["floor_ms"] = "memory's floor"
-    for count in dict.fromkeys(row["rows"] for row in result["decode"]):
-        steps = [row for row in result["decode"] if row["rows"] == count]
-        lead = f"Milliseconds, by context of each row; rows: {count}."
-        parts.append(chart("Time of a decode step", lead, steps, "context", lines))
+    ]  # fmt: skip
     lines = {"cache_bytes": "cache blocks in use", "resident_bytes": "the process"}
     if result["memory"][0]["device_bytes"] is not None:
         lines["device_bytes"] = "the device"
     lead = f"Megabytes, by requests of {result['prompt_length']} tokens."
-    parts.append(chart("Memory", lead, result["memory"], "requests", lines, unit=1e6))
-    return document("Growth", "".join(parts))
+    charts.append(chart("Memory", lead, result["memory"], "requests", lines, unit=1e6))
+    lines = {"reading_ms": "reading every step", "queued_ms": "queuing only"}
+    if has_floor(result):
+        lines["floor_ms"] = "memory's floor"
+    for count, steps in by_rows(result).items():
+        lead = f"Milliseconds, by context of each row; rows: {count}."
+        charts.append(chart("Time of a decode step", lead, steps, "context", lines))
+    headline = f"Growth: {findings(result)}"
+    return document("Growth", header(headline, about) + columns(charts))
+
+
+def by_rows(result: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """The decode steps of each number of rows, by context."""
+    counts = dict.fromkeys(row["rows"] for row in result["decode"])
+    return {count: [row for row in result["decode"] if row["rows"] == count] for count in counts}
+
+
+def findings(result: dict[str, Any]) -> str:
+    """What the most of everything takes: requests of the host, and rows and tokens of a decode."""
+    host = result["host"]
+    found = [
+        f"the host takes {host[-1]['total_ms']:,.2f} ms for a step of {host[-1]['running']:,} "
+        f"requests ({host[-1]['us_per_request']:,.1f} us each)"
+    ]
+    if result["decode"]:
+        rows, steps = list(by_rows(result).items())[-1]
+        found.append(
+            f"{rows:,} {'row' if rows == 1 else 'rows'} of {steps[-1]['context']:,} tokens decode "
+            f"in {steps[-1]['queued_ms']:,.1f} ms ({steps[0]['queued_ms']:,.1f} at "
+            f"{steps[0]['context']:,} tokens)"
+        )
+    return ", ".join(found)
 
 
 def chart(

@@ -7,6 +7,7 @@ is shown.
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from pathlib import Path
 
 # Colours and shapes of `jengine.pictures.charts`, and of the plain parts around them.
@@ -27,3 +28,14 @@ def section(title: str, content: str, text: str = "") -> str:
     """One part of the page."""
     lead = f"<p>{html.escape(text)}</p>" if text else ""
     return f"<section><h2>{html.escape(title)}</h2>{lead}{content}</section>"
+
+
+def header(title: str, *texts: str) -> str:
+    """The page's headline, and what is said below it."""
+    below = "".join(f"<p>{html.escape(text)}</p>" for text in texts)
+    return f"<header><h1>{html.escape(title)}</h1>{below}</header>"
+
+
+def columns(parts: Iterable[str]) -> str:
+    """Parts beside each other, two to a row where the window is wide enough."""
+    return f'<div class="columns">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'

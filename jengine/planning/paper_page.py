@@ -9,7 +9,7 @@ import html
 from dataclasses import replace
 
 from jengine.pictures.charts import Series, bars, line_chart
-from jengine.pictures.page import document, section
+from jengine.pictures.page import columns, document, header, section
 from jengine.planning.paper import Paper
 from jengine.planning.paper_report import advice, as_text, heading
 
@@ -20,11 +20,9 @@ def as_page(paper: Paper) -> str:
     verdict = (
         "It fits." if paper.fits else "It does not fit. " + " ".join(filter(None, advice(paper)))
     )
-    parts = [
-        f"<header><h1>{html.escape(title)}</h1><p>{html.escape(layout)}. {verdict}</p></header>"
-    ]
+    parts = [header(title, f"{layout}. {verdict}")]
     parts.append(section("Memory of one device", memory_chart(paper), "Shares of what is usable."))
-    parts += speed_charts(paper)
+    parts.append(columns(speed_charts(paper)))
     parts.append(section("The plan", f"<pre>{html.escape(as_text(paper))}</pre>"))
     return document(f"jengine plan: {paper.name}", "".join(parts))
 

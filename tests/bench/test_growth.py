@@ -128,6 +128,7 @@ def test_a_page_has_a_chart_for_each_number_of_rows(floor: float | None) -> None
         result["read_gb_s"] = 40.0
     page = growth.page(result)
     assert page.count("<svg") == 4 and "rows: 1." in page and "rows: 8." in page
+    assert "the host takes 1.00 ms for a step of 4 requests (250.0 us each), 8 rows of" in page
     assert ("memory&#x27;s floor" in page) == (floor is not None)
     assert ("at the 40.0 GB/s" in growth.printed(result)) == (floor is not None)
 

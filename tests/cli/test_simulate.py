@@ -72,6 +72,10 @@ def test_a_page_with_another_result_beside(table: Path, tmp_path: Path) -> None:
     assert "requests/s" in done.out and "Left out:" in done.out
     text = page.read_text(encoding="utf-8")
     assert "by-prefix" in text and "<svg" in text and "--routing turns" in text
+    figures = json.loads(second.read_text())["figures"]
+    headline = f"<h1>{figures['request_throughput']:,.2f} requests and "
+    assert headline in text and "output tokens a second on 2 devices</h1>" in text
+    assert "At the median" in text
     rates = [json.loads(one.read_text())["figures"]["prefix_hit_rate"] for one in (first, second)]
     assert 0 < rates[1] <= rates[0]
 

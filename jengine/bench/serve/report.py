@@ -13,7 +13,7 @@ from typing import Any
 from jengine.bench.machine import hardware_of
 from jengine.bench.serve.figures import CURVE, LATENCIES, Metric
 from jengine.pictures.charts import Series, line_chart
-from jengine.pictures.page import document, section
+from jengine.pictures.page import columns, document, header, section
 
 FACTS = {
     "completed": "requests answered",
@@ -42,12 +42,10 @@ def page(result: dict[str, Any]) -> str:
     """The whole page."""
     about = f"{result['command']}, commit {result['commit']}, {hardware_of(result)}"
     title = f"{result['model_id']} on {result['server']}"
-    parts = [f"<header><h1>{html.escape(title)}</h1><p>{html.escape(about)}</p></header>"]
+    parts = [header(title, about)]
     parts.append(section("Figures", facts(result)))
     charts = [percentiles(metric, result) for metric in LATENCIES]
-    parts.append(
-        f'<div class="columns">{"".join(f"<div>{one}</div>" for one in charts if one)}</div>'
-    )
+    parts.append(columns(charts))
     parts.append(over_time(result["timeline"]))
     if result["first_errors"]:
         items = "".join(f"<li>{html.escape(error)}</li>" for error in result["first_errors"])
