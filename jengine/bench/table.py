@@ -2,7 +2,7 @@
 
 python -m jengine.bench.table [--check]: writes them between two marks, or says whether they differ.
 The documentation shows what was measured in turns with a peer, the project's README some of that,
-the README here all the rest.
+with a picture of it, the README here all the rest.
 In: the JSON that `jengine bench` writes. Must not measure.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jengine.bench.machine import hardware_of
+from jengine.bench.ratio_chart import Compared, ratio_chart
 from jengine.bench.workloads import WORKLOADS
 
 RESULTS = Path(__file__).parent / "results"
@@ -410,6 +411,31 @@ def without_peer() -> str:
     return rows_of([result for result in kept() if "peer" not in result])
 
 
+def headline_chart() -> str:
+    """The README's rows as a picture."""
+    results = [json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in HEADLINES]
+    compared = [
+        Compared(
+            f"{one.get('workload', 'served')}, {in_short(parameters_of(one))} parameters",
+            f"{speed(one['output_tok_s'])}; {one['peer']['engine'].split(',')[0]}: "
+            f"{speed(one['peer']['output_tok_s'])}",
+            one["ratio"],
+        )
+        for one in results
+    ]  # fmt: skip
+    where = " or ".join(dict.fromkeys(map(hardware_of, results)))
+    return ratio_chart(f"Output tokens a second, as a ratio to the peer on {where}", compared)
+
+
+def parameters_of(result: dict[str, Any]) -> int:
+    """How many the model has; a served one is known by its shape."""
+    return result["parameters"] if "parameters" in result else SERVED[result["model_id"]]
+
+
+# Parameters of models that served, of which results have the name alone.
+SERVED = {"llama-135m": 134_515_008}
+# The picture of the README.
+CHART = ROOT / "jengine" / "docs" / "pages" / "measured.svg"
 # A file -> the table between its marks.
 TABLES = {
     ROOT / "README.md": headlines,
@@ -454,7 +480,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table differs")
     check = parser.parse_args(words).check
     wanted = {file: with_table(file, table()) for file, table in TABLES.items()}
-    stale = [file for file in wanted if file.read_text(encoding="utf-8") != wanted[file]]
+    wanted[CHART] = headline_chart()
+    stale = [
+        file for file, text in wanted.items()
+        if not file.exists() or file.read_text(encoding="utf-8") != text
+    ]  # fmt: skip
     for file in stale:
         if check:
             print(f"{file} does not show the results: python -m jengine.bench.table",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jengine.bench import table
+from jengine.bench.ratio_chart import Compared, ratio_chart
 from jengine.cli.bench import KINDS
 
 HARDWARE = {"processor": "Some CPU", "cores": 2, "memory_gb": 25.3, "devices": ["cpu"]}
@@ -192,6 +194,8 @@ def test_tables_are_written_between_their_marks(
     tables = {with_peers: table.with_peer, alone: table.without_peer}
     monkeypatch.setattr(table, "TABLES", tables)
     monkeypatch.setattr(table, "RESULTS", results)
+    monkeypatch.setattr(table, "CHART", tmp_path / "chart.svg")
+    monkeypatch.setattr(table, "HEADLINES", ["b.json"])
     for name, result in (("a", HOST), ("b", AGAINST)):
         (results / f"{name}.json").write_text(json.dumps(result))
     (results / "gpu-proof.json").write_text("{}")
@@ -209,3 +213,15 @@ def test_tables_are_written_between_their_marks(
     alone.write_text("no marks")
     with pytest.raises(SystemExit, match="expected one"):
         table.main([])
+
+
+def test_bars_are_as_long_as_ratios() -> None:
+    pairs = [Compared("one & two", "", 1.5), Compared("slow", "1 tok/s", 0.5),
+             Compared("beyond", "", 9.0)]  # fmt: skip
+    chart = ratio_chart("Title", pairs, most=2.0)
+    bars = re.findall(r'<rect class="(\w+)" .*?width="([\d.]+)"', chart)
+    assert [look for look, _ in bars] == ["ours", "peer", "ours"]
+    lengths = [float(length) for _, length in bars]
+    assert lengths[0] == pytest.approx(3 * lengths[1], abs=0.2)
+    assert lengths[2] == pytest.approx(4 * lengths[1], abs=0.2), "cut at the most"
+    assert "one &amp; two" in chart and ">9.00 →<" in chart
