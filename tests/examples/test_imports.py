@@ -51,3 +51,11 @@ def test_examples_use_public_names_alone() -> None:
         if (modules := {module for module, _ in imported(file)} - PUBLIC)
     }
     assert inner == {}
+
+
+@pytest.mark.parametrize(
+    "file", sorted((EXAMPLES / "notebooks").glob("*.py")), ids=lambda file: file.stem
+)
+def test_notebooks_name_their_kernel(file: Path) -> None:
+    """Without it jupytext looks for one that belongs to its own interpreter, and may find none."""
+    assert "#   kernelspec:\n" in file.read_text(encoding="utf-8").split("# %%")[0]
