@@ -16,6 +16,7 @@ from jax import Array
 
 from jengine.errors import RequestError
 from jengine.runner.variants.tap_sets import Intervention
+from pallas_kernels.shapes import next_power_of_two
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int32
@@ -73,7 +74,7 @@ class Patch:
     def applied(self) -> Applied:
         """The function and its arrays, with as many positions as the next power of two."""
         given = np.atleast_1d(np.asarray(self.positions, np.int32))
-        places = np.full(power_of_two(len(given)), NOWHERE, np.int32)
+        places = np.full(next_power_of_two(len(given)), NOWHERE, np.int32)
         places[: len(given)] = given
         values = jnp.broadcast_to(jnp.asarray(self.values, jnp.float32), (len(given), self.width))
         rows = jnp.zeros((len(places), self.width), jnp.float32).at[: len(given)].set(values)
@@ -154,8 +155,3 @@ def steered(
     """The values with a Steer's vector added."""
     vector, scale = arrays
     return values + scale * vector[None, :]
-
-
-def power_of_two(count: int) -> int:
-    """The smallest power of two that is no less."""
-    return 1 << (count - 1).bit_length()

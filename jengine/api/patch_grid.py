@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jengine.api.interventions import NOWHERE, Applied, PatchOfGrid, power_of_two
+from jengine.api.interventions import NOWHERE, Applied, PatchOfGrid
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
+from pallas_kernels.shapes import next_power_of_two
 
 
 class PatchGrid(NamedTuple):
@@ -46,7 +47,7 @@ class Grid:
         """The change at each point; arrays have an item per patch, and are filled up to a size that
         other grids share."""
         points, positions, width = self.values.shape
-        count = power_of_two(self.count)
+        count = self.variants
         of_point = np.full(count, NOWHERE, np.int32)
         place = np.full(count, NOWHERE, np.int32)
         values = np.zeros((count, width), np.float32)
@@ -59,7 +60,7 @@ class Grid:
     @property
     def variants(self) -> int:
         """The first axis of the arrays."""
-        return power_of_two(self.count)
+        return next_power_of_two(self.count)
 
 
 def checked_grid(

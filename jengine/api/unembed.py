@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jengine.api.interventions import power_of_two
 from jengine.config import ModelConfig
 from jengine.errors import RequestError, UnsupportedFeature
 from jengine.models.decoder import Decoder
@@ -22,6 +21,7 @@ from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.variants.buckets import FEWEST_DECODE_ROWS
+from pallas_kernels.shapes import next_power_of_two
 from sharding.jax_settings import engine_context
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -56,7 +56,7 @@ class Unembedding:
                 f"floats [..., {width}], such as output.captured['norm']."
             )
         rows = given.reshape(-1, width).astype(jnp.float32)
-        count = max(power_of_two(max(len(rows), 1)), FEWEST_DECODE_ROWS)
+        count = max(next_power_of_two(max(len(rows), 1)), FEWEST_DECODE_ROWS)
         padded = jnp.pad(rows, ((0, count - len(rows)), (0, 0)))
         padded = jax.device_put(padded, loaded.programs.compiler.everywhere)
         logits = self._programs[norm](loaded.leaves, padded)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jengine.pictures.charts import Series, bars, line_chart
 from jengine.pictures.page import columns, document, header, section
-from jengine.simulation.report import TITLES, as_text
+from jengine.simulation.report import TITLES, as_text, limits
 from jengine.simulation.results import CURVE
 
 LOOKS = ("ours", "second", "apart")
@@ -72,9 +72,8 @@ def verdict(result: Mapping[str, Any]) -> str:
     if not figures["objectives_ms"]:
         first, each = (figures["latency_ms"][name]["p50"] for name in ("ttft", "tpot"))
         return f"At the median {first:,.0f} ms to the first token, then {each:,.1f} ms for each."
-    most = ", ".join(f"{name} {ms:g} ms" for name, ms in figures["objectives_ms"].items())
     return (
-        f"{figures['good_share']:.1%} of all requests within {most}: a goodput of "
+        f"{figures['good_share']:.1%} of all requests within {limits(figures)}: a goodput of "
         f"{figures['request_goodput']:,.2f} requests a second."
     )
 

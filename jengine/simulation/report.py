@@ -5,7 +5,7 @@ In: a result. Out: lines. Must not calculate figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 TITLES = {
@@ -55,12 +55,17 @@ def latencies(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
 def objectives(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     """Requests within the objectives."""
     if figures["objectives_ms"]:
-        most = ", ".join(f"{name} {ms:g} ms" for name, ms in figures["objectives_ms"].items())
         yield ""
         yield (
-            f"goodput            {figures['request_goodput']:>14,.2f} requests/s within {most} "
+            f"goodput            {figures['request_goodput']:>14,.2f} requests/s "
+            f"within {limits(figures)} "
             f"({figures['good_share']:.1%} of all)"
         )
+
+
+def limits(figures: Mapping[str, Any]) -> str:
+    """The objectives in words: each latency and its most."""
+    return ", ".join(f"{name} {ms:g} ms" for name, ms in figures["objectives_ms"].items())
 
 
 def pools(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
