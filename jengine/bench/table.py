@@ -179,6 +179,18 @@ def marathon(result: dict[str, Any]) -> Iterator[Row]:
         yield Row(f"{work}; growth of memory", f"{slope:.2f} MiB a minute")
 
 
+def strangers(result: dict[str, Any]) -> Iterator[Row]:
+    """What requests made to do harm have cost: errors, bystanders' time, memory once they end."""
+    bystanders, memory = result["bystanders"], result["resident_mb"]
+    work = f"{result['requests']:,} requests made to do harm in {result['settings']['seconds']:.0f}"
+    work += f" s, {bystanders['answered']:,} of bystanders; "
+    yield Row(f"{work}errors 5xx, unanswered bystanders", f"{len(result['errors'])}, "
+              f"{len(bystanders['failures'])}")  # fmt: skip
+    yield Row(f"{work}longest wait of a bystander", f"{bystanders['slowest_s']:.2f} s")
+    grown = memory["after"] - memory["before"]
+    yield Row(f"{work}growth of memory", f"{grown:.0f} MB of {memory['before']:.0f}")
+
+
 def disaggregated(result: dict[str, Any]) -> Iterator[Row]:
     """A prefill and a decode server beside one that does both, and what kills of them have lost."""
     pair, mixed, kills = result["pair"], result["mixed"], result["kills"]
@@ -363,6 +375,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "startup": startup,
     "load": load,
     "marathon": marathon,
+    "strangers": strangers,
     "host": host,
     "growth": growth,
     "serve": serve,

@@ -51,6 +51,7 @@ def test_every_bench_has_rows() -> None:
         "rounding",
         "schemes",
         "simulation proof",
+        "strangers",
         "waiting",
     }  # modules of their own
     assert set(table.KINDS) == {*KINDS, *own}
@@ -141,6 +142,19 @@ def test_rows_of_marathons() -> None:
     never = {**found, "injections": [{"recovery_s": None}]}
     assert "| inf s |" in table.rows_of([never])
     assert lines[3].startswith(f"| {work}, no faults; growth of memory | -0.12 MiB a minute |")
+
+
+def test_rows_of_requests_made_to_do_harm() -> None:
+    found = {
+        "bench": "strangers", **AROUND, "requests": 1234, "settings": {"seconds": 60.0},
+        "errors": ["one"], "resident_mb": {"before": 500.0, "most": 900.0, "after": 612.3},
+        "bystanders": {"answered": 1001, "failures": [], "median_s": 0.1, "slowest_s": 1.256},
+    }  # fmt: skip
+    lines = table.rows_of([found]).splitlines()[2:]
+    work = "| 1,234 requests made to do harm in 60 s, 1,001 of bystanders; "
+    assert lines[0].startswith(f"{work}errors 5xx, unanswered bystanders | 1, 0 |")
+    assert lines[1].startswith(f"{work}longest wait of a bystander | 1.26 s |")
+    assert lines[2].startswith(f"{work}growth of memory | 112 MB of 500 |")
 
 
 def test_rows_of_a_pair_of_servers() -> None:
