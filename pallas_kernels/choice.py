@@ -14,6 +14,8 @@ from typing import Any
 import jax
 from jax import Array
 
+from pallas_kernels.cuda_devices import compile_problem
+
 LARGEST_HEAD = 256
 # Implementations of paged attention that add slopes to scores; models with slopes attend in XLA
 # instead of any other.
@@ -117,4 +119,19 @@ def triton_problem(platform: str, head_dims: Iterable[int]) -> str | None:
     too_large = [head_dim for head_dim in head_dims if head_dim > LARGEST_HEAD]
     if too_large:
         return f"the kernels take head dimensions up to {LARGEST_HEAD}, not {too_large[0]}."
+    return None
+
+
+def unserved_device(platform: str) -> str | None:
+    """Which of this machine's GPUs the kernels are made for and cannot be compiled for with what is
+    installed, and why; None if there is none."""
+    if platform == "cpu" or missing_for_triton():
+        return None
+    for device in jax.local_devices():
+        capability = float(getattr(device, "compute_capability", None) or 0)
+        nvidia = "cuda" in device.client.platform_version.lower()
+        if nvidia and capability >= OLDEST_CAPABILITY:
+            problem = compile_problem(round(10 * capability))
+            if problem is not None:
+                return f"{device.device_kind}: {problem}"
     return None

@@ -24,6 +24,7 @@ smallest integer, so that tests notice results that were not written.
 
 - `call.py`         the JAX primitive, and what it becomes on each platform
 - `bridge.py`       compiling for CUDA; everything that depends on the versions of jax and triton
+- `probe.py`        a process that compiles one small kernel, which some errors of LLVM end
 - `interpreter.py`  numpy arrays as pointers for Triton's interpreter
 
 Refused, by a `KernelError` that names the kernel, the shapes and the device: kernels that need
@@ -32,7 +33,7 @@ global scratch memory, or more shared memory than the device has.
 
 from __future__ import annotations
 
-from pallas_kernels.launch.bridge import KernelError as KernelError
+from pallas_kernels.cuda_devices import KernelError as KernelError
 from pallas_kernels.launch.call import Launch as Launch
 from pallas_kernels.launch.call import call_kernel as call_kernel
 from pallas_kernels.launch.interpreter import interpreting as interpreting

@@ -23,9 +23,9 @@ from jaxlib import gpu_triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pallas_kernels.cuda_devices import DEVICES, KernelError, ptx_version
+
 logger = logging.getLogger(__name__)
-# The newest PTX that the assembler of jax's CUDA 12 packages reads; triton would write a newer one.
-OPTIONS = {"ptx_version": 86, "enable_fp_fusion": True}
 POINTERS = {
     "bool": "*i1",
     "int8": "*i8",
@@ -39,17 +39,10 @@ POINTERS = {
     "float8_e4m3fn": "*fp8e4nv",
     "float8_e5m2": "*fp8e5",
 }
-# Bytes of shared memory that one program may use, by compute capability.
-SHARED_MEMORY = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448,
-                 103: 232_448, 110: 232_448, 120: 101_376, 121: 101_376}  # fmt: skip
 # XLA aligns every buffer to at least this many bytes.
 ALIGNMENT = 16
 # The first jax-triton whose calls XLA can put into a CUDA graph.
 JAX_TRITON = (0, 4)
-
-
-class KernelError(RuntimeError):
-    """A kernel cannot be compiled or run as asked."""
 
 
 class Compiled(NamedTuple):
@@ -94,6 +87,11 @@ def cuda_call(
     return _by_hand(context, operands, compiled, launch, len(arrays), aliases, capability)
 
 
+def options_for(capability: int) -> dict[str, Any]:
+    """Triton's options for a device. By default it writes newer PTX than jax's packages read."""
+    return {"ptx_version": ptx_version(capability), "enable_fp_fusion": True}
+
+
 def pointer_types(kernel: Any, arrays: Sequence[Any]) -> tuple[str, ...]:
     """Triton's name of each array's type."""
     unknown = [array for array in arrays if array.dtype.name not in POINTERS]
@@ -131,7 +129,7 @@ def compile_kernel(
         constexprs={(names.index(name),): value for name, value in constants},
         attrs=aligned,
     )
-    options = {**OPTIONS, "num_warps": num_warps, "num_stages": num_stages}
+    options = {**options_for(capability), "num_warps": num_warps, "num_stages": num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     metadata = compiled.metadata
     if getattr(metadata, "global_scratch_size", 0):
@@ -139,7 +137,7 @@ def compile_kernel(
             f"it asks for {metadata.global_scratch_size} bytes of global scratch memory, which no "
             "call provides"
         )
-    limit = SHARED_MEMORY.get(capability, min(SHARED_MEMORY.values()))
+    limit = DEVICES[capability].shared_bytes
     if metadata.shared > limit:
         raise KernelError(
             f"it needs {metadata.shared} bytes of shared memory, and there are {limit}; use "
@@ -194,7 +192,7 @@ def jax_triton_problem(capability: int) -> str | None:
     def program(x: Any) -> Any:
         return launch(
             x, kernel=copy_one, out_type=[jax.ShapeDtypeStruct((1,), jax.numpy.int32)],
-            grid=(1, 1, 1), compute_capability=capability, backend_options=OPTIONS,
+            grid=(1, 1, 1), compute_capability=capability, backend_options=options_for(capability),
         )  # fmt: skip
 
     try:
@@ -234,7 +232,7 @@ def _through_jax_triton(
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
             compute_capability=capability,
-            backend_options=OPTIONS,
+            backend_options=options_for(capability),
             **dict(launch.constants),
         )
 

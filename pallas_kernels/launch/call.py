@@ -16,7 +16,8 @@ import numpy as np
 from jax import Array
 from jax.interpreters import mlir
 
-from pallas_kernels.launch.bridge import KernelError, cuda_call
+from pallas_kernels.cuda_devices import KernelError
+from pallas_kernels.launch.bridge import cuda_call
 from pallas_kernels.launch.interpreter import interpret, is_interpreted
 
 # The compute capability that the interpreter reports, where a launch depends on it.

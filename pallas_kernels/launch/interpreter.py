@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
-from pallas_kernels.launch.bridge import KernelError
+from pallas_kernels.cuda_devices import KernelError
 
 TYPES = {
     "bool": tl.int1,

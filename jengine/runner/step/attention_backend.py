@@ -11,7 +11,7 @@ import numpy as np
 
 from jengine.config import CacheGroup
 from jengine.errors import ConfigError
-from pallas_kernels.choice import cpu_problem, triton_problem
+from pallas_kernels.choice import cpu_problem, triton_problem, unserved_device
 from pallas_kernels.layout import BFLOAT16_BITS, FP8_BITS, INT8
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,9 @@ def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str,
     # Kernels of latent attention take entries of any length.
     heads = {group.spec.head_dim for group in groups if not group.spec.shares_heads}
     problem = kernels_problem(kernels, platform, heads)
+    if kernels == "triton" and problem is None and (refused := unserved_device(platform)):
+        # XLA may be unable to compile for it as well, and would be slow.
+        raise ConfigError(f"{refused} Or set attention_backend='xla', which is slower.")
     if wanted != "auto" and problem:
         raise ConfigError(
             f"attention_backend={wanted!r}: {problem} Use attention_backend='auto' or 'xla'."

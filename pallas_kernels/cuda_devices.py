@@ -1,0 +1,118 @@
+"""The NVIDIA devices that Triton kernels are compiled for, and what each needs of CUDA's packages.
+
+In: a compute capability (90 for 9.0) and the installed packages. Out: the version of PTX to write,
+or why the device cannot be served. Needs neither triton nor jax. LLVM ends the process where PTX is
+older than the device, so everything is checked here before a kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from importlib import metadata
+from typing import NamedTuple
+
+# What kernels are written in where the device knows it and the assembler reads it.
+USUAL_PTX = 86
+# The packages that bring jax's assembler, newest CUDA first, and the extra that brings each.
+ASSEMBLERS = {"nvidia-cuda-nvcc": "cuda13", "nvidia-cuda-nvcc-cu12": "cuda12"}
+# The first CUDA release whose assembler reads a version of PTX.
+CUDA_OF_PTX = {86: "12.7", 87: "12.8", 88: "12.9", 90: "13.0"}
+
+
+class KernelError(RuntimeError):
+    """A kernel cannot be compiled or run as asked."""
+
+
+class CudaDevice(NamedTuple):
+    """A compute capability."""
+
+    shared_bytes: int  # that one program may use
+    ptx: int  # the oldest version that knows it
+
+
+DEVICES = {
+    80: CudaDevice(166_912, 70),
+    86: CudaDevice(101_376, 71),
+    87: CudaDevice(166_912, 74),
+    89: CudaDevice(101_376, 78),
+    90: CudaDevice(232_448, 80),
+    100: CudaDevice(232_448, 86),
+    103: CudaDevice(232_448, 88),
+    110: CudaDevice(232_448, 90),
+    120: CudaDevice(101_376, 87),
+    121: CudaDevice(101_376, 88),
+}
+
+
+def ptx_of_cuda(version: str) -> int:
+    """The newest PTX that the assembler of a CUDA release reads, as 86 for 8.6."""
+    major, minor = map(int, version.split(".")[:2])
+    if major >= 13:
+        return 90 + 10 * (major - 13) + minor
+    # No release between 12.5 and 12.6 brought a new one.
+    return 80 + minor - (minor >= 6)
+
+
+def assembler() -> tuple[str, str] | None:
+    """Package and version of the assembler that jax's CUDA packages bring; None: the machine's own
+    is used, or none."""
+    for package in ASSEMBLERS:
+        try:
+            return package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def device_problem(capability: int) -> str | None:
+    """Why no kernel can be compiled for a device, and what to install; None if one can."""
+    known = DEVICES.get(capability)
+    if known is None:
+        names = ", ".join(f"{one / 10:.1f}" for one in DEVICES)
+        return f"kernels are made for compute capabilities {names}, not {capability / 10:.1f}."
+    found = assembler()
+    if found is None or ptx_of_cuda(found[1]) >= known.ptx:
+        return None
+    cuda = CUDA_OF_PTX[known.ptx]
+    # A release of CUDA 13 comes with the other extra.
+    package = found[0] if known.ptx < ptx_of_cuda("13.0") else next(iter(ASSEMBLERS))
+    return (
+        f"compute capability {capability / 10:.1f} needs CUDA {cuda} or newer, and {found[0]} "
+        f"{found[1]} is installed. Install: pip install 'jengine[{ASSEMBLERS[package]}]' "
+        f"'{package}>={cuda}'."
+    )
+
+
+def ptx_version(capability: int) -> int:
+    """The version of PTX that kernels for a device are written in."""
+    if problem := device_problem(capability):
+        raise KernelError(problem)
+    found, oldest = assembler(), DEVICES[capability].ptx
+    newest = USUAL_PTX if found is None else min(USUAL_PTX, ptx_of_cuda(found[1]))
+    return max(newest, oldest)
+
+
+@cache
+def compile_problem(capability: int) -> str | None:
+    """Why a small kernel cannot be compiled for a device, tried in a process of its own, since
+    LLVM ends the process at some errors; None if it can. Takes seconds."""
+    if problem := device_problem(capability):
+        return problem
+    command = [sys.executable, "-m", "pallas_kernels.launch.probe", str(capability)]
+    # The GPU is this process's, and a kernel that is interpreted is not compiled.
+    unset = ("TRITON_INTERPRET", "XLA_FLAGS")
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    environment = kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(  # noqa: S603
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return None
+    # Indented lines are of tracebacks.
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(" ")]
+    said = [line for line in lines if "error" in line.lower()]
+    why = said[0] if said else f"no message, exit status {done.returncode}"
+    return f"a small kernel for compute capability {capability / 10:.1f} does not compile: {why}"
