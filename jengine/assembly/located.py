@@ -18,6 +18,7 @@ import msgspec
 from jengine.assembly.progress import download_bars
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.assembly.settings.setting import CHECK
 from jengine.errors import ConfigError, error_named
 from jengine.hub.options import Check, HubOptions
 from jengine.hub.wanted import ADAPTERS, MODEL, SETTINGS, ModelFiles
@@ -26,8 +27,6 @@ from jengine.weights.resolve import in_hub, resolve_model
 
 PREFLIGHT = "jengine.assembly.preflight"
 REFUSED = 3  # its exit status
-# Nothing of these says whether the model fits, or they are no plain data.
-NOT_FOR_PREFLIGHT = ("model", "params", "mesh", "tokenizer", "logits_processors", "hf_token")
 
 
 def located(args: EngineArgs, check: Callable[[EngineArgs], Check]) -> EngineArgs:
@@ -83,7 +82,7 @@ def checked_elsewhere(args: EngineArgs) -> Check:
     """A check by a process of its own, for one that must not load jax or start devices."""
 
     def check(folder: Path) -> None:
-        plain = plain_settings(args, "a check", NOT_FOR_PREFLIGHT, model=str(folder))
+        plain = plain_settings(args, "a check", CHECK, model=str(folder))
         done = subprocess.run(  # noqa: S603 - our own program
             [sys.executable, "-m", PREFLIGHT], input=msgspec.msgpack.encode(plain),
             capture_output=True, check=False,

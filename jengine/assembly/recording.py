@@ -14,22 +14,12 @@ import msgspec
 
 import jengine
 from jengine.assembly.model_source import ModelSource
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.args import SETTINGS, EngineArgs
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.errors import ConfigError
 from jengine.executor.flight_recorder import FlightRecorder
 from jengine.executor.protocol import Executor
 from jengine.executor.recording import Origin, Recording
-
-# Settings that an engine needs to run the same plans; sizes are added as they turned out.
-KEPT = (
-    "tensor_parallel_size", "enable_expert_parallel", "all2all_backend", "pipeline_parallel_size",
-    "load_format", "model_impl", "seed", "attention_backend", "disable_cascade_attn",
-    "pack_weights",
-    "quantization", "kv_cache_dtype", "deterministic", "compilation_config",
-    "enable_chunked_prefill", "num_scheduler_steps", "speculative_config", "max_logprobs",
-    "logprobs_mode", "mm_encoder_tp_mode",
-)  # fmt: skip
 
 
 def recorder_for(
@@ -39,7 +29,8 @@ def recorder_for(
     folder, steps = args.flight_recorder, args.flight_recorder_steps
     if folder is None:
         return lambda executor: executor
-    settings = msgspec.to_builtins({name: vars(args)[name] for name in KEPT})
+    kept = [name for name, one in SETTINGS.items() if one.recorded]
+    settings = msgspec.to_builtins({name: getattr(args, name) for name in kept})
     origin = Origin(
         version=jengine.__version__,
         model="" if source.folder is None else str(source.folder.absolute()),

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings, refuse_arrays
+from jengine.assembly.settings.setting import WORKER
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.protocol import Capacity, EngineJob, StartedExecutor
 
 WORKER_PROGRAM = "jengine.assembly.worker:run"
-# Settings of requests, or of this process alone: workers have no use for them.
-NOT_FOR_WORKERS = (
-    "hf_token",
-    "model", "params", "tokenizer", "skip_tokenizer_init", "chat_template", "mesh", "multihost",
-    "executor", "executor_options", "generation_config", "disable_log_stats", "show_progress",
-    "trust_remote_code", "dtype", "multiprocess", "data_parallel_backend", "flight_recorder",
-    "flight_recorder_steps", "otlp_traces_endpoint", "kv_cache_metrics",
-    "kv_cache_metrics_sample", "reasoning_parser", "reasoning_config",
-    "structured_outputs_config", "nnodes", "node_rank", "master_addr", "master_port",
-    "allowed_local_media_path", "allowed_media_domains",
-)  # fmt: skip
 
 
 def job_of(args: EngineArgs, folder: str, dtype: str) -> EngineJob:
@@ -40,9 +30,7 @@ def job_of(args: EngineArgs, folder: str, dtype: str) -> EngineJob:
         )
     where = f"executor={args.executor!r}"
     refuse_arrays(args, where)
-    plain = plain_settings(
-        args, where, NOT_FOR_WORKERS, model=folder, dtype=dtype, skip_tokenizer_init=True
-    )
+    plain = plain_settings(args, where, WORKER, model=folder, dtype=dtype, skip_tokenizer_init=True)
     return EngineJob(
         settings=plain,
         options=dict(args.executor_options or {}),

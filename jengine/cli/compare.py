@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jengine.assembly.settings.args import settings_of
 from jengine.cli import compare_configurations as configurations
 from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.parser import Parser
@@ -35,11 +36,7 @@ examples:
   jengine compare ./model --against "jengine --dtype float32" --each schemes --speed
   jengine compare ./model --against jengine --each "--tensor-parallel-size 2" --report sweep.html
 """
-ENGINE_FLAGS = (
-    "tokenizer", "dtype", "quantization", "kv_cache_dtype", "load_format", "model_impl", "seed",
-    "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "block_size",
-    "gpu_memory_utilization", "kv_cache_memory_bytes", "deterministic", "compilation_config",
-)  # fmt: skip
+ENGINE_FLAGS = settings_of("compare")
 
 
 def add_flags(parser: Parser) -> None:

@@ -9,6 +9,7 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from jengine.assembly.settings.args import settings_of
 from jengine.cli.checks.finding import Finding
 from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.interrupts import interrupts_end_the_process
@@ -27,12 +28,7 @@ examples:
   jengine doctor ./model --check-weights
 """
 SUBJECTS = ("versions", "devices", "kernels", "storage", "hub", "environment", "plugins")
-# Settings that change how much memory the model needs.
-MODEL_FLAGS = (
-    "tokenizer", "dtype", "load_format", "model_impl", "max_model_len", "max_num_seqs",
-    "max_num_batched_tokens", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes",
-    "kv_cache_dtype", "deterministic", "quantization",
-)  # fmt: skip
+MODEL_FLAGS = settings_of("doctor")
 
 
 def add_flags(parser: Parser) -> None:

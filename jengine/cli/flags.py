@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.flags import ENGINE_HELP, add_field_flags
-from jengine.assembly.settings.short_flags import SHORT_FLAGS
+from jengine.assembly.settings.args import ENGINE_HELP, SETTINGS, EngineArgs
+from jengine.assembly.settings.flags import add_field_flags
 from jengine.assembly.settings.values import template_text
 from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS
 from jengine.assembly.settings.vllm_tuning import SERVERS, WITHOUT_EFFECT
@@ -43,7 +42,8 @@ def add_engine_flags(
     parser.unbuilt = unbuilt_flags()
     group = parser.add_argument_group("engine", "None of these is needed to begin.")
     wanted = {name: ENGINE_HELP[name] for name in only or ENGINE_HELP}
-    add_field_flags(group, EngineArgs, wanted, SHORT_FLAGS if short else {})
+    short_flags = {name: one.short for name, one in SETTINGS.items() if short and one.short}
+    add_field_flags(group, EngineArgs, wanted, short_flags)
     if only is None:
         group.add_argument(
             "--distributed-executor-backend", dest=BACKEND, metavar="TEXT",

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jengine.assembly.settings.args import settings_of
 from jengine.cli.flags import add_engine_flags, check_file, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
@@ -36,10 +37,7 @@ examples:
   jengine plan llama-70b --tp 16 --dcp 2 --batch 8 --context 131072
   jengine plan llama-8b --pcp 8 --batch 1 --context 131072
 """
-ENGINE_FLAGS = (
-    "dtype", "max_model_len", "max_num_batched_tokens", "block_size", "gpu_memory_utilization",
-    "quantization", "kv_cache_dtype", "cpu_offload_gb",
-)  # fmt: skip
+ENGINE_FLAGS = settings_of("plan")
 
 
 def add_flags(parser: Parser) -> None:

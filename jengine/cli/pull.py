@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.args import EngineArgs, settings_of
 from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
@@ -41,7 +41,7 @@ PARTS = {
     "tokenizer": lambda _: SETTINGS,
     "adapter": lambda _: ADAPTERS,
 }
-FLAGS = ("revision", "download_dir", "hf_token", "ignore_patterns", "load_format")
+FLAGS = settings_of("pull")
 
 
 def advised(check: Check) -> Check:

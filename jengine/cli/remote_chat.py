@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from jengine.assembly.settings.flags import ENGINE_HELP
+from jengine.assembly.settings.args import ENGINE_HELP
 from jengine.cli.answer import Piece
 from jengine.cli.flags import SHARED
 from jengine.cli.parser import Parser

@@ -11,17 +11,14 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jengine.assembly.settings.args import settings_of
 from jengine.bench.serve.settings import OBJECTIVES
 from jengine.cli.flags import add_engine_flags, check_file, flag_words
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
 from jengine.planning.accelerators import ACCELERATORS
 
-ENGINE_FLAGS = (
-    "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-    "gpu_memory_utilization", "quantization", "kv_cache_dtype", "enable_prefix_caching",
-    "enable_chunked_prefill",
-)  # fmt: skip
+ENGINE_FLAGS = settings_of("simulate")
 ROUTINGS = ("prefix", "load", "turns")
 
 

@@ -15,8 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.flags import ENGINE_HELP, NO_ENGINE_FLAG, shown_default
+from jengine.assembly.settings.args import ENGINE_HELP, SETTINGS, EngineArgs
+from jengine.assembly.settings.flags import shown_default
 from jengine.cli.checks.environment import MEANING
 from jengine.cli.main import COMMANDS, Command, command_parser
 from jengine.cli.terminal import Terminal
@@ -83,7 +83,8 @@ def settings() -> str:
         if text != HIDDEN:
             default = shown_default(known[name]).strip(" []")
             lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {cell(text)} |")
-    lines += [f"| `{name}` | | Python only |" for name in NO_ENGINE_FLAG if name != "model"]
+    unflagged = [name for name in SETTINGS if name not in ENGINE_HELP and name != "model"]
+    lines += [f"| `{name}` | | Python only |" for name in unflagged]
     return "\n".join(lines)
 
 

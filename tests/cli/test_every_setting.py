@@ -13,9 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 import pytest
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.args import ENGINE_HELP, EngineArgs
 from jengine.assembly.settings.flag_values import VERBATIM, flag_settings
-from jengine.assembly.settings.flags import ENGINE_HELP
 from jengine.assembly.settings.values import check_types, field_types, fits
 from jengine.cli import serve
 from jengine.cli.config_file import with_config_file

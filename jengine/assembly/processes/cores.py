@@ -18,6 +18,7 @@ from jengine.assembly.processes.core_shares import Share, shares
 from jengine.assembly.processes.rank_settings import rank_settings
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.assembly.settings.setting import CORE
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
@@ -26,16 +27,6 @@ from jengine.engine.process.network import Door, checked_secret
 CORE_PROGRAM = "jengine.assembly.processes.core_process"
 WHERE = "an engine core in a process of its own"
 SECRET = "data_parallel_secret (JENGINE_DATA_PARALLEL_SECRET)"  # noqa: S105 - where it is given
-# Settings of requests, of this process, or of how the core is started.
-NOT_FOR_CORES = (
-    "hf_token",
-    "model", "params", "mesh", "tokenizer", "chat_template", "multiprocess", "show_progress",
-    "structured_outputs_config", "reasoning_parser", "reasoning_config",
-    "disable_log_stats", "trust_remote_code", "data_parallel_backend", "otlp_traces_endpoint",
-    "data_parallel_size_local", "data_parallel_start_rank", "data_parallel_address",
-    "data_parallel_rpc_port", "data_parallel_secret", "data_parallel_options",
-    "allowed_local_media_path", "allowed_media_domains",
-)  # fmt: skip
 
 
 def launch_cores(
@@ -94,7 +85,7 @@ def core_settings(
 ) -> bytes:
     """The settings that the core's program takes."""
     plain = plain_settings(
-        args, WHERE, NOT_FOR_CORES,
+        args, WHERE, CORE,
         **{"model": str(folder), "skip_tokenizer_init": True, **changed},
     )  # fmt: skip
     return msgspec.msgpack.encode(CoreSettings(plain, tells_contents))

@@ -17,17 +17,12 @@ from jengine.assembly.processes.cores import secret_of
 from jengine.assembly.processes.ray_ranks import RayRanks
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.assembly.settings.setting import RANK
 from jengine.distributed.joining import JoinDesk
 from jengine.engine.process.beginning import Tell
 from jengine.engine.process.network import Door, checked_host, outward_address
 
 WHERE = "a data-parallel rank on Ray"
-# Settings of this process.
-NOT_FOR_RANKS = (
-    "model", "params", "mesh", "tokenizer", "chat_template", "multiprocess", "show_progress",
-    "trust_remote_code", "data_parallel_options", "otlp_traces_endpoint",
-    "allowed_local_media_path", "allowed_media_domains",
-)  # fmt: skip
 
 
 def other_ranks(args: EngineArgs, folder: Path) -> OtherRanks | None:
@@ -86,7 +81,7 @@ def front_address(args: EngineArgs) -> str:
 def rank_job(args: EngineArgs, folder: Path, host: str, rank: int) -> bytes:
     """The settings of one rank on Ray: a host with this rank alone, which joins the front."""
     settings = plain_settings(
-        args, WHERE, NOT_FOR_RANKS,
+        args, WHERE, RANK,
         model=str(folder),
         show_progress=False,
         data_parallel_backend="process",

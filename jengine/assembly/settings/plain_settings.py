@@ -5,14 +5,13 @@ In: EngineArgs. Out: keyword arguments that msgpack can carry, or an error that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.args import SETTINGS, EngineArgs
+from jengine.assembly.settings.setting import Told
 from jengine.errors import ConfigError
 
 
@@ -32,11 +31,9 @@ def refuse_arrays(args: EngineArgs, where: str) -> None:
             )
 
 
-def plain_settings(
-    args: EngineArgs, where: str, omit: Iterable[str], **changed: Any
-) -> dict[str, Any]:
-    """All settings but the omitted ones, with some changed. `where` names them in errors."""
-    names = [item.name for item in fields(args) if item.name not in set(omit)]
+def plain_settings(args: EngineArgs, where: str, process: Told, **changed: Any) -> dict[str, Any]:
+    """The settings that such a process is told, with some changed. `where` names it in errors."""
+    names = [name for name, one in SETTINGS.items() if process not in one.kept_from]
     settings = {name: getattr(args, name) for name in names}
     if "dtype" in settings and not isinstance(args.dtype, str):
         settings["dtype"] = np.dtype(args.dtype).name

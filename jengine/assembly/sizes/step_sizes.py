@@ -76,7 +76,7 @@ def runner_config(
         demands=cache_demands(schedule, shapes, stages),
         enable_prefix_caching=args.enable_prefix_caching,
         warm_up=not args.enforce_eager,
-        early_start=args.wait_where(same_bits=same_bits) == "largest",
+        early_start=args.warm_up.wait_for(same_bits=same_bits) == "largest",
         strict=args.strict,
         choices=CompilerChoices(*compiler_settings(args.compilation_config)),
         host_processors=splitting,

@@ -16,6 +16,7 @@ from jengine.assembly.processes.engine_process import model_folder, shown
 from jengine.assembly.processes.own_cores import OwnCores
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.assembly.settings.setting import SERVER
 from jengine.cli.serving.api_process import BOARD, CORES, ApiJob
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.owned_process import OwnedProcess
@@ -28,8 +29,6 @@ from jengine.server.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 PROGRAM = "jengine.cli.serving.api_process"
 WHERE = "--api-server-count"
-# Settings that hold objects of one process.
-NOT_FOR_PROCESSES = ("model", "params", "mesh", "show_progress", "trust_remote_code")
 
 
 def serve_with_several(
@@ -93,7 +92,7 @@ def api_process(job: ApiJob) -> OwnedProcess:
 def engine_settings(args: EngineArgs, index: int) -> dict[str, object]:
     """The engine's settings as plain data. One process logs the cores' figures for all."""
     return plain_settings(
-        args, WHERE, NOT_FOR_PROCESSES,
+        args, WHERE, SERVER,
         model=str(model_folder(args)),
         disable_log_stats=args.disable_log_stats or index > 0,
     )  # fmt: skip
