@@ -14,7 +14,13 @@ import pytest
 from jengine.errors import ConfigError
 from jengine.runner.memory import memory_pool
 from jengine.runner.memory.cache_size import available_on_each
-from jengine.runner.memory.memory_pool import HOST_SHARE, available_bytes, pool_share
+from jengine.runner.memory.memory_pool import (
+    HOST_SHARE,
+    available_bytes,
+    available_piece,
+    free_bytes,
+    pool_share,
+)
 from tests.models.tiny_models import write_tiny_native
 
 GB = 10**9
@@ -90,6 +96,30 @@ def test_a_pool_that_the_user_has_chosen_is_no_warning(
 
 def test_what_the_program_holds_already_is_not_available() -> None:
     assert available_bytes(gpu(0.75), 0.5) - available_bytes(gpu(0.75, 7 * GB), 0.5) == 7 * GB
+
+
+def test_a_cache_is_no_larger_than_the_largest_free_piece(caplog: pytest.LogCaptureFixture) -> None:
+    hole: Any = Device(
+        {"bytes_limit": 60 * GB, "bytes_in_use": 16 * GB, "largest_free_block_bytes": 30 * GB,
+         "pool_bytes": 60 * GB}
+    )  # fmt: skip
+    assert available_on_each([hole], 0.75) == free_bytes(hole) == 30 * GB
+    assert "largest free piece is 30.00 GB" in caplog.text
+    # What the pool has not reserved yet is a piece as well.
+    hole.stats["pool_bytes"] = 20 * GB
+    assert free_bytes(hole) == 40 * GB
+
+
+def test_a_pool_in_one_piece_is_used_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    whole: Any = Device({"bytes_limit": 60 * GB, "bytes_in_use": 16 * GB,
+                         "largest_free_block_bytes": 44 * GB})  # fmt: skip
+    silent: Any = Device({"bytes_limit": 60 * GB, "bytes_in_use": 16 * GB})
+    assert available_piece(whole, 0.6) == available_piece(silent, 0.6)
+    assert available_piece(whole, 0.6) == available_bytes(whole, 0.6)
+    # Nothing is allocated yet.
+    new: Any = Device({"bytes_limit": 60 * GB, "largest_free_block_bytes": 0, "pool_bytes": 0})
+    assert free_bytes(new) == 60 * GB
+    assert not caplog.records
 
 
 def test_the_pool_leaves_room_outside_and_is_never_smaller_than_jaxs() -> None:

@@ -16,7 +16,7 @@ import jax
 
 from jengine.config import CacheGroup, ModelConfig
 from jengine.errors import CapacityError, ConfigError
-from jengine.runner.memory.memory_pool import available_bytes, free_bytes
+from jengine.runner.memory.memory_pool import available_piece, free_bytes
 
 # Block counts keep this many significant bits: the loss is at most 1/64.
 SIGNIFICANT_BITS = 7
@@ -45,8 +45,8 @@ def free_on_each(devices: Sequence[jax.Device]) -> int:
 
 
 def available_on_each(devices: Sequence[jax.Device], share: float) -> int:
-    """Bytes that the engine may still allocate on each of these devices."""
-    return _least([available_bytes(device, share) for device in devices], devices)
+    """Bytes of an array that the engine may still allocate on each of these devices."""
+    return _least([available_piece(device, share) for device in devices], devices)
 
 
 def _least(each: list[int], devices: Sequence[jax.Device]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 
 import jax
 import psutil
@@ -103,14 +104,35 @@ def available_bytes(device: jax.Device, share: float) -> int:
     return usable - stats.get("bytes_in_use", 0)
 
 
+def available_piece(device: jax.Device, share: float) -> int:
+    """The same for one array, which may not have holes."""
+    left = available_bytes(device, share)
+    piece = left if device.platform == "cpu" else free_bytes(device)
+    if piece < left:
+        tell_pieces(device, left, piece)
+    return min(left, piece)
+
+
 def free_bytes(device: jax.Device) -> int:
-    """Bytes that are free on this device; sys.maxsize where it does not report them."""
+    """Bytes free in one piece on this device; sys.maxsize where it does not report them."""
     if device.platform == "cpu":
         return psutil.virtual_memory().available
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return sys.maxsize
-    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return largest_piece(stats)
+
+
+def largest_piece(stats: Mapping[str, int]) -> int:
+    """The longest array that a pool with these statistics has room for: it may have holes."""
+    limit = stats["bytes_limit"]
+    free = limit - stats.get("bytes_in_use", 0)
+    largest = stats.get("largest_free_block_bytes", 0)
+    if not largest:  # not reported, nothing allocated yet, or full
+        return free
+    # A pool that is not reserved at once grows by a region, which is one piece.
+    growth = limit - stats.get("pool_bytes", limit)
+    return min(free, max(largest, growth))
 
 
 def chosen_share() -> float | None:
@@ -143,4 +165,14 @@ def tell_small_pool(limit: int, wanted: int, usable: int, share: float) -> None:
         "%.1f GB, so the engine uses %.1f GB. The pool cannot grow once JAX has started: set "
         "%s=%.2f before the program first uses JAX.",
         share, wanted / 1e9, limit / 1e9, usable / 1e9, POOL_VARIABLE, pool_share(share),
+    )  # fmt: skip
+
+
+def tell_pieces(device: jax.Device, left: int, piece: int) -> None:
+    """Log that the cache is smaller because free memory is in pieces, and what to do about it."""
+    logger.warning(
+        "%s has %.2f GB for the engine, but the largest free piece is %.2f GB, and the KV cache is "
+        "one array: it takes no more. Free the arrays that the program has made there, or create "
+        "the engine before them.",
+        device, left / 1e9, piece / 1e9,
     )  # fmt: skip
