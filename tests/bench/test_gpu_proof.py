@@ -10,6 +10,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from jengine.bench.gpu_proof.from_host import copied_from_host, host_facts
 from jengine.bench.gpu_proof.quantized import plain_weights
 from jengine.bench.gpu_proof.report import markdown, worse
 
-RESULTS = Path(__file__).parents[2] / "jengine" / "bench" / "results" / "gpu-proof.json"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "jengine" / "bench" / "results" / "gpu-proof.json"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 HAS_PLUGIN = any(
     importlib.util.find_spec(f"jax_cuda{version}_plugin") is not None for version in (12, 13)
@@ -292,6 +294,16 @@ def worker(module: str, *arguments: str) -> Any:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_lowest_jax_that_may_be_installed_is_a_proved_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    proved = [one.partition(";")[0] for one in extras["gpuproof"] if one.startswith("jax==")]
+    lowest = f">={min(one.removeprefix('jax==').strip() for one in proved)}"
+    for name, needed in {"jax": project["dependencies"], "jax[cuda12]": extras["cuda12"],
+                         "jax[cuda13]": extras["cuda13"]}.items():  # fmt: skip
+        assert name + lowest in needed
 
 
 @needs_triton
