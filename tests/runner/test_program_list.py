@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
 from jengine.assembly.settings.args import EngineArgs
@@ -162,6 +163,13 @@ def test_collectives_are_captured_where_that_is_asked_for() -> None:
         EngineArgs("any", compilation_config={"capture_collectives": "yes"})
     with pytest.raises(ConfigError, match="short_graphs"):
         EngineArgs("any", compilation_config={"short_graphs": 5})
+
+
+def test_this_xla_knows_the_options_of_gpus() -> None:
+    """A profiler sees the graphs that are served, since XLA is told to launch them under one."""
+    options = CompilerChoices().options(SimpleNamespace(platform="gpu"), 8)
+    assert options is not None and options["xla_enable_command_buffers_during_profiling"]
+    jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "int32")).compile(options)
 
 
 def test_matmuls_run_in_the_library_that_the_table_names() -> None:

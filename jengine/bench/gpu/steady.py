@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,9 @@ def measure(part: Part, args: argparse.Namespace) -> None:
         with part.attempt("alternating", most):
             part.add(what="alternating", **alternating(llm, chosen, most))
         with part.attempt("steady", most):
-            part.add(what="steady", **steady(llm, chosen, most))
+            line = steady(llm, chosen, most)
+            part.add(what="steady", **line)
+            check_graphs(line)
 
 
 def run(llm: LLM, *plans: Plan) -> None:
@@ -110,6 +112,17 @@ def steady(llm: LLM, chosen: Sizes, rows: int) -> dict[str, Any]:
         line["device_ms"] = round(found.device_seconds / chosen.steps * 1e3, 3)
         line["kernels"] = found.slowest(SLOWEST)
     return line
+
+
+def check_graphs(line: Mapping[str, Any]) -> None:
+    """Fail where kernels ran and no graph was launched: what was traced is no step as it is
+    served, and says nothing about graphs."""
+    if "device_ms" in line and not line["graph_launches"]:
+        raise RuntimeError(
+            f"{line['case']}: kernels ran on the device and no CUDA graph was launched. Look for "
+            "why XLA captures none: kernels that jax's plugin cannot capture, or command buffers "
+            "that are off (XLA_FLAGS)."
+        )
 
 
 def soak(part: Part, llm: LLM, chosen: Sizes) -> None:

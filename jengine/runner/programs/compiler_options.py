@@ -22,6 +22,9 @@ GPU_OPTIONS: dict[str, Any] = {
     "xla_gpu_memory_limit_slop_factor": 1000,
     # A kernel that reads a slice of the packed input would be left out of the CUDA graph.
     "xla_gpu_enable_dynamic_slice_fusion": False,
+    # Otherwise XLA launches kernels one by one while a profiler records, and traces show programs
+    # that are never served.
+    "xla_enable_command_buffers_during_profiling": True,
 }
 # Set to False, it leaves matmuls to cuBLASLt.
 WITHOUT_TRITON = "xla_gpu_enable_triton_gemm"
