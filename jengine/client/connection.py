@@ -34,8 +34,7 @@ class Connection(asyncio.Protocol):
         self._ended: asyncio.Future[None] | None = None
         self.is_open = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport, self.is_open = transport, True
 
     def data_received(self, data: bytes) -> None:

@@ -31,29 +31,35 @@ Chunks = AsyncGenerator[bytes, None]
 
 
 class EventStream(Response):
-    """SSE response. The first chunk may be known already."""
+    """SSE response. The first chunk may be known already, or its client have left."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: asyncio.Future[bytes], rest: Chunks, keep_alive: float) -> None:
+    def __init__(
+        self,
+        first: asyncio.Future[bytes],
+        rest: Chunks,
+        leaving: asyncio.Future[None],
+        keep_alive: float,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(HEADERS)
         self._first = first
         self._rest = rest
+        self._leaving = leaving
         self._keep_alive = keep_alive
         self.when_over: Callable[[], None] = lambda: None  # called once, however it ends
         self.end = DONE  # sent after the last chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send, writer_of(scope, send)))
-        leaving = asyncio.ensure_future(client_leaves(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, self._leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
-            await ended(sending, leaving, self._first)
+            await ended(sending, self._leaving, self._first)
             await self._rest.aclose()
             self.when_over()
 
@@ -69,9 +75,7 @@ class EventStream(Response):
                     await write(chunk)
         except Exception as error:  # noqa: BLE001 - the status has been sent: the stream tells it
             await write(event(api_error(error).body))
-        if self.end:
-            await write(self.end)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": self.end, "more_body": False})
 
     async def _send_with_pings(self, write: Write) -> None:
         waiting = self._first
@@ -105,10 +109,8 @@ async def stream_response(receive: Receive, chunks: Chunks, keep_alive: float) -
         if first.done():
             first.result()
     except BaseException:
-        await ended(first)
+        await ended(first, leaving)
         with suppress(RuntimeError):  # it is being closed already
             await chunks.aclose()
         raise
-    finally:
-        await ended(leaving)
-    return EventStream(first, chunks, keep_alive)
+    return EventStream(first, chunks, leaving, keep_alive)

@@ -162,8 +162,9 @@ async def generated(
     begun = False
     try:
         while (item := await next_of(source, deadline)) is not None:
-            ticket.started()
-            refuse_failed(item[1], unanswered=service.phase is Phase.DRAINING and not begun)
+            if not begun:
+                ticket.started()
+            refuse_failed(item[1], unanswered=not begun and service.phase is Phase.DRAINING)
             begun = True
             yield item
     finally:

@@ -6,6 +6,7 @@ these and outputs into JSON; they touch no other part of the engine. Must not kn
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,9 @@ class Service:
         # Of a model of the shortest context, until the engine's is known.
         self.text_limits = TextLimits.of(settings.max_text_chars, settings.max_messages, 0)
         self._live: Live | None = None
+        # Suffixes of request ids, unlike those of other processes. Random bytes for each would let
+        # other threads take the interpreter from the event loop.
+        self._salt, self._numbers = secrets.token_hex(4), itertools.count()
 
     def note_progress(self, words: str) -> None:
         """Record start-up progress for /health. Thread-safe."""
@@ -188,7 +192,7 @@ class Service:
         adapter: LoRARequest | None,
     ) -> AnswerStream:
         live = self.live
-        unique = f"{request_id}-{secrets.token_hex(4)}"
+        unique = f"{request_id}-{self._salt}{next(self._numbers):x}"
 
         def submit(reader: Reader) -> Answer:
             live.engine.check_leaves()
