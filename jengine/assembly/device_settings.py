@@ -15,7 +15,7 @@ from jengine.assembly.nodes import check_nodes
 from jengine.assembly.process_checks import check_processes, refuse_halves, starts_early
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.determinism import batch_dependence
-from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
+from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH, device_defaults
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config, with_sizes
 from jengine.assembly.start_log import log_stages
@@ -85,4 +85,6 @@ def fitting_steps(args: EngineArgs, steps: RunnerConfig, processes: list[int]) -
     check_nodes(args, processes)
     refuse_halves(steps, processes)
     chosen = "wait_for" in (args.compilation_config or {})
-    return replace(steps, early_start=starts_early(steps, processes, chosen=chosen))
+    usual = device_defaults().early_start
+    early = starts_early(steps, processes, chosen=chosen, usual=usual)
+    return replace(steps, early_start=early)

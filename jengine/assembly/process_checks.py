@@ -50,9 +50,14 @@ def refuse_halves(steps: RunnerConfig, processes: list[int]) -> None:
         )
 
 
-def starts_early(steps: RunnerConfig, processes: list[int], *, chosen: bool) -> bool:
+def starts_early(
+    steps: RunnerConfig, processes: list[int], *, chosen: bool, usual: bool = True
+) -> bool:
     """Whether steps run before every program is compiled. Not in several processes, which must all
-    run the same programs; refused there where the user has chosen it."""
+    run the same programs; refused there where the user has chosen it. `usual`: whether steps do on
+    this kind of device unless the user has chosen."""
+    if not (chosen or usual):
+        return False
     if not steps.early_start or len(processes) == 1:
         return steps.early_start
     if chosen:

@@ -29,7 +29,8 @@ from jengine.runner.programs.encoders import Encoders, Packer
 from jengine.runner.programs.late import LatePrograms
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.runner.programs.programs import Programs
-from jengine.runner.programs.warm_up import ProgressBar, warm_up
+from jengine.runner.programs.warm_up import ProgressBar, compile_threads, warm_up
+from jengine.runner.rehearsal import records_graphs, rehearse
 from jengine.runner.resize import Resizing
 from jengine.runner.runner import PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
@@ -99,9 +100,15 @@ def build_runners(
     running = programs if joint is None else programs[:1]
     if config.warm_up:
         wanted = config.programs
-        warm_up(running, wanted.first if config.early_start else wanted.all, bar)
-        for loaded in models:
+        threads = compile_threads(sizings[0].device.platform)
+        warm_up(running, wanted.first if config.early_start else wanted.all, bar, threads)
+    runners = runners_of(models, config, model_config, whole)
+    for loaded in models:
+        loaded.make_state()
+        if config.warm_up:
             loaded.warm_up(admission=any(tier.sampling.adjust for tier in config.tiers))
+    if config.warm_up and not config.early_start and records_graphs(sizings[0].device.platform):
+        rehearse(runners, config)
     # Processes of one mesh would have to agree on which programs there are; replicas that step
     # together have those of the first.
     alone = len(whole.processes) == 1 and joint is None
@@ -114,10 +121,17 @@ def build_runners(
         for loaded in models:
             loaded.background = background
         background.start()
-    if joint is not None:
-        group = JointGroup(models, JoinedReplicas(whole))
-        return tuple(JointRunner(group, i, loaded) for i, loaded in enumerate(models)), cache
-    return tuple(runner_for(loaded, config, model_config) for loaded in models), cache
+    return runners, cache
+
+
+def runners_of(
+    models: Sequence[LoadedModel], config: RunnerConfig, model: ModelConfig, whole: Placement
+) -> tuple[PlanRunner, ...]:
+    """A runner for each replica, with the programs of its encoder. No state is needed yet."""
+    if not whole.joint:
+        return tuple(runner_for(loaded, config, model) for loaded in models)
+    group = JointGroup(models, JoinedReplicas(whole))
+    return tuple(JointRunner(group, i, loaded) for i, loaded in enumerate(models))
 
 
 def stacks_for(

@@ -60,7 +60,9 @@ class LoadedModel:
         self.guesser_leaves = guesser_leaves  # of a model that guesses the drafts of steps
         self.adapters = adapters
         self._make_state = make_state
-        self._state: StepState | None = make_state()
+        # Made when what is compiled before serving is compiled: a compiler measures candidates on
+        # a device's free memory, which the cache will take.
+        self._state: StepState | None = None
         self.asleep = Asleep()
         self.resizing: Resizing | None = None  # the sizes that its cache may have
         # Reads the parameters from the model's folder again, into the memory of old ones.
@@ -92,7 +94,7 @@ class LoadedModel:
     @property
     def state(self) -> StepState:
         """What the device keeps between steps."""
-        assert self._state is not None, "the KV cache sleeps"
+        assert self._state is not None, "the KV cache sleeps, or is not made yet"
         return self._state
 
     @state.setter
@@ -104,7 +106,7 @@ class LoadedModel:
         self._state = None
 
     def make_state(self) -> None:
-        """Make the state, empty, by the program that made the first one."""
+        """Make the state, empty."""
         self._state = self._make_state()
 
     def use_maker(self, make_state: Callable[[], StepState]) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import jax
 
 from jengine.outputs import StepOutput
-from jengine.plan import Plan
+from jengine.plan import NO_ENTRIES, Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed
-from jengine.runner.plans.packing import PackedStep, bucket_for, pack, prompt_chunks
+from jengine.runner.plans.packing import PackedStep, bucket_for, no_prompts, pack, prompt_chunks
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
@@ -22,8 +22,9 @@ from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found
 from jengine.runner.step.guessing import GuessInput
 from jengine.runner.step.hidden import Forwarded
+from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
-from jengine.runner.variants.parts import Part
+from jengine.runner.variants.parts import READS_PROMPTS, Part
 
 
 class StepHandle(Protocol):
@@ -80,6 +81,18 @@ class Runner:
         for found in chain.parts.values():
             found.entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
         return PendingStep(plan, packed, output)
+
+    def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
+        """Queue a step of such a size that runs no token, if a program of it has run less often
+        than `wanted`. It writes nothing that a request reads."""
+        loaded, nothing = self.loaded, Plan(0, NO_ENTRIES, 0)
+        chain = loaded.programs.chain(bucket, features)
+        if any(found.entry.executions < wanted for found in chain.parts.values()):
+            packed = pack(nothing, self._rows, chain.bucket, loaded.shapes)
+            self._run(nothing, packed, chain.parts)
+            for part in READS_PROMPTS & chain.parts.keys():
+                size = chain.parts[part].entry.bucket.num_tokens
+                loaded.run(chain.parts[part], no_prompts(loaded.shapes, size))
 
     def drain(self) -> None:
         """Nothing: every plan was queued whole."""

@@ -320,9 +320,9 @@ def test_a_seed_does_not_wait_where_every_program_gives_the_same_bits(
 ) -> None:
     monkeypatch.setattr(warm_up, "USUAL_WAIT", "largest")
     seeded = EngineArgs(model="demo", seed=0)
-    assert seeded.wait_where(same_bits=True) == "largest" != seeded.wait_for
+    assert seeded.warm_up.wait_for(same_bits=True) == "largest" != seeded.wait_for
     asked = EngineArgs(model="demo", seed=0, compilation_config={"wait_for": "all"})
-    assert asked.wait_where(same_bits=True) == "all"
+    assert asked.warm_up.wait_for(same_bits=True) == "all"
 
 
 @pytest.mark.skipif(bool(cpu_problem()), reason=str(cpu_problem()))

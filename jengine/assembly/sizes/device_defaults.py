@@ -31,6 +31,10 @@ class DeviceDefaults:
     # tiles, or in short ones that attention joins.
     full_tiles: bool = False
     first_rungs: FirstRungs = field(default_factory=FirstRungs)
+    # Whether requests are admitted before every program is compiled. An accelerator chooses the
+    # fastest matmuls by running candidates: beside steps it would measure noise, in memory that the
+    # KV cache has taken, and each program that is loaded has XLA record all CUDA graphs again.
+    early_start: bool = False
     # Whether prompts are cut at a compiled size where padding would take longer.
     cut_prompts: bool = False
 
@@ -38,7 +42,7 @@ class DeviceDefaults:
 # Tokens of the one shape that deterministic mode compiles.
 DETERMINISTIC_TOKENS = 64
 DEVICE_DEFAULTS = {
-    "cpu": DeviceDefaults(8, 512, ("greedy", "sampled")),
+    "cpu": DeviceDefaults(8, 512, ("greedy", "sampled"), early_start=True),
     "gpu": DeviceDefaults(
         256,
         8192,

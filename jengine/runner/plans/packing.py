@@ -128,6 +128,12 @@ def prompt_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator
         yield PromptChunk(np.array([first], np.int32), padded(targets[chunk], size), own)
 
 
+def no_prompts(shapes: StepShapes, size: int) -> PromptChunk:
+    """A chunk of padding alone."""
+    nothing = np.zeros(size, np.int32)
+    return PromptChunk(nothing[:1], nothing, nothing if shapes.adapter_slots else None)
+
+
 def padded(numbers: np.ndarray, size: int) -> np.ndarray:
     """These and as many zeros as are missing."""
     return np.pad(numbers, (0, size - len(numbers)))

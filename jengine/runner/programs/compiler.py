@@ -79,11 +79,14 @@ class StepCompiler:
     joined: JoinedReplicas | None = None
 
     @engine_context()
-    def compile(self, size: Bucket | Slots, features: Features) -> tuple[Compiled, LedgerEntry]:
-        """The executable and what it cost."""
+    def compile(
+        self, size: Bucket | Slots, features: Features, *, measures: bool = True
+    ) -> tuple[Compiled, LedgerEntry]:
+        """The executable and what it cost. `measures`: the compiler may run candidates on the
+        device and choose the fastest."""
         began = time.perf_counter()
         device = self.placement.mesh.devices.flat[0]
-        options = self.choices.options(device, size.num_tokens)
+        options = self.choices.options(device, size.num_tokens, measures=measures)
         compiled = self.lower(size, features).compile(compiler_options=options)
         give_back_freed_memory()
         memory = compiled.memory_analysis()

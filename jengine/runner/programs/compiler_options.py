@@ -35,6 +35,9 @@ GRAPHS_WITH_COLLECTIVES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
 # The fewest launches of a graph. Between two all-reduces of a sharded layer there are four, and by
 # default XLA launches fewer than five one by one.
 FEWEST_IN_GRAPH = {"xla_gpu_graph_min_graph_size": 2}
+# Beside steps measurements are noise, and the KV cache leaves no memory for their operands. Options
+# are part of a program's key in the compile cache, so none of these choices stays.
+UNMEASURED = {"xla_gpu_autotune_level": 0}
 # What may be under way beside kernels: by default two copies of the parameters of a layer that
 # comes from the host's memory, and kernels would wait for the others.
 MOST_UNDER_WAY = "xla_gpu_experimental_parallel_async_compute_limit"
@@ -49,13 +52,16 @@ class CompilerChoices:
     short_graphs: bool = True  # whether CUDA graphs may hold few launches
     arriving: int = 0  # the most parameters of a layer that comes from the host's memory
 
-    def options(self, device: Any, tokens: int) -> dict[str, Any] | None:
-        """XLA's options for a program of so many tokens, None for the defaults."""
+    def options(self, device: Any, tokens: int, *, measures: bool = True) -> dict[str, Any] | None:
+        """XLA's options for a program of so many tokens, None for the defaults. `measures`: XLA may
+        run candidates on the device."""
         if device.platform != "gpu":
             return None
         options = dict(GPU_OPTIONS)
         if self.short_graphs:
             options |= FEWEST_IN_GRAPH
+        if not measures:
+            options |= UNMEASURED
         if self.arriving:
             options[MOST_UNDER_WAY] = self.arriving
         if self.capture_collectives:

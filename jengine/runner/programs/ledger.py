@@ -31,7 +31,8 @@ class LedgerEntry:
     after_warm_up: bool = False  # a step waited for it
     beside_steps: bool = False  # requests waited for it, and no step
     compiles: int = 1  # one per data-parallel replica
-    hits: int = 0
+    executions: int = 0  # of the program; XLA records its CUDA graphs in the second
+    hits: int = 0  # steps that ran in it
     runs: int = 0  # of the step: a multi-step decode has several per hit
     useful_tokens: int = 0
     useful_prompt_tokens: int = 0  # of these, those of prefill chunks

@@ -42,6 +42,7 @@ class Found(NamedTuple):
     def queue(self, leaves: Leaves, state: StepState, given: Any) -> tuple[StepState, Any]:
         """Run it on these leaves: the new state, and its results."""
         features = self.entry.features
+        self.entry.executions += 1
         owned, read = owned_fields(features), read_fields(features)
         fields, results = self.program(leaves, *fields_of(state, owned, read), given)
         return with_fields(owned, fields, state), results
@@ -236,6 +237,10 @@ class Programs:
         """Those that are not compiled yet."""
         return [key for key in wanted if key not in self._compiled]
 
+    def compile(self, key: Key) -> tuple[Compiled, LedgerEntry]:
+        """Compile one, without measuring anything on the device once steps may run there."""
+        return self.compiler.compile(*key, measures=not self._warm)
+
     def compiled_by(self, compiler: StepCompiler) -> dict[Key, tuple[Compiled, LedgerEntry]]:
         """The programs that there are, compiled anew for other shapes."""
         return {key: compiler.compile(*key) for key in self._compiled}
@@ -305,7 +310,7 @@ class Programs:
         self.ledger.awaited += 1
         began = time.perf_counter()
         try:
-            compiled, entry = self.compiler.compile(bucket, features)
+            compiled, entry = self.compile((bucket, features))
         except Exception as error:
             raise UnexpectedCompile(
                 f"step {bucket} with features {features} could not be compiled: "

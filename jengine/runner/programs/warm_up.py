@@ -14,9 +14,20 @@ from jengine.runner.programs.programs import Programs
 from jengine.runner.variants.program_list import Key
 
 ProgressBar = Callable[..., Any]
+# Programs that an accelerator compiles at once.
+MOST_ON_ACCELERATORS = 4
 
 
-def warm_up(replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBar) -> None:
+def compile_threads(platform: str) -> int:
+    """How many programs are compiled at once. An accelerator runs candidates of each, on operands
+    in its memory."""
+    cores = os.cpu_count() or 1
+    return cores if platform == "cpu" else min(cores, MOST_ON_ACCELERATORS)
+
+
+def warm_up(
+    replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBar, threads: int
+) -> None:
     """Compile everything in `wanted` that is missing, with a progress bar.
 
     Different programs are compiled in parallel, one program for its replicas one after the other:
@@ -30,7 +41,7 @@ def warm_up(replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBa
             jobs.setdefault(key, []).append(programs)
     total = sum(map(len, jobs.values()))
     with (
-        ThreadPoolExecutor(max(1, os.cpu_count() or 1), "compile") as pool,
+        ThreadPoolExecutor(threads, "compile") as pool,
         bar(total=total, desc="Compiling steps", unit="program") as progress,
     ):
         futures = [pool.submit(compile_in_turn, owners, key) for key, owners in jobs.items()]
@@ -51,4 +62,4 @@ def compile_in_turn(
     owners: Sequence[Programs], key: Key
 ) -> list[tuple[Programs, Compiled, LedgerEntry]]:
     """Compile one program for each of these replicas."""
-    return [(programs, *programs.compiler.compile(*key)) for programs in owners]
+    return [(programs, *programs.compile(key)) for programs in owners]

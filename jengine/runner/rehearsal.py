@@ -1,0 +1,39 @@
+"""Runs an engine's programs before it serves, in steps without tokens.
+
+XLA launches the kernels of a program's first run one by one, and records its CUDA graphs in the
+second. A program that is loaded drops the graphs of all others. So once everything is compiled each
+program runs twice, the largest first, whose graphs take most memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from jengine.runner.runner import PlanRunner, Runner
+from jengine.runner.runner_config import RunnerConfig
+
+# Runs until a program's graphs are recorded.
+RUNS = 2
+
+
+def records_graphs(platform: str) -> bool:
+    """Whether programs become faster by being run."""
+    return platform != "cpu"
+
+
+def rehearse(runners: Sequence[PlanRunner], config: RunnerConfig) -> None:
+    """Run every compiled program twice, and wait. Nothing that requests could see is written.
+
+    Pipelines and replicas that step together queue several plans at once: not yet.
+    """
+    largest_first = sorted(config.ladders.buckets(), key=lambda one: -one.num_tokens)
+    for runner in runners:
+        if not isinstance(runner, Runner):
+            continue
+        for bucket in largest_first:
+            for tier in config.tiers:
+                for _ in range(RUNS):
+                    runner.run_empty(bucket, tier, RUNS)
+        jax.block_until_ready(runner.loaded.state)
