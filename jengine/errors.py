@@ -90,7 +90,7 @@ def error_named(kind: str, text: str) -> JengineError:
 def nearest_name(given: str, known: Iterable[str], before: str = "") -> str:
     """' Did you mean 'x'?' for the closest known name, shown with what stands `before` names, or an
     empty string."""
-    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.7)
     return f" Did you mean {before + close[0]!r}?" if close else ""
 
 

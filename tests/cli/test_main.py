@@ -58,6 +58,8 @@ def test_unknown_command_suggests_the_nearest() -> None:
         (["--max-tokns", "5"], "unknown flag --max-tokns. Did you mean '--max-tokens'?"),
         (["--max_tokns=5"], "Did you mean '--max-tokens'?"),
         (["--gpu", "0"], "unknown flag --gpu.\n"),
+        (["--shell"], "unknown flag --shell.\n"),
+        (["--help-all"], "unknown flag --help-all.\n"),
         (["--zzz"], "unknown flag --zzz."),
         (
             ["--enable_tower_connector_lora", "2"],
