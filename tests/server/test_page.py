@@ -60,6 +60,7 @@ def opened(view: Page, **settings: Any) -> Iterator[WithPage]:
     with serving(scene) as scene.url:
         view.problems.clear()
         view.open(scene.url)
+        view.until("document.activeElement !== document.body")  # autofocus comes with a frame
         yield scene
         view.open("about:blank#left")
 
@@ -73,7 +74,9 @@ def said(view: Page, number: int = 1) -> str:
 @pytest.mark.parametrize("name", ["page.html", "docs.html"])
 def test_the_pages_load_nothing_from_elsewhere(name: str) -> None:
     text = (FOLDER / name).read_text(encoding="utf-8")
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)|https?://|@import|url\(""", text)
+    assert not re.findall(
+        r"""(?:src|href)\s*=\s*["'](?!data:|docs")|https?://|@import|url\(""", text
+    )
     assert "innerHTML" not in text, "text of a model must not become elements"
 
 
@@ -88,6 +91,47 @@ def test_the_api_is_shown_with_every_route(shown: Page) -> None:
     for endpoint in ENDPOINTS:
         assert endpoint.path.replace(":path}", "}") in text, endpoint.path
     assert f"curl {url}/v1/chat/completions" in text and "list of object" in text
+
+
+@needs_browser
+def test_a_request_is_sent_from_the_api_page(shown: Page) -> None:
+    app = make_app(letters_engine(), ServerSettings(api_key=("secret",)))
+    with serving(app) as url:
+        shown.open(f"{url}/docs")
+        shown.until("document.querySelectorAll('details').length")
+        shown.value("document.getElementById('key').value = 'secret'")
+        answers = {path: sent(shown, path) for path in ("/health", "/v1/completions", "/tokenize")}
+        shown.value("document.getElementById('key').value = ''")
+        refused = sent(shown, "/v1/completions")
+    assert answers["/health"].startswith("200 OK\n")
+    assert '"completion_tokens":8' in answers["/v1/completions"]
+    assert '"count"' in answers["/tokenize"]
+    assert refused.startswith("401 ")
+
+
+def sent(view: Page, path: str) -> str:
+    """The answer that is shown once a route's example was sent."""
+    form = (
+        "[...document.querySelectorAll('details')].find((one) => "
+        f"one.querySelector('code').textContent === {json.dumps(path)}).querySelector('form')"
+    )
+    view.value(f"{form}.querySelector('button').click()")
+    view.until(f"/^[0-9].*\\n./.test({form}.querySelector('pre').textContent)")
+    return str(view.value(f"{form}.querySelector('pre').textContent"))
+
+
+@needs_browser
+def test_the_first_view_has_prompts_to_try(shown: Page) -> None:
+    with opened(shown) as scene:
+        shown.until("document.getElementById('name').textContent === 'scripted'")
+        assert "100 tokens together" in shown.text()
+        assert shown.value("document.querySelectorAll('#prompts button').length") == 3
+        shown.value("document.querySelector('#prompts button').click()")
+        assert said(shown) == " one two three"
+        assert shown.value("document.getElementById('welcome').hidden")
+        shown.value("document.getElementById('reset').click()")
+        assert not shown.value("document.getElementById('welcome').hidden")
+    assert scene.asked[0]["messages"][0]["content"] == "Tell me a story about a dragon."
 
 
 @needs_browser
