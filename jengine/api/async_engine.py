@@ -56,10 +56,6 @@ class AsyncEngine(BaseLLM):
             )
         super()._hold(engine)
         self._requests = AsyncRequests(engine.session)
-        # Not at the first grammar: making it holds the GIL, and streams may run by then.
-        devices, tokenizer = engine.devices, engine.tokenizer
-        if devices is not None and tokenizer is not None and engine.model.pooling is None:
-            devices.grammars.prepare()
 
     # As the methods of LLM; each waits in a thread.
     stats = awaited(OfflineEngine.stats)

@@ -76,10 +76,10 @@ def remote_engine(args: EngineArgs, told_tokenizer: SharedTokenizer | None) -> E
     source = replace(open_model_source(args), told_tokenizer=told_tokenizer)
     if source.folder is None:
         raise ConfigError(f"executor={args.executor!r}: expected a model folder, not a live model.")
+    grammars = core_grammars(source)
     executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
     capacity = executor.capacity
     cache = replace(capacity.cache, measured_blocks=args.measured_blocks)
-    grammars = core_grammars(source)
     recorded = recorder_for(args, source, capacity.schedule, capacity.cache)
     watched = grammars.around(recorded(executor))
     coordinator = CacheCoordinator(cache)

@@ -67,10 +67,10 @@ def device_side(
     settings = device_settings(args, source)
     with process_group_of(settings.placement, settings.multihost, direction) as group:
         agree_on_settings(group, args, source, settings)
+        grammars = core_grammars(source)
         model = place_model(args, source, settings, group, bar)
         runners, cache = ready_runners(args, source, settings, model, group, bar)
         group.agree(cache=cache)
-        grammars = core_grammars(source)
         core = group.core(core_parts(args, source, settings, runners, cache, grammars))
     return DeviceSide(
         core, runners, settings.schedule, cache, settings.depth, model.declared, model.order,

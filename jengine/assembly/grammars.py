@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # imported when the first grammar is compiled
 
 
 class CoreGrammars(NamedTuple):
-    """What a core needs for grammars. Nothing is compiled before a request has one."""
+    """What a core needs for grammars. None is compiled before a request has it."""
 
     compiler: GrammarCompiler
     gate: MakeGate
@@ -32,11 +32,15 @@ class CoreGrammars(NamedTuple):
 
 
 def core_grammars(source: ModelSource) -> CoreGrammars:
-    """For the core of this process. Replicas share the compiler. A front in another process tells
-    its tokenizer while the core loads: it is made then, as no step can run while it is."""
+    """For the core of this process. Replicas share the compiler. Its tokenizer is made beside
+    loading and compiling, as no step can run while it is: that of this process now, and that of a
+    front in another process once it is told."""
     compiler = GrammarCompiler(lambda: core_tokenizer(source))
-    if source.told_tokenizer is not None and source.config.pooling is None:
+    writes = source.config.pooling is None
+    if writes and source.told_tokenizer is not None:
         source.told_tokenizer.when_told(compiler.prepare)
+    elif writes and source.tokenizer is not None:
+        compiler.prepare()
 
     def around(executor: Executor) -> GrammarMasks:
         return GrammarMasks(executor, GrammarRows(compiler, source.config.vocab_size))

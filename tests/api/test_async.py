@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -166,13 +167,16 @@ def test_cancelling_at_any_moment_leaves_nothing(engine: AsyncLLM, expected: Any
     run(work())
 
 
+@pytest.mark.parametrize("kind", [jengine.LLM, AsyncLLM])
 def test_the_tokenizer_of_grammars_is_made_before_the_first(
-    full_folder: Path, letters: PreTrainedTokenizerFast
+    kind: Any, full_folder: Path, letters: PreTrainedTokenizerFast
 ) -> None:
     """Making it holds the GIL: 0.3 s for 49,152 tokens, in which no stream went on."""
-    engine = AsyncLLM(full_folder, **tiny_engine_settings(tokenizer=letters))
+    engine = kind(full_folder, **tiny_engine_settings(tokenizer=letters))
     eventually(lambda: engine.engine.here.grammars._tokenizer is not None)
-    run(engine.shutdown())
+    ended = engine.shutdown()
+    if inspect.isawaitable(ended):
+        run(ended)
 
 
 def test_leaving_the_loop_aborts_the_request(engine: AsyncLLM) -> None:
