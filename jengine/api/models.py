@@ -52,10 +52,11 @@ def load_model(
     Returns:
         A module with `model.score(tokens)`, to train or to give to `LLM(model, tokenizer=...)`.
     """
-    args = engine_args(model, dtype, mesh, settings)
-    source = open_model_source(args)
-    place = StagePlaces(placement_for(args, source.config), stage_layout(source.config, 1))
-    declared, values = load_parameters(args, source, place, progress_factory(args.show_progress))
+    asked = engine_args(model, dtype, mesh, settings).groups
+    source = open_model_source(asked.model)
+    place = StagePlaces(placement_for(asked, source.config), stage_layout(source.config, 1))
+    bar = progress_factory(asked.watch.show_progress)
+    declared, values = load_parameters(asked.model, source, place, bar)
     assert isinstance(declared, LanguageModel), "read from a folder"
     return with_values(declared, dict(values))
 
@@ -95,8 +96,8 @@ def from_hf(
     if isinstance(dtype, str) and dtype == "auto" and not names_dtype:
         dtype = next((one.array.dtype for one in given.values()), dtype)
     found = with_dtype(registry.model_config(hf), dtype)
-    args = engine_args("demo", "auto", mesh, {})
-    place = StagePlaces(placement_for(args, found), stage_layout(found, 1))
+    asked = engine_args("demo", "auto", mesh, {}).groups
+    place = StagePlaces(placement_for(asked, found), stage_layout(found, 1))
     model = abstract_model(found)
     return with_values(model, hf_parameters(found, model, given, place))
 
@@ -122,7 +123,7 @@ def from_config(
     found = with_dtype(registry.model_config(hf_config(config)), dtype)
     model = registry.build(found, dtype=jnp.dtype(found.dtype), rngs=rngs)
     place = StagePlaces(
-        placement_for(engine_args("demo", "auto", mesh, {}), found), stage_layout(found, 1)
+        placement_for(engine_args("demo", "auto", mesh, {}).groups, found), stage_layout(found, 1)
     )
     return with_values(
         model,

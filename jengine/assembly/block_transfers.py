@@ -18,7 +18,7 @@ import jax
 
 import jengine
 from jengine.assembly.model_facts import ModelSource
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import CacheSettings, Groups
 from jengine.config import CacheConfig
 from jengine.connectors.choice import refuse_without_pieces, scheduler_half, worker_half
 from jengine.connectors.kv_events import EventPublisher
@@ -47,12 +47,12 @@ PIECES, PIECE = 16, 4096
 def with_room_outside(
     runners: Sequence[PlanRunner],
     cache: CacheConfig,
-    args: EngineArgs,
+    asked: Groups,
     source: ModelSource,
     placement: Placement,
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
     """The runners and their cache; as they are, if blocks stay on the device."""
-    settings = args.transfers
+    settings = asked.cache.transfers
     if settings is None:
         return tuple(runners), cache
     refuse_unfit(settings, cache, placement, len(runners))
@@ -67,17 +67,17 @@ def with_room_outside(
             f"whose blocks take {sizes} bytes. Give more."
         )
     most = max(1, MOST_LOADED * len(sizes) // sum(sizes))
-    named = namespace(args, source, cache, placement.num_stages) if settings.is_far else ""
+    named = namespace(asked, source, cache, placement.num_stages) if settings.is_far else ""
     pieces = piece_names(programs, placement.processes)
     process = placement.processes.index(jax.process_index())
     made = []
     for replica, runner in enumerate(runners):
         of_replica = settings.of_replica(replica, len(pieces))
         own = with_transfers(runner, slots, worker_half(of_replica, named, pieces, process))
-        if not args.enforce_eager:
+        if not asked.steps.enforce_eager:
             own.warm_up()
         made.append(own)
-    seconds = () if args.enforce_eager else made[0].load_seconds()
+    seconds = () if asked.steps.enforce_eager else made[0].load_seconds()
     logger.info(
         "KV cache in the host's memory: %.2f GiB, %s blocks", settings.host_bytes / 2**30,
         " + ".join(map(str, slots)),
@@ -116,27 +116,27 @@ def refuse_unfit(
 
 
 def transfers_of(
-    args: EngineArgs, source: ModelSource, cache: CacheConfig, stages: int
+    asked: Groups, source: ModelSource, cache: CacheConfig, stages: int
 ) -> partial[BlockTransfers | None]:
     """What makes the transfers of a scheduler for such a cache, of so many stages."""
-    is_far = args.transfers is not None and args.transfers.is_far
-    named = namespace(args, source, cache, stages) if is_far else ""
-    return partial(planned_transfers, args, named)
+    is_far = asked.cache.transfers is not None and asked.cache.transfers.is_far
+    named = namespace(asked, source, cache, stages) if is_far else ""
+    return partial(planned_transfers, asked.cache, named)
 
 
 def planned_transfers(
-    args: EngineArgs, namespace: str, coordinator: CacheCoordinator, replica: int
+    asked: CacheSettings, namespace: str, coordinator: CacheCoordinator, replica: int
 ) -> BlockTransfers | None:
     """What plans the copies of a cache's blocks; None: they stay on the device. Others are told of
     the blocks, if they want to know."""
-    settings, cache = args.transfers, coordinator.config
-    if args.kv_events is not None:
+    settings, cache = asked.transfers, coordinator.config
+    if asked.kv_events is not None:
         if not cache.enable_prefix_caching:
             raise ConfigError(
                 "kv_events_config without prefix caching: no block is ever found again, so there "
                 "is nothing to publish. Leave it out, or give enable_prefix_caching=True."
             )
-        publisher = EventPublisher(args.kv_events, replica)
+        publisher = EventPublisher(asked.kv_events, replica)
         log = EventLog(cache.block_size, publisher.publish, cache.groups)
         coordinator.listeners.tell(log, publisher.close)
     if settings is None or not cache.host_slots:
@@ -154,20 +154,20 @@ def planned_transfers(
     )
 
 
-def namespace(args: EngineArgs, source: ModelSource, cache: CacheConfig, stages: int) -> str:
+def namespace(asked: Groups, source: ModelSource, cache: CacheConfig, stages: int) -> str:
     """A name for contents that only engines with the same model, cache and version share."""
-    assert args.transfers is not None
-    weights = args.transfers.namespace
+    assert asked.cache.transfers is not None
+    weights = asked.cache.transfers.namespace
     if weights is None:
-        if source.folder is None or args.params is not None:
+        if source.folder is None or asked.model.params is not None:
             raise ConfigError(
                 "kv_transfer_config with live parameters, which have no name: say what they are "
                 "in kv_connector_extra_config={'namespace': NAME}, a new one for other values."
             )
-        weights = f"{files_digest(source.folder)} {args.load_format} {args.seed or 0}"
+        weights = f"{files_digest(source.folder)} {asked.model.load_format} {asked.model.seed or 0}"
     facts = (
         jengine.__version__, repr(source.config), weights, held_layers(source, cache, stages),
-        cache.block_size, cache.stored_as, args.attention_backend,
+        cache.block_size, cache.stored_as, asked.steps.attention_backend,
     )  # fmt: skip
     return sha256(repr(facts).encode()).hexdigest()[:32]
 

@@ -50,14 +50,15 @@ def build_engine(
     other nodes run its steps too. In a core's process, fronts tell their tokenizer."""
     load_plugins()
     checked_options(args)
-    join_nodes(args, direction)
+    asked = args.groups
+    join_nodes(asked.parallel, direction)
     if args.executor not in OWN_PROCESSES:
         return remote_engine(args, told_tokenizer)
-    enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
+    enable_compile_cache(args.compilation.get("cache_dir"))
     start_backend(args.gpu_memory_utilization)
     begin_kernels(args.attention_backend)
-    source = replace(open_model_source(args), told_tokenizer=told_tokenizer)
-    side = device_side(args, source, bar, direction)
+    source = replace(open_model_source(asked.model), told_tokenizer=told_tokenizer)
+    side = device_side(asked, source, bar, direction)
     log_long_rotation(source.config, side.schedule)
     log_capacity(side.cache, side.schedule, len(side.runners), jax.default_backend())
     if args.enable_sleep_mode:
@@ -72,15 +73,15 @@ def build_engine(
 
 def remote_engine(args: EngineArgs, told_tokenizer: SharedTokenizer | None) -> Engine:
     """Start workers that run the steps; requests are scheduled in this process."""
-    kind = starting_executor(args.executor)
-    source = replace(open_model_source(args), told_tokenizer=told_tokenizer)
+    kind, asked = starting_executor(args.executor), args.groups
+    source = replace(open_model_source(asked.model), told_tokenizer=told_tokenizer)
     if source.folder is None:
         raise ConfigError(f"executor={args.executor!r}: expected a model folder, not a live model.")
     grammars = core_grammars(source)
     executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
     capacity = executor.capacity
-    cache = replace(capacity.cache, measured_blocks=args.measured_blocks)
-    recorded = recorder_for(args, source, capacity.schedule, capacity.cache)
+    cache = replace(capacity.cache, measured_blocks=asked.cache.measured_blocks)
+    recorded = recorder_for(asked.watch, source, capacity.schedule, capacity.cache)
     watched = grammars.around(recorded(executor))
     coordinator = CacheCoordinator(cache)
     scheduler = Scheduler(
@@ -89,7 +90,7 @@ def remote_engine(args: EngineArgs, told_tokenizer: SharedTokenizer | None) -> E
         depth=capacity.depth,
         gates=[grammars.gate],
         check_drafts=watched.checked_drafts,
-        transfers=transfers_of(args, source, cache, stages=1)(coordinator, 0),
+        transfers=transfers_of(asked, source, cache, stages=1)(coordinator, 0),
     )
     core = EngineCore(scheduler, watched, capacity.depth)
     log_long_rotation(source.config, capacity.schedule)

@@ -13,7 +13,7 @@ from jengine.assembly.mesh_placement import placement_for
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.nodes import check_nodes
 from jengine.assembly.process_checks import check_processes, refuse_halves, starts_early
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import Groups
 from jengine.assembly.sizes.determinism import batch_dependence
 from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH, device_defaults
 from jengine.assembly.sizes.schedule_sizes import schedule_config
@@ -45,33 +45,35 @@ class DeviceSettings:
     multihost: MultihostSettings
 
 
-def device_settings(args: EngineArgs, source: ModelSource) -> DeviceSettings:
+def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
     """Decide them, and check that they fit the processes whose devices are used."""
-    config, compilation = source.config, dict(args.compilation_config or {})
+    config = source.config
     penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
-    placement = placement_for(args, config)
+    placement = placement_for(asked, config)
     devices = placement.replicas[0].mesh.size
     schedule = schedule_config(
-        args, config, penalises=penalises, devices=devices, stages=placement.num_stages
+        asked, config, penalises=penalises, devices=devices, stages=placement.num_stages
     )
-    guesser = open_guesser(args, source, schedule.speculative)
+    guesser = open_guesser(asked.model, source, schedule.speculative)
     schedule = with_guess_cost(schedule, guesser, config)
     layout = stage_layout(config, placement.num_stages)
     log_stages(layout, len(config.layers))
     independent = steps_may_queue((placement if placement.joint else placement.replicas[0]).mesh)
-    overlap = OVERLAP_DEPTH if args.overlap and independent else 0
+    overlap = OVERLAP_DEPTH if asked.schedule.overlap and independent else 0
     steps = runner_config(
-        args, config, schedule, compilation, layout.num_stages,
-        penalises=penalises, same_bits=batch_dependence(args, config, devices) is None,
+        asked, config, schedule, layout.num_stages,
+        penalises=penalises, same_bits=batch_dependence(asked.steps, config, devices) is None,
         guesser_specs=() if guesser is None else guesser.cache_specs,
     )  # fmt: skip
     schedule = with_sizes(schedule, steps.ladders)
-    multihost = MultihostSettings.checked(args.multihost, args.data_parallel_secret)
+    multihost = MultihostSettings.checked(
+        asked.parallel.multihost, asked.parallel.data_parallel_secret
+    )
     return DeviceSettings(
         placement=placement,
         layout=layout,
         schedule=schedule,
-        steps=fitting_steps(args, steps, placement.processes),
+        steps=fitting_steps(asked, steps, placement.processes),
         guesser=guesser,
         independent=independent,
         depth=overlap + layout.num_stages - 1,
@@ -79,12 +81,12 @@ def device_settings(args: EngineArgs, source: ModelSource) -> DeviceSettings:
     )
 
 
-def fitting_steps(args: EngineArgs, steps: RunnerConfig, processes: list[int]) -> RunnerConfig:
+def fitting_steps(asked: Groups, steps: RunnerConfig, processes: list[int]) -> RunnerConfig:
     """The runner's settings for steps that these processes run, or an error."""
-    check_processes(args.executor, processes)
-    check_nodes(args, processes)
+    check_processes(asked.parallel.executor, processes)
+    check_nodes(asked.parallel, processes)
     refuse_halves(steps, processes)
-    chosen = "wait_for" in (args.compilation_config or {})
+    chosen = "wait_for" in asked.steps.compilation
     usual = device_defaults().early_start
     early = starts_early(steps, processes, chosen=chosen, usual=usual)
     return replace(steps, early_start=early)

@@ -28,7 +28,7 @@ from jengine.assembly.processors import engine_processors
 from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.recording import recorder_for
 from jengine.assembly.reloading import weights_reader
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import Groups, ModelSettings
 from jengine.assembly.sizes.step_experts import balancer_of
 from jengine.assembly.start_log import log_copies
 from jengine.config import CacheConfig
@@ -58,20 +58,20 @@ class PlacedModel(NamedTuple):
 
 @engine_context()
 def device_side(
-    args: EngineArgs, source: ModelSource, bar: Callable[..., Any], direction: Direction | None
+    asked: Groups, source: ModelSource, bar: Callable[..., Any], direction: Direction | None
 ) -> DeviceSide:
     """Load the model onto this process's devices and compile its steps. With a direction, only the
     first of several processes will have requests."""
-    start_backend(args.gpu_memory_utilization)
-    await_kernels(args.attention_backend, shown=args.show_progress is not False)
-    settings = device_settings(args, source)
+    start_backend(asked.cache.gpu_memory_utilization)
+    await_kernels(asked.steps.attention_backend, shown=asked.watch.show_progress is not False)
+    settings = device_settings(asked, source)
     with process_group_of(settings.placement, settings.multihost, direction) as group:
-        agree_on_settings(group, args, source, settings)
+        agree_on_settings(group, asked.model, source, settings)
         grammars = core_grammars(source)
-        model = place_model(args, source, settings, group, bar)
-        runners, cache = ready_runners(args, source, settings, model, group, bar)
+        model = place_model(asked, source, settings, group, bar)
+        runners, cache = ready_runners(asked, source, settings, model, group, bar)
         group.agree(cache=cache)
-        core = group.core(core_parts(args, source, settings, runners, cache, grammars))
+        core = group.core(core_parts(asked, source, settings, runners, cache, grammars))
     return DeviceSide(
         core, runners, settings.schedule, cache, settings.depth, model.declared, model.order,
         grammars.compiler,
@@ -79,13 +79,13 @@ def device_side(
 
 
 def agree_on_settings(
-    group: ProcessGroup, args: EngineArgs, source: ModelSource, settings: DeviceSettings
+    group: ProcessGroup, asked: ModelSettings, source: ModelSource, settings: DeviceSettings
 ) -> None:
     """Raise a ConfigError in every process if they would run different steps."""
     group.agree(
         versions=(jengine.__version__, jax.__version__),
         model=source.config,
-        schedule=(settings.schedule, settings.depth, args.seed),
+        schedule=(settings.schedule, settings.depth, asked.seed),
         steps=settings.steps,
         devices=[device.id for device in settings.placement.mesh.devices.flat],
         multihost=replace(settings.multihost, address=None),
@@ -93,7 +93,7 @@ def agree_on_settings(
 
 
 def place_model(
-    args: EngineArgs,
+    asked: Groups,
     source: ModelSource,
     settings: DeviceSettings,
     group: ProcessGroup,
@@ -101,11 +101,11 @@ def place_model(
 ) -> PlacedModel:
     """Read the parameters and put them on the devices, in the form that steps take."""
     matmuls = settings.steps.matmuls
-    apart = args.mm_encoder_tp_mode == "data"
+    apart = asked.media.mm_encoder_tp_mode == "data"
     whole = group.observed(settings.placement)
     places = StagePlaces(whole, settings.layout, whole_towers=apart)
-    places = with_layers_on_host(args, source.config, places, matmuls)
-    model, values = load_parameters(args, source, places, bar)
+    places = with_layers_on_host(asked.cache, source.config, places, matmuls)
+    model, values = load_parameters(asked.model, source, places, bar)
     order = LeafOrder(model, places, matmuls)
     leaves = order.leaves(group.noted(values))
     if order.unfit:
@@ -113,7 +113,7 @@ def place_model(
             "XLA multiplies weights whose shards do not fit the CPU kernels: %s",
             ", ".join(order.unfit),
         )
-    log_copies(order.copied_bytes(leaves), live=is_live(args))
+    log_copies(order.copied_bytes(leaves), live=is_live(asked.model))
     group.agree_on_weights()
     loaded = None
     if settings.guesser is not None:  # its parameters may have the names of the model's
@@ -124,7 +124,7 @@ def place_model(
 
 
 def ready_runners(
-    args: EngineArgs,
+    asked: Groups,
     source: ModelSource,
     settings: DeviceSettings,
     model: PlacedModel,
@@ -132,7 +132,7 @@ def ready_runners(
     bar: Callable[..., Any],
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
     """A runner for each replica, with its programs, and the cache that each has room for."""
-    with explained_if_slow(what_compiling_costs, args.show_progress is not False):
+    with explained_if_slow(what_compiling_costs, asked.watch.show_progress is not False):
         runners, cache = build_runners(
             model.declared, model.leaves, source.config, settings.steps, model.order, bar,
             group.least, model.guesser,
@@ -140,22 +140,22 @@ def ready_runners(
     for runner in runners:
         # Of replicas that step together the first one has the parameters.
         runner.loaded.read_weights = (
-            weights_reader(args, source, runner.loaded.order, bar)
+            weights_reader(asked.model, source, runner.loaded.order, bar)
             if runner.loaded.leaves
             else lambda _: ()
         )
         # The first set, and checked before any request.
-        runner.loaded.processors.number_of(engine_processors(args))
-    serve_weights(args.weight_settings, runners[0].loaded)
-    cache = replace(cache, measured_blocks=args.measured_blocks)
-    runners, cache = with_room_outside(runners, cache, args, source, settings.placement)
+        runner.loaded.processors.number_of(engine_processors(asked.steps.logits_processors))
+    serve_weights(asked.model.weight_settings, runners[0].loaded)
+    cache = replace(cache, measured_blocks=asked.cache.measured_blocks)
+    runners, cache = with_room_outside(runners, cache, asked, source, settings.placement)
     if cache.keeps_tails:
         runners = tuple(map(ForkRunner, runners))
     return runners, cache
 
 
 def core_parts(
-    args: EngineArgs,
+    asked: Groups,
     source: ModelSource,
     settings: DeviceSettings,
     runners: tuple[PlanRunner, ...],
@@ -163,8 +163,8 @@ def core_parts(
     grammars: CoreGrammars,
 ) -> CoreParts:
     """The parts from which the core of this process is built."""
-    watched = recorder_for(args, source, settings.schedule, cache)
-    balancer = balancer_of(args, source.config, settings.placement)
+    watched = recorder_for(asked.watch, source, settings.schedule, cache)
+    balancer = balancer_of(asked, source.config, settings.placement)
     return CoreParts(
         runners,
         settings.placement,
@@ -175,6 +175,6 @@ def core_parts(
         in_turn=not (settings.independent or settings.placement.joint),
         watched=lambda executor: grammars.around(watched(balancer(executor))),
         gates=(grammars.gate,),
-        transfers=transfers_of(args, source, cache, settings.placement.num_stages),
+        transfers=transfers_of(asked, source, cache, settings.placement.num_stages),
         launch=engine_context()(launch_of(runners)),
     )

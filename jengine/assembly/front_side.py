@@ -17,6 +17,7 @@ from jengine.assembly.located import adapter_finder
 from jengine.assembly.model_facts import ModelSource, image_settings, video_settings
 from jengine.assembly.processors import RequestProcessors
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import MediaSettings
 from jengine.assembly.settings.reasoning_settings import reasoning_marks
 from jengine.assembly.settings.structured_settings import structured_outputs_defaults
 from jengine.config import CacheConfig, ScheduleConfig, VisionConfig
@@ -86,17 +87,17 @@ def engine_of(
         args.seed or 0,
         grammars,
         structured,
-        RequestProcessors(args, devices),
+        RequestProcessors(args.logits_processors, devices),
         media_processor(
-            args,
+            args.groups.media,
             source,
             Room(limits.max_model_len, limits.answer_room, limits.most_embeds_bytes),
         ),
-        pooling_input(args, source),
+        pooling_input(args.model, source),
         reasoning_marks(args.reasoning_parser, args.reasoning_config, source.tokenizer),
     )
     return Engine(
-        session=Session(inputs, client, log, tracer, args.adapter_limits, adapter_finder(args)),
+        session=Session(inputs, client, log, tracer, args.adapter_limits, adapter_finder(args.hub)),
         client=client,
         args=args,
         folder=source.folder,
@@ -111,13 +112,13 @@ def engine_of(
 
 
 def media_processor(
-    args: EngineArgs, source: ModelSource, room: Room
+    asked: MediaSettings, source: ModelSource, room: Room
 ) -> MediaProcessor | SpeechProcessor | Sources | None:
     """What puts images into prompts, or audio or text beside them; None: the model takes none."""
-    given = {"mm_processor_kwargs": args.mm_processor_kwargs,
-             "mm_encoder_tp_mode": None if args.mm_encoder_tp_mode == "weights" else "data",
+    given = {"mm_processor_kwargs": asked.mm_processor_kwargs,
+             "mm_encoder_tp_mode": None if asked.mm_encoder_tp_mode == "weights" else "data",
              }  # fmt: skip
-    vision, limits = source.config.vision, checked_limits(args.limit_mm_per_prompt)
+    vision, limits = source.config.vision, checked_limits(asked.limit_mm_per_prompt)
     if vision is None:
         for name in [name for name, value in given.items() if value]:
             raise ConfigError(
@@ -129,7 +130,7 @@ def media_processor(
             return Sources(encoder.positions, encoder.start_token, forced_token(source))
         return None if speech is None else SpeechProcessor(speech, limits)
     try:
-        options = checked_options(args.mm_processor_kwargs, vision.family)
+        options = checked_options(asked.mm_processor_kwargs, vision.family)
     except RequestError as error:
         raise ConfigError(str(error)) from None
     own = image_settings(source.folder)
@@ -141,7 +142,7 @@ def media_processor(
         wrapped(vision, source),
         settings,
         limits,
-        media_sources(args),
+        media_sources(asked),
         of_videos={**video_settings(source.folder), **options},
         encode=None if tokenizer is None else lambda text: tokenizer.encode(text, False),
         join=None if tokenizer is None else partial(joined, tokenizer),
@@ -187,19 +188,19 @@ def wrapped(vision: VisionConfig, source: ModelSource) -> VisionConfig:
     return replace(vision, start_token=start, end_token=end, wraps=True)
 
 
-def media_sources(args: EngineArgs) -> MediaSources:
+def media_sources(asked: MediaSettings) -> MediaSources:
     """What URLs of images may lead to."""
-    domains, folder = args.allowed_media_domains or (), args.allowed_local_media_path
+    domains, folder = asked.allowed_media_domains or (), asked.allowed_local_media_path
     return MediaSources(tuple(one.lower() for one in domains), Path(folder) if folder else None)
 
 
-def pooling_input(args: EngineArgs, source: ModelSource) -> PoolingInput | None:
+def pooling_input(model: Any, source: ModelSource) -> PoolingInput | None:
     """What checks requests of a pooling model; None: the model writes."""
     config, pooling = source.config, source.config.pooling
     if pooling is None:
         return None
     width = pooling.head[-1].outputs if pooling.head else config.hidden_size
-    return PoolingInput(pooling, width, config.vocab_size, Path(shown_name(args.model)).name)
+    return PoolingInput(pooling, width, config.vocab_size, Path(shown_name(model)).name)
 
 
 def _default_params(generation: Mapping[str, Any]) -> dict[str, Any]:

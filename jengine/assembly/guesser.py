@@ -17,7 +17,7 @@ from flax import nnx
 
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.mtp_layer import Stored, mtp_layer
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import ModelSettings
 from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, SpeculativeConfig
 from jengine.errors import CheckpointError, ConfigError
 from jengine.models.guess_heads.eagle import read_eagle
@@ -71,7 +71,7 @@ class GuesserSource(NamedTuple):
 
 
 def open_guesser(
-    args: EngineArgs, source: ModelSource, speculative: SpeculativeConfig | None
+    asked: ModelSettings, source: ModelSource, speculative: SpeculativeConfig | None
 ) -> GuesserSource | None:
     """The model that the settings name; None: guesses are made without one."""
     if speculative is None or not speculative.on_device:
@@ -87,8 +87,8 @@ def open_guesser(
             "model, the folder that holds the layer that guesses."
         )
     if speculative.method == "draft_model":
-        return draft_model(args, config, folder, speculative)
-    stored: Stored = {} if args.load_format == "dummy" else open_checkpoint(folder)
+        return draft_model(asked, config, folder, speculative)
+    stored: Stored = {} if asked.load_format == "dummy" else open_checkpoint(folder)
     tensors: Tensors = stored
     hf = read_json(folder / "config.json")
     if speculative.method == "mtp":
@@ -101,19 +101,19 @@ def open_guesser(
             f"num_speculative_tokens={most}, but {folder} has "
             f"{len(heads.model.heads)} Medusa heads, each of which guesses one token."
         )
-    return heads_of(speculative.method, args, folder, heads, tensors)
+    return heads_of(speculative.method, asked, folder, heads, tensors)
 
 
 def heads_of(
-    method: str, args: EngineArgs, folder: Path, heads: GuessHeads, tensors: Tensors
+    method: str, asked: ModelSettings, folder: Path, heads: GuessHeads, tensors: Tensors
 ) -> GuesserSource:
     """Heads on the model's hidden states, trained for this very model."""
     if PLACES in {piece.name for found in heads.pieces.values() for piece in found}:
         tensors = with_places(folder, heads, tensors)
 
     def read(places: StagePlaces) -> Values:
-        if args.load_format == "dummy":
-            return dummy_arrays(heads.model, seed=args.seed or 0, place=places)
+        if asked.load_format == "dummy":
+            return dummy_arrays(heads.model, seed=asked.seed or 0, place=places)
         check_tensors(folder, tensors, heads.pieces, heads.ignored)
         return stream(tensors, heads.model, heads.pieces, places)
 
@@ -136,7 +136,7 @@ def with_places(folder: Path, heads: GuessHeads, tensors: Tensors) -> Tensors:
 
 
 def draft_model(
-    args: EngineArgs, config: ModelConfig, folder: Path, speculative: SpeculativeConfig
+    asked: ModelSettings, config: ModelConfig, folder: Path, speculative: SpeculativeConfig
 ) -> GuesserSource:
     """A whole language model with the same tokenizer."""
     own = with_dtype(read_model_config(folder), config.dtype)  # one dtype for all caches
@@ -149,8 +149,8 @@ def draft_model(
     declared = abstract_model(own)
 
     def read(places: StagePlaces) -> Values:
-        if args.load_format == "dummy":
-            return dummy_arrays(declared, seed=args.seed or 0, place=places)
+        if asked.load_format == "dummy":
+            return dummy_arrays(declared, seed=asked.seed or 0, place=places)
         return open_model(folder, dtype=config.dtype, place=places)[1]
 
     method = METHODS["draft_model"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from flax import nnx
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import CacheSettings
 from jengine.config import ModelConfig
 from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 def with_layers_on_host(
-    args: EngineArgs, config: ModelConfig, places: StagePlaces, matmuls: str | None
+    asked: CacheSettings, config: ModelConfig, places: StagePlaces, matmuls: str | None
 ) -> StagePlaces:
     """The places of parameters, with as many layers on the host as are to be spared."""
-    if not args.cpu_offload_gb:
+    if not asked.cpu_offload_gb:
         return places
     if places.whole.is_cpu:
         logger.warning(
             "cpu_offload_gb=%g: the devices are CPUs, whose memory is the host's, so there is "
-            "nothing to offload. All weights stay where they are.", args.cpu_offload_gb,
+            "nothing to offload. All weights stay where they are.", asked.cpu_offload_gb,
         )  # fmt: skip
         return places
-    return spared(args.cpu_offload_gb, abstract_model(config), places, matmuls)
+    return spared(asked.cpu_offload_gb, abstract_model(config), places, matmuls)
 
 
 def spared(gib: float, model: nnx.Module, places: StagePlaces, matmuls: str | None) -> StagePlaces:

@@ -66,9 +66,9 @@ def folder_of(name: Any, options: HubOptions) -> str:
     return str(resolve_model(name, options).absolute())
 
 
-def adapter_finder(args: EngineArgs) -> Callable[[str], str]:
+def adapter_finder(hub: HubOptions) -> Callable[[str], str]:
     """What gives the local folder of an adapter."""
-    options = replace(args.hub, revision=None, wanted=ADAPTERS)
+    options = replace(hub, revision=None, wanted=ADAPTERS)
 
     def find(path: str) -> str:
         # Clients of a server give absolute paths, which may look like those of snapshots.

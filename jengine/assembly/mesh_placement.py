@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.combinations import refuse_together
+from jengine.assembly.settings.groups import Groups, ParallelSettings
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from sharding.mesh import engine_mesh
@@ -19,39 +19,44 @@ from sharding.replicas import mesh_of_replicas, replica_devices
 from sharding.roles import by_role
 
 
-def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
+def placement_for(asked: Groups, config: ModelConfig) -> Placement:
     """The mesh of the devices that were asked for, and how this model's arrays are placed on it."""
-    groups = args.prefill_context_parallel_size
+    parallel = asked.parallel
+    groups = parallel.prefill_context_parallel_size
     try:
         replicas = replica_devices(
-            args.data_parallel_size,
-            devices_per_stage(args),
-            args.pipeline_parallel_size,
-            by_role(args.mesh, args.mesh_axes),
+            parallel.data_parallel_size,
+            devices_per_stage(parallel),
+            parallel.pipeline_parallel_size,
+            by_role(parallel.mesh, parallel.mesh_axes),
         )
     except ValueError as error:
         counted = f" (prefill_context_parallel_size={groups} is counted in.)" * (groups > 1)
         raise ConfigError(f"{error}{counted}") from error
-    mesh = mesh_of_replicas([stages_mesh(args, config, devices) for devices in replicas])
-    balance = args.expert_balance
+    mesh = mesh_of_replicas([stages_mesh(parallel, config, devices) for devices in replicas])
+    balance = parallel.expert_balance
     redundant = None if balance is None else balance.num_redundant_experts
-    if args.enable_expert_parallel:
-        check_experts(config, Placement(mesh, joint=args.joint_replicas), redundant or 0)
-    elif args.all2all_backend != "allgather_reducescatter":
+    if parallel.enable_expert_parallel:
+        check_experts(config, Placement(mesh, joint=parallel.joint_replicas), redundant or 0)
+    elif parallel.all2all_backend != "allgather_reducescatter":
         raise ConfigError(
-            f"all2all_backend={args.all2all_backend!r} without enable_expert_parallel=True: each "
-            "device has a part of every expert, so tokens need not travel. Give both or neither."
+            f"all2all_backend={parallel.all2all_backend!r} without enable_expert_parallel=True: "
+            "each device has a part of every expert, so tokens need not travel. Give both or "
+            "neither."
         )
     placement = Placement(
-        mesh, whole_experts=args.enable_expert_parallel, expert_exchange=args.all2all_backend,
-        redundant_experts=redundant, joint=args.joint_replicas,
-    )  # fmt: skip
-    if args.joint_replicas:
-        check_joint(args, config, placement)
+        mesh,
+        whole_experts=parallel.enable_expert_parallel,
+        expert_exchange=parallel.all2all_backend,
+        redundant_experts=redundant,
+        joint=parallel.joint_replicas,
+    )
+    if parallel.joint_replicas:
+        check_joint(asked, config, placement)
     if groups > 1:
-        check_striped(args, config, placement)
+        check_striped(asked, config, placement)
     if balance is not None:
-        check_balance(args, placement)
+        check_balance(asked, placement)
     if len(replicas) > 1 and len(placement.processes) > 1:
         raise UnsupportedFeature(
             f"data parallelism over several processes is not built yet: {len(replicas)} replicas "
@@ -61,21 +66,21 @@ def placement_for(args: EngineArgs, config: ModelConfig) -> Placement:
     return placement
 
 
-def devices_per_stage(args: EngineArgs) -> int | None:
+def devices_per_stage(asked: ParallelSettings) -> int | None:
     """How many devices share a stage; None: all that there are."""
-    tensor, groups = args.tensor_parallel_size, args.prefill_context_parallel_size
-    if tensor is None and (groups == 1 or args.mesh is not None or jax.process_count() > 1):
+    tensor, groups = asked.tensor_parallel_size, asked.prefill_context_parallel_size
+    if tensor is None and (groups == 1 or asked.mesh is not None or jax.process_count() > 1):
         return None
     return (tensor or 1) * groups
 
 
-def stages_mesh(args: EngineArgs, config: ModelConfig, devices: np.ndarray) -> Mesh:
+def stages_mesh(asked: ParallelSettings, config: ModelConfig, devices: np.ndarray) -> Mesh:
     """The mesh of one replica's devices, [stages, devices per stage]."""
     heads = tuple(spec.kv_heads for spec in config.cache_specs)
-    context = args.decode_context_parallel_size
+    context = asked.decode_context_parallel_size
     check_divided(config, context)
     try:
-        return engine_mesh(devices, heads, context, args.prefill_context_parallel_size)
+        return engine_mesh(devices, heads, context, asked.prefill_context_parallel_size)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -94,50 +99,53 @@ def check_divided(config: ModelConfig, context: int) -> None:
         )
 
 
-def check_joint(args: EngineArgs, config: ModelConfig, placement: Placement) -> None:
+def check_joint(asked: Groups, config: ModelConfig, placement: Placement) -> None:
     """Refuse what replicas that step together are not built with."""
-    if not args.enable_expert_parallel or len(placement.replicas) == 1:
+    if not asked.parallel.enable_expert_parallel or len(placement.replicas) == 1:
         raise ConfigError(
             "joint_replicas=True spreads whole experts over all replicas: give "
             "enable_expert_parallel=True and a data_parallel_size of at least 2 with it."
         )
     others = {
         f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
-        f"data_parallel_backend={args.data_parallel_backend!r}": (
-            args.data_parallel_backend != "local"
+        **asked.in_use(
+            "data_parallel_backend",
+            "executor",
+            "num_scheduler_steps",
+            "speculative_config",
+            "strict",
+            "deterministic",
+            "enable_lora",
+            "enable_prompt_embeds",
+            "enable_sleep_mode",
         ),
-        f"executor={args.executor!r}": args.executor not in ("auto", "local"),
-        f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
-        "speculative_config": args.speculative_config is not None,
-        "strict=True": args.strict,
-        "deterministic=True": args.deterministic,
-        "enable_lora": args.enable_lora,
-        "enable_prompt_embeds": args.enable_prompt_embeds,
-        "enable_sleep_mode": args.enable_sleep_mode,
         "recurrent layers": config.has_recurrent,
         "a pooling model": config.pooling is not None,
         "images": config.vision is not None,
         "cross attention": config.cross_encoder is not None,
-        "copies of KV blocks outside of the device": args.transfers is not None,
+        "copies of KV blocks outside of the device": asked.cache.transfers is not None,
     }
     refuse_together("joint_replicas", others)
 
 
-def check_striped(args: EngineArgs, config: ModelConfig, placement: Placement) -> None:
+def check_striped(asked: Groups, config: ModelConfig, placement: Placement) -> None:
     """Refuse what dividing the tokens of a step is not built with."""
     others = {
         f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
-        f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
-        f"executor={args.executor!r}": args.executor not in ("auto", "local", "multihost"),
-        "speculative_config": args.speculative_config is not None,
-        "deterministic=True": args.deterministic,
-        "enable_lora": args.enable_lora,
-        "enable_prompt_embeds": args.enable_prompt_embeds,
-        "enable_expert_parallel": args.enable_expert_parallel,
-        "enable_return_routed_experts": args.enable_return_routed_experts,
-        "joint_replicas": args.joint_replicas,
+        **asked.in_use("num_scheduler_steps"),
+        f"executor={asked.parallel.executor!r}": asked.parallel.executor
+        not in ("auto", "local", "multihost"),
+        **asked.in_use(
+            "speculative_config",
+            "deterministic",
+            "enable_lora",
+            "enable_prompt_embeds",
+            "enable_expert_parallel",
+            "enable_return_routed_experts",
+            "joint_replicas",
+        ),
     }
-    groups = args.prefill_context_parallel_size
+    groups = asked.parallel.prefill_context_parallel_size
     refuse_together(f"prefill_context_parallel_size={groups}", {**others, **unstriped(config)})
 
 
@@ -154,9 +162,9 @@ def unstriped(config: ModelConfig) -> dict[str, bool]:
     }
 
 
-def check_balance(args: EngineArgs, placement: Placement) -> None:
+def check_balance(asked: Groups, placement: Placement) -> None:
     """Refuse what moving experts is not built with, and devices that nothing could move between."""
-    if not args.enable_expert_parallel or placement.ways("experts") == 1:
+    if not asked.parallel.enable_expert_parallel or placement.ways("experts") == 1:
         raise ConfigError(
             "enable_eplb=True moves whole experts between devices: give "
             "enable_expert_parallel=True and a tensor_parallel_size of at least 2 with it."
@@ -165,11 +173,14 @@ def check_balance(args: EngineArgs, placement: Placement) -> None:
         "enable_eplb",
         {
             f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
-            f"data_parallel_size={args.data_parallel_size}": (args.data_parallel_size or 1) > 1,
-            f"executor={args.executor!r}": args.executor not in ("auto", "local"),
+            f"data_parallel_size={asked.parallel.data_parallel_size}": (
+                asked.parallel.data_parallel_size or 1
+            )
+            > 1,
+            **asked.in_use("executor"),
             f"devices of the processes {placement.processes}": len(placement.processes) > 1,
-            f"quantization={args.quantization!r}": args.quantization is not None,
-            "deterministic=True": args.deterministic,
+            f"quantization={asked.model.quantization!r}": asked.model.quantization is not None,
+            **asked.in_use("deterministic"),
         },
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import ModelSettings
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, nearest_name
 from jengine.grammar.shared_tokenizer import SharedTokenizer
@@ -55,11 +55,11 @@ class ModelSource:
         return tuple(sorted(i for i in ids if 0 <= i < self.config.vocab_size))
 
 
-def generation_of(args: EngineArgs, folder: Path) -> dict[str, object]:
+def generation_of(asked: ModelSettings, folder: Path) -> dict[str, object]:
     """The folder's generation settings, as far as they are wanted, with what replaces them."""
-    override = generation_override(args.override_generation_config)
+    override = generation_override(asked.override_generation_config)
     return {
-        **(read_generation_config(folder) if args.generation_config == "auto" else {}),
+        **(read_generation_config(folder) if asked.generation_config == "auto" else {}),
         **override,
     }
 
@@ -75,14 +75,14 @@ def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
     return generation_settings(given or {}, "override_generation_config")
 
 
-def tokenizer_of(args: EngineArgs, folder: Path | None) -> Tokenizer | None:
+def tokenizer_of(asked: ModelSettings, folder: Path | None) -> Tokenizer | None:
     """The tokenizer that was given, or the folder's."""
-    if args.skip_tokenizer_init:
+    if asked.skip_tokenizer_init:
         return None
-    if isinstance(args.tokenizer, (str, Path)):
-        return model_tokenizer(resolve_model(args.tokenizer))
-    if args.tokenizer is not None:
-        return wrap_tokenizer(args.tokenizer)
+    if isinstance(asked.tokenizer, (str, Path)):
+        return model_tokenizer(resolve_model(asked.tokenizer))
+    if asked.tokenizer is not None:
+        return wrap_tokenizer(asked.tokenizer)
     if folder is None:
         raise ConfigError(
             "a live model comes without a tokenizer: give tokenizer=..., or "

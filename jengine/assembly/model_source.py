@@ -23,7 +23,7 @@ from jengine.assembly.model_facts import (
 )
 from jengine.assembly.peer_weights import peer_parameters, refuse_rounded
 from jengine.assembly.pooling_source import with_pooling
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import ModelSettings
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
 from jengine.models import registry
@@ -48,37 +48,37 @@ from jengine.weights.stages import StagePlaces
 logger = logging.getLogger(__name__)
 
 
-def open_model_source(args: EngineArgs) -> ModelSource:
+def open_model_source(asked: ModelSettings) -> ModelSource:
     """Read everything but the parameters."""
-    if isinstance(args.model, nnx.Module):
-        override = generation_override(args.override_generation_config)
-        config = with_quantization(live_config(args), args.quantization)
-        return ModelSource(config, None, tokenizer_of(args, None), override)
-    check_model(args.model)
+    if isinstance(asked.model, nnx.Module):
+        override = generation_override(asked.override_generation_config)
+        config = with_quantization(live_config(asked), asked.quantization)
+        return ModelSource(config, None, tokenizer_of(asked, None), override)
+    check_model(asked.model)
     # Absolute, so that it is still found after the program has changed its working directory.
-    folder = resolve_model(args.model).absolute()
-    generation = generation_of(args, folder)
-    load = cache(lambda: tokenizer_of(args, folder))
-    if args.model_impl == "generic":
-        register_imported(folder, args.hf_overrides)
-    config = with_dtype(used_config(args, folder, load), args.dtype)
-    config = with_quantization(config, args.quantization)
+    folder = resolve_model(asked.model).absolute()
+    generation = generation_of(asked, folder)
+    load = cache(lambda: tokenizer_of(asked, folder))
+    if asked.model_impl == "generic":
+        register_imported(folder, asked.hf_overrides)
+    config = with_dtype(used_config(asked, folder, load), asked.dtype)
+    config = with_quantization(config, asked.quantization)
     # Last: of a broken config.json it would say that the tokenizer cannot be loaded.
     return ModelSource(config, folder, load(), generation)
 
 
 def used_config(
-    args: EngineArgs, folder: Path, tokenizer: Callable[[], Tokenizer | None]
+    asked: ModelSettings, folder: Path, tokenizer: Callable[[], Tokenizer | None]
 ) -> ModelConfig:
     """The config of the model in a folder as the settings want it."""
     if is_gguf(folder):
-        if args.runner == "pooling" or args.hf_overrides:
+        if asked.runner == "pooling" or asked.hf_overrides:
             raise ConfigError(
                 f"{folder} is a GGUF file: pooling and hf_overrides need a folder with config.json."
             )
         return read_model_config(folder)
-    hf = read_config_file(folder, args.hf_overrides)
-    return with_pooling(args, registry.model_config(hf), hf, folder, tokenizer)
+    hf = read_config_file(folder, asked.hf_overrides)
+    return with_pooling(asked, registry.model_config(hf), hf, folder, tokenizer)
 
 
 def check_model(model: Any) -> None:
@@ -99,47 +99,47 @@ def check_model(model: Any) -> None:
     )
 
 
-def is_live(args: EngineArgs) -> bool:
+def is_live(asked: ModelSettings) -> bool:
     """Whether the parameters are arrays of the user's own."""
-    return args.params is not None or isinstance(args.model, nnx.Module)
+    return asked.params is not None or isinstance(asked.model, nnx.Module)
 
 
 def load_parameters(
-    args: EngineArgs, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
+    asked: ModelSettings, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
 ) -> tuple[nnx.Module, Iterable[NamedArray]]:
     """The model's declarations, and its placed parameters, most of them read as they are asked for.
 
     Live arrays are not copied if dtype and sharding fit.
     """
-    if args.weight_settings is not None:
-        refuse_rounded(args.weight_settings, source.config)
+    if asked.weight_settings is not None:
+        refuse_rounded(asked.weight_settings, source.config)
     if source.folder is None:
-        values = fitting_arrays(args.model, args.model, place)
-        return live_declaration(args.model, source.config), values.items()
-    is_stored = args.params is None and args.load_format not in ("dummy", "peer")
-    if is_stored and stored_format(args.load_format, source.folder) == "safetensors":
+        values = fitting_arrays(asked.model, asked.model, place)
+        return live_declaration(asked.model, source.config), values.items()
+    is_stored = asked.params is None and asked.load_format not in ("dummy", "peer")
+    if is_stored and stored_format(asked.load_format, source.folder) == "safetensors":
 
         def progress(label: str, total: int) -> Any:
             return bar(total=total, desc=label, unit="B", unit_scale=True)
 
         return open_model(
-            source.folder, dtype=args.dtype, quantization=args.quantization, place=place,
+            source.folder, dtype=asked.dtype, quantization=asked.quantization, place=place,
             progress=progress, config=source.config,
         )  # fmt: skip
     declared = abstract_model(source.config)
-    if args.params is not None:
-        return declared, given_parameters(source.config, declared, args.params, place).items()
-    if args.load_format == "peer":
-        settings = args.weight_settings
+    if asked.params is not None:
+        return declared, given_parameters(source.config, declared, asked.params, place).items()
+    if asked.load_format == "peer":
+        settings = asked.weight_settings
         assert settings is not None, "the settings of a peer were checked"
         return declared, peer_parameters(settings, declared, place, bar)
-    if args.load_format == "dummy":
-        return declared, dummy_arrays(declared, seed=args.seed or 0, place=place)
+    if asked.load_format == "dummy":
+        return declared, dummy_arrays(declared, seed=asked.seed or 0, place=place)
     # Importing Orbax takes two seconds, so only those who use it do.
     from jengine.weights.orbax_io import load_orbax
 
     place.refuse_several_processes("an Orbax checkpoint")
-    keeps_dtype = isinstance(args.dtype, str) and args.dtype == "auto"
+    keeps_dtype = isinstance(asked.dtype, str) and asked.dtype == "auto"
     model = load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
     return declared, emptied(named_arrays(model))
 
@@ -173,17 +173,19 @@ def stored_format(load_format: str, folder: Path) -> str:
     return "safetensors" if has_safetensors else "orbax"
 
 
-def live_config(args: EngineArgs) -> ModelConfig:
+def live_config(asked: ModelSettings) -> ModelConfig:
     """The config of a live module."""
-    if args.params is not None:
+    if asked.params is not None:
         raise ConfigError("model is a module, which has its parameters; leave params out.")
-    config = vars(args.model).get("config")
+    config = vars(asked.model).get("config")
     if not isinstance(config, ModelConfig):
         raise ConfigError(
-            f"model is a {type(args.model).__name__} without a jengine ModelConfig as .config. "
+            f"model is a {type(asked.model).__name__} without a jengine ModelConfig as .config. "
             "Build it with jengine.models.registry.build, or subclass "
             "jengine.models.language_model.LanguageModel."
         )
-    if with_dtype(config, args.dtype) != config:
-        raise ConfigError(f"dtype={args.dtype!r}: this live model's parameters are {config.dtype}.")
+    if with_dtype(config, asked.dtype) != config:
+        raise ConfigError(
+            f"dtype={asked.dtype!r}: this live model's parameters are {config.dtype}."
+        )
     return config

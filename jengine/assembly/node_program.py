@@ -33,9 +33,10 @@ def run_node(args: EngineArgs) -> str:
     args = EngineArgs.checked("node", **given.engine)  # as the core of node 0 has them
     checked_options(args)
     direction = Direction()
-    join_nodes(args, direction)
-    enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
-    core = device_side(args, open_model_source(args), bar, direction).core
+    asked = args.groups
+    join_nodes(asked.parallel, direction)
+    enable_compile_cache(args.compilation.get("cache_dir"))
+    core = device_side(asked, open_model_source(asked.model), bar, direction).core
     assert isinstance(core, FollowingCore), f"a node cannot follow with a {type(core).__name__}"
     logger.info("Node %d of %d is ready.", args.node_rank, args.nnodes)
     return follow(core)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import jax
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import ParallelSettings
 from jengine.assembly.settings.nodes import Nodes
 from jengine.errors import ConfigError
 from jengine.executor.multihost.directing import Direction
@@ -28,9 +28,9 @@ ADVICE = (
 )
 
 
-def join_nodes(args: EngineArgs, direction: Direction | None) -> None:
+def join_nodes(asked: ParallelSettings, direction: Direction | None) -> None:
     """Meet the other nodes, if there are some, before the first device is started."""
-    nodes = args.nodes
+    nodes = asked.nodes
     if not nodes.several:
         return
     if direction is None:
@@ -40,7 +40,7 @@ def join_nodes(args: EngineArgs, direction: Direction | None) -> None:
             "nodes. Or start the same program on every node after jax.distributed.initialize()."
         )
     logger.info("Node %d of %d meets the others at %s.", nodes.rank, nodes.count, nodes.coordinator)
-    seconds = MultihostSettings.checked(args.multihost).meet
+    seconds = MultihostSettings.checked(asked.multihost).meet
     with given_up_after(seconds, nodes, direction):
         try:
             jax.distributed.initialize(
@@ -77,13 +77,13 @@ def problem(nodes: Nodes) -> str:
     return f"node {nodes.rank} of {nodes.count} did not meet the others at {nodes.coordinator}"
 
 
-def check_nodes(args: EngineArgs, processes: Sequence[int]) -> None:
+def check_nodes(asked: ParallelSettings, processes: Sequence[int]) -> None:
     """Refuse a mesh without devices of some node, which would have nothing to do."""
-    nodes = args.nodes
+    nodes = asked.nodes
     idle = sorted(set(range(nodes.count)) - set(processes))
     if nodes.several and idle:
         raise ConfigError(
-            f"nnodes={nodes.count}, but none of the {args.devices_per_replica} devices that the "
+            f"nnodes={nodes.count}, but none of the {asked.devices_per_replica} devices that the "
             f"model is split over is of node {', '.join(map(str, idle))}. Give fewer nodes, or a "
             "tensor_parallel_size or pipeline_parallel_size that takes the devices of all."
         )

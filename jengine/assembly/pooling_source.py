@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import ModelSettings
 from jengine.config import HeadLayer, ModelConfig, PoolerConfig
 from jengine.errors import CheckpointError, ConfigError
 from jengine.models import registry
@@ -27,7 +27,7 @@ from jengine.weights.sentence_transformers import SentenceModel, read_sentence_m
 
 
 def with_pooling(
-    args: EngineArgs,
+    asked: ModelSettings,
     config: ModelConfig,
     hf: Mapping[str, object],
     folder: Path,
@@ -35,7 +35,7 @@ def with_pooling(
 ) -> ModelConfig:
     """The config of the model in a folder as it is used: to write, or to pool."""
     sentence = read_sentence_model(folder)
-    if not is_pooling(args, config, sentence):
+    if not is_pooling(asked, config, sentence):
         return config
     if hf.get("is_causal") is False and not config.sees_ahead:
         raise CheckpointError(
@@ -43,8 +43,8 @@ def with_pooling(
             "ones is not built; its embeddings would be those of another model."
         )
     facts = PoolingFacts(
-        convert=cast(Convert, args.convert),
-        user=args.pooler_config or PoolerConfig(),
+        convert=cast(Convert, asked.convert),
+        user=asked.pooler_config or PoolerConfig(),
         token_ids=classifier_tokens(hf, tokenizer),
         prompts=own_prompts(hf),
     )
@@ -73,17 +73,17 @@ def own_prompts(hf: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     return tuple((str(name), text) for name, text in given.items() if isinstance(text, str))
 
 
-def is_pooling(args: EngineArgs, config: ModelConfig, sentence: SentenceModel | None) -> bool:
+def is_pooling(asked: ModelSettings, config: ModelConfig, sentence: SentenceModel | None) -> bool:
     """Whether the model pools: as the settings say, or by its files."""
     by_name = pools_by_name(config.architecture)
-    if args.runner == "generate" and by_name:
+    if asked.runner == "generate" and by_name:
         raise ConfigError(
             f"This model does not support `--runner generate`: its class is {config.architecture}, "
             "which has no output head. Use `--runner pooling` or `--runner auto`."
         )
-    if args.runner != "auto":
-        return args.runner == "pooling"
-    converts = args.convert in ("embed", "classify")
+    if asked.runner != "auto":
+        return asked.runner == "pooling"
+    converts = asked.convert in ("embed", "classify")
     return converts or by_name or (sentence is not None and sentence.pooling is not None)
 
 

@@ -16,6 +16,7 @@ from flax import nnx
 from jengine.assembly.backend import start_backend
 from jengine.assembly.located import REFUSED
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import CacheSettings
 from jengine.config import ModelConfig
 from jengine.errors import CapacityError, JengineError
 from jengine.executor.choice import OWN_PROCESSES
@@ -39,20 +40,24 @@ def checked_here(args: EngineArgs) -> Check:
         hf = read_config_file(folder, args.hf_overrides)
         config = with_dtype(registry.model_config(hf), args.dtype)
         if args.executor in OWN_PROCESSES and not args.nodes.several:
-            check_memory(args, with_quantization(config, args.quantization))
+            check_memory(
+                args.groups.cache,
+                args.devices_per_replica,
+                with_quantization(config, args.quantization),
+            )
 
     return check
 
 
-def check_memory(args: EngineArgs, config: ModelConfig) -> None:
+def check_memory(asked: CacheSettings, devices: int, config: ModelConfig) -> None:
     """Refuse weights that are larger than the memory there is for them."""
-    start_backend(args.gpu_memory_utilization)
+    start_backend(asked.gpu_memory_utilization)
     needed = parameter_bytes(config)
     device = jax.local_devices()[0]
     # Devices of a CPU share its memory.
-    count = 1 if device.platform == "cpu" else args.devices_per_replica
-    spared = int(args.cpu_offload_gb * GIB) * count
-    free = available_bytes(device, args.gpu_memory_utilization) * count
+    count = 1 if device.platform == "cpu" else devices
+    spared = int(asked.cpu_offload_gb * GIB) * count
+    free = available_bytes(device, asked.gpu_memory_utilization) * count
     if needed - spared > free:
         raise CapacityError(
             f"its weights take {needed / GIGA:.1f} GB as {config.dtype}, and there are "

@@ -14,26 +14,24 @@ from typing import Any
 
 from jengine.assembly.engine import DeviceSide
 from jengine.assembly.processor_plugins import installed_processors
-from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError, JengineError, RequestError, UnsupportedFeature
 from jengine.logits_processor import LogitsProcessor
 from jengine.sampling.processor_sets import Processor
 from jengine.sampling_params import SamplingParams
 
 
-def engine_processors(args: EngineArgs) -> list[Processor]:
+def engine_processors(given: Sequence[Any] | None) -> list[Processor]:
     """The JAX functions that all requests of an engine use."""
-    return [one for one in _resolved(args) if not isinstance(one, type)]
+    return [one for one in _resolved(given) if not isinstance(one, type)]
 
 
-def host_processors(args: EngineArgs) -> tuple[type[LogitsProcessor], ...]:
+def host_processors(given: Sequence[Any] | None) -> tuple[type[LogitsProcessor], ...]:
     """The classes of processors that run on the host, for all requests of an engine."""
-    return tuple(one for one in _resolved(args) if isinstance(one, type))
+    return tuple(one for one in _resolved(given) if isinstance(one, type))
 
 
-def _resolved(args: EngineArgs) -> list[Any]:
-    given = args.logits_processors or ()
-    named = [resolved(one) if isinstance(one, str) else one for one in given]
+def _resolved(given: Sequence[Any] | None) -> list[Any]:
+    named = [resolved(one) if isinstance(one, str) else one for one in given or ()]
     return [*(one for one in installed_processors(checked) if one not in named), *named]
 
 
@@ -65,9 +63,9 @@ def checked(found: Any, named: str) -> Any:
 class RequestProcessors:
     """What an engine's processors make of the parameters of its requests."""
 
-    def __init__(self, args: EngineArgs, devices: DeviceSide | None) -> None:
-        self._usual = engine_processors(args)
-        self._classes = host_processors(args)
+    def __init__(self, given: Sequence[Any] | None, devices: DeviceSide | None) -> None:
+        self._usual = engine_processors(given)
+        self._classes = host_processors(given)
         self._sets = None if devices is None else devices.runners[0].loaded.processors
 
     def number(self, functions: Sequence[Processor]) -> int:

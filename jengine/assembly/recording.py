@@ -14,7 +14,7 @@ import msgspec
 
 import jengine
 from jengine.assembly.model_source import ModelSource
-from jengine.assembly.settings.args import SETTINGS, EngineArgs
+from jengine.assembly.settings.groups import WatchSettings
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.errors import ConfigError
 from jengine.executor.flight_recorder import FlightRecorder
@@ -23,14 +23,13 @@ from jengine.executor.recording import Origin, Recording
 
 
 def recorder_for(
-    args: EngineArgs, source: ModelSource, schedule: ScheduleConfig, cache: CacheConfig
+    asked: WatchSettings, source: ModelSource, schedule: ScheduleConfig, cache: CacheConfig
 ) -> Callable[[Executor], Executor]:
     """What puts a flight recorder around an executor, if there is to be one."""
-    folder, steps = args.flight_recorder, args.flight_recorder_steps
+    folder, steps = asked.flight_recorder, asked.flight_recorder_steps
     if folder is None:
         return lambda executor: executor
-    kept = [name for name, one in SETTINGS.items() if one.recorded]
-    settings = msgspec.to_builtins({name: getattr(args, name) for name in kept})
+    settings = msgspec.to_builtins(asked.recorded)
     origin = Origin(
         version=jengine.__version__,
         model="" if source.folder is None else str(source.folder.absolute()),

@@ -10,19 +10,19 @@ from typing import Any
 
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.model_source import load_parameters
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import ModelSettings
 from jengine.runner.step.leaves import LeafOrder, Leaves
 
 
 def weights_reader(
-    args: EngineArgs, source: ModelSource, order: LeafOrder, bar: Callable[..., Any]
+    asked: ModelSettings, source: ModelSource, order: LeafOrder, bar: Callable[..., Any]
 ) -> Callable[[Leaves | None], Leaves] | None:
     """Reads a replica's parameters; None for live ones, which are in no folder."""
-    if source.folder is None or args.params is not None:
+    if source.folder is None or asked.params is not None:
         return None
 
     def read(into: Leaves | None) -> Leaves:
-        _, values = load_parameters(args, source, order.places, bar)
+        _, values = load_parameters(asked, source, order.places, bar)
         return order.leaves(values, into=into)
 
     return read

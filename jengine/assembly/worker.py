@@ -52,11 +52,11 @@ def work(job: Job) -> None:
     secret = {"data_parallel_secret": job.secret.hex()}  # which came from Ray, and from nobody else
     args = EngineArgs.checked("worker", multihost=job.multihost, **{**job.settings, **secret})
     # A driver asks its workers nothing about programs that are still to come.
-    args.compilation_config = {**(args.compilation_config or {}), "wait_for": "all"}
-    enable_compile_cache((args.compilation_config or {}).get("cache_dir"))
+    args.compilation_config = {**args.compilation, "wait_for": "all"}
+    enable_compile_cache(args.compilation.get("cache_dir"))
     direction = Direction()
-    source = open_model_source(args)
-    side = device_side(args, source, progress_factory(False), direction)
+    source = open_model_source(args.groups.model)
+    side = device_side(args.groups, source, progress_factory(False), direction)
     if isinstance(side.core, FollowingCore):
         follow(side.core)
     else:

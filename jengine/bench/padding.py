@@ -118,9 +118,9 @@ def length(rng: random.Random, median: float, spread: float) -> int:
 def run(chats: list[Chat], device: str = "gpu", **settings: Any) -> CountingExecutor:
     """The ledger and the time of an engine that answers these chats."""
     config, usual = model_config(PUBLISHED[MODEL]), DEVICE_DEFAULTS[device]
-    args = EngineArgs("any", **settings)
-    schedule = schedule_config(args, config, usual)
-    steps = runner_config(args, config, schedule, {}, defaults=usual)
+    asked = EngineArgs("any", **settings).groups
+    schedule = schedule_config(asked, config, usual)
+    steps = runner_config(asked, config, schedule, defaults=usual)
     schedule = with_sizes(schedule, steps.ladders, usual)
     groups, size = steps.shapes.groups, steps.shapes.block_size
     cache = CacheCoordinator(CacheConfig(groups, size, (CACHE_TOKENS // size,) * len(groups)))

@@ -102,7 +102,7 @@ def paper_plan(
             raise ConfigError(f"--{name} {value}: expected 1 or more.")
     args = EngineArgs.checked("jengine", model=model, **settings)
     config = with_quantization(with_dtype(config_of(model), args.dtype), args.quantization)
-    schedule = schedule_config(args, config, DEVICE_DEFAULTS["gpu"])
+    schedule = schedule_config(args.groups, config, DEVICE_DEFAULTS["gpu"])
     if given is None:
         context = min(context, schedule.max_model_len)
     if context > schedule.max_model_len:
@@ -119,7 +119,7 @@ def paper_plan(
     if layout.pp > len(config.layers):
         raise ConfigError(f"--pp {layout.pp}: this model has only {len(config.layers)} layers.")
     usable = int(device.memory * args.gpu_memory_utilization)
-    block_size = block_tokens(args) * layout.dcp
+    block_size = block_tokens(args.groups) * layout.dcp
     if args.cpu_offload_gb and layout.pp > 1:
         raise UnsupportedFeature(
             f"--cpu-offload-gb with --pp {layout.pp}: stages keep their layers on their devices."

@@ -48,7 +48,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     if "tokenizer" not in settings and not (is_gguf(folder) or has_tokenizer(folder)):
         settings["skip_tokenizer_init"] = True
     args = EngineArgs.checked("compare", model=model, **settings)
-    source = open_model_source(args)
+    source = open_model_source(args.groups.model)
 
     def open_with(**sizes: Any) -> LLM:
         return open_llm(model, **few_programs({**sizes, **settings}, source.config))

@@ -79,10 +79,12 @@ def test_a_cpu_says_that_there_is_nothing_to_offload(
     args, places = jengine.EngineArgs(folder, cpu_offload_gb=4), places_of(folder)
     config = read_model_config(folder)
     with caplog.at_level(logging.WARNING):
-        assert with_layers_on_host(args, config, places, None) is places
+        assert with_layers_on_host(args.groups.cache, config, places, None) is places
     assert "cpu_offload_gb=4" in caplog.text and "nothing to offload" in caplog.text
     caplog.clear()
-    assert with_layers_on_host(jengine.EngineArgs(folder), config, places, None) is places
+    assert (
+        with_layers_on_host(jengine.EngineArgs(folder).groups.cache, config, places, None) is places
+    )
     assert not caplog.text
 
 

@@ -166,14 +166,14 @@ def test_what_runs_in_one_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     config = read_model_config(write_tiny_native(tmp_path, "llama"))
     args = EngineArgs("any", deterministic=True)
     monkeypatch.setattr(determinism, "available_backend", lambda *_: ("cpu", None))
-    assert not needs_one_segment(args, config)
-    assert "sharded" in str(batch_dependence(args, config, 2))
+    assert not needs_one_segment(args.groups.steps, config)
+    assert "sharded" in str(batch_dependence(args.groups.steps, config, 2))
     monkeypatch.setattr(determinism, "has_own_body", lambda config: True)
-    assert "body of its own" in str(batch_dependence(args, config, 1))
+    assert "body of its own" in str(batch_dependence(args.groups.steps, config, 1))
     for backend in ("xla", "triton"):
         monkeypatch.setattr(determinism, "available_backend", lambda *_, b=backend: (b, None))
-        assert needs_one_segment(args, config)
-        assert not needs_one_segment(EngineArgs("any"), config)
+        assert needs_one_segment(args.groups.steps, config)
+        assert not needs_one_segment(EngineArgs("any").groups.steps, config)
 
 
 def test_other_shapes_cannot_be_chosen_beside_one(folder: str) -> None:

@@ -138,9 +138,9 @@ def test_what_a_burst_cannot_be_combined_with(full_folder: Path) -> None:
     with pytest.raises(ConfigError, match="num_scheduler_steps=0: expected an integer"):
         tiny_engine(full_folder, num_scheduler_steps=0)
     args = EngineArgs(model=full_folder, num_scheduler_steps=4, skip_tokenizer_init=True)
-    config = open_model_source(args).config
+    config = open_model_source(args.groups.model).config
     with pytest.raises(UnsupportedFeature, match="num_scheduler_steps=4 with 2 pipeline stages"):
-        runner_config(args, config, schedule_config(args, config), {}, stages=2)
+        runner_config(args.groups, config, schedule_config(args.groups, config), stages=2)
 
 
 @pytest.mark.slow

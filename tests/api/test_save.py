@@ -55,9 +55,9 @@ def tensors(folder: Path) -> dict[str, bytes]:
 def loaded(folder: Path, **settings: Any) -> tuple[jax.Array, ...]:
     """The parameters that an engine would have, without building one."""
     args = EngineArgs.checked("LLM", model=folder, skip_tokenizer_init=True, **settings)
-    source = open_model_source(args)
+    source = open_model_source(args.groups.model)
     places = StagePlaces(Placement(one_device_mesh()), stage_layout(source.config, 1))
-    return tuple(value for _, value in load_parameters(args, source, places, tqdm)[1])
+    return tuple(value for _, value in load_parameters(args.groups.model, source, places, tqdm)[1])
 
 
 def names(folder: Path) -> set[str]:

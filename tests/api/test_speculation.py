@@ -187,8 +187,8 @@ def test_what_drafts_cannot_be_combined_with(full_folder: Path) -> None:
         with pytest.raises(UnsupportedFeature, match=named):
             tiny_engine(full_folder, **{**SPECULATIVE, "compilation_config": {}}, **settings)
     args = EngineArgs(model=full_folder, speculative_config=NGRAM, skip_tokenizer_init=True)
-    config = open_model_source(args).config
+    config = open_model_source(args.groups.model).config
     with pytest.raises(UnsupportedFeature, match="2 pipeline stages"):
-        runner_config(args, config, schedule_config(args, config), {}, stages=2)
+        runner_config(args.groups, config, schedule_config(args.groups, config), stages=2)
     with pytest.raises(ConfigError, match="num_speculative_tokens"):
         EngineArgs(model=full_folder, speculative_config={"method": "ngram"})

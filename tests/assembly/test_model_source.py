@@ -23,30 +23,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_only_the_tokenizers_own_end_token_ends_without_a_reason(folder: Path) -> None:
-    source = open_model_source(EngineArgs(folder))
+    source = open_model_source(EngineArgs(folder).groups.model)
     assert (source.eos_token_ids, source.stop_token_ids) == ((2,), (0,))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 2, 10**6]}))
-    source = open_model_source(EngineArgs(folder))
+    source = open_model_source(EngineArgs(folder).groups.model)
     assert (source.eos_token_ids, source.stop_token_ids) == ((2,), (9,))
-    source = open_model_source(EngineArgs(folder, skip_tokenizer_init=True))
+    source = open_model_source(EngineArgs(folder, skip_tokenizer_init=True).groups.model)
     assert (source.eos_token_ids, source.stop_token_ids) == ((2,), (9,)), "the model's own"
 
 
 def test_entries_of_the_generation_config_can_be_overridden() -> None:
     override = {"temperature": 0.25, "eos_token_id": 7}
-    source = open_model_source(EngineArgs("demo", override_generation_config=override))
+    source = open_model_source(EngineArgs("demo", override_generation_config=override).groups.model)
     assert source.generation["temperature"] == 0.25
     assert source.generation["top_p"] == 0.9
     assert source.stop_token_ids == (7,)
     alone = EngineArgs("demo", override_generation_config=override, generation_config="vllm")
-    assert open_model_source(alone).generation == {"temperature": 0.25, "eos_token_id": (7,)}
+    assert open_model_source(alone.groups.model).generation == {
+        "temperature": 0.25,
+        "eos_token_id": (7,),
+    }
 
 
 def test_a_wrong_override_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no key 'temprature'.*Did you mean 'temperature'"):
-        open_model_source(EngineArgs("demo", override_generation_config={"temprature": 1}))
+        open_model_source(
+            EngineArgs("demo", override_generation_config={"temprature": 1}).groups.model
+        )
     with pytest.raises(CheckpointError, match="override_generation_config: 'top_p': given 2"):
-        open_model_source(EngineArgs("demo", override_generation_config={"top_p": 2}))
+        open_model_source(EngineArgs("demo", override_generation_config={"top_p": 2}).groups.model)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +66,4 @@ def test_a_wrong_override_is_refused() -> None:
 )
 def test_what_is_no_model(model: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        open_model_source(EngineArgs(model))
+        open_model_source(EngineArgs(model).groups.model)

@@ -30,7 +30,7 @@ def stored(format: WeightFormat) -> Quantization:
 def test_quantized_weights_have_the_same_bits_in_any_batch_where_kernels_multiply() -> None:
     args = EngineArgs("demo", attention_backend="cpu")
     for name in (None, "int8", "int4"):
-        assert batch_dependence(args, with_quantization(PLAIN, name), 1) is None
+        assert batch_dependence(args.groups.steps, with_quantization(PLAIN, name), 1) is None
     unpacked = EngineArgs("demo", attention_backend="cpu", pack_weights=False)
     odd = replace(PLAIN, quantization=stored(WeightFormat("int8", 3)))
     for settings, config in (
@@ -38,7 +38,7 @@ def test_quantized_weights_have_the_same_bits_in_any_batch_where_kernels_multipl
         (unpacked, with_quantization(PLAIN, "int8")),
         (args, odd),
     ):
-        why = batch_dependence(settings, config, 1)
+        why = batch_dependence(settings.groups.steps, config, 1)
         assert why is not None and "quantized" in why
 
 

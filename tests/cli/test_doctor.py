@@ -227,7 +227,7 @@ def test_no_memory_at_all_is_a_problem(tiny: Path) -> None:
 def engine_takes(args: EngineArgs, folder: Path) -> bool:
     """Whether the engine's own sizing finds room for a request as long as the context."""
     config = read_model_config(folder)
-    wanted = runner_config(args, config, schedule_config(args, config), {})
+    wanted = runner_config(args.groups, config, schedule_config(args.groups, config))
     demands = [
         BlockDemand(group, block_bytes(group, wanted.shapes.block_size, wanted.cache_dtype), *need)
         for group, need in zip(config.groups, wanted.demands, strict=True)

@@ -212,7 +212,7 @@ def test_every_process_has_an_address_and_a_port_of_its_own() -> None:
 def test_events_without_anything_to_find_are_refused() -> None:
     args = EngineArgs("demo", kv_events_config={"enable_kv_cache_events": True})
     with pytest.raises(ConfigError, match=r"without prefix caching.*Leave it out"):
-        planned_transfers(args, "", make_cache(enable_prefix_caching=False), 0)
+        planned_transfers(args.groups.cache, "", make_cache(enable_prefix_caching=False), 0)
 
 
 class OwnKind:

@@ -96,7 +96,7 @@ def test_a_tokenizer_of_another_revision(hub: Hub) -> None:
 
 def test_adapters_are_found_for_users_and_not_for_clients(hub: Hub) -> None:
     hub.repos["a/lora"] = Repo({"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"})
-    find = adapter_finder(EngineArgs("demo"))
+    find = adapter_finder(EngineArgs("demo").hub)
     assert (Path(find("a/lora")) / "adapter_model.safetensors").read_bytes() == b"x"
     for path in ("/some/folder", f"/adapters/models--a--lora/snapshots/{OLDER}"):
         assert find(path) == path

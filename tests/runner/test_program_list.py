@@ -40,8 +40,8 @@ LADDERS = Ladders((8, 32, 128, 256), (256, 512, 1024, 2048, 4096, 8192), (4,))
 def defaults(device: str, *, penalises: bool = False, **settings: Any) -> RunnerConfig:
     """The settings of an engine for an 8B model on such a device. Compiles nothing."""
     args, usual = EngineArgs("any", **settings), DEVICE_DEFAULTS[device]
-    schedule = schedule_config(args, LARGE, usual)
-    return runner_config(args, LARGE, schedule, {}, defaults=usual, penalises=penalises)
+    schedule = schedule_config(args.groups, LARGE, usual)
+    return runner_config(args.groups, LARGE, schedule, defaults=usual, penalises=penalises)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_drafts_with_recurrent_layers_are_sampled_with_the_model() -> None:
     config = model_config(settings)
     for drafts, part in ((None, Part.FORWARD), (ngram, Part.STEP)):
         args, usual = EngineArgs("any", speculative_config=drafts), DEVICE_DEFAULTS["cpu"]
-        schedule = schedule_config(args, config, usual)
-        programs = runner_config(args, config, schedule, {}, defaults=usual).programs
+        schedule = schedule_config(args.groups, config, usual)
+        programs = runner_config(args.groups, config, schedule, defaults=usual).programs
         assert {tier.part for _, tier in programs.models} == {part}
         assert programs.largest[0][1].part is part
 
@@ -114,15 +114,15 @@ def test_tiles_of_prompts_fill_a_program_of_attention() -> None:
     args = EngineArgs("any")
     for layers, tile in ((LARGE.layers, 32), (few.layers, 64), ((first, *few.layers), 128)):
         config = dataclasses.replace(few, layers=layers)
-        alone = schedule_config(args, config, gpu, stages=2)
+        alone = schedule_config(args.groups, config, gpu, stages=2)
         assert (alone.prefill_tile, alone.joined_tiles) == (tile, 1)
-        plain = schedule_config(EngineArgs("any", attention_backend="xla"), config, gpu)
+        plain = schedule_config(EngineArgs("any", attention_backend="xla").groups, config, gpu)
         assert (plain.prefill_tile, plain.joined_tiles) == (tile, 1)
-        joined = schedule_config(args, config, gpu)
+        joined = schedule_config(args.groups, config, gpu)
         assert (joined.prefill_tile, joined.joined_tiles) == (8, tile // 8)
-        assert schedule_config(args, config, DEVICE_DEFAULTS["cpu"]).prefill_tile == 32
+        assert schedule_config(args.groups, config, DEVICE_DEFAULTS["cpu"]).prefill_tile == 32
         exact = EngineArgs("any", deterministic=True, attention_backend="xla")
-        assert schedule_config(exact, config, gpu).prefill_tile == 1
+        assert schedule_config(exact.groups, config, gpu).prefill_tile == 1
 
 
 def test_decodes_read_together_on_gpus_unless_that_is_turned_off() -> None:
@@ -130,8 +130,8 @@ def test_decodes_read_together_on_gpus_unless_that_is_turned_off() -> None:
 
     def settings(device: DeviceDefaults = gpu, **given: Any) -> tuple[int, bool]:
         args = EngineArgs("any", **given)
-        schedule = schedule_config(args, LARGE, device)
-        shapes = runner_config(args, LARGE, schedule, {}, defaults=device).shapes
+        schedule = schedule_config(args.groups, LARGE, device)
+        shapes = runner_config(args.groups, LARGE, schedule, defaults=device).shapes
         return schedule.shared_blocks, shapes.reads_together
 
     assert settings() == (16, True), "256 tokens"
@@ -299,19 +299,23 @@ def test_the_smallest_that_is_compiled_stands_in_for_one_that_is_to_come(device:
 def test_the_samplers_state_is_a_pool_of_limited_size() -> None:
     usual, most = DEVICE_DEFAULTS["gpu"], 1024
     args = EngineArgs("any", max_num_seqs=most)
-    assert schedule_config(args, LARGE, usual).sampler_rows == 256
-    assert schedule_config(args, LARGE, usual, penalises=True).sampler_rows == most
-    assert schedule_config(EngineArgs("any"), LARGE, DEVICE_DEFAULTS["cpu"]).sampler_rows == 8
+    assert schedule_config(args.groups, LARGE, usual).sampler_rows == 256
+    assert schedule_config(args.groups, LARGE, usual, penalises=True).sampler_rows == most
+    assert (
+        schedule_config(EngineArgs("any").groups, LARGE, DEVICE_DEFAULTS["cpu"]).sampler_rows == 8
+    )
     for given, expected in ((700, 700), (5000, most)):
         args = EngineArgs("any", max_num_seqs=most, compilation_config={"max_adjusted_seqs": given})
-        assert schedule_config(args, LARGE, usual).sampler_rows == expected
+        assert schedule_config(args.groups, LARGE, usual).sampler_rows == expected
     with pytest.raises(ConfigError, match=r"max_adjusted_seqs'\]='x': expected a positive"):
         args = EngineArgs("any", compilation_config={"max_adjusted_seqs": "x"})
-        schedule_config(args, LARGE, usual)
+        schedule_config(args.groups, LARGE, usual)
 
 
 def test_bytes_of_the_samplers_state() -> None:
-    schedule = schedule_config(EngineArgs("any", max_num_seqs=1024), LARGE, DEVICE_DEFAULTS["gpu"])
+    schedule = schedule_config(
+        EngineArgs("any", max_num_seqs=1024).groups, LARGE, DEVICE_DEFAULTS["gpu"]
+    )
     memory = Memory(LARGE, Layout(), schedule, 16, usable=80 * 10**9)
     # 1,024 rows of 128,256 tokens of vocabulary and 131,072 tokens of context took 1.6 GB.
     pool, tables = 256 * row_bytes(128_256, 131_072), 4 * 1024 * 131_072 // 16

@@ -64,9 +64,9 @@ def loaded(
 ) -> tuple[Watched, dict[str, np.ndarray]]:
     """Load as an engine does; the parameters are those that come back from the leaves."""
     args = EngineArgs.checked("LLM", model=folder, skip_tokenizer_init=True, **settings)
-    source = open_model_source(args)
+    source = open_model_source(args.groups.model)
     places = StagePlaces(Placement(one_device_mesh()), stage_layout(source.config, 1))
-    model, values = load_parameters(args, source, places, tqdm)
+    model, values = load_parameters(args.groups.model, source, places, tqdm)
     order, watched = LeafOrder(model, places, backend), Watched(values)
     found = order.values(order.leaves(watched))
     return watched, {path: np.asarray(value) for path, value in found.items()}

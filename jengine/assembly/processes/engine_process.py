@@ -118,7 +118,7 @@ def replicas_over(
 ) -> Engine:
     """The engine of several cores that share a mailbox, once all are ready. The first one's
     progress is told."""
-    tokenizer = tokenizer_of(args, folder)
+    tokenizer = tokenizer_of(args.groups.model, folder)
     told = tell_tokenizer(clients, tokenizer)
     ready = [
         client.wait_until_ready(tell if index == 0 else None, seconds)
@@ -130,7 +130,9 @@ def replicas_over(
         clients, mailbox, cache.block_size, order_of(schedule.policy),
         stored_as=cache.stored_as, tokenizer=told,
     )  # fmt: skip
-    source = ModelSource(ready[0].model.config, folder, tokenizer, generation_of(args, folder))
+    source = ModelSource(
+        ready[0].model.config, folder, tokenizer, generation_of(args.groups.model, folder)
+    )
     args = replace(args, model=str(folder))
     return engine_of(args, source, client, schedule, cache, ready[0].platform)
 
@@ -172,11 +174,13 @@ def engine_over(
     args: EngineArgs, folder: Path, client: ProcessClient, tell: Tell | None, seconds: float
 ) -> Engine:
     """The engine of a core, once that is ready."""
-    tokenizer = tokenizer_of(args, folder)  # while the core loads its weights
+    tokenizer = tokenizer_of(args.groups.model, folder)  # while the core loads its weights
     tell_tokenizer([client], tokenizer)
     ready = client.wait_until_ready(tell, seconds)
     check_version(client, ready)
-    source = ModelSource(ready.model.config, folder, tokenizer, generation_of(args, folder))
+    source = ModelSource(
+        ready.model.config, folder, tokenizer, generation_of(args.groups.model, folder)
+    )
     args = replace(args, model=str(folder))
     return engine_of(args, source, client, ready.schedule, ready.cache, ready.platform)
 

@@ -25,6 +25,7 @@ from jengine.assembly.settings.checked_args import (
 from jengine.assembly.settings.dict_settings import COMPILATION_KEYS
 from jengine.assembly.settings.expert_settings import balance_config
 from jengine.assembly.settings.flags import add_field_flags
+from jengine.assembly.settings.groups import Groups, groups_of
 from jengine.assembly.settings.nodes import Nodes
 from jengine.assembly.settings.pooling_settings import checked_overrides, checked_pooler_config
 from jengine.assembly.settings.ranks import Ranks
@@ -55,7 +56,7 @@ from jengine.assembly.settings.vllm_args import (
     own_settings,
 )
 from jengine.assembly.settings.warm_up import WarmUp
-from jengine.config import CACHE_CODES, BalanceConfig
+from jengine.config import CACHE_CODES, BalanceConfig, SpeculativeConfig
 from jengine.connectors.kv_events import EventSettings, event_settings
 from jengine.connectors.settings import TransferSettings, transfer_settings
 from jengine.connectors.weight_settings import WeightSettings, weight_settings
@@ -498,6 +499,27 @@ class EngineArgs:
         check_args(self, SETTINGS)
 
     @property
+    def groups(self) -> Groups:
+        """The settings as rooms take them."""
+        return groups_of(self, self.adapter_limits)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The settings that an engine needs to run recorded steps again, besides sizes."""
+        return {name: getattr(self, name) for name, one in SETTINGS.items() if one.recorded}
+
+    @property
+    def compilation(self) -> dict[str, Any]:
+        """The entries of compilation_config; {}: all as usual."""
+        return dict(self.compilation_config or {})
+
+    @property
+    def drafts(self) -> SpeculativeConfig | None:
+        """How several tokens of a row are guessed for one step; None: they are not."""
+        given = self.speculative_config
+        return None if given is None else speculative_config(given)
+
+    @property
     def nodes(self) -> Nodes:
         """The nodes that run the steps of one replica."""
         return Nodes(self.nnodes, self.node_rank, self.master_addr, self.master_port)
@@ -585,7 +607,7 @@ class EngineArgs:
     def warm_up(self) -> WarmUp:
         """The settings that decide which programs are compiled before requests are admitted."""
         return WarmUp(
-            (self.compilation_config or {}).get("wait_for"),
+            self.compilation.get("wait_for"),
             seeded=self.seed is not None,
             deterministic=self.deterministic,
             strict=self.strict,

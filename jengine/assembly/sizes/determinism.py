@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import StepSettings
 from jengine.config import ModelConfig
 from jengine.models.registry import has_own_body
 from jengine.quantization.cpu_codes import kernels_take
@@ -25,19 +25,19 @@ from pallas_kernels.choice import SLOPED
 logger = logging.getLogger(__name__)
 
 
-def needs_one_segment(args: EngineArgs, config: ModelConfig, devices: int = 1) -> bool:
+def needs_one_segment(asked: StepSettings, config: ModelConfig, devices: int = 1) -> bool:
     """Whether deterministic mode has to run every token in one shape. `devices` of one replica."""
-    if not args.deterministic:
+    if not asked.deterministic:
         return False
-    why = batch_dependence(args, config, devices)
+    why = batch_dependence(asked, config, devices)
     if why is not None:
         logger.info("deterministic=True runs every token in one shape, which is slower: %s.", why)
     return why is not None
 
 
-def batch_dependence(args: EngineArgs, config: ModelConfig, devices: int) -> str | None:
+def batch_dependence(asked: StepSettings, config: ModelConfig, devices: int) -> str | None:
     """Why a row's bits may depend on the rest of the batch, or None."""
-    backend, _ = available_backend(args.attention_backend, config.groups)
+    backend, _ = available_backend(asked.attention_backend, config.groups)
     if backend not in BATCH_INVARIANT:
         return f"matmuls and attention run on {backend}, which rounds differently in each shape"
     if any(group.spec.shares_heads for group in config.groups):
@@ -48,16 +48,16 @@ def batch_dependence(args: EngineArgs, config: ModelConfig, devices: int) -> str
         return "recurrent layers compute prompts in chunks, which round otherwise than decodes"
     if devices > 1:
         return "the model is sharded, and XLA adds up what devices have of a sum"
-    if config.quantization is not None and not in_kernels(args, config.quantization):
+    if config.quantization is not None and not in_kernels(asked, config.quantization):
         return "XLA multiplies by quantized weights, which rounds differently in each shape"
     if has_own_body(config):
         return f"{config.architecture} has a body of its own, whose operations are not known"
     return None
 
 
-def in_kernels(args: EngineArgs, quantization: Quantization) -> bool:
+def in_kernels(asked: StepSettings, quantization: Quantization) -> bool:
     """Whether the CPU kernels multiply by all weights of these formats."""
     formats = [stored.weights for _, stored in quantization.groups]
-    return args.pack_weights is not False and all(
+    return asked.pack_weights is not False and all(
         kernels_take(one) and (one.group is None or one.group % 2 == 0) for one in formats
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import Groups
 from jengine.runner.variants.buckets import FirstRungs
 
 BLOCK_SIZE = 16
@@ -59,6 +59,6 @@ def device_defaults() -> DeviceDefaults:
     return DEVICE_DEFAULTS["cpu" if jax.default_backend() == "cpu" else "gpu"]
 
 
-def block_tokens(args: EngineArgs) -> int:
+def block_tokens(asked: Groups) -> int:
     """Tokens of a cache block, on all devices that have a part of it."""
-    return (args.block_size or BLOCK_SIZE) * args.decode_context_parallel_size
+    return (asked.cache.block_size or BLOCK_SIZE) * asked.parallel.decode_context_parallel_size

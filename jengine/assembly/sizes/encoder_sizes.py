@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jengine.assembly.processors import host_processors
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import Groups, MediaSettings, StepSettings
 from jengine.assembly.sizes.ladders import rungs
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import ConfigError, UnsupportedFeature
@@ -21,17 +21,17 @@ SMALLEST_TEXT = 64  # tokens of texts that an encoder takes at once
 USUAL_SOURCES = 8  # audio or texts whose keys and values the device keeps
 
 
-def encoder_tokens(args: EngineArgs, config: ModelConfig, max_model_len: int) -> int:
+def encoder_tokens(asked: Groups, config: ModelConfig, max_model_len: int) -> int:
     """Embeddings of images, or positions of audio or text, that the device keeps; 0: the model has
     no encoder."""
     cross = config.cross_encoder
     if config.vision is None and cross is None:
         return 0
-    given, least = (args.compilation_config or {}).get("encoder_tokens"), tokens_of_one(config)
+    given, least = asked.steps.compilation.get("encoder_tokens"), tokens_of_one(config)
     if given is None and cross is not None:
-        given = min(args.max_num_seqs or USUAL_SOURCES, USUAL_SOURCES) * cross.positions
+        given = min(asked.schedule.max_num_seqs or USUAL_SOURCES, USUAL_SOURCES) * cross.positions
     elif given is None:
-        given = min(max_model_len, max(USUAL_TOKENS, args.max_num_batched_tokens or 0))
+        given = min(max_model_len, max(USUAL_TOKENS, asked.schedule.max_num_batched_tokens or 0))
     if type(given) is not int or given < least:
         raise ConfigError(
             f"compilation_config['encoder_tokens']={given!r}: expected an integer of at least "
@@ -40,9 +40,9 @@ def encoder_tokens(args: EngineArgs, config: ModelConfig, max_model_len: int) ->
     return given
 
 
-def takes_images(args: EngineArgs, config: ModelConfig) -> bool:
+def takes_images(asked: MediaSettings, config: ModelConfig) -> bool:
     """Whether prompts may have images: the model takes them, and limits allow some."""
-    limits = args.limit_mm_per_prompt
+    limits = asked.limit_mm_per_prompt
     given = limits if isinstance(limits, Mapping) else {}
     vision = config.vision
     return vision is not None and any(given.get(kind, 1) != 0 for kind in kinds_of(vision))
@@ -58,7 +58,7 @@ def tokens_of_one(config: ModelConfig) -> int:
     return max((vision.image_size // vision.patch_size // vision.merger.side) ** 2, 1)
 
 
-def patch_sizes(args: EngineArgs, config: ModelConfig, tokens: int) -> tuple[int, ...]:
+def patch_sizes(asked: StepSettings, config: ModelConfig, tokens: int) -> tuple[int, ...]:
     """Numbers of patches that the encoder's programs take: up to those of all embeddings; of
     tokens, up to those of the longest text."""
     vision, text = config.vision, config.source_encoder
@@ -66,7 +66,7 @@ def patch_sizes(args: EngineArgs, config: ModelConfig, tokens: int) -> tuple[int
         return (config.speech.positions,)  # all audio has one length
     if text is not None:
         what = f"{text.positions} or more, the tokens of the longest text"
-        return encoder_ladder(args, 1, text.positions, SMALLEST_TEXT, what)
+        return encoder_ladder(asked, 1, text.positions, SMALLEST_TEXT, what)
     if vision is None:
         return ()
     # The largest run holds an image of all tokens; class vectors come on top.
@@ -75,14 +75,14 @@ def patch_sizes(args: EngineArgs, config: ModelConfig, tokens: int) -> tuple[int
     if vision.class_vector:
         most += tokens // tokens_of_one(config) * each
     what = f"{most} or more, the patches of encoder_tokens={tokens}"
-    return encoder_ladder(args, each, most, SMALLEST_RUN, what)
+    return encoder_ladder(asked, each, most, SMALLEST_RUN, what)
 
 
 def encoder_ladder(
-    args: EngineArgs, each: int, most: int, smallest: int, what: str
+    asked: StepSettings, each: int, most: int, smallest: int, what: str
 ) -> tuple[int, ...]:
     """Multiples of `each` up to `most`, which is `what`: the user's, or doubled ones."""
-    given = (args.compilation_config or {}).get("patch_sizes")
+    given = asked.compilation.get("patch_sizes")
     if given is None:
         sizes, size = [], min(smallest, most)
         while size < most:
@@ -103,7 +103,7 @@ def encoder_ladder(
 
 
 def refuse_beside_images(
-    args: EngineArgs, config: ModelConfig, schedule: ScheduleConfig, stages: int
+    asked: Groups, config: ModelConfig, schedule: ScheduleConfig, stages: int
 ) -> None:
     """Raise for what an engine with an encoder cannot be combined with."""
     if config.vision is None and config.cross_encoder is None:
@@ -111,19 +111,20 @@ def refuse_beside_images(
     cross = "audio" if config.speech is not None else "text for its encoder"
     what = "images" if config.cross_encoder is None else cross
     ahead = config.vision is not None and config.vision.sees_ahead
-    apart = args.mm_encoder_tp_mode == "data"
-    speculative = args.speculative_config or {}
+    apart = asked.media.mm_encoder_tp_mode == "data"
+    drafts = asked.schedule.drafts
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
         "deterministic=True where XLA multiplies": schedule.one_segment and ahead,
-        "decode_context_parallel_size": args.decode_context_parallel_size > 1 and ahead,
-        "enable_prompt_embeds": args.enable_prompt_embeds,
-        "enable_lora": args.enable_lora,
-        "cpu_offload_gb and mm_encoder_tp_mode='data'": bool(args.cpu_offload_gb) and apart,
-        "logits_processors that run on the host": bool(host_processors(args)),
-        f"executor={args.executor!r}": args.executor not in ("auto", "local"),
-        "speculative_config with a model that guesses": "model" in speculative,
-        **(refused_across(args, config) if config.cross_encoder is not None else {}),
+        "decode_context_parallel_size": asked.parallel.decode_context_parallel_size > 1 and ahead,
+        **asked.in_use("enable_prompt_embeds", "enable_lora"),
+        "cpu_offload_gb and mm_encoder_tp_mode='data'": bool(asked.cache.cpu_offload_gb) and apart,
+        "logits_processors that run on the host": bool(
+            host_processors(asked.steps.logits_processors)
+        ),
+        **asked.in_use("executor"),
+        "speculative_config with a model that guesses": bool(drafts and drafts.model),
+        **(refused_across(asked, config) if config.cross_encoder is not None else {}),
     }
     for name, is_asked in others.items():
         if is_asked:
@@ -133,13 +134,15 @@ def refuse_beside_images(
             )
 
 
-def refused_across(args: EngineArgs, config: ModelConfig) -> dict[str, bool]:
+def refused_across(asked: Groups, config: ModelConfig) -> dict[str, bool]:
     """What cross attention cannot be combined with, by what users call it."""
     return {
-        f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps > 1,
-        "speculative_config": args.speculative_config is not None,
-        "deterministic=True": args.deterministic,
-        "enable_sleep_mode": args.enable_sleep_mode,
-        "decode_context_parallel_size": args.decode_context_parallel_size > 1,
+        **asked.in_use(
+            "num_scheduler_steps",
+            "speculative_config",
+            "deterministic",
+            "enable_sleep_mode",
+            "decode_context_parallel_size",
+        ),
         "a pooling runner": config.pooling is not None,
     }

@@ -5,6 +5,7 @@ In: limits of a step and `compilation_config`. Out: Ladders that hold every step
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from jengine.runner.variants.buckets import FirstRungs, Ladders, StepShapes, def
 
 
 def ladders_for(
-    schedule: ScheduleConfig, shapes: StepShapes, compilation: dict[str, Any], first: FirstRungs
+    schedule: ScheduleConfig, shapes: StepShapes, compilation: Mapping[str, Any], first: FirstRungs
 ) -> Ladders:
     """The ladders of an engine; `first` are the lowest rungs of the default ones."""
     ladders = default_ladders(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import Groups, ScheduleSettings, StepSettings
 from jengine.assembly.sizes.determinism import needs_one_segment
 from jengine.assembly.sizes.device_defaults import (
     DETERMINISTIC_TOKENS,
@@ -25,7 +25,6 @@ from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.runner.step.attention_backend import available_backend
 from jengine.runner.variants.buckets import FEWEST_DECODE_ROWS
 from jengine.sampling.admission import row_bytes
-from jengine.speculative.config import speculative_config
 from pallas_kernels.decode_attention import CASCADING, least_shared
 from pallas_kernels.prefill_attention import JOINING, tokens_of_tile
 
@@ -39,7 +38,7 @@ POOLED_ROWS = 64
 
 
 def schedule_config(
-    args: EngineArgs,
+    asked: Groups,
     config: ModelConfig,
     defaults: DeviceDefaults | None = None,
     *,
@@ -52,82 +51,77 @@ def schedule_config(
     `penalises`: requests have penalties unless they say otherwise. `devices`: of one replica.
     `stages`: of the pipeline; None: as the arguments say.
     """
-    one_segment = needs_one_segment(args, config, devices)
-    joins = joins_tiles(args, config, defaults, stages or args.pipeline_parallel_size)
-    shared = shared_blocks(args, config, defaults)
+    one_segment = needs_one_segment(asked.steps, config, devices)
+    joins = joins_tiles(asked, config, defaults, stages or asked.parallel.pipeline_parallel_size)
+    shared = shared_blocks(asked, config, defaults)
     defaults = defaults or device_defaults()
     run = 1 if one_segment else prefill_tile(config, defaults)
     tile = JOINED_TILE if joins and run > 1 else run
     pooling = config.pooling
-    chunked = args.enable_chunked_prefill and not config.sees_ahead
+    chunked = asked.schedule.enable_chunked_prefill and not config.sees_ahead
     own_length = pooling.max_length if pooling and pooling.max_length else config.usual_context
-    max_model_len = args.max_model_len or min(own_length, config.usual_context)
+    max_model_len = asked.schedule.max_model_len or min(own_length, config.usual_context)
     if max_model_len > config.longest_context:
         raise ConfigError(
             f"max_model_len={max_model_len} is beyond the {config.longest_context} positions that "
             "this model was made for. Lower it."
         )
     if pooling is not None:
-        refuse_for_pooling(args, one_segment=one_segment)
+        refuse_for_pooling(asked, one_segment=one_segment)
     if max_model_len < 2:
         raise ConfigError("max_model_len=1: expected at least 2, a prompt token and an answer.")
     usual_rows = defaults.max_num_seqs if pooling is None else POOLED_ROWS
-    rows = args.max_num_seqs or usual_rows
-    given = args.speculative_config
-    speculative = None if given is None else speculative_config(given)
-    most_drafts = 0 if speculative is None else speculative.num_speculative_tokens
-    masked_drafts = 0 if speculative is None else speculative.num_speculative_tokens
+    rows = asked.schedule.max_num_seqs or usual_rows
+    drafts = asked.schedule.drafts
+    most_drafts = 0 if drafts is None else drafts.num_speculative_tokens
     return ScheduleConfig(
         max_num_seqs=rows,
         max_num_batched_tokens=_batched_tokens(
-            args, FEWEST_DECODE_ROWS if pooling else decode_rows(rows, most_drafts), max_model_len,
+            asked, FEWEST_DECODE_ROWS if pooling else decode_rows(rows, most_drafts), max_model_len,
             tile,
             DETERMINISTIC_TOKENS if one_segment else defaults.max_num_batched_tokens,
             chunked=chunked,
         ),
         max_model_len=max_model_len,
-        policy=args.scheduling_policy,
+        policy=asked.schedule.scheduling_policy,
         enable_chunked_prefill=chunked,
-        long_prefill_token_threshold=args.long_prefill_token_threshold,
+        long_prefill_token_threshold=asked.schedule.long_prefill_token_threshold,
         prefill_tile=tile,
         joined_tiles=run // tile,
         shared_blocks=shared,
-        num_scheduler_steps=_steps_at_once(args, one_segment),
+        num_scheduler_steps=_steps_at_once(asked.schedule, one_segment),
         max_adjusted_seqs=1 if pooling else _adjusted_seqs(
-            args, rows, penalises, row_bytes(config.vocab_size, max_model_len, masked_drafts)
+            asked.steps, rows, penalises, row_bytes(config.vocab_size, max_model_len, most_drafts)
         ),
         one_segment=one_segment,
         vocab_size=config.vocab_size,
-        speculative=speculative,
-        max_loras=args.max_loras if args.enable_lora else 0,
-        encoder_tokens=encoder_tokens(args, config, max_model_len),
+        speculative=drafts,
+        max_loras=0 if asked.adapters is None else asked.adapters.max_loras,
+        encoder_tokens=encoder_tokens(asked, config, max_model_len),
         answer_room=0 if pooling else 1,
     )  # fmt: skip
 
 
-def refuse_for_pooling(args: EngineArgs, *, one_segment: bool) -> None:
+def refuse_for_pooling(asked: Groups, *, one_segment: bool) -> None:
     """Raise for what makes no sense where nothing is written, or is not built for it."""
-    asked = {
-        "speculative_config": args.speculative_config is not None,
-        f"num_scheduler_steps={args.num_scheduler_steps}": args.num_scheduler_steps != 1,
-        f"pipeline_parallel_size={args.pipeline_parallel_size}": (
-            (args.pipeline_parallel_size or 1) > 1
-        ),
+    executor, stages = asked.parallel.executor, asked.parallel.pipeline_parallel_size or 1
+    others = {
+        **asked.in_use("speculative_config", "num_scheduler_steps"),
+        f"pipeline_parallel_size={stages}": stages > 1,
         "deterministic=True where XLA multiplies": one_segment,
-        "enable_prompt_embeds": args.enable_prompt_embeds,
-        "enable_lora": args.enable_lora,
-        "logits_processors": bool(args.logits_processors),
-        f"executor={args.executor!r}": args.executor not in ("auto", "local", "multihost"),
+        **asked.in_use("enable_prompt_embeds", "enable_lora"),
+        "logits_processors": bool(asked.steps.logits_processors),
+        f"executor={executor!r}": executor not in ("auto", "local", "multihost"),
     }
-    for name, is_asked in asked.items():
+    for name, is_asked in others.items():
         if is_asked:
             raise UnsupportedFeature(f"{name} with a pooling model is not built; leave {name} out.")
 
 
-def _adjusted_seqs(args: EngineArgs, rows: int, penalises: bool, row_size: int) -> int:
+def _adjusted_seqs(asked: StepSettings, rows: int, penalises: bool, row_size: int) -> int:
     """Requests with penalties, biases or masks that may run at once: all, if their state of so many
     bytes each is small or every request has them."""
-    given = (args.compilation_config or {}).get("max_adjusted_seqs")
+    given = asked.compilation.get("max_adjusted_seqs")
     if given is not None:
         if type(given) is not int or given < 1:
             raise ConfigError(
@@ -144,9 +138,9 @@ def _adjusted_seqs(args: EngineArgs, rows: int, penalises: bool, row_size: int) 
     return min(most, rows)
 
 
-def _steps_at_once(args: EngineArgs, one_segment: bool) -> int:
+def _steps_at_once(asked: ScheduleSettings, one_segment: bool) -> int:
     """Decode steps in one call of the device."""
-    steps = args.num_scheduler_steps
+    steps = asked.num_scheduler_steps
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"num_scheduler_steps={steps!r}: expected an integer of at least 1.")
     if steps > 1 and one_segment:
@@ -166,45 +160,49 @@ def prefill_tile(config: ModelConfig, defaults: DeviceDefaults) -> int:
 
 
 def joins_tiles(
-    args: EngineArgs, config: ModelConfig, defaults: DeviceDefaults | None, stages: int | None
+    asked: Groups, config: ModelConfig, defaults: DeviceDefaults | None, stages: int | None
 ) -> bool:
     """Whether attention joins short tiles of prompt tokens. In a pipeline each tile has a block
     table in the packed input, so there tiles are long; so they are with recurrent layers, which
     pass a state from tile to tile, and where neighbouring tiles are on different devices."""
-    if (stages or 1) > 1 or config.has_recurrent or args.prefill_context_parallel_size > 1:
+    if (
+        (stages or 1) > 1
+        or config.has_recurrent
+        or asked.parallel.prefill_context_parallel_size > 1
+    ):
         return False
     # Short prompts of encoders would be padding for the most part in long tiles.
     by_itself = ("cpu",) if config.sees_ahead else ()
-    return attention_is_of((*JOINING, *by_itself), args, config, defaults)
+    return attention_is_of((*JOINING, *by_itself), asked.steps, config, defaults)
 
 
-def shared_blocks(args: EngineArgs, config: ModelConfig, defaults: DeviceDefaults | None) -> int:
+def shared_blocks(asked: Groups, config: ModelConfig, defaults: DeviceDefaults | None) -> int:
     """Blocks with which decodes have to begin alike for attention to read them once; 0: never."""
-    if args.deterministic or args.disable_cascade_attn:
+    if asked.steps.deterministic or asked.steps.disable_cascade_attn:
         return 0
-    if not attention_is_of(CASCADING, args, config, defaults):
+    if not attention_is_of(CASCADING, asked.steps, config, defaults):
         return 0
-    return -(-least_shared() // block_tokens(args))
+    return -(-least_shared() // block_tokens(asked))
 
 
 def attention_is_of(
-    names: Sequence[str], args: EngineArgs, config: ModelConfig, defaults: DeviceDefaults | None
+    names: Sequence[str], asked: StepSettings, config: ModelConfig, defaults: DeviceDefaults | None
 ) -> bool:
     """Whether attention runs in one of these implementations, for GPUs."""
     if defaults is not None:  # of a device that need not be here
-        return defaults.full_tiles and args.attention_backend in ("auto", *names)
-    return available_backend(args.attention_backend, config.groups)[0] in names
+        return defaults.full_tiles and asked.attention_backend in ("auto", *names)
+    return available_backend(asked.attention_backend, config.groups)[0] in names
 
 
 def _batched_tokens(
-    args: EngineArgs, rows: int, max_model_len: int, tile: int, usual: int, *, chunked: bool
+    asked: Groups, rows: int, max_model_len: int, tile: int, usual: int, *, chunked: bool
 ) -> int:
     """The token budget of a step. Room for one tile beside all decode rows, so that a full engine
     still takes prompts in."""
     rounded_length = -(-max_model_len // tile) * tile
     least = rows + tile
-    if args.max_num_batched_tokens:
-        given = args.max_num_batched_tokens
+    if asked.schedule.max_num_batched_tokens:
+        given = asked.schedule.max_num_batched_tokens
         if not chunked and given < rounded_length:
             raise ConfigError(
                 f"max_num_batched_tokens={given} without chunked prefill: a prompt of up "
@@ -217,8 +215,8 @@ def _batched_tokens(
         return max(given, least)
     if not chunked:
         # A model that needs whole prompts still has steps of the usual size.
-        return max(rounded_length, least, usual if args.enable_chunked_prefill else 0)
-    ladder = (args.compilation_config or {}).get("prefill_tokens")
+        return max(rounded_length, least, usual if asked.schedule.enable_chunked_prefill else 0)
+    ladder = asked.steps.compilation.get("prefill_tokens")
     if ladder:  # a ladder of the user's own says how large a step may be
         return max(rungs("prefill_tokens", ladder)[-1], least)
     return max(min(usual, rounded_length), least)

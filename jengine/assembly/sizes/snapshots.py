@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import CacheSettings
 from jengine.config import CacheSpec
 from jengine.errors import ConfigError
 
@@ -18,15 +18,15 @@ SNAPSHOT_EVERY = 256
 KEPT_FOR_EACH = 2
 
 
-def snapshot_distance(args: EngineArgs, block_size: int) -> int | None:
+def snapshot_distance(asked: CacheSettings, block_size: int) -> int | None:
     """Every how many tokens a state is kept; None: never."""
-    given = args.mamba_block_size
+    given = asked.mamba_block_size
     if given is not None and given % block_size:
         raise ConfigError(
             f"mamba_block_size={given}: expected a multiple of block_size={block_size}, because "
             "states are kept where a block of the KV cache ends."
         )
-    if args.mamba_cache_mode == "none" or not args.enable_prefix_caching:
+    if asked.mamba_cache_mode == "none" or not asked.enable_prefix_caching:
         return None
     return given or -(-SNAPSHOT_EVERY // block_size) * block_size
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import Groups
 from jengine.errors import UnsupportedFeature
 from jengine.runner.runner_config import AdapterConfig
 from jengine.runner.variants.features import Features, with_adapters
 
 
-def adapter_config(args: EngineArgs, stages: int) -> AdapterConfig | None:
+def adapter_config(asked: Groups, stages: int) -> AdapterConfig | None:
     """The arrays for adapters; None if requests have none."""
-    limits = args.adapter_limits
+    limits = asked.adapters
     if limits is None:
         return None
     if stages > 1:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.combinations import refuse_together
+from jengine.assembly.settings.groups import Groups
 from jengine.config import ExpertsConfig, ModelConfig, ScheduleConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.balanced_experts import BalancedExperts, SpreadExperts
@@ -21,10 +21,10 @@ MOST_IN_A_BYTE = 256
 
 
 def chosen_experts(
-    args: EngineArgs, config: ModelConfig, schedule: ScheduleConfig, stages: int
+    asked: Groups, config: ModelConfig, schedule: ScheduleConfig, stages: int
 ) -> ChosenExperts | None:
     """The experts that steps return for each token; None: they return none."""
-    if not (args.enable_return_routed_experts or args.enable_eplb):
+    if not (asked.steps.enable_return_routed_experts or asked.parallel.expert_balance is not None):
         return None
     blocks = [layer.ffn for layer in config.layers if isinstance(layer.ffn, ExpertsConfig)]
     if not blocks:
@@ -32,12 +32,12 @@ def chosen_experts(
             f"enable_return_routed_experts=True: {config.architecture} has no experts. "
             "Leave it out."
         )
-    returned = args.enable_return_routed_experts
+    returned = asked.steps.enable_return_routed_experts
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
         f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
         # They bring blocks back without what steps have said of their tokens.
-        "copies of KV blocks outside of the device": returned and args.transfers is not None,
+        "copies of KV blocks outside of the device": returned and asked.cache.transfers is not None,
     }
     refuse_together("enable_return_routed_experts" if returned else "enable_eplb", others)
     most = max(block.num_experts for block in blocks)
@@ -50,10 +50,10 @@ def chosen_experts(
 
 
 def balancer_of(
-    args: EngineArgs, config: ModelConfig, placement: Placement
+    asked: Groups, config: ModelConfig, placement: Placement
 ) -> Callable[[Executor], Executor]:
     """What is put around an executor so that experts move; nothing if they do not."""
-    balance = args.expert_balance
+    balance = asked.parallel.expert_balance
     if balance is None:
         return lambda executor: executor
     found = {
@@ -68,5 +68,5 @@ def balancer_of(
         )
     experts, _ = next(iter(found.values()))
     spread = SpreadExperts(tuple(found), experts, placement.ways("experts"))
-    returns = args.enable_return_routed_experts
+    returns = asked.steps.enable_return_routed_experts
     return lambda executor: BalancedExperts(executor, spread, balance, returns=returns)

@@ -14,11 +14,11 @@ same bits, as in deterministic mode and with the CPU's kernels. `llm.wait_until_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import Groups
 from jengine.assembly.sizes.device_defaults import SHORTEST_TILE, DeviceDefaults
 from jengine.assembly.sizes.ladders import ladders_for, striped_ladders
 from jengine.assembly.sizes.step_adapters import with_adapted
@@ -40,11 +40,10 @@ class StepPrograms(NamedTuple):
 
 
 def step_programs(
-    args: EngineArgs,
+    asked: Groups,
     config: ModelConfig,
     schedule: ScheduleConfig,
     shapes: StepShapes,
-    compilation: dict[str, Any],
     defaults: DeviceDefaults,
     *,
     adapted: bool,
@@ -52,16 +51,19 @@ def step_programs(
 ) -> StepPrograms:
     """The programs of steps. `adapted`: requests may have LoRA adapters. `penalises`: requests
     have penalties unless they say otherwise."""
-    most = config.vocab_size if args.max_logprobs < 0 else min(args.max_logprobs, config.vocab_size)
+    compilation, most = asked.steps.compilation, asked.steps.max_logprobs
+    most = config.vocab_size if most < 0 else min(most, config.vocab_size)
     known = variants(
-        most, args.logprobs_mode, adapters=adapted, drafts=schedule.most_drafts > 0,
+        most, asked.steps.logprobs_mode, adapters=adapted, drafts=schedule.most_drafts > 0,
         own_ids=shapes.chained,
     )  # fmt: skip
     if schedule.one_segment:
         return one_program(schedule, shapes, known, compilation)
     ladders = ladders_for(schedule, shapes, compilation, defaults.first_rungs)
-    ladders = striped_ladders(ladders, args.prefill_context_parallel_size, shapes.prefill_tile)
-    usual = tuple(known) if args.strict else usual_variants(defaults.variants, penalises)
+    ladders = striped_ladders(
+        ladders, asked.parallel.prefill_context_parallel_size, shapes.prefill_tile
+    )
+    usual = tuple(known) if asked.steps.strict else usual_variants(defaults.variants, penalises)
     if shapes.chained:  # sampling compiles no model, so every request finds its programs
         usual = tuple(dict.fromkeys((*usual, *CAPABLE)))
     if config.pooling is not None:
@@ -102,7 +104,7 @@ def one_program(
     schedule: ScheduleConfig,
     shapes: StepShapes,
     known: dict[str, Features],
-    compilation: dict[str, Any],
+    compilation: Mapping[str, Any],
 ) -> StepPrograms:
     """Deterministic mode: one bucket and the variant that can do everything, so that all numbers
     come out of the same program."""

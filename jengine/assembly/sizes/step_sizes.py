@@ -6,11 +6,10 @@ In: what the user asked for, the model's config and the limits of a step. Out: a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from jengine.assembly.processors import host_processors
-from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.dict_settings import compiler_settings
+from jengine.assembly.settings.groups import Groups, StepSettings
 from jengine.assembly.sizes.device_defaults import (
     OVERLAP_DEPTH,
     DeviceDefaults,
@@ -35,10 +34,9 @@ from jengine.runner.variants.buckets import Ladders, StepShapes, slot_rungs
 
 
 def runner_config(
-    args: EngineArgs,
+    asked: Groups,
     config: ModelConfig,
     schedule: ScheduleConfig,
-    compilation: dict[str, Any],
     stages: int = 1,
     *,
     defaults: DeviceDefaults | None = None,
@@ -51,13 +49,13 @@ def runner_config(
     of the model that guesses keep of a token."""
     defaults = defaults or device_defaults()
     refuse_several_steps(schedule, stages)
-    refuse_beside_images(args, config, schedule, stages)
+    refuse_beside_images(asked, config, schedule, stages)
     refuse_drafts(schedule, stages, guesser_specs)
-    splitting = splitting_processors(args, schedule, stages)
-    shapes = step_shapes(args, config, schedule, stages, guesser_specs)
-    adapters = adapter_config(args, stages)
+    splitting = splitting_processors(asked.steps, schedule, stages)
+    shapes = step_shapes(asked, config, schedule, stages, guesser_specs)
+    adapters = adapter_config(asked, stages)
     programs = step_programs(
-        args, config, schedule, shapes, compilation, defaults,
+        asked, config, schedule, shapes, defaults,
         adapted=adapters is not None, penalises=penalises,
     )  # fmt: skip
     shapes = replace(shapes, slot_rungs=slot_rungs(programs.ladders, shapes))
@@ -66,25 +64,27 @@ def runner_config(
         ladders=programs.ladders,
         tiers=programs.tiers,
         late_tiers=programs.late_tiers,
-        cache_dtype=cache_dtype(config.dtype, str(shapes.attention), args.cache_codes),
+        cache_dtype=cache_dtype(config.dtype, str(shapes.attention), asked.cache.cache_codes),
         matmuls=matmul_backend(
-            str(shapes.attention), pack=args.pack_weights is not False, exact=args.deterministic
+            str(shapes.attention),
+            pack=asked.steps.pack_weights is not False,
+            exact=asked.steps.deterministic,
         ),
-        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-        num_gpu_blocks_override=args.num_gpu_blocks_override,
-        memory_share=args.gpu_memory_utilization,
+        kv_cache_memory_bytes=asked.cache.kv_cache_memory_bytes,
+        num_gpu_blocks_override=asked.cache.num_gpu_blocks_override,
+        memory_share=asked.cache.gpu_memory_utilization,
         demands=cache_demands(schedule, shapes, stages),
-        enable_prefix_caching=args.enable_prefix_caching,
-        warm_up=not args.enforce_eager,
-        early_start=args.warm_up.wait_for(same_bits=same_bits) == "largest",
-        strict=args.strict,
-        choices=CompilerChoices(*compiler_settings(args.compilation_config)),
+        enable_prefix_caching=asked.cache.enable_prefix_caching,
+        warm_up=not asked.steps.enforce_eager,
+        early_start=asked.steps.warm_up.wait_for(same_bits=same_bits) == "largest",
+        strict=asked.steps.strict,
+        choices=CompilerChoices(*compiler_settings(asked.steps.compilation)),
         host_processors=splitting,
         adapters=adapters,
-        given_embeds=embeds_width(args, config, stages),
+        given_embeds=embeds_width(asked, config, stages),
         encoder_tokens=schedule.encoder_tokens,
-        patch_sizes=patch_sizes(args, config, schedule.encoder_tokens),
-        takes_images=takes_images(args, config),
+        patch_sizes=patch_sizes(asked.steps, config, schedule.encoder_tokens),
+        takes_images=takes_images(asked.media, config),
     )
 
 
@@ -122,15 +122,17 @@ def refuse_several_steps(schedule: ScheduleConfig, stages: int) -> None:
         )
 
 
-def embeds_width(args: EngineArgs, config: ModelConfig, stages: int) -> int:
+def embeds_width(asked: Groups, config: ModelConfig, stages: int) -> int:
     """The width of embeddings that prompts may be given as; 0: they may not."""
-    if not args.enable_prompt_embeds:
+    if not asked.steps.enable_prompt_embeds:
         return 0
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
         f"{config.architecture}, whose layers look tokens up,": config.layer_inputs is not None,
-        "logits_processors that run on the host": bool(host_processors(args)),
-        f"executor={args.executor!r}": args.executor not in ("auto", "local"),
+        "logits_processors that run on the host": bool(
+            host_processors(asked.steps.logits_processors)
+        ),
+        **asked.in_use("executor"),
     }
     for name, is_asked in others.items():
         if is_asked:
@@ -141,10 +143,10 @@ def embeds_width(args: EngineArgs, config: ModelConfig, stages: int) -> int:
 
 
 def splitting_processors(
-    args: EngineArgs, schedule: ScheduleConfig, stages: int
+    asked: StepSettings, schedule: ScheduleConfig, stages: int
 ) -> tuple[type[LogitsProcessor], ...]:
     """The processors that run on the host, between two halves of each step."""
-    found = host_processors(args)
+    found = host_processors(asked.logits_processors)
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
         "speculative_config": schedule.speculative is not None,
@@ -160,7 +162,7 @@ def splitting_processors(
 
 
 def step_shapes(
-    args: EngineArgs,
+    asked: Groups,
     config: ModelConfig,
     schedule: ScheduleConfig,
     stages: int,
@@ -170,13 +172,13 @@ def step_shapes(
     # A stage's slots are built like the first layers of the model.
     own_specs = config.layer_specs[: stage_layout(config, stages).num_slots]
     guessing = tuple((spec,) for spec in guesser_specs)
-    block_size = block_tokens(args)
-    every = snapshot_distance(args, block_size)
+    block_size = block_tokens(asked)
+    every = snapshot_distance(asked.cache, block_size)
     groups = cache_groups(with_snapshots(own_specs + guessing, every))
     speculative = schedule.speculative
     on_device = speculative is not None and speculative.on_device
     lookahead = 0 if speculative is None else speculative.lookahead
-    attention = attention_backend(args.attention_backend, groups, args.cache_codes)
+    attention = attention_backend(asked.steps.attention_backend, groups, asked.cache.cache_codes)
     return StepShapes(
         groups=groups,
         block_size=block_size,
@@ -196,7 +198,7 @@ def step_shapes(
         reads_together=schedule.shared_blocks > 0,
         adapter_slots=schedule.max_loras,
         uncached=cache_dtype(config.dtype, attention).name,
-        experts=chosen_experts(args, config, schedule, stages),
+        experts=chosen_experts(asked, config, schedule, stages),
         # States of recurrent layers cannot forget drafts: they wait for what is sampled.
         chained=not (schedule.most_drafts and config.has_recurrent),
         pooling="" if config.pooling is None else config.pooling.pooled_as,

@@ -58,12 +58,12 @@ class Sizes:
     @property
     def schedule(self) -> ScheduleConfig:
         """The limits of a step, as the engine sets them."""
-        return schedule_config(self.args, self.model)
+        return schedule_config(self.args.groups, self.model)
 
     def request_bytes(self, tokens: int) -> int:
         """Cache of one request of this length, in an engine with this max_model_len."""
-        args = replace(self.args, max_model_len=tokens)
-        wanted = runner_config(args, self.model, schedule_config(args, self.model), {})
+        asked = replace(self.args, max_model_len=tokens).groups
+        wanted = runner_config(asked, self.model, schedule_config(asked, self.model))
         return sum(
             block_bytes(group, wanted.shapes.block_size, wanted.cache_dtype) * (blocks + 1)
             for group, (_, blocks) in zip(self.model.groups, wanted.demands, strict=True)
@@ -72,7 +72,7 @@ class Sizes:
     @property
     def bytes_per_token(self) -> int:
         """Cache of one more token, while it is inside all windows."""
-        wanted = runner_config(self.args, self.model, self.schedule, {})
+        wanted = runner_config(self.args.groups, self.model, self.schedule)
         block_size = wanted.shapes.block_size
         groups = [one for one in self.model.groups if not one.spec.is_state]
         return sum(block_bytes(one, block_size, wanted.cache_dtype) for one in groups) // block_size
@@ -128,7 +128,7 @@ def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
     parameters = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     free = available_bytes(jax.local_devices()[0], args.gpu_memory_utilization)
-    schedule = schedule_config(args, config)
+    schedule = schedule_config(args.groups, config)
     pool = schedule.sampler_rows * row_bytes(
         config.vocab_size, schedule.max_model_len, schedule.most_drafts
     )
