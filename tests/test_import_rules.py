@@ -26,7 +26,7 @@ HOST_HALF = {
     "nouns": {"pictures"},
     "confined": {"nouns"},
     "text": {"nouns", "confined"},
-    "connectors": {"nouns"},
+    "connectors": {"nouns", "wire"},
     "kvcache": {"nouns", "connectors"},
     "grammar": {"nouns", "text", "confined"},
     "media": {"nouns", "confined"},

@@ -19,7 +19,6 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.distributed.follower import FollowingCore
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, JengineError, UnexpectedCompile
-from jengine.executor.multihost.connection import connect
 from jengine.executor.multihost.directing import DirectingExecutor, Direction
 from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.settings import MultihostSettings
@@ -28,6 +27,7 @@ from jengine.executor.remote.job import Ended, Job, ended_with
 from jengine.executor.remote.server import PlanServer
 from jengine.plugin_loading import load_plugins
 from jengine.runner.disk.compile_cache import enable_compile_cache
+from jengine.wire.connection import connect
 
 
 def run(data: bytes) -> bytes:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.connectors.curve import tcp
 from jengine.connectors.settings import PeerSettings
+from jengine.wire.curve import tcp
 
 AT = "@"
 

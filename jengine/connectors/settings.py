@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
-from jengine.connectors.curve import checked_secret
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
+from jengine.wire.curve import checked_secret
 
 GIB = 2**30
 # Memory that blocks pass through where a connector is given, and no size.

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jengine.connectors.curve import checked_secret, tcp
 from jengine.connectors.settings import MOST_SECONDS, is_number, is_whole, known_keys
 from jengine.errors import ConfigError
+from jengine.wire.curve import checked_secret, tcp
 
 NAME = "model_loader_extra_config"
 SECRET_VARIABLE = "JENGINE_WEIGHTS_SECRET"  # noqa: S105 - a name

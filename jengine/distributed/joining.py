@@ -15,10 +15,11 @@ import msgspec
 import zmq
 
 from jengine.engine.process.encoding import UNREADABLE
-from jengine.engine.process.network import Door, tcp
-from jengine.engine.process.socket_loop import Parts, SocketLoop
 from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError, EngineDead
+from jengine.wire.curve import tcp
+from jengine.wire.hosts import Door
+from jengine.wire.socket_loop import Parts, SocketLoop
 
 logger = logging.getLogger(__name__)
 STAGE = "Joining cores of other hosts"

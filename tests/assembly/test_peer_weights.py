@@ -20,6 +20,7 @@ from jengine.connectors import weight_peers
 from jengine.connectors.weight_peers import ParameterInfo, WeightClient, WeightList, WeightServer
 from jengine.connectors.weight_settings import WeightSettings, weight_settings
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
+from jengine.wire import asking
 from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.connectors.test_peers import free_port
 from tests.models.tiny_models import write_tiny_native
@@ -111,7 +112,7 @@ def test_damage_is_seen(
     served: tuple[Source, WeightSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, settings = served
-    monkeypatch.setattr(WeightServer, "_answer", damaged(WeightServer._answer))
+    monkeypatch.setattr(asking, "answer_frames", damaged(asking.answer_frames))
     with (
         contextlib.closing(WeightClient(settings)) as client,
         pytest.raises(CheckpointError, match="is damaged"),
@@ -120,8 +121,8 @@ def test_damage_is_seen(
 
 
 def damaged(answer: Any) -> Any:
-    def changed(self: WeightServer, asked: Any) -> list[bytes]:
-        head, data = answer(self, asked)
+    def changed(*given: Any) -> list[bytes]:
+        head, data = answer(*given)
         return [head, bytes([data[0] ^ 1]) + bytes(data[1:])]
 
     return changed
@@ -131,7 +132,7 @@ def test_what_is_no_answer_is_named(
     served: tuple[Source, WeightSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, settings = served
-    monkeypatch.setattr(WeightServer, "_answer", lambda *_: [b"\xc1"])
+    monkeypatch.setattr(asking, "answer_frames", lambda *_: [b"\xc1"])
     with (
         contextlib.closing(WeightClient(settings)) as client,
         pytest.raises(CheckpointError, match="sent what is no answer"),

@@ -88,13 +88,13 @@ def test_a_producer_that_does_not_answer_is_asked_once(
 ) -> None:
     silent = opened(settings(serves=False, seconds=0.1))
     asked: list[str] = []
-    socket_to = silent._socket
+    socket_to = silent._asker._socket
 
     def counted(source: str) -> zmq.Socket[bytes]:
         asked.append(source)
         return socket_to(source)
 
-    monkeypatch.setattr(silent, "_socket", counted)
+    monkeypatch.setattr(silent._asker, "_socket", counted)
     monkeypatch.setattr(peers, "SILENCE", 600.0)
     first, second = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     assert silent.read(KEY, first) is None

@@ -15,8 +15,11 @@ import zmq
 from hypothesis import given, settings
 
 from jengine.connectors import peers
-from jengine.connectors.curve import as_client, as_server
-from jengine.connectors.peers import Header, PeerStore, Question, checksum
+from jengine.connectors.peers import PeerStore
+from jengine.connectors.peers import Question as Content
+from jengine.wire import asking as wire
+from jengine.wire.asking import Header, Question, answer_frames
+from jengine.wire.curve import as_client, as_server
 from tests.connectors.test_peers import KEY, OTHER, SECRET, free_port, source_of
 from tests.connectors.test_peers import settings as peer_settings
 
@@ -71,8 +74,8 @@ def test_a_producer_answers_whatever_else_it_is_asked(
 def test_questions_that_wait_are_bounded_in_number_and_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peers, "MOST_WAITING", 10)
-    monkeypatch.setattr(peers, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(wire, "MOST_WAITING", 10)
+    monkeypatch.setattr(wire, "MOST_SECONDS", 0.5)
     with (
         contextlib.closing(PeerStore(peer_settings(), "model")) as producer,
         asking(producer) as socket,
@@ -80,12 +83,18 @@ def test_questions_that_wait_are_bounded_in_number_and_time(
         producer.write(KEY, DATA)
         for number in range(50):
             seconds = (math.inf, 1e300, 9.0, math.nan)[number % 4]
-            socket.send(msgspec.msgpack.encode(Question(number, "model", OTHER, seconds)))
+            socket.send(question(number, OTHER, seconds))
         answered = [answer_to(socket) for _ in range(50)]
         assert {header.number for header, _ in answered} == set(range(50))
-        assert not any(header.found for header, _ in answered)
-        socket.send(msgspec.msgpack.encode(Question(99, "model", KEY, 0.0)))
-        assert answer_to(socket) == (Header(99, True, checksum(KEY, DATA)), [DATA])
+        assert all(header.problem == wire.ABSENT for header, _ in answered)
+        socket.send(asked := question(99, KEY))
+        head, data = answer_frames(msgspec.msgpack.decode(asked, type=Question), DATA)
+        assert answer_to(socket) == (msgspec.msgpack.decode(head, type=Header), [data])
+
+
+def question(number: int, key: bytes, seconds: float = 0.0) -> bytes:
+    content = msgspec.msgpack.encode(Content("model", key))
+    return msgspec.msgpack.encode(Question(number, seconds, content))
 
 
 def answer_to(socket: zmq.Socket[bytes]) -> tuple[Header, list[bytes]]:
@@ -99,7 +108,7 @@ def test_a_question_that_is_too_long_ends_its_connection_alone(
 ) -> None:
     producer, consumer = stores
     with asking(producer) as socket:
-        socket.send(b"x" * (peers.MOST_QUESTION + 1))
+        socket.send(b"x" * (wire.MOST_QUESTION + 1))
         assert consumer.read(KEY, source_of(producer)) == DATA
 
 
@@ -112,7 +121,7 @@ def test_a_consumer_that_reads_nothing_holds_up_no_other() -> None:
         producer.write(KEY, b"x" * 2**20)
         socket.setsockopt(zmq.RCVHWM, 1)
         for number in range(500):
-            socket.send(msgspec.msgpack.encode(Question(number, "model", KEY, 0.0)))
+            socket.send(question(number, KEY))
         for _ in range(3):
             assert consumer.read(KEY, source_of(producer)) == b"x" * 2**20
 
@@ -146,7 +155,7 @@ def lying(answer: Answer) -> Iterator[str]:
 
 
 def right(asked: Question) -> list[bytes]:
-    return [msgspec.msgpack.encode(Header(asked.number, True, checksum(KEY, DATA))), DATA]
+    return [bytes(part) for part in answer_frames(asked, DATA)]
 
 
 WRONG: list[Answer] = [
@@ -157,7 +166,7 @@ WRONG: list[Answer] = [
     lambda asked: [*right(asked), b"more"],
     lambda asked: [right(asked)[0], DATA[:-1]],
     lambda asked: [right(asked)[0], b"other"],
-    lambda asked: [msgspec.msgpack.encode(Header(asked.number, True)), DATA],
+    lambda asked: [msgspec.msgpack.encode(Header(asked.number)), DATA],
     lambda asked: right(msgspec.structs.replace(asked, number=asked.number - 1)),
 ]
 

@@ -9,9 +9,9 @@ import pytest
 
 from jengine.distributed import joining
 from jengine.distributed.joining import JoinDesk, JoinedHost
-from jengine.engine.process.network import Door
 from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError
+from jengine.wire.hosts import Door
 from tests.engine.process.cores import eventually
 
 SECRET = b"a secret of sixteen bytes or more"

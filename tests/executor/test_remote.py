@@ -18,7 +18,6 @@ import pytest
 from jengine.assembly import worker
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead, JengineError, UnexpectedCompile
-from jengine.executor.multihost.connection import Connection, listen
 from jengine.executor.multihost.messages import (
     Health,
     Ready,
@@ -37,6 +36,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import Plan
 from jengine.scheduler.scheduler import Scheduler
+from jengine.wire.connection import Connection, listen
 from tests.executor.plugin import VOCAB, ScriptedWorkers
 from tests.executor.scripted import ScriptedExecutor, scripted_tokens
 from tests.scheduler.scheduler_loop import make_wire

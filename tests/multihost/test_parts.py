@@ -21,7 +21,6 @@ from jengine.executor.multihost import channel as channels
 from jengine.executor.multihost import rendezvous
 from jengine.executor.multihost.agreement import problem_in
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
-from jengine.executor.multihost.connection import Connection, accept, connect, listen
 from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor
 from jengine.executor.multihost.messages import (
     FetchesEnded,
@@ -51,6 +50,7 @@ from jengine.plan import (
     packed_tokens,
 )
 from jengine.wire.arrays import ARRAY, ArrayFrame
+from jengine.wire.connection import Connection, accept, connect, listen
 
 SETTINGS = MultihostSettings(silence=5.0, stuck=0.5)
 PLAN = Plan(

@@ -22,7 +22,8 @@ from jengine.assembly.settings.setting import CORE
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.network import Door, checked_secret
+from jengine.wire.curve import checked_secret
+from jengine.wire.hosts import Door
 
 CORE_PROGRAM = "jengine.assembly.processes.core_process"
 WHERE = "an engine core in a process of its own"

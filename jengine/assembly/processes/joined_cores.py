@@ -16,8 +16,8 @@ from jengine.assembly.processes.own_cores import OwnCores
 from jengine.assembly.settings.args import EngineArgs
 from jengine.distributed.joining import JoinedHost
 from jengine.engine.process.beginning import START_SECONDS
-from jengine.engine.process.network import Door, checked_host, own_address
 from jengine.errors import EngineDead, JengineError
+from jengine.wire.hosts import Door, checked_host, own_address
 
 logger = logging.getLogger(__name__)
 # Why the cores end; None: somebody wants it.

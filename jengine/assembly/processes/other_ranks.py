@@ -20,7 +20,7 @@ from jengine.assembly.settings.plain_settings import plain_settings
 from jengine.assembly.settings.setting import RANK
 from jengine.distributed.joining import JoinDesk
 from jengine.engine.process.beginning import Tell
-from jengine.engine.process.network import Door, checked_host, outward_address
+from jengine.wire.hosts import Door, checked_host, outward_address
 
 WHERE = "a data-parallel rank on Ray"
 

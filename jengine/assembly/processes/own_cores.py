@@ -13,8 +13,8 @@ from jengine.assembly.processes.other_ranks import OtherRanks, other_ranks
 from jengine.assembly.settings.args import EngineArgs
 from jengine.engine.process.beginning import START_SECONDS, Tell
 from jengine.engine.process.client import ProcessClient
-from jengine.engine.process.network import Door
 from jengine.engine.process.to_front import Ready
+from jengine.wire.hosts import Door
 
 
 class OwnCores:

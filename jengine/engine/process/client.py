@@ -19,7 +19,6 @@ from jengine.engine.process.hearing import Heard
 from jengine.engine.process.life import Life, WhenDead
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.owned_process import Child
-from jengine.engine.process.socket_loop import SocketLoop
 from jengine.engine.process.to_core import (
     AbortRequest,
     AddRequest,
@@ -38,6 +37,7 @@ from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.wire.message import Message
+from jengine.wire.socket_loop import SocketLoop
 
 A = TypeVar("A")
 # What to do when the engine of a single core has died.

@@ -18,7 +18,6 @@ from jengine.engine.process.beginning import Beginning
 from jengine.engine.process.core_log import log
 from jengine.engine.process.encoding import BadFrame, decode_from_core
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.socket_loop import Parts
 from jengine.engine.process.to_front import (
     Answer,
     CacheChanges,
@@ -35,6 +34,7 @@ from jengine.engine.process.to_front import (
 )
 from jengine.errors import EngineDead
 from jengine.kvcache.content_journal import HeldContents
+from jengine.wire.socket_loop import Parts
 
 logger = logging.getLogger(__name__)
 

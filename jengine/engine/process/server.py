@@ -22,9 +22,7 @@ from jengine.engine.core_state import CoreState
 from jengine.engine.in_process import refused
 from jengine.engine.process.encoding import BadFrame, decode_from_front
 from jengine.engine.process.fronts import Fronts
-from jengine.engine.process.network import Door
 from jengine.engine.process.outbox import Outbox
-from jengine.engine.process.socket_loop import Parts, SocketLoop
 from jengine.engine.process.step_loop import StepLoop
 from jengine.engine.process.to_core import (
     AbortRequest,
@@ -51,7 +49,9 @@ from jengine.errors import EngineDead, RequestError
 from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.request import WireRequest
+from jengine.wire.hosts import Door
 from jengine.wire.message import Message
+from jengine.wire.socket_loop import Parts, SocketLoop
 
 # Threads for questions, so that one that waits for a long step does not hold up all others.
 ASKERS = 4

@@ -18,7 +18,6 @@ from typing import NoReturn
 
 from jengine.errors import EngineDead, UnexpectedCompile
 from jengine.executor.multihost.agreement import listed, plural, problem_in
-from jengine.executor.multihost.connection import Connection
 from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.messages import (
     AbortRequest,
@@ -35,6 +34,7 @@ from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import WorkerHealth
 from jengine.forks import not_in_forks
+from jengine.wire.connection import Connection
 from jengine.wire.message import Message
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from jengine.executor.multihost.connection import Connection
 from jengine.executor.multihost.messages import Fatal, Goodbye, Heartbeat, decode, encode
 from jengine.executor.multihost.settings import MultihostSettings
+from jengine.wire.connection import Connection
 from jengine.wire.message import Message
 
 Receive = Callable[[int, Message], None]

@@ -24,8 +24,8 @@ from jax._src import distributed  # the coordination service has no public name
 from jengine.errors import ConfigError
 from jengine.executor.multihost.agreement import listed, plural
 from jengine.executor.multihost.channel import Channel, FollowerChannel, LeaderChannel
-from jengine.executor.multihost.connection import Connection, accept, connect, listen
 from jengine.executor.multihost.settings import MultihostSettings
+from jengine.wire.connection import Connection, accept, connect, listen
 
 logger = logging.getLogger(__name__)
 SECRET = 32

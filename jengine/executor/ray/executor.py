@@ -22,7 +22,6 @@ from ray.util import get_node_ip_address, placement_group, remove_placement_grou
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jengine.errors import ConfigError, EngineDead, JengineError
-from jengine.executor.multihost.connection import Connection, accept, listen
 from jengine.executor.multihost.rendezvous import SECRET
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import EngineJob
@@ -30,6 +29,7 @@ from jengine.executor.ray.actor import Where, Worker
 from jengine.executor.ray.options import RayOptions
 from jengine.executor.remote.driver import RemoteExecutor
 from jengine.executor.remote.job import Job, error_in
+from jengine.wire.connection import Connection, accept, listen
 
 # Seconds between checks for a worker that failed while starting.
 LOOK_SECONDS = 0.5

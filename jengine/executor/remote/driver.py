@@ -18,7 +18,6 @@ from msgspec import structs
 
 from jengine.errors import EngineDead, UnexpectedCompile, UnsupportedFeature
 from jengine.executor.calls import CALLS
-from jengine.executor.multihost.connection import Connection
 from jengine.executor.multihost.messages import (
     AskHealth,
     CallWorkers,
@@ -37,6 +36,7 @@ from jengine.executor.protocol import Capacity, WorkerHealth
 from jengine.forks import not_in_forks
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
+from jengine.wire.connection import Connection
 from jengine.wire.message import Message
 
 T = TypeVar("T")

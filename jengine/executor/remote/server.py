@@ -14,7 +14,6 @@ from functools import partial
 from typing import NoReturn
 
 from jengine.errors import UnexpectedCompile
-from jengine.executor.multihost.connection import Connection
 from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.messages import (
     AskHealth,
@@ -33,6 +32,7 @@ from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, Executor
 from jengine.plan import Plan
+from jengine.wire.connection import Connection
 from jengine.wire.message import Message
 
 DRIVER = "the driver"

@@ -15,7 +15,8 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from jengine.engine.process.network import Door, as_client, as_server, tcp
+from jengine.wire.curve import as_client, as_server, tcp
+from jengine.wire.hosts import Door
 
 Parts = list[bytes]
 # Messages read before queued ones are sent.

@@ -1,14 +1,13 @@
-"""Connections between fronts and cores of different hosts: their addresses and keys.
+"""Addresses at which fronts and cores of different hosts find each other.
 
-In: a secret that both sides were given. Out: sockets that encrypt (CURVE) and end when the other
-host falls silent. Must not know what is sent.
+In: hosts as users name them. Out: an address of this host, or a door. Must not know what is sent.
 
-A rank on another host is a core with a door. Beside its local socket a core may listen on one TCP
-address. Keys of CURVE follow from a shared secret, and heartbeats end a connection that has fallen
-silent. Hosts join at the front's address (`distributed/joining.py`) and end when the front has
-gone. Ranks on Ray are such hosts of one rank, in actors that a process beside the front starts
-(`assembly/processes/ray_ranks.py`): Ray takes over the signals of the process that joins it. One
-that comes back takes its former place, in every API process (`assembly/processes/core_return.py`).
+A rank on another host is a core with a door: beside its local socket it listens on one TCP address,
+with keys that follow from a shared secret (`wire/curve.py`). Hosts join at the front's address
+(`distributed/joining.py`) and end when the front has gone. Ranks on Ray are such hosts of one rank,
+in actors that a process beside the front starts (`assembly/processes/ray_ranks.py`): Ray takes over
+the signals of the process that joins it. One that comes back takes its former place, in every API
+process (`assembly/processes/core_return.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +18,6 @@ from contextlib import suppress
 
 import msgspec
 
-from jengine.connectors.curve import as_client as as_client
-from jengine.connectors.curve import as_server as as_server
-from jengine.connectors.curve import checked_secret as checked_secret
-from jengine.connectors.curve import tcp as tcp
 from jengine.errors import ConfigError
 
 # An address for examples, which routes as any does that is not of a local network.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jengine.engine.process import network
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
-from jengine.engine.process.network import Door, checked_host, checked_secret, own_address, tcp
 from jengine.errors import ConfigError, EngineDead
+from jengine.wire import hosts
+from jengine.wire.curve import checked_secret, tcp
+from jengine.wire.hosts import Door, checked_host, own_address
 from tests.engine.process.cores import PROGRAM, read_all, tokens
 from tests.engine.process.scripted_core import Settings
 from tests.engine.scripted import told
@@ -76,9 +77,9 @@ def test_addresses_and_secrets() -> None:
 
 def test_the_address_at_which_others_reach_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for peer in ("127.0.0.1:6379", "ray://127.0.0.1:10001", "ray://localhost:10001"):
-        assert network.outward_address(peer) == "127.0.0.1"
-    usual = network.outward_address(None)
+        assert hosts.outward_address(peer) == "127.0.0.1"
+    usual = hosts.outward_address(None)
     for other in ("auto", "local", "no-such-host.invalid:6379"):
-        assert network.outward_address(other) == usual
-    monkeypatch.setattr(network, "FAR_AWAY", ("no-such-host.invalid", 9))
-    assert network.outward_address(None) == "127.0.0.1"
+        assert hosts.outward_address(other) == usual
+    monkeypatch.setattr(hosts, "FAR_AWAY", ("no-such-host.invalid", 9))
+    assert hosts.outward_address(None) == "127.0.0.1"

@@ -1,0 +1,206 @@
+"""Questions between processes that share a secret, over ZMQ: a struct out, raw bytes back.
+
+In: questions, from any thread; a function that answers them. Out: the bytes of an answer. Who does
+not know the secret is not let in, sizes are limited before anything is decoded, and a checksum ties
+an answer to its question. Must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Generic, TypeVar
+
+import msgspec
+import zmq
+
+from jengine.errors import JengineError
+from jengine.wire.curve import as_client, as_server
+
+# Milliseconds between two looks at questions that wait, and at whether the thread is to end.
+GLANCE, IDLE = 5, 100
+MOST_QUESTION = 64 * 2**10  # bytes
+# Of questions: how many wait for an answer at a time, and how long one may.
+MOST_WAITING, MOST_SECONDS = 4096, 600.0
+MOST_AT_ONCE = 256  # questions taken before those that wait are looked at
+# Answers that wait for somebody who does not read them; later ones are dropped.
+MOST_UNREAD = 64
+ABSENT = "there is no such content"
+
+Data = bytes | memoryview
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """A question on its way."""
+
+    number: int
+    seconds: float  # that it waits for what is not there yet
+    asked: bytes
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """Comes before the bytes of an answer, or alone with the reason why there are none."""
+
+    number: int
+    problem: str = ""
+    checksum: bytes = b""
+
+
+class NoAnswer(Exception):
+    """What came was no answer to the question, or was damaged."""
+
+
+class Silent(NoAnswer):
+    """Nothing came."""
+
+
+class Refused(Exception):
+    """The other side says why it does not give what it was asked for."""
+
+
+class Answerer(Generic[Q]):
+    """A thread that answers questions of one kind at an address."""
+
+    def __init__(
+        self, address: str, secret: bytes, kind: type[Q], answer: Callable[[Q], Data | None]
+    ) -> None:
+        """`answer` returns None for what is not there yet, and raises a JengineError to refuse.
+        A zmq.ZMQError if nobody can listen at the address."""
+        self._kind = kind
+        self._answer = answer
+        self._ended = threading.Event()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_QUESTION)
+        self._socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
+        as_server(self._socket, address, secret)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="answers")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._ended.set()
+        self._thread.join()
+        self._context.destroy(linger=0)
+
+    def _serve(self) -> None:
+        waiting: list[tuple[float, bytes, Question, Q]] = []
+        while not self._ended.is_set():
+            if self._socket.poll(GLANCE if waiting else IDLE):
+                waiting += self._questions(MOST_WAITING - len(waiting))
+            waiting = [one for one in waiting if not self._answered(*one)]
+
+    def _questions(self, most_waiting: int) -> list[tuple[float, bytes, Question, Q]]:
+        """The questions that have come, and until when each may wait: so many, others do not."""
+        found: list[tuple[float, bytes, Question, Q]] = []
+        for _ in range(MOST_AT_ONCE):
+            if not self._socket.poll(0):
+                break
+            sender, *frames = self._socket.recv_multipart()
+            try:
+                (frame,) = frames
+                question = msgspec.msgpack.decode(frame, type=Question)
+                asked = msgspec.msgpack.decode(question.asked, type=self._kind)
+            except (ValueError, msgspec.MsgspecError):
+                continue  # no question: it gets no answer
+            seconds = min(question.seconds, MOST_SECONDS) if len(found) < most_waiting else 0.0
+            found.append((time.monotonic() + seconds, sender, question, asked))
+        return found
+
+    def _answered(self, until: float, sender: bytes, question: Question, asked: Q) -> bool:
+        """Answer, unless the content may still come."""
+        problem = ABSENT
+        try:
+            data = self._answer(asked)
+        except JengineError as error:
+            data, problem, until = None, str(error), 0.0
+        if data is None and time.monotonic() < until:
+            return False
+        self._socket.send_multipart([sender, *answer_frames(question, data, problem)], copy=False)
+        return True
+
+
+class Asker:
+    """Asks others. Any thread may ask; each has a connection of its own to each address."""
+
+    def __init__(self, secret: bytes, most_bytes: int) -> None:
+        """An answer has at most so many bytes."""
+        self._secret = secret
+        self._most_bytes = most_bytes
+        self._context = zmq.Context()
+        self._sockets = threading.local()
+        self._numbers = itertools.count(1)
+
+    def ask(
+        self, address: str, asked: msgspec.Struct, seconds: float, may_wait: float = 0.0
+    ) -> memoryview:
+        """The answer, for which this waits so many seconds, and the other side within these until
+        it has one. Raises Silent, NoAnswer or Refused, which name the address."""
+        question = Question(next(self._numbers), may_wait, msgspec.msgpack.encode(asked))
+        try:
+            return self._exchange(self._socket(address), address, question, seconds)
+        except NoAnswer:
+            self._sockets.known.pop(address).close(linger=0)  # what comes late answers nothing
+            raise
+
+    def close(self) -> None:
+        """Ask no more; no thread is asking."""
+        self._context.destroy(linger=0)
+
+    def _exchange(
+        self, socket: zmq.Socket[bytes], address: str, question: Question, seconds: float
+    ) -> memoryview:
+        socket.send(msgspec.msgpack.encode(question))
+        if not socket.poll(int(seconds * 1000)):
+            raise Silent(
+                f"{address} did not answer within {seconds:g} s. Does an engine serve there, with "
+                "the same secret?"
+            )
+        head, *frames = socket.recv_multipart(copy=False)
+        try:
+            header = msgspec.msgpack.decode(head.buffer, type=Header)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise NoAnswer(
+                f"{address} sent what is no answer ({error}). Is it the same version of jengine?"
+            ) from error
+        if header.number == question.number and header.problem:
+            raise Refused(f"{address} says: {header.problem}")
+        data = frames[0].buffer if len(frames) == 1 else memoryview(b"")
+        if answer_header(question, data) != header or len(frames) != 1:
+            raise NoAnswer(f"the answer of {address} is damaged. Start again.")
+        return data
+
+    def _socket(self, address: str) -> zmq.Socket[bytes]:
+        """This thread's connection."""
+        known: dict[str, zmq.Socket[bytes]] = self._sockets.__dict__.setdefault("known", {})
+        if address not in known:
+            socket = known[address] = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, self._most_bytes)
+            as_client(socket, address, self._secret)
+            socket.connect(address)
+        return known[address]
+
+
+def answer_frames(question: Question, data: Data | None, problem: str = "") -> list[Data]:
+    """What answers a question: the bytes, or without them a problem."""
+    if data is None:
+        return [msgspec.msgpack.encode(Header(question.number, problem))]
+    return [msgspec.msgpack.encode(answer_header(question, data)), data]
+
+
+def answer_header(question: Question, data: Data) -> Header:
+    """The header of bytes that answer a question, with a checksum of both."""
+    digest = blake2b(question.asked, digest_size=32)
+    digest.update(data)
+    return Header(question.number, "", digest.digest())
