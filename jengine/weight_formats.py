@@ -32,11 +32,18 @@ class WeightFormat:
     # `activation_groups`, from each token's part of a group of inputs.
     static: bool = False
     activation_groups: bool = False
+    # Whether zeros are multiples of an eighth, which no file holds: of weights rounded at load.
+    fine_zeros: bool = False
 
     @property
     def bits(self) -> int:
         """Bits per value."""
         return BITS[self.values]
+
+    @property
+    def in_files(self) -> WeightFormat:
+        """What files hold of it: with fine zeros, eighths as integers of eight bits."""
+        return WeightFormat("int8", self.group) if self.fine_zeros else self
 
     def groups(self, inputs: int) -> int:
         """How many scales an output has."""

@@ -32,7 +32,7 @@ from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 ON_LOAD = {
     "int8": WeightFormat("int8", 64),
     "int8_per_channel_weight_only": WeightFormat("int8"),
-    "int4": WeightFormat("int4", 64),
+    "int4": WeightFormat("int4", 32, zeros=True, fine_zeros=True),
     "fp8": WeightFormat("fp8", activations="fp8"),
 }
 # Appended to the name of integers: the output head in int8 as well.

@@ -83,9 +83,12 @@ class CpuCodes(Repacked):
         }
         if self.format.zeros:
             zeros = kernels.unpack_scales(tensors["zero"], outputs, gated)
-            found["zero"] = (zeros + MIDDLE[self.format.values]).astype(jnp.uint8)
+            found["zero"] = zeros + MIDDLE[self.format.values]
         specs = self.quantized.prepared(weight, self.given.dtype)
-        return {name: array.reshape(specs[name].shape) for name, array in found.items()}
+        return {
+            name: array.astype(specs[name].dtype).reshape(specs[name].shape)
+            for name, array in found.items()
+        }
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """One matmul, nothing fused."""

@@ -1,73 +1,90 @@
-"""The scale of a group of weights at which rounding changes them least, found without any data.
+"""Scales and zeros of groups of weights at which four bits change them least, found without data.
 
-In: groups of weights. Out: their scales. A scale may be negative: integers reach one further below
-zero than above it, so that the largest weight of a group may take the value that is left over.
+In: groups of weights. Out: weight = (code - zero) * scale, with codes of 0 to 15. Zeros are
+multiples of an eighth, so (8 * code - 8 * zero) is an integer of eight bits, which files can hold.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.quantization.codes import LARGEST, rounded, scale_of
-
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float, Float32
+    from jaxtyping import Float, UInt8
 
-# What the largest weight of a group is tried as, the usual one first. Beyond the last value it is
-# cut off, which brings the values closer together for the others. Eight bits would gain nothing.
-TRIED = {"int4": (LARGEST["int4"], -8.0, 7.5, -8.5)}
+HIGHEST, PARTS = 15, 8  # of codes; of a step between zeros
+# Steps that a group's range is tried as, and the lowest weight's code. Of 16 steps half of one is
+# cut off on each side, which brings the codes closer together for the others. Of 14: what was
+# rounded once and does not take all codes is found again.
+TRIED = ((15, 0.0), (16, -0.5), (14, 0.0))
 
 
-def least_error_scale(
-    groups: Float[Array, "..."], kind: str, axis: int, dtype: Any
-) -> Float32[Array, "..."]:
-    """The best scale of each group along an axis, which stays. Scales are numbers of `dtype`."""
-    usual = scale_of(groups, kind, axis)
-    if kind not in TRIED:
-        return stored(usual, dtype)
+class Steps(NamedTuple):
+    """Of each group: weight = (code - zero) * scale."""
+
+    scale: Array
+    zero: Array
+
+
+def least_error_steps(groups: Float[Array, "..."], axis: int, dtype: Any) -> Steps:
+    """The best of each group along an axis, which stays, in float32. Scales are numbers of
+    `dtype`."""
     rows = jnp.moveaxis(groups, axis, 0)
-    largest = jnp.squeeze(usual, axis) * LARGEST[kind] * sign_of_extreme(rows)
-    tried = stored(jnp.stack([largest / value for value in TRIED[kind]]), dtype)
-    found = best_of(rows, tried, kind)
-    refined = stored(fitted(rows, found, kind), dtype)
-    return jnp.expand_dims(best_of(rows, jnp.stack([found, refined]), kind), axis)
+    low, high = jnp.minimum(jnp.min(rows, 0), 0), jnp.maximum(jnp.max(rows, 0), 0)
+    tried = []
+    for steps, first in TRIED:
+        scale = stored((high - low) / steps, dtype)
+        tried.append(Steps(scale, in_parts(first - low / scale)))
+    found = best_of(rows, tried)
+    best = best_of(rows, [found, fitted(rows, found, dtype)])
+    return Steps(*(jnp.expand_dims(one, axis) for one in best))
 
 
-def best_of(rows: Array, scales: Array, kind: str) -> Array:
-    """Of several scales of each group, the one by which rounding changes it least."""
-    errors = jax.vmap(lambda scale: error(rows, scale, kind))(scales)
-    return jnp.take_along_axis(scales, jnp.argmin(errors, 0, keepdims=True), 0)[0]
+def codes_of(weights: Array, steps: Steps) -> UInt8[Array, "..."]:
+    """The nearest codes."""
+    return jnp.clip(jnp.round(weights / steps.scale + steps.zero), 0, HIGHEST).astype(jnp.uint8)
 
 
-def sign_of_extreme(rows: Array) -> Array:
-    """The sign, 1 or -1, of the number of each group that is farthest from zero."""
-    return jnp.where(jnp.max(rows, 0) >= -jnp.min(rows, 0), 1.0, -1.0)
+def best_of(rows: Array, tried: list[Steps]) -> Steps:
+    """Of several steps for each group, those by which rounding changes it least."""
+    stacked = Steps(*(jnp.stack(parts) for parts in zip(*tried, strict=True)))
+    errors = jax.vmap(lambda steps: error(rows, steps))(stacked)
+    best = jnp.argmin(errors, 0, keepdims=True)
+    return Steps(*(jnp.take_along_axis(one, best, 0)[0] for one in stacked))
 
 
-def fitted(rows: Array, scale: Array, kind: str) -> Array:
-    """The scale by which the values that this one gives come closest to each group."""
+def fitted(rows: Array, steps: Steps, dtype: Any) -> Steps:
+    """The steps by which the codes that these give come closest to each group: a regression."""
 
-    def add(sums: tuple[Array, Array], row: Array) -> tuple[tuple[Array, Array], None]:
-        values = rounded(row / scale, kind).astype(jnp.float32)
-        return (sums[0] + values * row, sums[1] + values * values), None
+    def add(sums: tuple[Array, ...], row: Array) -> tuple[tuple[Array, ...], None]:
+        code = codes_of(row, steps).astype(jnp.float32)
+        new = code, row, code * code, code * row
+        return tuple(old + one for old, one in zip(sums, new, strict=True)), None
 
     # Row by row: XLA's sums over a dimension that is not the last one are slow on CPUs.
-    (along, square), _ = jax.lax.scan(add, (jnp.zeros_like(scale),) * 2, rows)
-    return jnp.where(along == 0, scale, along / jnp.maximum(square, 1))
+    sums, _ = jax.lax.scan(add, (jnp.zeros_like(steps.scale),) * 4, rows)
+    code, weight, square, along = (one / len(rows) for one in sums)
+    slope = (along - code * weight) / jnp.maximum(square - code * code, 1e-6)
+    scale = stored(jnp.where(slope > 0, slope, steps.scale), dtype)
+    return Steps(scale, in_parts(code - weight / scale))
 
 
-def error(rows: Array, scale: Array, kind: str) -> Array:
-    """The sum of squares of what rounding by this scale changes in each group."""
+def error(rows: Array, steps: Steps) -> Array:
+    """The sum of squares of what rounding changes in each group."""
 
     def add(sums: Array, row: Array) -> tuple[Array, None]:
-        change = rounded(row / scale, kind).astype(jnp.float32) * scale - row
+        change = (codes_of(row, steps).astype(jnp.float32) - steps.zero) * steps.scale - row
         return sums + change * change, None
 
-    return jax.lax.scan(add, jnp.zeros_like(scale), rows)[0]
+    return jax.lax.scan(add, jnp.zeros_like(steps.scale), rows)[0]
+
+
+def in_parts(zero: Array) -> Array:
+    """The nearest zero that codes may have."""
+    return jnp.clip(jnp.round(zero * PARTS), 0, HIGHEST * PARTS) / PARTS
 
 
 def stored(scale: Array, dtype: Any) -> Array:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.layers.initializer import Initializer
-from jengine.quantization.codes import paired, rounded
-from jengine.quantization.least_error import least_error_scale
+from jengine.quantization.codes import paired, rounded, scale_of
+from jengine.quantization.least_error import PARTS, codes_of, least_error_steps, stored
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
@@ -23,8 +23,8 @@ from jengine.weight_formats import WeightFormat
 
 @dataclass(frozen=True)
 class QuantizedOnLoad(WeightScheme):
-    """Weights of `dtype`, multiplied as this format, which has no zeros and no stored scales of
-    activations."""
+    """Weights of `dtype`, multiplied as this format, which has no stored scales of activations, and
+    zeros, fine ones, where it has four bits."""
 
     format: WeightFormat
     dtype: str
@@ -57,21 +57,43 @@ class QuantizedOnLoad(WeightScheme):
         width = [(0, -inputs % size if at == axis else 0) for at in range(flat.ndim)]
         parts = jnp.pad(flat.astype(jnp.float32), width)
         parts = parts.reshape(*flat.shape[:axis], -1, size, *flat.shape[axis + 1 :])
-        scale = least_error_scale(parts, self.format.values, axis + 1, self.dtype)
-        values = rounded(parts / scale, self.format.values)
-        values = values.reshape(*flat.shape[:axis], -1, *flat.shape[axis + 1 :])
+        found = dict(self._rounded(parts, axis + 1))
+        values = found["weight"].reshape(*flat.shape[:axis], -1, *flat.shape[axis + 1 :])
         values = jnp.take(values, jnp.arange(inputs), axis)
-        if self.format.bits == 4:
-            values = paired((values + jnp.int8(8)).astype(jnp.uint8), axis)
+        found["weight"] = paired(values, axis) if self.format.bits == 4 else values
         return {
-            "weight": values.reshape(specs["weight"].shape),
-            "scale": scale.reshape(specs["scale"].shape),
+            name: array.reshape(specs[name].shape).astype(specs[name].dtype)
+            for name, array in found.items()
         }
+
+    def _rounded(self, parts: Array, axis: int) -> Tensors:
+        """Values and what goes with them, of groups of weights along an axis, which stays."""
+        if self.format.bits == 4:
+            steps = least_error_steps(parts, axis, self.dtype)
+            return {"weight": codes_of(parts, steps), **steps._asdict()}
+        scale = stored(scale_of(parts, self.format.values, axis), self.dtype)
+        return {"weight": rounded(parts / scale, self.format.values), "scale": scale}
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """The plain weight that the values stand for: what was given, rounded."""
         array = self.quantized.dequantized(weight, tensors)
         return {"weight": array.astype(self.dtype).reshape(weight.shape)}
+
+    @property
+    def saved(self) -> QuantizedWeights:
+        """The scheme of the tensors that files hold of rounded weights."""
+        return QuantizedWeights(self.format.in_files, self.dtype)
+
+    def as_saved(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Those tensors, which stand for the same numbers."""
+        if not self.format.fine_zeros:
+            return tensors
+        shape = self.saved.prepared(weight, self.dtype)["weight"].shape
+        parts = self.quantized.steps(weight, tensors) * PARTS
+        return {
+            "weight": parts.astype(jnp.int8).reshape(shape),
+            "scale": tensors["scale"].astype(jnp.float32) / PARTS,
+        }
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """As quantized."""

@@ -46,13 +46,14 @@ class QuantizedWeights(WeightScheme):
         kind, scales = self.format.values, self._scale_shape(weight)
         random = Initializer(MIDDLE.get(kind, 0.0), DEVIATION[kind])
         scale = Initializer(max(init.stddev, 1e-3) / (40.0 if self.format.bits == 8 else 4.0))
+        fine, axes = self.format.fine_zeros, self._scale_axes(weight)
         specs = {
             "weight": TensorSpec(self._value_shape(weight), weight.axes, STORED[kind], random),
-            "scale": TensorSpec(scales, self._scale_axes(weight), jnp.float32, scale),
+            "scale": TensorSpec(scales, axes, jnp.dtype(self.dtype if fine else "float32"), scale),
         }
         if self.format.zeros:
-            middle, axes = Initializer(2.0 ** (self.format.bits - 1)), self._scale_axes(weight)
-            specs["zero"] = TensorSpec(scales, axes, jnp.uint8, middle)
+            middle = Initializer(2.0 ** (self.format.bits - 1))
+            specs["zero"] = TensorSpec(scales, axes, jnp.float16 if fine else jnp.uint8, middle)
         if self.format.static:
             first = 0 if weight.groups is None else 1
             shape = (*scales[:first], 1, *weight.outputs)
@@ -104,20 +105,20 @@ class QuantizedWeights(WeightScheme):
 
     def dequantized(self, weight: WeightShape, tensors: Tensors) -> Array:
         """The weight in float32: [inputs, *outputs], after the groups of a weight that has them."""
-        axis = 0 if weight.groups is None else 1
-        inputs = weight.matrix[0]
+        return self.steps(weight, tensors) * self._spread(weight, tensors["scale"])
+
+    def steps(self, weight: WeightShape, tensors: Tensors) -> Array:
+        """The same before it is scaled: values without their zeros."""
         values = self._values(weight, tensors).astype(jnp.float32)
-        size = self.format.group or inputs
+        return values - self._spread(weight, tensors["zero"]) if self.format.zeros else values
 
-        def spread(one: Array) -> Array:
-            if one.shape[axis] == 1:
-                return one.astype(jnp.float32)
-            wide = jnp.repeat(one.astype(jnp.float32), size, axis)
-            return jax.lax.slice_in_dim(wide, 0, inputs, axis=axis)
-
-        if self.format.zeros:
-            values = values - spread(tensors["zero"])
-        return values * spread(tensors["scale"])
+    def _spread(self, weight: WeightShape, one: Array) -> Array:
+        """A number of each group of inputs for all of them."""
+        axis, inputs = 0 if weight.groups is None else 1, weight.matrix[0]
+        if one.shape[axis] == 1:
+            return one.astype(jnp.float32)
+        wide = jnp.repeat(one.astype(jnp.float32), self.format.group or inputs, axis)
+        return jax.lax.slice_in_dim(wide, 0, inputs, axis=axis)
 
     def _values(self, weight: WeightShape, tensors: Tensors) -> Array:
         """[inputs, *outputs] of values without offset, unless zeros are stored."""

@@ -23,6 +23,7 @@ from jengine.weights.stages import StagePlaces
 from sharding.placement import HOST
 
 Arrays = Mapping[str, jax.Array]  # by dotted path
+Convert = Callable[[WeightShape, Tensors], Tensors]
 
 
 class PreparedForm:
@@ -98,9 +99,10 @@ class PreparedForm:
         for path, (declared, prepared) in self._weights.items():
             how, wanted = "restore", declared.declared_specs()
             if rounded and isinstance(declared.scheme, QuantizedOnLoad):
-                if not isinstance(prepared.scheme, Repacked):
+                fine = declared.scheme.format.fine_zeros
+                if not (fine or isinstance(prepared.scheme, Repacked)):
                     continue
-                how, wanted = "unpack", declared.scheme.prepared(declared.shape, declared.dtype)
+                how, wanted = "save", declared.scheme.saved.prepared(declared.shape, declared.dtype)
             tensors = {name: found.pop(f"{path}.{name}") for name in prepared.prepared_specs()}
             found.update(self._convert(path, how, tensors, wanted))
         return found
@@ -122,22 +124,29 @@ class PreparedForm:
         old = {name: into[f"{path}.{name}"] for name in wanted} if into and not on_host else {}
         key = how, scheme, prepared.shape, tuple(where.items()), bool(old)
         if key not in self._conversions:
-            self._conversions[key] = conversion(scheme, how, prepared.shape, where)
+            convert = converter(scheme, declared.scheme, how)
+            self._conversions[key] = conversion(convert, prepared.shape, where)
         made = self._conversions[key](tensors, old)
         return {f"{path}.{name}": array for name, array in made.items()}
 
 
+def converter(scheme: WeightScheme, declared: WeightScheme, how: str) -> Convert:
+    """From tensors of one form to those of the other, or of a file."""
+    if how != "save":
+        return scheme.prepare if how == "prepare" else scheme.restore
+    assert isinstance(declared, QuantizedOnLoad), "others are saved as they are declared"
+    if not isinstance(scheme, Repacked):
+        return declared.as_saved
+    return lambda shape, given: declared.as_saved(shape, scheme.unpack(shape, given))
+
+
 def conversion(
-    scheme: WeightScheme, how: str, shape: WeightShape, where: Mapping[str, jax.sharding.Sharding]
+    convert: Convert, shape: WeightShape, where: Mapping[str, jax.sharding.Sharding]
 ) -> Callable[..., Tensors]:
     """A program from tensors of one form to those of the other. It may be given arrays that are
     like its results, whose memory the results take."""
 
     def converted(given: Tensors, old: Tensors) -> Tensors:
-        if how == "unpack":
-            assert isinstance(scheme, Repacked)
-            return dict(scheme.unpack(shape, given))
-        convert = scheme.prepare if how == "prepare" else scheme.restore
         return dict(convert(shape, given))
 
     def between_hosts(given: Tensors, old: Tensors) -> Tensors:

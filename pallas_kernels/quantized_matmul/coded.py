@@ -55,12 +55,12 @@ class CodedWeight:
     """Matrices of (code - zero) * scale; operands of a matmul are rounded to `dtype`."""
 
     codes: Array  # int8 of "int8", float8_e4m3fn of "fp8", uint8 pairs of four bits
-    scales: Array  # f32, but of "fp4": uint8 exponents
+    scales: Array  # of any floating type, but of "fp4": uint8 exponents
     kind: Kind
     group: int  # inputs
     part: int  # inputs, see `part_for`
     dtype: np.dtype
-    zeros: Array | None = field(default=None)  # uint8
+    zeros: Array | None = field(default=None)  # uint8, or float16
 
     @property
     def depth(self) -> int:
@@ -86,7 +86,7 @@ class CodedWeight:
         else:
             numbers = numbers - MIDDLE[self.kind]
         scales = powers_of_two(self.scales) if self.kind == "fp4" else self.scales
-        return numbers * spread(scales, self.group, inputs)
+        return numbers * spread(scales.astype(jnp.float32), self.group, inputs)
 
 
 def numbers_of(codes: Array, kind: Kind, part: int) -> Float32[Array, "... columns inputs"]:

@@ -72,7 +72,7 @@ def trace_codes() -> None:
     for kind in ("int8", "fp8"):
         jax.eval_shape(lambda x, kind=kind: codes.rounded(x, kind), numbers)
         jax.eval_shape(lambda x, kind=kind: codes.scale_of(x, kind, 0), numbers)
-    jax.eval_shape(lambda x: least_error.least_error_scale(x, "int4", 0, jnp.float16), numbers)
+    jax.eval_shape(lambda x: least_error.least_error_steps(x, 0, jnp.float16), numbers)
 
 
 def trace_exchanges() -> None:

@@ -30,10 +30,11 @@ from tests.weights.quantized_models import LAYOUTS, write_quantized
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
 
-USUAL = ("int8 per output", "int4 with zeros")
+USUAL = ("int8 per output", "int4 with fine zeros")
 INTEGERS = [
     *USUAL,
     *slow("int8 in groups", "int8 with zeros", "int4 per output", "int4 in groups"),
+    *slow("int4 with zeros"),
 ]  # fmt: skip
 
 

@@ -31,6 +31,7 @@ BLOCKS = WeightFormat("fp8", 128, activations="fp8", activation_groups=True)
 FORMATS = {
     "int4": WeightFormat("int4", 64),
     "int4 with zeros": WeightFormat("int4", 128, zeros=True),
+    "int4 with fine zeros": WeightFormat("int4", 32, zeros=True, fine_zeros=True),
     "int4 per output": WeightFormat("int4"),
     "int8 with zeros": WeightFormat("int8", 64, zeros=True),
     "mxfp4": WeightFormat("fp4", 32),
@@ -53,6 +54,8 @@ def random_tensors(scheme: WeightScheme, weight: WeightShape) -> dict[str, Any]:
             limits = np.iinfo(spec.dtype)
             high = 16 if name == "zero" and scheme.format.bits == 4 else limits.max + 1  # type: ignore[attr-defined]
             drawn = rng.integers(limits.min, high, spec.shape)
+        elif name == "zero":
+            drawn = rng.integers(0, 121, spec.shape) / 8
         else:
             drawn = rng.normal(size=spec.shape) * 40
         found[name] = jnp.asarray(drawn).astype(spec.dtype)
@@ -63,9 +66,10 @@ def random_tensors(scheme: WeightScheme, weight: WeightShape) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("shape", "name"),
     [
-        ("heads", "int4"), ("gated", "int4 with zeros"), ("heads", "int8 with zeros"),
-        ("gated", "mxfp4"), ("gated", "fp8 blocks"),
-        *slow(("gated", "int4"), ("heads", "int4 with zeros"), ("gated", "int8 with zeros")),
+        ("gated", "int4 with fine zeros"), ("heads", "int8 with zeros"), ("gated", "mxfp4"),
+        ("gated", "fp8 blocks"), *slow(("heads", "int4"), ("heads", "int4 with fine zeros")),
+        *slow(("gated", "int4"), ("gated", "int4 with zeros"), ("heads", "int4 with zeros")),
+        *slow(("gated", "int8 with zeros")),
         *slow(("heads", "mxfp4"), ("heads", "fp8 blocks")),
         *slow(("gated", "int4 per output"), ("heads", "int4 per output")),
     ],
@@ -154,7 +158,7 @@ def experts_layer(
 
 
 def test_weights_rounded_at_load_come_back_plain() -> None:
-    weight, given = SHAPES["gated"], QuantizedOnLoad(FORMATS["int4"], "bfloat16")
+    weight, given = SHAPES["gated"], QuantizedOnLoad(FORMATS["int4 with fine zeros"], "bfloat16")
     scheme = GpuCodes(given, ALONE)
     drawn = np.random.default_rng(1).normal(size=weight.shape)
     tensors = {"weight": jnp.asarray(drawn, jnp.bfloat16)}

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.quantization.codes import FP8, paired, rounded, scale_of, unpaired
-from jengine.quantization.least_error import least_error_scale
+from jengine.quantization.codes import FP8, paired, unpaired
+from jengine.quantization.least_error import codes_of, least_error_steps
 from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import Around, WeightShape
@@ -33,6 +33,7 @@ FORMATS = {
     "int4 per output": WeightFormat("int4"),
     "int4 in groups": WeightFormat("int4", 4),
     "int4 with zeros": WeightFormat("int4", 4, zeros=True),
+    "int4 with fine zeros": WeightFormat("int4", 4, zeros=True, fine_zeros=True),
     "fp8 per output": WeightFormat("fp8"),
     "fp8 in partial groups": WeightFormat("fp8", 5),
     "fp4 in groups": WeightFormat("fp4", 4),
@@ -68,7 +69,8 @@ def random_tensors(shape: WeightShape, format: WeightFormat) -> dict[str, jax.Ar
         if name in ("scale", "input_scale"):
             found[name] = draw.uniform(0.01, 0.1, spec.shape)
         elif name == "zero":
-            found[name] = draw.integers(0, 2**format.bits, spec.shape)
+            parts = 8 if format.fine_zeros else 1
+            found[name] = draw.integers(0, 2**format.bits * parts, spec.shape) / parts
         elif spec.dtype == FP8:
             found[name] = np.clip(draw.normal(0, 50, spec.shape), -448, 448)
         else:
@@ -95,7 +97,7 @@ def expected_weight(
             code = FP4[code % 8] * (-1 if code >= 8 else 1)
         elif format.zeros:
             unsigned = code + 128 if format.bits == 8 else code
-            code = unsigned - int(given["zero"].reshape(-1, outputs)[group, o])
+            code = unsigned - float(given["zero"].reshape(-1, outputs)[group, o])
         elif format.values == "int4":
             code = code - 8
         found[i, o] = code * scales[group, o]
@@ -194,8 +196,8 @@ def test_pairs_come_apart_as_they_were_put_together(axis: int) -> None:
 
 ON_LOAD = {
     "int8": WeightFormat("int8"),
-    "int4": WeightFormat("int4", 4),
-    "int4, partial group": WeightFormat("int4", 8),
+    "int4": FORMATS["int4 with fine zeros"],
+    "int4, partial group": WeightFormat("int4", 8, zeros=True, fine_zeros=True),
     "fp8": WeightFormat("fp8", activations="fp8"),
 }
 
@@ -218,29 +220,60 @@ def test_rounding_at_load_is_off_by_half_a_step_at_most(shape: str, format: str)
     }
     back = scheme.restore(weight, prepared)["weight"]
     assert back.shape == given.shape and back.dtype == given.dtype
-    # The largest of four bits may be cut off, by half a step as well.
-    steps = {"int8": 1 / 127, "int4": 1 / 7, "fp8": 1 / 8}[scheme.format.values]
+    # Four bits: a range may be twice the largest weight, and ends be cut off by half a step too.
+    steps = {"int8": 1 / 127, "int4": 2 / 14, "fp8": 1 / 8}[scheme.format.values]
     difference = np.abs(np.asarray(back - given))
     assert 0 < difference.max() <= steps / 2 * float(jnp.abs(given).max()) * 1.001
 
 
-def test_scales_of_four_bits_change_weights_least() -> None:
+def test_four_bits_change_weights_least() -> None:
     groups = jnp.asarray(np.random.default_rng(8).normal(size=(4, 32, 24)), jnp.float32)
-    usual = scale_of(groups, "int4", 1)
-    found = least_error_scale(groups, "int4", 1, "float32")
-    assert found.shape == usual.shape
+    found = least_error_steps(groups, 1, "float32")
+    low, high = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
+    scale = (high - low) / 15
+    usual = jnp.clip(jnp.round((groups - low) / scale), 0, 15) * scale + low
+    symmetric = jnp.abs(groups).max(1, keepdims=True) / 7
+    best = (codes_of(groups, found) - found.zero) * found.scale
     errors = [
-        np.sum((rounded(groups / scale, "int4") * scale - groups) ** 2, 1)
-        for scale in (found, usual)
+        float(jnp.sum((one - groups) ** 2))
+        for one in (best, usual, jnp.round(groups / symmetric) * symmetric)
     ]
-    assert (errors[0] <= errors[1]).all()
-    assert errors[0].sum() < 0.75 * errors[1].sum()
+    assert errors[0] < 0.97 * errors[1] < 0.75 * errors[2]
+
+
+def test_blocks_of_scales_and_minima_are_kept() -> None:
+    """As GGUF's Q4_1 has them: weights on a grid that does not contain zero."""
+    draw = np.random.default_rng(10)
+    codes = draw.integers(0, 16, (32, 24))
+    codes[:2] = [[0], [15]]
+    scale, zero = draw.uniform(0.01, 0.1, 24), draw.uniform(4, 11, 24)
+    scheme = QuantizedOnLoad(WeightFormat("int4", 32, zeros=True, fine_zeros=True), "float32")
+    weight = WeightShape((32,), (24,), (None, None))
+    given = jnp.asarray((codes - zero) * scale, jnp.float32)
+    found = scheme.restore(weight, scheme.prepare(weight, {"weight": given}))["weight"]
+    assert (
+        np.abs(np.asarray(found - given)) <= scale / 16 * 1.01
+    ).all()  # half an eighth of a step
+
+
+def test_a_file_holds_fine_zeros_as_integers_of_eight_bits() -> None:
+    scheme = QuantizedOnLoad(FORMATS["int4 with fine zeros"], "bfloat16")
+    for weight in (*SHAPES.values(), EXPERTS):
+        given = jnp.asarray(np.random.default_rng(11).normal(size=weight.shape), jnp.bfloat16)
+        prepared = scheme.prepare(weight, {"weight": given})
+        saved = scheme.as_saved(weight, prepared)
+        wanted = scheme.saved.prepared(weight, "bfloat16")
+        assert {name: (one.shape, one.dtype) for name, one in saved.items()} == {
+            name: (spec.shape, spec.dtype) for name, spec in wanted.items()
+        }
+        expected = scheme.quantized.dequantized(weight, prepared)
+        np.testing.assert_array_equal(scheme.saved.dequantized(weight, saved), expected)
 
 
 def test_what_was_rounded_is_rounded_to_the_same() -> None:
     """Parameters of a rounded model that are set again change nothing."""
     weight = WeightShape((64,), (24,), (None, None))
-    scheme = QuantizedOnLoad(WeightFormat("int4", 32), "float32")
+    scheme = QuantizedOnLoad(WeightFormat("int4", 32, zeros=True, fine_zeros=True), "float32")
     given = jnp.asarray(np.random.default_rng(9).normal(size=weight.shape), jnp.float32)
     once = scheme.restore(weight, scheme.prepare(weight, {"weight": given}))
     again = scheme.restore(weight, scheme.prepare(weight, once))

@@ -22,7 +22,7 @@ def as_compressed(quantization: Quantization) -> Quantization:
 
 
 def _compressed_layout(stored: StoredFormat) -> StoredFormat:
-    own = stored.weights
+    own = stored.weights.in_files
     if stored.layout == "gpt_oss":
         return stored
     if own.values == "fp4":
