@@ -32,7 +32,10 @@ from jengine.assembly.settings.groups import Groups, ModelSettings
 from jengine.assembly.sizes.step_experts import balancer_of
 from jengine.assembly.start_log import log_copies
 from jengine.config import CacheConfig
+from jengine.device_advice import Doing, explained
 from jengine.distributed.process_group import CoreParts, ProcessGroup, process_group_of
+from jengine.distributed.shared_compile_cache import agree_on_compile_cache
+from jengine.errors import CapacityError
 from jengine.executor.multihost.directing import Direction
 from jengine.runner.build import build_runners
 from jengine.runner.disk.compile_cache import what_compiling_costs
@@ -67,6 +70,8 @@ def device_side(
     settings = device_settings(asked, source)
     with process_group_of(settings.placement, settings.multihost, direction) as group:
         agree_on_settings(group, asked.model, source, settings)
+        if len(settings.placement.processes) > 1:
+            agree_on_compile_cache(group.least, jax.process_index())
         grammars = core_grammars(source)
         model = place_model(asked, source, settings, group, bar)
         runners, cache = ready_runners(asked, source, settings, model, group, bar)
@@ -107,7 +112,10 @@ def place_model(
     places = with_layers_on_host(asked.cache, source.config, places, matmuls)
     model, values = load_parameters(asked.model, source, places, bar)
     order = LeafOrder(model, places, matmuls)
-    leaves = order.leaves(group.noted(values))
+    try:
+        leaves = order.leaves(group.noted(values))
+    except jax.errors.JaxRuntimeError as error:
+        raise CapacityError(explained(error, Doing.WEIGHTS)) from error
     if order.unfit:
         logger.warning(
             "XLA multiplies weights whose shards do not fit the CPU kernels: %s",

@@ -91,8 +91,11 @@ class Launch:
 
 
 @contextmanager
-def launched(scenario: str, folder: Path, processes: int = 2, devices: int = 1) -> Iterator[Launch]:
-    """The scenario in so many processes of so many devices each; none is left afterwards."""
+def launched(
+    scenario: str, folder: Path, processes: int = 2, devices: int = 1, caches: Path | None = None
+) -> Iterator[Launch]:
+    """The scenario in so many processes of so many devices each; none is left afterwards.
+    `caches`: where each has a compile cache of its own."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     launch = Launch()
@@ -102,6 +105,8 @@ def launched(scenario: str, folder: Path, processes: int = 2, devices: int = 1) 
             for rank in range(processes):
                 command = [sys.executable, "-m", "tests.multihost.program", scenario]
                 command += map(str, (rank, processes, port, folder))
+                if caches is not None:
+                    environment["JAX_COMPILATION_CACHE_DIR"] = str(caches / str(rank))
                 out = files.enter_context(tempfile.TemporaryFile("w+"))
                 err = files.enter_context(tempfile.TemporaryFile("w+"))
                 handle = subprocess.Popen(

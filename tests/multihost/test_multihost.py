@@ -73,6 +73,20 @@ def test_same_tokens_as_one_process(
 
 
 @pytest.mark.slow
+def test_nodes_with_own_compile_caches_do_without(
+    folder: Path, on_one: list[Any], tmp_path: Path
+) -> None:
+    """At a second start one would find its programs, and the others would compile."""
+    for _ in range(2):
+        with launched("same", folder, caches=tmp_path) as launch:
+            assert launch.wait(SECONDS) == [0, 0], str(launch)
+            for process in launch.processes:
+                assert process.said()[0]["tokens"] == on_one
+                assert "The compile cache is off" in process.read()[1]
+        assert not list(tmp_path.rglob("*-cache"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["drafting", "guessing"])
 def test_same_tokens_with_drafts(folder: Path, on_one: list[Any], scenario: str) -> None:
     found = said(scenario, folder)

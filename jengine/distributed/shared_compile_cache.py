@@ -1,0 +1,66 @@
+"""Whether the processes of an engine use one compile cache, without which they do without any.
+
+JAX writes its compile cache in process 0 alone. Where each node has a folder of its own, process 0
+finds its programs at the second start, and the others compile: on GPUs they then wait for the
+measurements of process 0, which makes none. So a folder is used by all processes or by none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+logger = logging.getLogger(__name__)
+# Seconds until a file that another node has made is seen, at most.
+SEEN_WITHIN = 3.0
+# Not above the largest number that processes agree on.
+NONCES = 2**31
+
+
+def agree_on_compile_cache(least: Callable[[int], int], process: int) -> None:
+    """Do without the compile cache in every process unless all share its folder. Every process
+    calls this; `least` returns the smallest of the numbers that they give."""
+    configured = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
+    if not is_shared(Path(str(configured)) if configured else None, least, process):
+        logger.warning(
+            "The compile cache is off, and every start compiles again: the processes of this "
+            "engine do not share its folder, which is %s here. Give all nodes one folder with "
+            "compilation_config={'cache_dir': ...} (--compilation-config.cache-dir).", configured,
+        )  # fmt: skip
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
+
+
+def is_shared(folder: Path | None, least: Callable[[int], int], process: int) -> bool:
+    """Whether every process sees a file that the first one makes in its folder."""
+    nonce = least(secrets.randbelow(NONCES))
+    is_first = least(process) == process
+    file = None if folder is None else folder / f".shared-{nonce}"
+    if file is not None and is_first:
+        with suppress(OSError):  # then nobody sees it
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file.touch()
+    least(0)  # it is there, if it will be
+    seen = bool(least(int(file is not None and is_seen(file))))
+    if file is not None and is_first:
+        with suppress(OSError):
+            file.unlink()
+    return seen
+
+
+def is_seen(file: Path) -> bool:
+    """Whether the file is there, or comes up soon: network file systems remember what is not."""
+    end = time.monotonic() + SEEN_WITHIN
+    while file.parent.is_dir() and file.name not in os.listdir(file.parent):
+        if time.monotonic() > end:
+            return False
+        time.sleep(SEEN_WITHIN / 30)
+    return file.parent.is_dir()
