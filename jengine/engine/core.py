@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jengine.counts import Counts, ProgramTotals
+from jengine.device_advice import Doing, advice
 from jengine.errors import EngineDead, UnexpectedCompile
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
@@ -123,7 +124,8 @@ class EngineCore:
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, UnexpectedCompile):
                 self.failure = error
-                raise EngineDead(f"a step failed: {type(error).__name__}: {error}") from error
+                what = f"a step failed: {type(error).__name__}: {error}"
+                raise EngineDead(f"{what} {advice(error, Doing.STEP)}".rstrip()) from error
             # The plan never ran, so what was scheduled with it is not in the cache. The next step
             # returns the last deltas of all requests. (A first Ctrl-C waits for the end of the
             # step; a second one, or what another signal handler raises, arrives here.)

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from jengine.counts import ProgramTotals
-from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.device_advice import Doing, explained
+from jengine.errors import CapacityError, ConfigError, UnsupportedFeature
 from jengine.lora.stacks import AdapterStacks
 from jengine.lora.store import AdapterStore
 from jengine.plan import NewRow, TokenMasks
@@ -107,7 +108,10 @@ class LoadedModel:
 
     def make_state(self) -> None:
         """Make the state, empty."""
-        self._state = self._make_state()
+        try:
+            self._state = self._make_state()
+        except jax.errors.JaxRuntimeError as error:
+            raise CapacityError(explained(error, Doing.CACHE)) from error
 
     def use_maker(self, make_state: Callable[[], StepState]) -> None:
         """Make states of another size from now on."""

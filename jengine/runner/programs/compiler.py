@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jengine.device_advice import Doing, explained
+from jengine.errors import CapacityError
 from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
@@ -87,7 +89,11 @@ class StepCompiler:
         began = time.perf_counter()
         device = self.placement.mesh.devices.flat[0]
         options = self.choices.options(device, size.num_tokens, measures=measures)
-        compiled = self.lower(size, features).compile(compiler_options=options)
+        lowered = self.lower(size, features)
+        try:
+            compiled = lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            raise CapacityError(explained(error, Doing.COMPILE)) from error
         give_back_freed_memory()
         memory = compiled.memory_analysis()
         return compiled, LedgerEntry(
