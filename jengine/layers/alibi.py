@@ -1,8 +1,8 @@
-"""Attention with linear biases (ALiBi): a position scheme of slopes instead of rotations.
+"""Attention with linear biases (ALiBi): per-head slopes in place of rotary embedding.
 
-Slopes instead of rotations (ALiBi) are numbers of heads that attention is given, as sinks are. A
-table says which implementations take them (`pallas_kernels/choice.py`); a model with slopes attends
-in XLA where another one was chosen, and its matmuls stay in kernels.
+Slopes are passed to attention per head, as sinks are. `pallas_kernels/choice.py` lists the
+attention implementations that take them; with another one chosen, the model attends in XLA and
+keeps its matmul kernels.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jengine.config import AttentionConfig
 
 
 def alibi_slopes(config: AttentionConfig) -> np.ndarray | None:
-    """What each head's scores lose for each token between key and query: f32[kv_heads, group].
+    """Slope per head, f32[kv_heads, group]: subtracted per token of distance between key and query.
 
-    Where the number of heads is no power of two, slopes are those of the next one: every second
-    of them, and then the others.
+    For a number of heads that is no power of two: every second slope of the next power of two,
+    followed by the remaining ones (as in the paper's code).
     """
     if config.alibi is None:
         return None

@@ -1,7 +1,7 @@
-"""What an attention layer hands to the KV cache, and plain causal attention without a cache.
+"""Queries, keys and values of a layer before the KV cache, and causal attention without a cache.
 
-`AttentionInputs` keeps the matmul's output together with the norm and the rotation that queries and
-keys still need, so that a backend can do these and the cache write in one kernel.
+`AttentionInputs` holds the fused QKV matmul's output with the norm and rotation still pending, so
+that a backend can fuse norm, rotation and cache write into one kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class HeadNorms(NamedTuple):
-    """RMS norms of queries and keys; the weights have `offset` added to them."""
+    """RMS norm weights of q and k heads (QK-norm); `offset` is added to the weights, as 1 in
+    Gemma.
+    """
 
     q_weight: Array  # [dim], or [kv_heads, group, dim] for all heads as one vector
     k_weight: Array  # [dim], or [kv_heads, dim]
@@ -34,7 +36,6 @@ class HeadNorms(NamedTuple):
     def __call__(
         self, q: Float[Array, "*tokens kv_heads group dim"], k: Float[Array, "*tokens kv_heads dim"]
     ) -> tuple[Float[Array, "*tokens kv_heads group dim"], Float[Array, "*tokens kv_heads dim"]]:
-        """Normalised queries and keys."""
         q_weight, k_weight = self.q_weight, self.k_weight
         if self.offset:
             q_weight, k_weight = (w.astype("float32") + self.offset for w in (q_weight, k_weight))
@@ -42,9 +43,10 @@ class HeadNorms(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys and values of one layer. Per KV head: its group of queries, its key, its value.
+    """QKV of one layer, [..., kv_heads, group + 2, dim]: per KV head its query group, then key,
+    then value.
 
-    Norms come before the rotation; both apply to queries and keys only.
+    The norms come before the rotation; both apply to queries and keys only.
     """
 
     config: AttentionConfig
@@ -57,7 +59,7 @@ class AttentionInputs(NamedTuple):
     query_scale: Array | None = None  # f32[dim] what rotated queries are multiplied by
 
     def normalized(self) -> AttentionInputs:
-        """The inputs with the norms already applied."""
+        """Apply the QK-norms now, for backends that cannot fuse them; later stages see none."""
         if self.norms is None:
             return self
         q, k, v = self.qkv[..., :-2, :], self.qkv[..., -2, :], self.qkv[..., -1, :]
@@ -72,7 +74,7 @@ class AttentionInputs(NamedTuple):
         Float[Array, "*tokens kv_heads dim"],
         Float[Array, "*tokens kv_heads dim"],
     ]:
-        """Queries and keys, normalised and rotated, and values."""
+        """Return (q, k, v), with norm and rotation applied to q and k."""
         q, k, v = self.qkv[..., :-2, :], self.qkv[..., -2, :], self.qkv[..., -1, :]
         if self.norms is not None:
             q, k = self.norms(q, k)
@@ -83,14 +85,16 @@ class AttentionInputs(NamedTuple):
         return self.scaled(q), k, v
 
     def scaled(self, q: Float[Array, "*tokens dim"]) -> Float[Array, "*tokens dim"]:
-        """Rotated queries as scores take them."""
+        """Multiply rotated queries by `query_scale`, if the layer has one per token."""
         if self.query_scale is None:
             return q
         return (q * jnp.broadcast_to(self.query_scale, q.shape)).astype(q.dtype)
 
 
 class ReadInputs(NamedTuple):
-    """Queries of a layer that reads the keys and values of an earlier one."""
+    """Queries of a layer that shares the KV cache of an earlier layer and so has no k and v of its
+    own.
+    """
 
     config: AttentionConfig
     q: Array  # [..., kv_heads, group, dim], normalised and rotated
@@ -106,7 +110,6 @@ class ScoreOptions(TypedDict, total=False):
 
 
 def score_options(config: AttentionConfig) -> ScoreOptions:
-    """The options that the config sets."""
     options: ScoreOptions = {}
     if config.scale is not None:
         options["scale"] = config.scale
@@ -116,7 +119,7 @@ def score_options(config: AttentionConfig) -> ScoreOptions:
 
 
 def dense_attention(inputs: AttentionInputs) -> Float[Array, "batch length heads dim"]:
-    """Causal attention over whole sequences."""
+    """Causal attention over whole sequences, without a KV cache."""
     return attend_whole(*inputs.heads(), inputs)
 
 
@@ -126,8 +129,9 @@ def attend_whole(
     v: Float[Array, "batch length kv_heads dim"],
     inputs: AttentionInputs | ReadInputs,
 ) -> Float[Array, "batch length heads dim"]:
-    """Causal attention of queries to keys and values, all ready for scores, with the options of the
-    inputs."""
+    """Causal attention without a KV cache on rotated q, k and v; scale, soft cap, window, sinks and
+    biases come from `inputs`.
+    """
     batch, length, heads, dim = q.shape
     config = inputs.config
     grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)
@@ -155,7 +159,9 @@ def softmax_with_sinks(
     scores: Float[Array, "batch kv_heads group queries keys"],
     sinks: Float[Array, "kv_heads group"] | None,
 ) -> Float[Array, "batch kv_heads group queries keys"]:
-    """Softmax over keys. A sink is one more score of every query of its head, without a value."""
+    """Softmax over keys. A sink is one extra logit per head that takes probability but has no
+    value.
+    """
     if sinks is None:
         return jax.nn.softmax(scores, axis=-1)
     column = jnp.broadcast_to(sinks.astype(scores.dtype)[:, :, None, None], scores[..., :1].shape)

@@ -27,15 +27,18 @@ EPS = 1e-6
 
 
 class DeltaRule(NamedTuple):
-    """The recurrence, on tokens {qkv [heads, 2 * dim + share * value dim], dt and beta [heads,
-    share]}: so many heads of values share a query and a key."""
+    """The recurrence of a layer. Tokens: {qkv [heads, 2 * dim + share * value dim], dt and beta
+    [heads, share]}, where `share` value heads use the same query and key.
+    """
 
     rate_logs: Array  # [heads, share]
     dt_bias: Array  # [heads, share]
     key_dim: int
 
     def prepared(self, tokens: dict[str, Array]) -> dict[str, Array]:
-        """q, k [heads, dim], v [heads, share, value dim], log_decay and beta [heads, share]."""
+        """Split and normalise: q, k [heads, dim], v [heads, share, value dim], log_decay and beta
+        [heads, share].
+        """
         q, k, v = jnp.split(tokens["qkv"], [self.key_dim, 2 * self.key_dim], axis=-1)
         share = self.rate_logs.shape[1]
         rates = -jnp.exp(self.rate_logs.astype(jnp.float32))
@@ -88,8 +91,9 @@ class DeltaRule(NamedTuple):
 
 
 class DeltaRuleLayer(NamedTuple):
-    """A convolution of queries, keys and values, then the recurrence. Its states: the inputs of the
-    convolution, and the heads' maps."""
+    """Short convolution of q, k and v, then the recurrence. Two states: the convolution's last
+    inputs, and the key-to-value maps of the heads.
+    """
 
     kernel: Array  # [width, heads, 2 * key dim + share * value dim]
     rate_logs: Array  # [heads, share]
@@ -108,19 +112,18 @@ class DeltaRuleLayer(NamedTuple):
 
 
 def unit(x: Float[Array, "*shape dim"]) -> Float[Array, "*shape dim"]:
-    """Vectors of length one."""
+    """L2-normalise the last axis."""
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + EPS)
 
 
 def solve_below(
     system: Float[Array, "*batch size size"], right: Float[Array, "*batch size width"]
 ) -> Float[Array, "*batch size width"]:
-    """x with x + system x = right, for a system that is zero on and above its diagonal.
+    """Solve (1 + system) x = right for a strictly lower triangular `system`.
 
-    By matmuls: the inverse of 1 + system within blocks of one, two, four, ... tokens. JAX's own
-    triangular solve is LAPACK's on CPUs, where jaxlib before 0.11 waits inside a thread of XLA's
-    pool for others of that pool: solves of several devices or engines waited for each other for
-    good.
+    By matmuls: the inverse within blocks of one, two, four, ... tokens. JAX's triangular solve is
+    LAPACK's on CPUs, which before jaxlib 0.11 waits inside a thread of XLA's pool for other threads
+    of the pool: solves on several devices or in several engines deadlocked.
     """
     size = system.shape[-1]
     index = jnp.arange(size)

@@ -1,6 +1,6 @@
-"""Learned biases of attention scores by the distance of key and query.
+"""Learned relative position biases of attention scores (T5).
 
-In: a layer's number for each bucket of distances. Out: its number for each distance.
+In: a layer's bias for each bucket of distances. Out: its bias for each distance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def distance_buckets(config: DistanceBiasConfig, *, bidirectional: bool) -> np.ndarray:
-    """The bucket of each distance, i32: of keys 0 to `max_distance` tokens before their query; or,
-    `bidirectional`, of those from so many before it to as many behind it, in this order."""
+    """Return the T5 bucket of each distance, i32.
+
+    Causal: keys 0 to `max_distance` tokens before their query. `bidirectional`: from `max_distance`
+    before it to `max_distance` after it.
+    """
     most = config.max_distance
     if not bidirectional:
         return _buckets(np.arange(most + 1), config.buckets, most)
@@ -30,8 +33,9 @@ def distance_buckets(config: DistanceBiasConfig, *, bidirectional: bool) -> np.n
 
 
 def _buckets(distance: np.ndarray, buckets: int, most: int) -> np.ndarray:
-    """The first half of the buckets are for one distance each, the second for ranges that grow with
-    it. Logarithms are float32, as in the models' training: some distances are at a boundary."""
+    """Half of the buckets hold one distance each, the rest ranges that grow logarithmically.
+    Logarithms are float32 as in training: some distances are at a bucket's boundary.
+    """
     single = buckets // 2
     share = np.log(np.maximum(distance, single).astype(np.float32) / np.float32(single))
     share = share / np.float32(math.log(most / single)) * np.float32(buckets - single)
@@ -45,7 +49,7 @@ def biases_by_distance(
     *,
     bidirectional: bool,
 ) -> Float32[Array, "kv_heads group distances"]:
-    """What is added to scores at each of the distances of `distance_buckets`."""
+    """Expand biases per bucket to biases per distance, in the order of `distance_buckets`."""
     found = distance_buckets(config, bidirectional=bidirectional)
     return numbers.astype(jnp.float32)[:, :, found]
 
@@ -55,7 +59,7 @@ def between(
     queries: Int[Array, " queries"],
     keys: Int[Array, " keys"],
 ) -> Float32[Array, "heads queries keys"]:
-    """What a table of both directions adds to scores, by the positions of queries and keys."""
+    """Look up bidirectional biases for query and key positions; far distances are clipped."""
     most = biases.shape[1] // 2
     behind = jnp.clip(keys[None, :] - queries[:, None], -most, most)
     return biases[:, behind + most]

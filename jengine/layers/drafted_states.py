@@ -1,9 +1,9 @@
-"""Recurrent layers in a step with drafts: results first, states once it is known what counts.
+"""Recurrent layers under speculative decoding: outputs first, states once drafts are verified.
 
-A state cannot forget tokens. So a row's last token and its drafts run on a copy of the row's state,
-one after the other, and the state itself stays as it is. Once the tokens after them are sampled,
-those that count run again, now on the state. In between only the inputs of the recurrence are kept,
-not a state for each draft. Tokens run as decodes do, so that the numbers are the same.
+A recurrent state cannot be rolled back. A row's last token and its drafts therefore run in sequence
+on a copy of its state; after verification the accepted tokens run again on the state itself.
+Between the two only the recurrence's inputs are kept, not a state per draft. Both runs use the
+decode path, so their numbers are identical.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def draft_turns(
     offsets: Int32[Array, " decodes"], rows: int, most: int
 ) -> Int32[Array, "rows turns"]:
-    """The decode rows of each row in the order in which they run: that of its last token, then
-    those of its drafts, at most so many; past the end where there is none.
+    """Index of the decode row that each row runs on each turn: its last token, then up to `most`
+    drafts; `decodes` (out of range) where it has none.
 
-    `offsets`: 0 for a last token, or padding behind all others; j for the j-th draft.
+    `offsets` is 0 for a last token or trailing padding, j for the j-th draft.
     """
     decodes = len(offsets)
     row = jnp.cumsum(offsets == 0) - 1
@@ -42,7 +42,9 @@ def draft_turns(
 def run_on_copies(
     inputs: RecurrentInputs, states: tuple[Array, ...], layer: int, view: StateView
 ) -> tuple[Array, tuple[Array, ...]]:
-    """The results of all tokens, and the arrays with the new states of prefill chunks alone."""
+    """Run all tokens, drafts on copies. Returns the outputs and the states updated by prefill
+    chunks only.
+    """
     decodes, turns = view.decodes, view.turns
     assert turns is not None, "a step without drafts"
     places = _at_turns(view.writes[:decodes], turns)
@@ -84,7 +86,7 @@ def run_again(
     view: StateView,
     counts: Bool[Array, " decodes"],
 ) -> tuple[Array, ...]:
-    """The arrays with the states after those decode rows that count."""
+    """Run the accepted decode tokens (`counts`) again and write their states."""
     turns = view.turns
     assert turns is not None, "a step without drafts"
     writes = jnp.where(counts, view.writes[: view.decodes], NOWHERE)
@@ -101,23 +103,22 @@ def run_again(
 def _at_turns(
     places: Int32[Array, " decodes"], turns: Int32[Array, "rows turns"]
 ) -> Int32[Array, "rows turns"]:
-    """The units of decode rows by row and turn; NOWHERE where there is none."""
+    """State units by row and turn; NOWHERE where a row has no token."""
     return places.at[turns].get(mode="fill", fill_value=NOWHERE)
 
 
 def _last_turn(runs: Bool[Array, "rows turns"]) -> Int32[Array, ""]:
-    """How many turns there are until no row runs any more."""
+    """Return the number of turns until no row has tokens left."""
     count = runs.shape[1]
     return jnp.max(jnp.where(runs, jnp.arange(1, count + 1, dtype=jnp.int32)[None, :], 0))
 
 
 def _tokens_at(inputs: RecurrentInputs, slots: Int32[Array, " rows"]) -> Array:
-    """The inputs of these tokens, and of any token past the end."""
     return jax.tree.map(lambda x: x.at[slots].get(mode="clip"), inputs.tokens)
 
 
 def _decodes(view: StateView, reads: Array, writes: Array, fresh: Array) -> StateView:
-    """The view of one token of each row."""
+    """Restrict the view to one decode token per row, without prefill tiles."""
     none = view.lengths[:0]
     return StateView(
         reads, writes, fresh, view.firsts[:0], none, len(reads), view.tile, decoder=view.decoder

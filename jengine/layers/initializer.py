@@ -12,9 +12,8 @@ from jax import Array
 
 @dataclass(frozen=True)
 class Initializer:
-    """`mean` everywhere, plus normal noise of `stddev`.
-
-    A value and not a closure, so that two models of one config have equal declarations.
+    """Normal distribution with `mean` and `stddev`; constant for stddev 0. A value, not a closure,
+    so that two models of one config have equal declarations.
     """
 
     mean: float = 0.0

@@ -1,8 +1,9 @@
-"""What a latent attention layer hands to the KV cache, and both forms of its arithmetic.
+"""Multi-head latent attention (MLA): its cache entries, and the expanded and absorbed forms.
 
-A token's cache entry is a short vector and a rotated key that all heads share. Expanded, every
-head's keys and values are made of it, which is less work for many queries. Absorbed, queries are
-turned into the space of entries and results are turned back, so that attention reads entries alone.
+A token's cache entry is a compressed vector and a rotated key shared by all heads. Expanded,
+per-head keys and values are computed from it: less work for many queries (prefill). Absorbed,
+queries are projected into the latent space and outputs back, so attention reads only entries
+(decode).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class LatentInputs(NamedTuple):
-    """Queries and cache entries of one layer, not yet rotated."""
+    """Queries and cache entries of one layer, before rotation."""
 
     config: LatentConfig
     q: Array  # [..., heads, nope + rope]
@@ -36,7 +37,7 @@ class LatentInputs(NamedTuple):
     def rotated(
         self,
     ) -> tuple[Float[Array, "*tokens heads query"], Float[Array, "*tokens entry"]]:
-        """Queries and entries with their last lanes rotated."""
+        """Return (queries, entries) with rotary embedding applied to the last `rope_dim` lanes."""
         turn = rotate_neighbours if self.config.interleaved else rotate
         with jax.named_scope("rope"):
             plain, turned = jnp.split(self.q, [self.config.nope_dim], axis=-1)
@@ -48,7 +49,7 @@ class LatentInputs(NamedTuple):
     def absorbed(
         self, q: Float[Array, "*tokens heads query"], dtype: DTypeLike
     ) -> Float[Array, "*tokens heads entry"]:
-        """Queries whose scores with entries are those with the expanded keys."""
+        """Project queries into the latent space, where q . entry equals q . expanded key."""
         plain, turned = jnp.split(q, [self.config.nope_dim], axis=-1)
         keys = self.up[:, : self.config.nope_dim]
         made = multiplied("...hn,hnr->...hr", plain, keys).astype(dtype)
@@ -57,13 +58,13 @@ class LatentInputs(NamedTuple):
     def values(
         self, mixed: Float[Array, "*tokens heads rank"]
     ) -> Float32[Array, "*tokens heads value"]:
-        """Weighted sums of vectors to weighted sums of values."""
+        """Project attention outputs from the latent space to per-head values."""
         return multiplied("...hr,hvr->...hv", mixed, self.up[:, self.config.nope_dim :])
 
     def expanded(
         self, entries: Float[Array, "*tokens entry"], dtype: DTypeLike
     ) -> tuple[Float[Array, "*tokens heads query"], Float[Array, "*tokens heads value"]]:
-        """Every head's keys and values of rotated entries."""
+        """Compute per-head keys and values from rotated cache entries."""
         vector, key = jnp.split(entries, [self.config.kv_rank], axis=-1)
         made = multiplied("...r,hor->...ho", vector, self.up).astype(dtype)
         plain, values = jnp.split(made, [self.config.nope_dim], axis=-1)
@@ -75,8 +76,9 @@ class LatentInputs(NamedTuple):
 def multiplied(
     equation: str, x: Float[Array, "..."], weight: Float[Array, "..."]
 ) -> Float32[Array, "..."]:
-    """`einsum(equation, x, weight)` with operands of the weight's dtype; on CPUs, where XLA has no
-    matmuls of bfloat16 in batches, with these values in float32."""
+    """`einsum(equation, x, weight)` in the weight's dtype. On CPUs, where XLA has no batched
+    bfloat16 matmul, the operands are rounded to that dtype and multiplied in float32.
+    """
     if weight.dtype == jnp.float32:
         return project(equation, x, weight)
 
@@ -88,7 +90,7 @@ def multiplied(
 
 
 def dense_latent_attention(inputs: LatentInputs) -> Float[Array, "batch length heads value"]:
-    """Causal attention over whole sequences."""
+    """Causal attention over whole sequences, without a cache, in the expanded form."""
     q, entries = inputs.rotated()
     keys, values = inputs.expanded(entries, q.dtype)
     scores = jnp.einsum("bthd,bshd->bhts", q, keys) * inputs.config.scale

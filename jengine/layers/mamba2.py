@@ -1,7 +1,8 @@
-"""The state space recurrence of Mamba-2: a head's state [dim, size] decays by a factor of each
-token and takes in the outer product of its value x and its key b; a result is the state times c.
+"""The state space recurrence of Mamba-2.
 
     state = exp(dt * a) * state + dt * x b^T        out = state c + skip * x
+
+A head's state is [dim, size]; x are its values, b its keys, c its queries.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class StateSpace(NamedTuple):
-    """The recurrence, on tokens {x [heads, dim], keys [2, groups, size], dt [heads]}; heads of a
-    group share b and c."""
+    """The recurrence of a layer. Tokens: {x [heads, dim], keys [2, groups, size], dt [heads]}; the
+    heads of a group share b and c.
+    """
 
     rate_logs: Array  # [heads]
     dt_bias: Array  # [heads]
     limits: tuple[float, float]  # of dt
 
     def prepared(self, tokens: dict[str, Array]) -> dict[str, Array]:
-        """The tokens with their time steps."""
+        """Add the softplus and clip of the time steps dt."""
         dt = jax.nn.softplus(tokens["dt"].astype(jnp.float32) + exact(self.dt_bias)[None])
         return {**tokens, "dt": jnp.clip(dt, *self.limits)}
 
     @property
     def rates(self) -> Float32[Array, " heads"]:
-        """Below 0."""
+        """The decay rates a, negative."""
         return -jnp.exp(exact(self.rate_logs))
 
     def step(self, tokens: dict[str, Array], states: Array) -> tuple[Array, Array]:
@@ -69,13 +71,14 @@ class StateSpace(NamedTuple):
         return self.rate_logs.shape[0] // groups
 
     def _of_heads(self, x: Array) -> Array:
-        """[..., groups, size] -> [..., heads, size]."""
+        """Repeat per-group values for the heads: [..., groups, size] -> [..., heads, size]."""
         return jnp.repeat(x, self._share(x.shape[-2]), axis=-2)
 
 
 class StateSpaceRule(NamedTuple):
-    """Convolutions of x and of b and c, then the recurrence. Its states: the inputs of both
-    convolutions, and those of the heads."""
+    """Short convolutions of x and of (b, c), then the recurrence. States: the last inputs of both
+    convolutions, and the heads' states.
+    """
 
     kernels: tuple[Array, Array]  # [width, heads, dim], [width, 2, groups, size]
     biases: tuple[Array | None, Array | None]
@@ -100,5 +103,4 @@ class StateSpaceRule(NamedTuple):
 
 
 def exact(x: Array) -> Array:
-    """The numbers in float32."""
     return x.astype(jnp.float32)

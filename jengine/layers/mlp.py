@@ -38,14 +38,14 @@ def xielu(
     slope: Float[Array, "*shape"],
     highest: Float[Array, "*shape"],
 ) -> Float[Array, "*shape"]:
-    """A parabola above zero and an exponential below, on a line through both, as in Apertus."""
+    """xIELU of Apertus: quadratic above zero, exponential below, each plus `slope` * x."""
     above = jax.nn.softplus(positive) * x * x
     below = (jnp.expm1(jnp.minimum(x, highest)) - x) * (slope + jax.nn.softplus(negative))
     return jnp.where(x > 0, above, below) + slope * x
 
 
 def clamped_swiglu(gate: Float[Array, "*shape"], up: Float[Array, "*shape"]) -> Array:
-    """gate * sigmoid(alpha * gate) * (up + 1), both cut off at the limit, as in gpt-oss."""
+    """gate * sigmoid(alpha * gate) * (up + 1) with gate and up clamped, as in gpt-oss."""
     gate = jnp.minimum(gate, SWIGLU_LIMIT)
     up = jnp.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
     return gate * jax.nn.sigmoid(SWIGLU_ALPHA * gate) * (up + 1.0)

@@ -1,6 +1,6 @@
-"""Mixture of experts: each token goes through the few experts that a router picks for it.
+"""Mixture of experts.
 
-Tokens are sorted by expert, and one grouped matmul runs all experts; no token is ever dropped.
+Tokens are sorted by expert and run in one grouped matmul per projection; no token is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALLEST_TOTAL = 1e-20
 
 
 class Picked(NamedTuple):
-    """The experts of each token."""
+    """Top-k experts of each token and their mixing weights."""
 
     weights: Float[Array, "tokens chosen"]
     experts: Int[Array, "tokens chosen"]
@@ -40,7 +40,7 @@ def route(
     bias: Float[Array, " num_experts"] | None = None,
     softmax: Callable[[Array], Array] = jax.nn.softmax,
 ) -> Picked:
-    """The `count` best experts of each token; `bias` has a say in the choice alone."""
+    """Pick the top `count` experts of each token. `bias` affects the choice, not the weights."""
     scores = softmax(logits) if config.scores == "softmax" else jax.nn.sigmoid(logits)
     ranked = scores if bias is None else scores + jnp.broadcast_to(bias, scores.shape)
     if config.groups > 1:
@@ -57,7 +57,7 @@ def route(
 def in_top_groups(
     ranked: Float[Array, "tokens num_experts"], config: RoutingConfig
 ) -> Float[Array, "tokens num_experts"]:
-    """The same ranks, with those of experts outside each token's best groups at -inf."""
+    """Set the scores of experts outside each token's best groups to -inf (group-limited)."""
     tokens = ranked.shape[0]
     grouped = ranked.reshape(tokens, config.groups, -1)
     if config.group_score == "best":
@@ -84,10 +84,10 @@ def mix_experts(
     down: GroupedMatmul,
     live: Int[Array, " tokens"] | None = None,
 ) -> Float32[Array, "tokens hidden"]:
-    """The weighted sum of the outputs of each token's experts; zero where `live` is -1. An expert
-    of -1 adds nothing.
+    """Return the weighted sum of the outputs of each token's experts.
 
-    With R rows of tokens, gate_up gives [R, inner], its activation included, and down [R, hidden].
+    Tokens with `live` -1 give zero; an expert of -1 contributes nothing. On R sorted rows,
+    `gate_up` returns [R, inner] with the activation applied and `down` [R, hidden].
     """
     tokens, count = experts.shape
     if live is not None:
@@ -104,7 +104,7 @@ def mix_experts(
 
 
 def group_of_rows(sizes: Int[Array, " groups"], rows: int) -> Int[Array, " rows"]:
-    """The group of each row where rows are sorted by group; padding is in the last one."""
+    """Group index per row, for rows sorted by group; padding rows get the last group."""
     return jnp.repeat(jnp.arange(sizes.shape[0]), sizes, total_repeat_length=rows)
 
 
@@ -113,7 +113,9 @@ def grouped_project(
     weight: Float[Array, "groups inputs outputs"],
     sizes: Int[Array, " groups"],
 ) -> Float32[Array, "rows outputs"]:
-    """Multiply rows, sorted by group, by their group's matrix; `sizes` are the rows per group."""
+    """Grouped matmul: rows sorted by group, each times its group's matrix; `sizes` are rows per
+    group.
+    """
     ragged = partial(lax.ragged_dot, preferred_element_type=jnp.float32)
     # On the CPU ragged_dot multiplies every row by every matrix, and copies the matrices first.
     return lax.platform_dependent(
@@ -126,9 +128,10 @@ def matmul_by_tiles(
     weight: Float[Array, "groups inputs outputs"],
     sizes: Int[Array, " groups"],
 ) -> Float32[Array, "rows outputs"]:
-    """`grouped_project` in tiles of rows of one group; groups without rows cost nothing.
+    """`grouped_project` on CPUs, in tiles of rows of one group; groups without rows cost nothing.
 
-    A group's last tile may reach into the next group, whose tiles are written later and replace it.
+    A group's last tile may spill into the next group's rows, which are written later and overwrite
+    it.
     """
     rows, groups = x.shape[0], weight.shape[0]
     first_row = jnp.cumsum(sizes) - sizes

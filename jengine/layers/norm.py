@@ -1,4 +1,4 @@
-"""Normalisation in float32, over as many of the last axes as the weight has."""
+"""RMS and layer norms in float32, over as many trailing axes as the weight has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class RowNorm(NamedTuple):
-    """A norm as data, so that a backend can fuse it with the matmul that follows."""
+    """Parameters of a norm, so that a backend can fuse it with the matmul that follows."""
 
     weight: Array
     bias: Array | None  # given: a layer norm, which subtracts the mean as well
@@ -30,10 +30,10 @@ class RowNorm(NamedTuple):
 
 @runtime_checkable
 class DescribedNorm(Protocol):
-    """A module that is a norm over the last axis."""
+    """A norm module whose parameters can be read for fusion."""
 
     def described(self) -> RowNorm | None:
-        """The norm; None is the identity."""
+        """Return the norm's parameters; None for the identity."""
         ...
 
 
@@ -62,7 +62,7 @@ def layer_norm(
 def head_layer_norm(
     x: Float[Array, "*heads dim"], weight: Float[Array, "*own_heads dim"], eps: float
 ) -> Float32[Array, "*heads dim"]:
-    """(x - mean(x)) / std(x) of each head, times weights of its own."""
+    """Layer norm per head, with a weight per head and no bias."""
     x = x.astype(jnp.float32)
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)

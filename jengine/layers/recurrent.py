@@ -1,8 +1,8 @@
-"""What recurrent layers are made of: where states are read and written, and a short convolution.
+"""Parts of recurrent layers: where states are read and written, and the short convolution.
 
-A step's tokens are D decode rows, one token of a row each, then P tiles of prefill tokens, each of
-one row; the tiles of a chunk follow each other, and its last one may end in padding. States are
-float32 arrays [layers, units, ...], a unit for each row. All reads come before the writes.
+A step's tokens are D decode rows (one token per row), then P tiles of prefill tokens. A tile
+belongs to one row; the tiles of a chunk are consecutive and the last may be padded. States are
+float32 [layers, units, ...], one unit per row. All reads precede the writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOWHERE = jnp.iinfo(jnp.int32).max
 
 
 class StateView(NamedTuple):
-    """Where the tokens of a step find the states of their rows, and where they leave them."""
+    """State units that each decode token and prefill tile reads and writes."""
 
     reads: Array  # i32[D + P] unit with the state before the decode's token, or before the chunk
     writes: Array  # i32[D + P] unit of the state after it; NOWHERE: it is not kept
@@ -42,11 +42,11 @@ class StateView(NamedTuple):
     decoder: Decoder | None = None
 
     def live(self) -> Bool[Array, "tiles tile"]:
-        """Which prefill tokens are no padding."""
+        """Mask of prefill tokens that are not padding."""
         return jnp.arange(self.tile)[None, :] < self.lengths[:, None]
 
     def one(self, index: Array) -> StateView:
-        """The view of one decode row."""
+        """Restrict the view to one decode row."""
         reads, writes, fresh = (
             lax.dynamic_slice_in_dim(x, index, 1) for x in (self.reads, self.writes, self.fresh)
         )
@@ -55,12 +55,14 @@ class StateView(NamedTuple):
 
 
 class Decoder(Protocol):
-    """Runs recurrences by kernels."""
+    """A kernel for the decode path of recurrences."""
 
     def __call__(
         self, recurrence: Any, tokens: Any, states: Array, layer: int, view: StateView
     ) -> tuple[Array, Array]:
-        """One token of each decode row, as it comes to `scan_states`: results and states."""
+        """Run one token per decode row, as passed to `scan_states`. Returns outputs and updated
+        states.
+        """
         ...
 
 
@@ -70,12 +72,12 @@ class Rule(Protocol):
     def __call__(
         self, tokens: Any, states: tuple[Array, ...], layer: int, view: StateView
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The results of tokens [D + P * tile, ...], and the arrays with their new states."""
+        """Run tokens [D + P * tile, ...]. Returns their outputs and the updated states."""
         ...
 
 
 class RecurrentInputs(NamedTuple):
-    """What a recurrent layer hands to the step that keeps its states."""
+    """A recurrent layer's recurrence, its input tokens, and the specs of its states."""
 
     rule: Rule
     tokens: Any  # a tree of arrays [*tokens, ...]
@@ -85,7 +87,9 @@ class RecurrentInputs(NamedTuple):
 def run_recurrent(
     inputs: RecurrentInputs, states: tuple[Array, ...], layer: int, view: StateView
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Run a layer's recurrence over the tokens of a step."""
+    """Run a layer's recurrence over a step's tokens; with `view.in_turn`, one decode row after
+    another.
+    """
     if not view.in_turn:
         return inputs.rule(inputs.tokens, states, layer, view)
 
@@ -99,7 +103,7 @@ def run_recurrent(
 
 
 def dense_recurrent(inputs: RecurrentInputs) -> Array:
-    """Run the recurrence over whole sequences [B, T, ...], from zero states."""
+    """Run the recurrence over whole sequences [batch, length, ...] from zero states."""
     batch, length = jax.tree.leaves(inputs.tokens)[0].shape[:2]
     tiles = -(-length // DENSE_TILE)
     missing = tiles * DENSE_TILE - length
@@ -120,7 +124,7 @@ def dense_recurrent(inputs: RecurrentInputs) -> Array:
 def read_states(
     states: Float32[Array, "layers units ..."], layer: int, view: StateView
 ) -> Float32[Array, "places ..."]:
-    """The state before each decode's token, and before the chunk of each tile."""
+    """Gather the state before each decode token and each tile's chunk; zero for fresh rows."""
     # Without a barrier XLA's GPU compiler puts this read into the fusion that writes new states,
     # and then copies the whole array, as a fusion may not write what it reads elsewhere.
     found = lax.optimization_barrier(states.at[layer, view.reads].get(mode="clip"))
@@ -133,7 +137,7 @@ def write_states(
     new: Float32[Array, "places ..."],
     places: Int32[Array, " places"],
 ) -> Float32[Array, "layers units ..."]:
-    """The states with new ones in these units."""
+    """Scatter states into units `places`; out-of-range places are dropped."""
     return states.at[layer, places].set(new.astype(jnp.float32), mode="drop")
 
 
@@ -145,8 +149,9 @@ def short_convolution(
     layer: int,
     view: StateView,
 ) -> tuple[Float32[Array, "tokens ..."], Float32[Array, "layers units before ..."]]:
-    """Each channel's weighted sum of the last `width` tokens of its row; a state holds the inputs
-    of all of them but the newest."""
+    """Depthwise causal convolution over the last `width` tokens of a row. The state holds the row's
+    last width - 1 inputs.
+    """
     x, kernel, decodes = x.astype(jnp.float32), kernel.astype(jnp.float32), view.decodes
     before = read_states(states, layer, view)
     decoded, after = _convolved(jnp.concatenate([before[:decodes], x[:decodes, None]], 1), kernel)
@@ -170,7 +175,9 @@ def short_convolution(
 
 
 def _convolved(window: Array, kernel: Array) -> tuple[Array, Array]:
-    """Sums over `width` neighbours of [rows, tokens, ...], and the tokens but the first."""
+    """Convolve windows [rows, tokens, ...]. Returns the sums, and the windows without their first
+    token.
+    """
     width = kernel.shape[0]
     count = window.shape[1] - width + 1
     parts = (window[:, tap : tap + count] * kernel[tap][None, None] for tap in range(width))
@@ -178,5 +185,5 @@ def _convolved(window: Array, kernel: Array) -> tuple[Array, Array]:
 
 
 def wide(x: Array, ndim: int) -> Array:
-    """The array with axes of length one behind its own."""
+    """Append axes of length one up to `ndim`."""
     return x.reshape(*x.shape, *[1] * (ndim - x.ndim))

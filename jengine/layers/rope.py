@@ -16,9 +16,10 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int, longest: int) -> np.ndarray:
-    """The angle per position of each pair, float32 [head_dim / 2]; 0 for those not rotated.
+    """Rotation angle per position of each pair, float32 [head_dim / 2]; 0 for pairs without
+    rotation.
 
-    No sequence is longer than `longest`.
+    `longest` is the maximum sequence length, which some scaling types depend on.
     """
     rotated = head_dim if config.rotated is None else config.rotated
     found = _rotated_frequencies(config, rotated, longest)
@@ -50,15 +51,18 @@ def _rotated_frequencies(config: RopeConfig, head_dim: int, longest: int) -> np.
 
 
 def _stretched_base(config: RopeConfig, head_dim: int, longest: int) -> float:
-    """Dynamic NTK scaling, for the longest sequence there may be: cached keys stay rotated as they
-    are, so it is the same for all."""
+    """Base of dynamic NTK scaling, fixed for the maximum sequence length: cached keys keep their
+    rotation, so the base cannot change as a sequence grows.
+    """
     share = max(longest, config.original_max_position) / config.original_max_position
     stretch = config.factor * share - (config.factor - 1)
     return config.theta * stretch ** (head_dim / (head_dim - 2))
 
 
 def _llama3_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between are blended."""
+    """Llama 3 scaling: long wavelengths are stretched by `factor`, short ones kept, those between
+    blended.
+    """
     wavelength = 2 * math.pi / plain
     longest_kept = config.original_max_position / config.high_freq_factor
     shortest_stretched = config.original_max_position / config.low_freq_factor
@@ -70,12 +74,13 @@ def _llama3_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
 
 
 def _yarn_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
-    """Pairs that turn often within the original length keep their frequency, those that turn rarely
-    are stretched by `factor`, and those between are blended by their number."""
+    """YaRN: pairs that turn often within the original length keep their frequency, those that turn
+    rarely are stretched by `factor`, with a linear blend by pair index between.
+    """
     pairs = len(plain)
 
     def pair_of(turns: float) -> float:
-        """The number of the pair that turns so often, as if there were one between two."""
+        """Fractional index of the pair that makes `turns` turns within the original length."""
         span = math.log(config.original_max_position / (turns * 2 * math.pi))
         return pairs * span / math.log(config.theta)
 
@@ -96,8 +101,10 @@ def rotation(
     longest: int,
     planes: Int[Array, "planes ..."] | None = None,
 ) -> tuple[Float32[Array, "*tokens pairs"], Float32[Array, "*tokens pairs"]]:
-    """cos and sin for each position; there are head_dim / 2 pairs. No sequence is longer than
-    `longest`. `planes`: positions by frame, row and column, where pairs have sections."""
+    """Return (cos, sin) per position, head_dim / 2 pairs each.
+
+    `planes` are positions by (frame, row, column) for multimodal rotary embedding (sections).
+    """
     frequencies = jnp.asarray(inverse_frequencies(config, head_dim, longest))
     if planes is not None and config.sections:
         own = planes[jnp.asarray(config.planes_of_pairs(head_dim // 2))].astype(
@@ -121,7 +128,7 @@ def rotate(
     cos: Float[Array, "*tokens pairs"],
     sin: Float[Array, "*tokens pairs"],
 ) -> Float[Array, "*tokens heads dim"]:
-    """Rotate each head: lane i of its first half forms a pair with lane i of its second half."""
+    """Rotate each head; lane i of the first half pairs with lane i of the second half."""
     first, second = jnp.split(x, 2, axis=-1)
     return _turned(first, second, cos, sin)
 
@@ -131,8 +138,11 @@ def rotate_neighbours(
     cos: Float[Array, "*tokens pairs"],
     sin: Float[Array, "*tokens pairs"],
 ) -> Float[Array, "*tokens heads dim"]:
-    """Rotate each head: lanes 2 i and 2 i + 1 form a pair. The result has the first lanes of all
-    pairs, then the second ones: scores do not depend on the order of lanes."""
+    """Rotate each head; lanes 2i and 2i + 1 form a pair.
+
+    Returns the first lanes of all pairs, then the second lanes: q . k does not depend on lane
+    order.
+    """
     return _turned(x[..., ::2], x[..., 1::2], cos, sin)
 
 

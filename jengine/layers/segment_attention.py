@@ -1,7 +1,6 @@
-"""Attention within segments, without a cache and without an order: each token attends to all tokens
-of its own segment, those behind it included.
+"""Bidirectional attention within segments of a packed batch (encoders), without a KV cache.
 
-In: queries, keys and values of packed sequences, and the segment of each token. Out: mixed values.
+In: q, k, v of packed sequences and the segment id of each token. Out: attention outputs.
 """
 
 from __future__ import annotations
@@ -28,8 +27,10 @@ def segment_attention(
     scale: float | None = None,
     biases: Float32[Array, "heads distances"] | None = None,
 ) -> Float[Array, "tokens heads dim"]:
-    """Softmax attention of each token to those with an equal number in `segments`, which follow
-    each other. `biases` of both directions are added to scores by distance."""
+    """Softmax attention of each token over all tokens with its segment id; segments are contiguous.
+
+    `biases` are bidirectional relative position biases by distance.
+    """
     tokens, heads, dim = q.shape
     scale = dim**-0.5 if scale is None else scale
 

@@ -1,6 +1,7 @@
-"""Runs a linear recurrence over a step's tokens: decodes a row at a time, prompts a tile at a time.
+"""Runs a linear recurrence over a step: one token per decode row, prompts in tiles (chunkwise
+form).
 
-Within a tile the recurrence is matmuls over its tokens; from tile to tile only the state is passed.
+Within a tile the recurrence is matmuls; only the state passes from tile to tile.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ EXACT = lax.Precision.HIGHEST
 
 
 class Recurrence(Protocol):
-    """A recurrence, with its parameters. Prepared tokens change nothing where all their arrays are
-    zero."""
+    """A recurrence and its parameters. Tokens whose prepared arrays are all zero must leave the
+    state unchanged: padding relies on it.
+    """
 
     def prepared(self, tokens: Any) -> Any:
-        """What the recurrence reads of tokens [tokens, ...]: a tree of float32 arrays."""
+        """Compute the recurrence's float32 inputs from tokens [tokens, ...]."""
         ...
 
     def step(self, tokens: Any, states: Array) -> tuple[Array, Array]:
-        """One token of each row: results [rows, ...] and states [rows, ...]."""
+        """Advance each row by one token. Returns outputs [rows, ...] and states [rows, ...]."""
         ...
 
     def within(self, tokens: Any) -> Any:
-        """What tiles [P, tile, ...] compute without a state: a tree of arrays [P, ...]."""
+        """Compute what does not depend on the state, for all tiles [P, tile, ...] at once."""
         ...
 
     def across(self, tile: Any, state: Array) -> tuple[Array, Array]:
-        """One tile's results [tile, ...] and its state after it, given the one before it."""
+        """Given the state before a tile, return its outputs [tile, ...] and the state after it."""
         ...
 
 
@@ -48,7 +50,7 @@ def scan_states(
     layer: int,
     view: StateView,
 ) -> tuple[Float32[Array, "tokens ..."], Float32[Array, "layers units ..."]]:
-    """The results of all tokens, and the states after them."""
+    """Run a step's tokens. Returns all outputs and the updated states."""
     decodes = view.decodes
     prepared = recurrence.prepared(tokens)
     parts = []
@@ -71,18 +73,16 @@ def scan_states(
 def _decode(
     recurrence: Recurrence, prepared: Any, states: Array, layer: int, view: StateView
 ) -> tuple[Array, Array]:
-    """One token of each row."""
     out, after = recurrence.step(prepared, read_states(states, layer, view))
     return out, write_states(states, layer, after, view.writes)
 
 
 def first(tokens: Any, count: int) -> Any:
-    """So many tokens of a tree."""
     return jax.tree.map(lambda x: x[:count], tokens)
 
 
 def in_tiles(x: Array, view: StateView) -> Array:
-    """[P, tile, ...], zero in padding."""
+    """Reshape prefill tokens to [P, tile, ...], with padding zeroed."""
     tiles = x.reshape(-1, view.tile, *x.shape[1:])
     return jnp.where(wide(view.live(), tiles.ndim), tiles, 0.0)
 
@@ -90,7 +90,7 @@ def in_tiles(x: Array, view: StateView) -> Array:
 def _scan_tiles(
     recurrence: Recurrence, tiles: Any, states: Array, layer: int, view: StateView
 ) -> tuple[Array, Array]:
-    """One tile after the other. A chunk begins with the state of its row, and leaves it there."""
+    """Scan tiles in order; a chunk starts from its row's state and writes it back at its end."""
     prefills = view.decodes
 
     def one(carry: tuple[Array, Array], given: Any) -> tuple[tuple[Array, Array], Array]:
@@ -107,9 +107,11 @@ def _scan_tiles(
 
 
 def causal_decay(log_decay: Float32[Array, "tiles tile heads"]) -> Float32[Array, "..."]:
-    """The decay from each token s of a tile to each later or equal token t, [P, heads, t, s]; 0 for
-    earlier ones. Each is summed by itself: as a difference of sums from the tile's begin it would
-    have their rounding, which is large beside it where states decay quickly."""
+    """Decay from token s to each token t >= s of a tile, [P, heads, t, s]; 0 for t < s.
+
+    Each log decay is summed directly: a difference of prefix sums has the rounding error of the
+    prefix, large beside the result where states decay quickly.
+    """
     tokens = jnp.moveaxis(log_decay, 1, 2)[..., None]  # [P, heads, tile, 1]
     size = tokens.shape[-2]
     shape = (*tokens.shape[:-1], size)
@@ -121,5 +123,4 @@ def causal_decay(log_decay: Float32[Array, "tiles tile heads"]) -> Float32[Array
 
 
 def lower_triangle(size: int, *, strict: bool = False) -> Bool[Array, "size size"]:
-    """True where the second index is at most the first, or below it."""
     return jnp.tril(jnp.ones((size, size), bool), -1 if strict else 0)
