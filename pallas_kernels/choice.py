@@ -1,6 +1,6 @@
-"""Chooses the implementation of an operation by name.
+"""Looks up the implementation of an operation by name.
 
-A table holds functions, or "module:function" where the module needs a package that may be missing.
+Tables map names to functions, or to "module:function" where the module needs an optional package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ OLDEST_CAPABILITY = 8.0
 def choose(
     operation: str, implementation: str | None, table: Mapping[str, Callable[..., Any] | str]
 ) -> Callable[..., Any]:
-    """The function of this name, or the XLA one for None."""
+    """Return the named implementation, or XLA's for None. Raises ValueError if it is not
+    available.
+    """
     found = table.get("xla" if implementation is None else implementation)
     if found is None:
         raise ValueError(
@@ -45,39 +47,45 @@ def choose(
 
 
 def with_slopes(implementation: str | None, slopes: Array | None) -> str | None:
-    """The implementation of paged attention, which has to take slopes if they are given."""
+    """Fall back to XLA if ALiBi slopes are given and the implementation does not take them."""
     return implementation if slopes is None or implementation in SLOPED else "xla"
 
 
 def with_biases(implementation: str | None, biases: Array | None) -> str | None:
-    """The same, where it has to take a table of biases."""
+    """Fall back to XLA if relative position biases are given and the implementation does not take
+    them.
+    """
     return implementation if biases is None or implementation in BIASED else "xla"
 
 
 def missing_for_triton() -> str | None:
-    """What has to be installed before Triton kernels can be compiled or interpreted, or None."""
+    """Return what to install to compile or interpret Triton kernels, or None if nothing is
+    missing.
+    """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed. Install jengine[cuda12] or jengine[cuda13]."
     return None
 
 
 def begin_cpu() -> None:
-    """Compile the CPU kernels in the background if need be, for those who will soon use them."""
+    """Start compiling the CPU kernels in the background, unless they are compiled already."""
     importlib.import_module("pallas_kernels.cpu.background").begin()
 
 
 def cpu_library() -> Path | None:
-    """The file of the CPU kernels that this process runs, if it does."""
+    """Path of the loaded CPU kernel library, or None if none is loaded."""
     return importlib.import_module("pallas_kernels.cpu.library").loaded_file()
 
 
 def cpu_library_folder() -> Path:
-    """Where the CPU kernels are kept: a folder of this user alone, as they are executed."""
+    """Cache folder of CPU kernel libraries. Private to this user, because its files are
+    executed.
+    """
     return importlib.import_module("pallas_kernels.cpu.build").private_folder()
 
 
 def cpu_compiler() -> str:
-    """The compiler of the CPU kernels, or where they are from."""
+    """Description of the compiler that built the CPU kernels."""
     return importlib.import_module("pallas_kernels.cpu.compiler").described_compiler()
 
 
@@ -87,7 +95,7 @@ def cpu_instructions() -> str:
 
 
 def cpu_problem() -> str | None:
-    """Why the CPU kernels cannot run here, or None. Waits until they are compiled."""
+    """Why the CPU kernels cannot run here, or None. Blocks until they are compiled."""
     return importlib.import_module("pallas_kernels.cpu.library").problem()
 
 
@@ -99,7 +107,7 @@ PROBLEMS: Mapping[str, Callable[[], str | None]] = {
 
 
 def triton_problem(platform: str, head_dims: Iterable[int]) -> str | None:
-    """Why Triton kernels cannot run on this machine's devices with these heads, or None."""
+    """Why Triton kernels cannot run on this platform with these head sizes, or None."""
     if missing := missing_for_triton():
         return missing
     if platform == "cpu":

@@ -1,8 +1,7 @@
-"""Heads of the KV cache as codes of one byte, inside Triton kernels.
+"""Reads and writes quantized KV heads (one byte per number) inside Triton kernels.
 
-In: what `pallas_kernels.layout` says of such arrays. Out: numbers that tensor cores multiply, and
-the scale of each token's head apart, by which scores and weights are multiplied. Nothing here needs
-a device that knows FP8.
+In: arrays in the layout of `pallas_kernels.layout`. Out: values for tensor cores and a scale per
+token and head, applied to scores and weights. Needs no FP8 support of the device.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ REBIASED = tl.constexpr((127 - 7) << 3)
 
 @triton.jit
 def as_multiplied(x, kind: tl.constexpr, CODES: tl.constexpr):
-    """Queries in the type in which they are multiplied by heads of a cache of this type."""
+    """Cast queries to the dtype in which they are multiplied by keys of this cache dtype."""
     if CODES == "none":
         return x.to(kind)
     else:
@@ -35,8 +34,7 @@ def as_multiplied(x, kind: tl.constexpr, CODES: tl.constexpr):
 
 @triton.jit
 def load_heads(plane_ptr, places, inside, lane, HEAD_DIM: tl.constexpr, CODES: tl.constexpr):
-    """Heads [tokens, lanes] at these places of a plane, and what their products are multiplied by:
-    [1, tokens], or 1 for plain numbers."""
+    """Load heads [tokens, lanes] and their scales [1, tokens] (1.0 for an unquantized cache)."""
     stored = inside[:, None] & (lane < HEAD_DIM)[None, :]
     found = tl.load(plane_ptr + places[:, None] + lane[None, :], mask=stored, other=0)
     if CODES == "none":
@@ -54,7 +52,7 @@ def load_heads(plane_ptr, places, inside, lane, HEAD_DIM: tl.constexpr, CODES: t
 
 @triton.jit
 def load_scales(plane_ptr, places, inside, HEAD_DIM: tl.constexpr):
-    """The scales [1, tokens]: bfloat16 behind the codes, low byte first."""
+    """Load the scales [1, tokens]: bfloat16 stored little-endian after the codes."""
     byte = tl.arange(0, 2)
     where = plane_ptr + places[:, None] + HEAD_DIM + byte[None, :]
     found = tl.load(where, mask=inside[:, None] & (byte >= 0)[None, :], other=0)
@@ -67,8 +65,9 @@ def load_scales(plane_ptr, places, inside, HEAD_DIM: tl.constexpr):
 def store_heads(
     target, heads, kept, lane, HEAD_DIM: tl.constexpr, kind: tl.constexpr, CODES: tl.constexpr
 ):
-    """Store float32 heads [rows, lanes] where `kept`; `target` points to each, [rows, 1]. Lanes
-    beyond a head are zero."""
+    """Quantize and store float32 heads [rows, lanes] where `kept`. `target` [rows, 1] points to
+    each; lanes beyond the head must be zero.
+    """
     inside = kept[:, None] & (lane < HEAD_DIM)[None, :]
     if CODES == "none":
         tl.store(target + lane[None, :], heads.to(kind), mask=inside)
@@ -88,7 +87,10 @@ def store_heads(
 
 @triton.jit
 def fp8_bits(x):
-    """The bits of the nearest E4M3 of float32 up to 448, ties to even."""
+    """Bits of x rounded to E4M3, ties to even, for
+    x
+    up to 448.
+    """
     size = tl.abs(x)
     bits = size.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - REBIASED

@@ -1,15 +1,13 @@
-"""The layout of keys and values in the paged KV cache; no other file depends on it.
+"""Memory layout of the paged KV cache; no other file depends on it.
 
 A cache group is one array [layers, 2, blocks, block_size, kv_heads * head_dim]; keys are plane 0,
-values plane 1. The kv heads of a token are contiguous. The array of latent attention has no planes,
-[layers, blocks, block_size, rank + rope]. An array of uint16 holds the bits of bfloat16. In an
-array of bytes each head of a token has a scale of its own, in bfloat16 after its codes: int8 arrays
-hold int8, uint8 arrays the bits of FP8 (E4M3).
+values plane 1; the KV heads of a token are contiguous. Latent attention has no planes: [layers,
+blocks, block_size, rank + rope]. uint16 arrays hold bfloat16 bits. In one-byte arrays, each head of
+a token is followed by its own bfloat16 scale: int8 arrays hold int8, uint8 arrays FP8 (E4M3).
 
-A scale is made as a token is written, so it needs no calibration and depends on nothing else.
-Attention reads what the codes stand for in float32, but for Triton kernels, where codes are exact
-in bfloat16, and scores and weights are multiplied by scales. Prefix hashes know what a cache
-stores.
+Scales are computed as a token is written, without calibration. XLA and CPU attention dequantize to
+float32; Triton kernels use the codes, exact in bfloat16, and apply scales to scores and weights.
+Prefix hashes include the cache dtype.
 """
 
 from __future__ import annotations
@@ -38,24 +36,23 @@ SMALLEST_SCALE = 1e-12
 
 
 def held_dtype(cache: Array) -> np.dtype:
-    """The type of the keys and values that are read from an array."""
+    """Dtype in which keys and values are read from a cache array."""
     if has_scales(cache.dtype):
         return jnp.dtype(jnp.float32)
     return jnp.dtype(jnp.bfloat16) if cache.dtype == BFLOAT16_BITS else cache.dtype
 
 
 def has_scales(dtype: DTypeLike) -> bool:
-    """Whether heads are stored in this type as codes of one byte with a scale."""
+    """Whether this cache dtype is quantized: one-byte codes with a scale per head."""
     return jnp.dtype(dtype) in LARGEST
 
 
 def head_width(head_dim: int, dtype: DTypeLike) -> int:
-    """Elements of one head of a token."""
+    """Array elements per head of a token, its scale included."""
     return head_dim + (SCALE_BYTES if has_scales(dtype) else 0)
 
 
 def kv_heads_of(cache: Array, head_dim: int) -> int:
-    """The number of KV heads in an array."""
     return cache.shape[-1] // head_width(head_dim, cache.dtype)
 
 
@@ -63,18 +60,19 @@ def cache_shape(
     layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int,
     dtype: DTypeLike = np.float32,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Shape of a cache group's array of this type."""
     return (layers, 2, blocks, block_size, kv_heads * head_width(head_dim, dtype))
 
 
 def entries_shape(layers: int, blocks: int, block_size: int, width: int) -> tuple[int, ...]:
-    """Shape of the array of latent attention. XLA would copy an array with a plane of its own: it
-    is free to order a dimension of size one as it likes."""
+    """Shape of a latent attention cache.
+
+    It has no plane axis of size one: XLA may order such an axis freely and would copy the array.
+    """
     return (layers, blocks, block_size, width)
 
 
 class Strides(NamedTuple):
-    """Distance, in elements, from one layer, plane, block, token or kv head to the next."""
+    """Elements from one layer, plane, block, token or KV head to the next."""
 
     layer: int
     plane: int
@@ -83,19 +81,19 @@ class Strides(NamedTuple):
     head: int
 
     def constants(self) -> dict[str, int]:
-        """As compile-time constants of a kernel: LAYER_STRIDE, PLANE_STRIDE, ..."""
+        """Kernel constants LAYER_STRIDE, PLANE_STRIDE, ..."""
         return {f"{name.upper()}_STRIDE": value for name, value in self._asdict().items()}
 
 
 def strides(cache: Array, head_dim: int) -> Strides:
-    """The strides of a cache array, for kernels that compute addresses. head_dim is contiguous."""
+    """Strides of a cache array; head_dim is contiguous."""
     _, planes, blocks, block_size, width = cache.shape
     block, head = block_size * width, head_width(head_dim, cache.dtype)
     return Strides(planes * blocks * block, blocks * block, block, width, head)
 
 
 def codes_of(dtype: DTypeLike) -> str:
-    """What stands in arrays of this type for numbers, as kernels call it."""
+    """The kernels' name of this dtype's quantization: "int8", "fp8" or "none"."""
     return {INT8: "int8", FP8_BITS: "fp8"}.get(jnp.dtype(dtype), "none")
 
 
@@ -106,7 +104,7 @@ def read_heads(
     head_dim: int,
     seen: Shaped[Array, "batch tokens"],
 ) -> tuple[Float[Array, "batch kv_heads tokens dim"], Float[Array, "batch kv_heads tokens dim"]]:
-    """Keys and values of whole blocks by head; zero where `seen`, a bool mask, is false."""
+    """Gather keys and values of whole blocks by head, zeroed where the mask `seen` is false."""
     _, _, num_blocks, block_size, width = cache.shape
     # Gathers of rows out of a flat view compile to far less than indexing five dimensions.
     flat = cache.reshape(-1, block_size * width)
@@ -133,7 +131,7 @@ def read_entries(
     blocks: Int[Array, "batch pages"],
     seen: Shaped[Array, "batch tokens"],
 ) -> Float[Array, "batch tokens width"]:
-    """The entries of latent attention in whole blocks; zero where `seen`, a bool mask, is false."""
+    """Gather latent attention entries of whole blocks, zeroed where the mask `seen` is false."""
     _, num_blocks, block_size, width = cache.shape
     flat = cache.reshape(-1, block_size * width)
     found = flat.at[blocks + layer * num_blocks].get(mode="promise_in_bounds")
@@ -149,7 +147,7 @@ def write_entries(
     entries: Float[Array, "tokens width"],
     slots: Int[Array, " tokens"],
 ) -> Shaped[Array, "layers blocks block_size width"]:
-    """Store the entries of latent attention at token slots in place; slots outside are skipped."""
+    """Write latent attention entries to slots in place; slots outside are skipped."""
     _, num_blocks, block_size, width = cache.shape
     size = num_blocks * block_size
     inside = (slots >= 0) & (slots < size)
@@ -162,7 +160,7 @@ def write_entries(
 
 
 def pad_pages(tables: Int[Array, "rows pages"], multiple: int) -> Int[Array, "rows padded"]:
-    """Tables padded with the null block to a multiple of `multiple` pages."""
+    """Pad tables with the null block to a multiple of `multiple` pages."""
     missing = -tables.shape[1] % multiple
     return jnp.pad(tables, ((0, 0), (0, missing)))
 
@@ -174,7 +172,7 @@ def write_slots(
     v: Float[Array, "tokens kv_heads dim"],
     slots: Int[Array, " tokens"],
 ) -> Shaped[Array, "layers 2 blocks block_size width"]:
-    """Store keys and values at token slots in place; slots outside a plane are skipped."""
+    """Write keys and values to slots in place; slots outside a plane are skipped."""
     _, _, num_blocks, block_size, width = cache.shape
     plane_slots = num_blocks * block_size
     starts = [plane_start(layer, plane, plane_slots) for plane in PLANES]
@@ -194,14 +192,14 @@ def write_slots(
 
 
 def plane_start(layer: int | Array, plane: int, size: int) -> int | Array:
-    """First entry of a layer's keys or values in a flat view whose planes hold `size` entries."""
+    """Index of a layer's first key or value in a flat view with `size` entries per plane."""
     return (layer * len(PLANES) + plane) * size
 
 
 def encoded(
     heads: Float[Array, "*tokens dim"], dtype: DTypeLike
 ) -> Shaped[Array, "*tokens dim_and_scale"]:
-    """Heads as codes, each with the smallest scale in bfloat16 by which no number is cut off."""
+    """Quantize heads, each with the smallest bfloat16 scale that clips nothing."""
     kind = jnp.dtype(dtype)
     heads = heads.astype(jnp.float32)
     highest = jnp.max(jnp.abs(heads), axis=-1, keepdims=True)
@@ -219,7 +217,7 @@ def encoded(
 
 
 def decoded(heads: Shaped[Array, "*tokens dim_and_scale"]) -> Float32[Array, "*tokens dim"]:
-    """The inverse: codes times their scales."""
+    """Dequantize heads: codes times scales."""
     codes, scales = heads[..., :-SCALE_BYTES], heads[..., -SCALE_BYTES:]
     if heads.dtype == FP8_BITS:
         codes = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn)

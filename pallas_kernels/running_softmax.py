@@ -1,7 +1,7 @@
-"""Online softmax over chunks of keys, shared by decode and prefill attention in plain XLA.
+"""Online softmax over chunks of keys, shared by the attention implementations in plain XLA.
 
-In: queries [batch, KV, q, D], and keys and values [batch, KV, S, D] chunk by chunk. Out: the
-weighted sums of values and the log-sum-exp. A query that attends to no key gets zeros.
+In: queries [batch, KV, q, D], and keys and values [batch, KV, S, D] chunk by chunk. Out: attention
+outputs and log-sum-exp. A query without keys gets zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FAR_BELOW = -1e30  # finite: a chunk in which all keys of a query are masked giv
 
 
 class Running(NamedTuple):
-    """The online softmax after some chunks."""
+    """State of the online softmax: running maximum, sum of exponentials, and weighted values."""
 
     highest: Array  # f32 [batch, KV, q]
     total: Array  # f32 [batch, KV, q]
@@ -24,7 +24,7 @@ class Running(NamedTuple):
 
     @classmethod
     def of_nothing(cls, queries: Array, dim: int | None = None) -> Running:
-        """Before the first chunk; `dim` is the length of values, if it is not that of queries."""
+        """Initial state; `dim` is the width of values where it differs from that of queries."""
         lowest = jnp.full(queries.shape[:-1], FAR_BELOW, jnp.float32)
         mixed = jnp.zeros((*lowest.shape, dim or queries.shape[-1]), jnp.float32)
         return cls(lowest, jnp.zeros_like(lowest), mixed)
@@ -39,11 +39,11 @@ class Running(NamedTuple):
         soft_cap: float | None,
         bias: Array | None = None,
     ) -> Running:
-        """Add a chunk; `seen` [batch, 1, q or 1, S] masks its keys, and `bias` [batch, KV, q, S] is
-        added to their scores.
+        """Add a chunk. `seen` [batch, 1, q or 1, S] masks keys; `bias` [batch, KV, q, S] is added
+        to scores.
 
-        Keys and values that are masked for all queries must be zero, since an unused slot may hold
-        NaN. The values that a query adds while all its keys are masked are later multiplied by 0.
+        Keys and values masked for all queries must be zero, since an unused slot may hold NaN. What
+        a query accumulates while all its keys are masked is multiplied by 0 later.
         """
         scores = capped(scale * einsum("bkqd,bksd->bkqs", queries, keys), soft_cap)
         scores = scores if bias is None else scores + bias
@@ -59,9 +59,8 @@ class Running(NamedTuple):
         )
 
     def result(self, sinks: Array | None) -> tuple[Array, Array]:
-        """The weighted sums of values and the log-sum-exp.
-
-        Sinks [KV, q] are one more score per query, whose value is zero.
+        """Return (outputs, log-sum-exp). Sinks [KV, q] are an extra logit per query without a
+        value.
         """
         highest, total, mixed = self
         # If all keys of a query were masked, its sums are over masked keys.
@@ -82,10 +81,11 @@ def in_groups(
     sizes: Sequence[int], used: Array, attend: Callable[..., Running], sinks: Array | None,
     queries: Array, *others: Array, dim: int | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Apply `attend` to the first `used` entries of all arrays, one group at a time.
+    """Apply `attend` to the first `used` entries of all arrays, a group at a time; others give
+    zeros.
 
-    The group size is the first of `sizes` that divides their number; the other entries are zero.
-    `dim` is the length of values, if it is not that of queries.
+    The group size is the first of `sizes` that divides the number of entries. `dim` is the width of
+    values where it differs from that of queries.
     """
     count = queries.shape[0]
     size = next((few for few in sizes if count % few == 0), count)
@@ -105,8 +105,9 @@ def in_groups(
 
 
 def sloped(slopes: Array | None, distance: Array) -> Array | None:
-    """What slopes [KV, q] add to scores of keys that lie `distance` [batch, 1, q or 1, S] behind
-    their query: less than zero for those before it."""
+    """ALiBi bias of slopes [KV, q] for key positions minus query positions `distance` [batch, 1, q
+    or 1, S].
+    """
     if slopes is None:
         return None
     wide = slopes.astype(jnp.float32)[None, :, :, None]
@@ -115,8 +116,9 @@ def sloped(slopes: Array | None, distance: Array) -> Array | None:
 
 
 def biased(biases: Array | None, distance: Array) -> Array | None:
-    """What a table [KV, q, distances] adds to scores of keys that lie `distance` [batch, 1, q or 1,
-    S] behind their query. Those further before it than the table goes take its last number."""
+    """Relative position bias from a table [KV, q, distances] for key minus query positions
+    `distance` [batch, 1, q or 1, S]; distances beyond the table use its last entry.
+    """
     if biases is None:
         return None
     kv_heads, queries, distances = biases.shape
@@ -132,5 +134,5 @@ def capped(scores: Array, soft_cap: float | None) -> Array:
 
 
 def einsum(equation: str, left: Array, right: Array) -> Array:
-    """einsum of two arrays of one dtype, bfloat16 or float32, accumulated in float32."""
+    """einsum of two arrays of one dtype, accumulated in float32."""
     return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)

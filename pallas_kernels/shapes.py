@@ -1,5 +1,3 @@
-"""Arithmetic on sizes and scalars for launches of kernels."""
-
 from __future__ import annotations
 
 import jax.numpy as jnp
@@ -7,10 +5,9 @@ from jax import Array
 
 
 def as_scalar(value: int | Array) -> Array:
-    """i32[1], since kernels take no run-time scalars."""
+    """As i32[1]: kernels take no scalar arguments."""
     return jnp.asarray(value, jnp.int32).reshape(1)
 
 
 def next_power_of_two(size: int) -> int:
-    """The smallest power of two that is not below `size`."""
     return 1 << (size - 1).bit_length()

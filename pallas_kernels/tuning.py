@@ -1,8 +1,7 @@
-"""Tuning tables: tile sizes, warps and stages of a kernel, as data beside the operation.
+"""Tuning tables: tile sizes, warps and stages as JSON beside each operation.
 
-A table is a JSON object whose `entries` are tried in order; the first whose `when` holds gives its
-`use`. A condition is a value, a list of values, or {"least": a, "most": b}; the last
-entry has none.
+The first of a table's `entries` whose `when` holds gives its `use`. A condition is a value, a list
+of values, or {"least": a, "most": b}; the last entry has none.
 """
 
 from __future__ import annotations
@@ -18,18 +17,19 @@ FILE = "tuning.json"
 
 @cache
 def table(operation: str) -> Mapping[str, Any]:
-    """The tuning table of `pallas_kernels.<operation>`."""
     text = resources.files(f"pallas_kernels.{operation}").joinpath(FILE).read_text("utf-8")
     return json.loads(text)
 
 
 def tuned(operation: str, **facts: Any) -> dict[str, Any]:
-    """The settings for a call of which these facts are known."""
+    """Settings of the first entry that matches these facts."""
     return dict(first_match(table(operation)["entries"], facts)["use"])
 
 
 def first_match(entries: list[Mapping[str, Any]], facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first entry whose conditions hold. If there is none, the table is wrong."""
+    """First entry whose conditions hold. Raises KeyError for a condition on an unknown fact,
+    LookupError if no entry matches.
+    """
     for entry in entries:
         conditions = entry.get("when", {})
         if unknown := set(conditions) - set(facts):
@@ -40,7 +40,6 @@ def first_match(entries: list[Mapping[str, Any]], facts: Mapping[str, Any]) -> M
 
 
 def holds(condition: Any, value: Any) -> bool:
-    """Whether a value meets a condition."""
     if isinstance(condition, Mapping):
         return condition.get("least", value) <= value <= condition.get("most", value)
     return value in condition if isinstance(condition, list) else value == condition

@@ -1,4 +1,4 @@
-"""Makes the paged KV cache, and writes keys and values of new tokens into it."""
+"""Allocates the paged KV cache and writes the keys and values of new tokens into it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROTATE_AND_WRITE = {
 def empty_cache(
     shape: tuple[int, ...], dtype: DTypeLike, implementation: str | None = None
 ) -> Shaped[Array, "layers ... width"]:
-    """Zeros for a cache of one device."""
+    """Allocate a zeroed cache array on one device."""
     return choose("empty_cache", implementation, EMPTY)(shape, dtype)
 
 
@@ -50,7 +50,7 @@ def write_cache(
     slots: Int[Array, " tokens"],
     implementation: str | None = None,
 ) -> Shaped[Array, "layers 2 blocks block_size width"]:
-    """Store keys and values at token slots; a slot outside the cache is skipped.
+    """Write keys and values to their slots, in place; a slot outside the cache is skipped.
 
     Slots inside the cache are unique, so the order of writes does not matter.
     """
@@ -70,14 +70,16 @@ def rotate_and_write(
     weight_offset: float = 0.0,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "tokens heads dim"], Shaped[Array, "layers 2 blocks block_size width"]]:
-    """Normalise and rotate queries and keys, store keys and values: q, and the cache.
+    """Apply QK-norm and rotary embedding, and write keys and values to the cache. Returns (q,
+    cache).
 
-    q is float32, or of the cache's type where attention rounds it to that anyway. qkv is the result
-    of the fused projection: per KV head its group of queries, its key and its value (members =
-    group + 2). norms are the weights of the queries' and the keys' RMS norm, to which weight_offset
-    is added: [dim] to normalise each head, or [kv_heads, group, dim] and [kv_heads, dim] to
-    normalise all heads of a token as one vector. rotation is the cosine and sine for the first
-    2 * pairs lanes of every head. slots are those of `write_cache`.
+    `qkv` is the fused projection's output: per KV head its query group, key and value (members =
+    group + 2). `norms` are RMS weights of q and k, to which `weight_offset` is added: [dim]
+    normalises each head, [kv_heads, group, dim] and [kv_heads, dim] all heads of a token as one
+    vector. `rotation` is (cos, sin) for the first 2 * pairs lanes of each head. `slots` are as in
+    `write_cache`.
+
+    q is float32, or the cache's dtype where attention would round to it anyway.
     """
     run = choose("rotate_and_write", implementation, ROTATE_AND_WRITE)
     return run(cache, layer, qkv, slots, rotation, norms, eps, weight_offset)

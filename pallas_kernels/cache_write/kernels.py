@@ -64,7 +64,7 @@ def write_coded_tokens(
     PADDED_HEADS: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """One program per token: codes and scales of all kv heads."""
+    """One program per token: quantizes its KV heads and writes codes and scales."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if (slot < 0) | (slot >= BLOCKS * BLOCK_SIZE):
@@ -113,7 +113,7 @@ def rotate_and_write_heads(
     WEIGHT_OFFSET: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """One program per token and kv head: its queries, its key and its value as one tile."""
+    """One program per token and KV head: query group, key and value as one tile."""
     program = tl.program_id(0).to(tl.int64)
     token = program // KV_HEADS
     head = program % KV_HEADS
@@ -180,7 +180,7 @@ def norm_weights(
     HEAD_DIM: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """The weight of every lane of a kv head's queries and key, [members, lanes]."""
+    """Load the norm weight of every lane of a KV head's queries and key, [members, lanes]."""
     q_row = member * 0
     k_row = 0
     if NORM == "whole":

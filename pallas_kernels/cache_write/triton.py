@@ -63,7 +63,7 @@ def rotate_and_write_triton(
     eps: float,
     weight_offset: float,
 ) -> tuple[Array, Array]:
-    """See `rotate_and_write`; q has the type that attention would round it to."""
+    """See `rotate_and_write`. q is returned in the dtype that attention reads."""
     tokens, kv_heads, members, head_dim = qkv.shape
     group = members - 2
     norm = norm_scope(norms)
@@ -97,12 +97,12 @@ def rotate_and_write_triton(
 
 
 def warps_for(lanes: int, dtype: str) -> int:
-    """Warps of a program that writes so many lanes of a token, or encodes them."""
+    """Tuned number of warps for a program that writes `lanes` lanes of a token."""
     return tuned("cache_write", lanes=lanes, dtype=dtype)["warps"]
 
 
 def cache_constants(cache: Array, head_dim: int) -> dict[str, Any]:
-    """Constants from which a kernel computes the address of a slot."""
+    """Compile-time constants with which a kernel computes a slot's address."""
     return {
         **strides(cache, head_dim).constants(),
         "BLOCKS": cache.shape[2],
@@ -112,7 +112,7 @@ def cache_constants(cache: Array, head_dim: int) -> dict[str, Any]:
 
 
 def inverse_rms(qkv: Array, eps: float) -> Array:
-    """1 / rms over all query heads, and over all key heads, of each token: [T, 2]."""
+    """1 / rms of each token over all query heads and over all key heads, [T, 2]."""
     squares = jnp.mean(jnp.square(qkv.astype(jnp.float32)), axis=-1)  # [T, KV, members]
     means = [jnp.mean(squares[:, :, part], axis=(1, 2)) for part in (slice(-2), slice(-2, -1))]
     return lax.rsqrt(jnp.stack(means, axis=-1) + eps)

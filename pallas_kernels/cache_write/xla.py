@@ -11,8 +11,9 @@ NORM_SCOPES = ("none", "head", "whole")
 
 
 def norm_scope(norms: tuple[Array, Array] | None) -> str:
-    """What the norms of queries and keys are over, by the number of axes of their weights: each
-    head ([dim]), or all heads of a token as one vector ([heads..., dim])."""
+    """Whether QK-norm is "none", per "head" (weights [dim]), or over the "whole" token (weights
+    [heads..., dim]).
+    """
     if norms is None:
         return "none"
     return "head" if norms[0].ndim == 1 else "whole"
@@ -45,8 +46,7 @@ def rotated_heads(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
 ) -> tuple[Array, Array, Array]:
-    """Queries and keys, normalised and rotated, and values: [T, heads, dim], as in
-    `rotate_and_write`."""
+    """Apply norm and rotation as in `rotate_and_write`. Returns q, k, v as [T, heads, dim]."""
     tokens, kv_heads, members, head_dim = qkv.shape
     q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
     if norms is not None:
@@ -60,14 +60,16 @@ def rotated_heads(
 
 
 def normed(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
-    """x / rms(x) * (weight + offset) over as many of the last axes as the weight has."""
+    """x / rms(x) * (weight + offset), over as many trailing axes as the weight has."""
     axes = tuple(range(-weight.ndim, 0))
     scale = lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
     return x * scale * jnp.broadcast_to(weight.astype(jnp.float32) + weight_offset, x.shape)
 
 
 def rotated(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate the first 2 * pairs lanes of each head, in halves; x is [T, heads, dim]."""
+    """Rotate the first 2 * pairs lanes of each head, pairing lane i with i + pairs; x is [T, heads,
+    dim].
+    """
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = (jnp.broadcast_to(part[:, None], first.shape) for part in (cos, sin))

@@ -1,4 +1,4 @@
-"""Attention from pages on the CPU: one kernel for decodes, prefill chunks and shared prefixes."""
+"""Paged attention on CPUs: one kernel for decodes, prefill chunks and shared prefixes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decode_attention_cpu(
     lengths: Array,
     **options: Any,
 ) -> tuple[Array, Array]:
-    """See `decode_attention`: tiles of one query each."""
+    """See `decode_attention`. Decodes are tiles of one query."""
     return prefill_attention_cpu(q, cache, layer, tables, starts, lengths - 1, **options)
 
 

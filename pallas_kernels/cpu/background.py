@@ -1,6 +1,6 @@
-"""Compiles the kernels on a thread of its own, while a program imports jax and reads its model.
+"""Compiles the CPU kernels on a background thread while a program imports jax and reads its model.
 
-Must not import jax: that is what it runs beside.
+Must not import jax: compiling is meant to overlap with that import.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ _beginning = threading.Lock()
 
 
 def begin_if_jax_has_only_cpus() -> None:
-    """Begin, if that is certain before jax is imported."""
+    """Start compiling if it is certain, without importing jax, that JAX will use CPUs."""
     named = os.environ.get("JAX_PLATFORMS", "")
     if named == "cpu" or not (named or any(map(importlib.util.find_spec, ACCELERATORS))):
         begin()
 
 
 def begin() -> Future[Path | NoKernels]:
-    """The library, or why there is none; compiled once per process."""
+    """Return the future of the library's path (or of the reason for having none); one per
+    process.
+    """
     with _beginning:
         return _making()
 

@@ -1,7 +1,7 @@
 """Compiles the kernels into a shared library in the user's private cache folder.
 
-In: the compiler's commands. Out: the library's path. Complete or absent: everything is made in a
-folder of its own and then renamed, so processes may do it at once, and one may end at any moment.
+In: compiler commands. Out: the library's path. The library is built in a temporary folder and
+renamed, so concurrent and killed processes never leave a partial one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SHOWN_OF_ERRORS = 600
 
 
 def compiled_library() -> Path:
-    """The library for this machine, compiled if it is not there yet.
+    """Return the library for this machine, compiling it if needed.
 
-    Without a compiler, one that another machine's compiler has made, if it was carried here.
+    Without a compiler, a library built elsewhere with the same key is used if it is in the folder.
     """
     folder = private_folder()
     try:
@@ -60,7 +60,7 @@ def compiled_library() -> Path:
 
 
 def private_folder() -> Path:
-    """Where libraries are kept. They are executed, so no other user may write there."""
+    """Cache folder of libraries. They are executed, so it must not be writable by other users."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(base) / "jengine" / "kernels"
@@ -74,7 +74,7 @@ def private_folder() -> Path:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise if anyone but this user could have written there."""
+    """Raise NoKernels if another user owns or can write the file."""
     found = path.stat()
     if found.st_uid != os.getuid():
         raise NoKernels(f"{path} belongs to another user. Set XDG_CACHE_HOME to a folder of yours.")
@@ -83,7 +83,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what processes left behind that were killed while they compiled."""
+    """Delete build folders of processes that were killed while compiling."""
     oldest = time.time() - 2 * LONGEST_COMPILE_S
     for work in folder.glob(WORK + "*"):
         with suppress(FileNotFoundError):  # another process removes it too
@@ -92,7 +92,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def build(compiler: Sequence[str], wanted: Path) -> None:
-    """Compile and link in a folder of its own, then rename."""
+    """Compile and link in a temporary folder, then rename the library to `wanted`."""
     try:
         with Jobs() as jobs, tempfile.TemporaryDirectory(prefix=WORK, dir=wanted.parent) as work:
             made = Path(work) / wanted.name
@@ -107,7 +107,7 @@ def build(compiler: Sequence[str], wanted: Path) -> None:
 
 
 def compile_units(compiler: Sequence[str], jobs: Jobs, work: Path, made: Path) -> None:
-    """Compile all units, as many at a time as there are cores, and link them."""
+    """Compile all units, one job per core, and link them."""
     commands, objects = [], []
     for number, text in enumerate(units(os.cpu_count() or 1)):
         unit, compiled = work / f"unit_{number}.cc", work / f"unit_{number}.o"
@@ -119,9 +119,9 @@ def compile_units(compiler: Sequence[str], jobs: Jobs, work: Path, made: Path) -
 
 
 class Jobs:
-    """Compilers that run at the same time. None of them outlives this process, even a killed one.
+    """Concurrent compiler processes that never outlive this process, even if it is killed.
 
-    They are in sessions of their own: Ctrl-C interrupts who waits for them, and not them.
+    Each runs in its own session, so Ctrl-C reaches the waiting process and not the compilers.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,9 @@ class Jobs:
         atexit.unregister(self._end)
 
     def run(self, commands: Sequence[Sequence[str]], work: Path) -> None:
-        """Run all, one per core at a time, or raise with the complaints of one that fails."""
+        """Run all commands, one per core at a time. Raises NoKernels with the output of one that
+        fails.
+        """
         waiting = list(commands)
         while waiting or self._running:
             while waiting and len(self._running) < (os.cpu_count() or 1):
@@ -153,7 +155,7 @@ class Jobs:
             self._ending.wait(BETWEEN_LOOKS_S)
 
     def kill(self) -> None:
-        """Kill what still runs, because another has failed or this process ends."""
+        """Kill running compilers, after a failure or at exit."""
         for process, said in self._running.items():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -172,7 +174,7 @@ class Jobs:
         self._note("+", process)
 
     def _note(self, what: str, process: subprocess.Popen[bytes]) -> None:
-        """Tell the killer that a process has started or ended."""
+        """Report a compiler's start (+) or end (-) to the watchdog process."""
         assert self._killer.stdin is not None, "it is a pipe"
         with suppress(BrokenPipeError):  # somebody ended it
             self._killer.stdin.write(f"{what}{process.pid}\n")
@@ -193,19 +195,18 @@ class Jobs:
             raise NoKernels(f"{slow} took longer than {LONGEST_COMPILE_S} s.")
 
     def _end(self) -> None:
-        """At the end of this process: let the thread that runs the jobs kill them and clean up."""
+        """At exit, have the thread that runs the jobs kill them and clean up."""
         if os.getpid() == self._process:  # not in a process that was forked meanwhile
             self._ending.set()
             self._closed.wait(1.0)
 
 
 def printed(process: subprocess.Popen[bytes]) -> str:
-    """The command of a process, for messages."""
     return shlex.join(map(str, process.args))  # pyrefly: ignore[bad-argument-type]
 
 
 def first_error(text: str) -> str:
-    """What a compiler says from its first error on."""
+    """Compiler output from its first error on, truncated."""
     lines = text.strip().splitlines()
     begin = next((i for i, line in enumerate(lines) if "error" in line), 0)
     return "\n".join(lines[begin:])[:SHOWN_OF_ERRORS]

@@ -1,4 +1,4 @@
-"""An empty cache, and cache writes in place: alone, and after norms and rotation."""
+"""Empty caches, and in-place cache writes with or without norm and rotation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pallas_kernels.shapes import as_scalar
 
 
 def empty_cache_cpu(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """See `empty_cache`: in large pages, as the tokens of a sequence lie in blocks anywhere."""
+    """See `empty_cache`. Allocated in huge pages: a sequence's blocks are scattered, which costs
+    TLB misses.
+    """
     load()
     return jax.ffi.ffi_call(target("empty_cache"), jax.ShapeDtypeStruct(shape, dtype))()
 

@@ -1,7 +1,7 @@
-"""Integers of 8 and 4 bits as the matmul takes them, and their scales.
+"""Packs int8 and 4-bit weights and their scales for the CPU matmul.
 
-Packed codes are bytes [panels, steps, bytes of a step]; `pallas_kernels/cpu/source/codes.h` says
-where a step's codes are. Scales are [panels, groups of inputs, 32 columns], as the weight's panels.
+Packed codes are bytes [panels, steps, bytes per step], in the order documented in
+`pallas_kernels/cpu/source/codes.h`. Scales are [panels, input groups, 32 columns].
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ COLUMNS_OF_PAIRS = PANEL // 4
 def packed_codes_shape(
     inputs: int, outputs: int, bits: int, dtype: DTypeLike, gated: bool = False
 ) -> tuple[int, int, int]:
-    """The shape of the packed codes of a weight [inputs, outputs], to be multiplied in `dtype`."""
+    """Shape of the packed codes of a weight [inputs, outputs] that is multiplied in `dtype`."""
     panels, steps, columns, deep = packed_shape(inputs, outputs, dtype, gated)
     return panels, steps, columns * deep * bits // 8
 
 
 def scales_fit(group: int, inputs: int, dtype: DTypeLike) -> bool:
-    """Whether the matmul takes scales of so many inputs: no step of its has two."""
+    """Whether the kernel supports this group size: no step may span two scales."""
     return group >= inputs or group % depth(dtype) == 0
 
 
 def pack_codes(codes: Array, inputs: int, dtype: DTypeLike, gated: bool = False) -> Array:
-    """The packed form of codes [*weights, inputs, outputs] of int8, or, of 4 bits and unsigned (8
-    is zero), of pairs of inputs in uint8, the first in the lower half."""
+    """Pack codes [*weights, inputs, outputs].
+
+    8-bit codes are int8. 4-bit codes are unsigned (8 is zero) with two inputs per uint8, the first
+    in the low bits.
+    """
     load()
     *weights, _, outputs = codes.shape
     shape = packed_codes_shape(inputs, outputs, bits_of(codes), dtype, gated)
@@ -56,7 +59,7 @@ def pack_codes(codes: Array, inputs: int, dtype: DTypeLike, gated: bool = False)
 def unpack_codes(
     packed: Array, inputs: int, outputs: int, dtype: DTypeLike, gated: bool = False
 ) -> Array:
-    """The codes that were packed."""
+    """Invert `pack_codes`."""
     *weights, panels, steps, _ = packed.shape
     deep, flat = depth(dtype), packed.reshape(-1, panels, steps, packed.shape[-1])
     if bits_of(packed) == 8:
@@ -76,7 +79,7 @@ def unpack_codes(
 def pack_scales(
     scales: Float[Array, "*weights groups outputs"], gated: bool = False
 ) -> Float32[Array, "*weights panels groups 32"]:
-    """Scales, or zeros, in the order of a weight's panels."""
+    """Reorder scales or zero points to the order of a weight's panels."""
     *weights, groups, outputs = scales.shape
     halves = 2 if gated else 1
     width, results = PANEL // halves, outputs // halves
@@ -89,19 +92,19 @@ def pack_scales(
 def unpack_scales(
     packed: Float32[Array, "*weights panels groups 32"], outputs: int, gated: bool = False
 ) -> Float32[Array, "*weights groups outputs"]:
-    """The inverse."""
+    """Invert `pack_scales`."""
     *weights, panels, groups, _ = packed.shape
     columns = packed.reshape(-1, panels, groups, PANEL, 1)
     return _matrix(columns, groups, outputs, gated).reshape(*weights, groups, outputs)
 
 
 def bits_of(codes: Array) -> int:
-    """Codes of four bits are in uint8."""
+    """Bits per code: packed 4-bit codes are uint8, 8-bit codes int8."""
     return 8 if codes.dtype == jnp.int8 else 4
 
 
 def _halves(pairs: Array) -> Array:
-    """Lower and upper half of each byte, in a new last dimension."""
+    """Split bytes into low and high nibble, in a new last dimension."""
     return jnp.stack((pairs & 15, pairs >> 4), -1)
 
 

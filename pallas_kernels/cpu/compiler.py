@@ -1,7 +1,6 @@
-"""The C++ compiler of this machine, and a name for what it makes of the kernels' source.
+"""Finds the C++ compiler and names the library after everything its machine code depends on.
 
-Out: commands, and a key of everything that the library's machine code depends on. Must not start
-JAX: the library is compiled while a program still imports it.
+Out: commands and cache keys. Must not start JAX: the library is compiled while jax is imported.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ LONGEST_VERSION_S = 60
 
 
 class NoKernels(Exception):
-    """Why the kernels cannot run on this machine, and what to do about it."""
+    """The CPU kernels cannot run on this machine; the message says why and what to do."""
 
 
 def find_compiler() -> tuple[str, ...]:
-    """The command that compiles C++ here: $CXX, a usual name, or the compiler in ziglang."""
+    """Return the C++ compiler command: $CXX, a usual name on PATH, or the one in ziglang."""
     if not hasattr(os, "getuid"):
         raise NoKernels("the CPU kernels are for Linux and macOS.")
     if named := os.environ.get("CXX", "").strip():
@@ -56,18 +55,17 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def target_flags() -> tuple[str, ...]:
-    """Let the compiler use all that this processor has."""
     is_arm = platform.machine() in ("aarch64", "arm64")
     return ("-mcpu=native",) if is_arm else ("-march=native",)
 
 
 def compile_command(compiler: Sequence[str]) -> tuple[str, ...]:
-    """Compiles one file, given -c, its name, -o and the object's."""
+    """The compiler command without -c SOURCE -o OBJECT."""
     return (*compiler, *FLAGS, *target_flags(), "-I", str(SOURCE), "-isystem", str(headers()))
 
 
 def library_name(compiler: Sequence[str]) -> str:
-    """The file of a library, named after everything that its machine code depends on."""
+    """File name of the library: `runnable_key` plus a hash of the compiler and its version."""
     key = hashlib.sha256()
     for part in (*compiler, compiler_version(compiler)):
         key.update(part.encode() + b"\0")
@@ -75,7 +73,9 @@ def library_name(compiler: Sequence[str]) -> str:
 
 
 def runnable_key() -> str:
-    """Names what a library must have been made from and for to run here, by any compiler."""
+    """Hash of source, flags and processor: libraries with an equal key run here, whatever built
+    them.
+    """
     key = hashlib.sha256()
     for part in (*FLAGS, *target_flags(), platform.system(), platform.machine()):
         key.update(part.encode() + b"\0")
@@ -87,7 +87,9 @@ def runnable_key() -> str:
 
 @cache
 def source_digest() -> str:
-    """Names the handlers' interface: it is part of the names by which programs call them."""
+    """Hash of the source, part of the FFI target names: it versions the interface of the
+    handlers.
+    """
     contents = b"".join(file.read_bytes() for file in sources())
     return hashlib.sha256(contents).hexdigest()[:12]
 
@@ -98,7 +100,7 @@ def sources() -> list[Path]:
 
 
 def units(cores: int) -> list[str]:
-    """The text of each unit; where there are only two cores, two that take equally long."""
+    """Source text of each translation unit. With two cores, two units that compile equally long."""
     named = {file for files in UNITS for file in files}
     others = [file.name for file in sources() if file.suffix == ".cc" and file.name not in named]
     texts = ["".join(f'#include "{file}"\n' for file in files or others) for files in UNITS]
@@ -106,7 +108,7 @@ def units(cores: int) -> list[str]:
 
 
 def headers() -> Path:
-    """Where the installed jaxlib has XLA's headers."""
+    """Include folder of XLA's headers in the installed jaxlib."""
     found = importlib.util.find_spec("jaxlib")
     places = () if found is None else tuple(found.submodule_search_locations or ())
     for place in places:
@@ -116,7 +118,7 @@ def headers() -> Path:
 
 
 def compiler_version(compiler: Sequence[str]) -> str:
-    """What the compiler says it is."""
+    """Output of the compiler's --version."""
     try:
         done = subprocess.run(  # noqa: S603
             [*compiler, "--version"],
@@ -130,7 +132,9 @@ def compiler_version(compiler: Sequence[str]) -> str:
 
 
 def described_compiler() -> str:
-    """The compiler and its version, or none, where a library was carried here."""
+    """First line of the compiler's version, or a note that the library was built on another
+    machine.
+    """
     try:
         version = compiler_version(find_compiler()).splitlines()
     except NoKernels:
@@ -139,7 +143,7 @@ def described_compiler() -> str:
 
 
 def processor_features() -> str:
-    """The instructions that the processor has, or its name where the system does not list them."""
+    """The processor's feature flags, or its name where the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

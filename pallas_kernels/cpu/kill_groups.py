@@ -1,9 +1,9 @@
-"""Kills the compilers of a process that was killed itself, and so could not.
+"""Watchdog that kills compilers left by a killed process.
 
     python -I -S kill_groups.py < PIPE
 
-Each line of the pipe is a process group that was started (+ID) or has ended (-ID). The pipe ends
-with the process that writes it; groups that run then are killed, with all that they have started.
+Each line of the pipe reports a process group that started (+ID) or ended (-ID). At end of file,
+which the writer's death causes, the groups still running are killed.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _loading = threading.Lock()
 
 
 def problem() -> str | None:
-    """Why the CPU kernels cannot run here, or None. Waits for the library."""
+    """Why the CPU kernels cannot run here, or None. Blocks until they are compiled."""
     try:
         load()
     except NoKernels as reason:
@@ -30,13 +30,12 @@ def problem() -> str | None:
 
 
 def loaded_file() -> Path | None:
-    """The library that this process runs, if it runs one."""
     made = begin().result() if _load.cache_info().currsize else None
     return made if isinstance(made, Path) else None
 
 
 def load() -> None:
-    """Register the handlers; NoKernels says why that is impossible."""
+    """Register the FFI handlers, once. Raises NoKernels if that is impossible."""
     made = begin().result()
     with _loading:
         reason = _load(made)
@@ -59,7 +58,6 @@ def _load(made: Path | NoKernels) -> str | None:
 
 
 def instruction_set() -> str:
-    """What the loaded library was compiled for."""
     load()
     found = ctypes.CDLL(str(loaded_file())).jengine_instruction_set
     found.restype = ctypes.c_char_p
@@ -67,9 +65,7 @@ def instruction_set() -> str:
 
 
 def target(name: str) -> str:
-    """The name by which programs call a handler.
-
-    It names the source too: a program that was compiled for other kernels, and kept in XLA's cache,
-    must not run with these.
+    """FFI target name of a handler, with the source's hash: a program from XLA's compilation cache
+    that was built against other kernels must not call these.
     """
     return f"jengine_{name}_{source_digest()}"

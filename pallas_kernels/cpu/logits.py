@@ -1,4 +1,4 @@
-"""Sums over rows of logits, and the sampler's cuts, which depend on such sums."""
+"""Row reductions over logits, and top-k, top-p and min-p filters built on them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def softmax_parts(
     x: Float32[Array, "rows width"],
 ) -> tuple[Float32[Array, " rows"], Float32[Array, " rows"]]:
-    """What a softmax over each row divides by: its highest number, and the sum of
-    exp(x - highest)."""
+    """Per row, the maximum and the sum of exp(x - maximum)."""
     load()
     call = jax.ffi.ffi_call(
         target("softmax_parts"), jax.ShapeDtypeStruct((x.shape[0], 2), jnp.float32)
@@ -33,9 +32,9 @@ def cut_logits(
     top_p: Float32[Array, " rows"],
     min_p: Float32[Array, " rows"],
 ) -> Float32[Array, "rows vocab"]:
-    """min-p, then top-k, then top-p of what is left; tokens that are cut off get -inf.
+    """Set tokens cut by min-p, then top-k, then top-p of the remaining mass to -inf.
 
-    Off: top_k <= 0, top_p >= 1, min_p <= 0. Among equal logits the lowest indices stay.
+    Off: top_k <= 0, top_p >= 1, min_p <= 0. Ties keep the lowest indices.
     """
     load()
     call = jax.ffi.ffi_call(target("cut_logits"), jax.ShapeDtypeStruct(logits.shape, logits.dtype))

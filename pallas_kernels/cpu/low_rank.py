@@ -1,4 +1,4 @@
-"""Matmuls with matrices of low rank, a pair per slot, in one call per weight."""
+"""Batched low-rank (LoRA) matmuls, one call per weight for all slots."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def low_rank(
     ranges: Int[Array, "blocks 2"] | None = None,
     base: Float32[Array, "rows outputs"] | None = None,
 ) -> Float32[Array, "rows outputs"]:
-    """base + x @ down[slot].T @ up[slot] for every row, summed in float32 from x as it is.
+    """base + x @ down[slot].T @ up[slot] per row, accumulated in float32.
 
-    Slots are numbered from 1 on; rows with slot 0 have none. Of each block of COLUMNS columns only
-    the ranks in its range are read: the others must be zero there. A row has the same bits in any
-    batch.
+    Slots are numbered from 1; rows with slot 0 have no adapter. `ranges` gives, per block of
+    COLUMNS columns, the ranks to read; `up` must be zero outside them. A row's bits do not depend
+    on the batch.
     """
     load()
     out = jax.ShapeDtypeStruct((x.shape[0], up.shape[2]), jnp.float32)

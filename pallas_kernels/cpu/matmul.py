@@ -1,8 +1,8 @@
-"""Matmuls with prepared weights, and with what surrounds them in a model.
+"""Matmuls with packed weights, fused with norm, bias, activation and residual.
 
-Packed weights are [panels, steps, 32, depth]: panels of 32 columns, `depth` consecutive numbers of
-k together (2 in bfloat16, else 1), zeros beyond the edges. In a gated weight a panel holds 16 gates
-and the 16 columns that they multiply, which are a weight's own columns where both alternate in it.
+Packed weights are [panels, steps, 32, depth]: panels of 32 columns and `depth` consecutive k (2 in
+bfloat16, else 1), zero-padded. A panel of a gated weight holds 16 gate columns and the 16 up
+columns that they multiply.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RowNorm(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What packed integers stand for: (integer - zero) * scale, summed per group of inputs."""
+    """Quantization scales of a packed weight: (integer - zero) * scale, per group of inputs."""
 
     scale: Float[Array, "*weights panels groups 32"]
     zero: Float[Array, "*weights panels groups 32"] | None
@@ -48,14 +48,14 @@ class Scales(NamedTuple):
 
 
 def depth(dtype: DTypeLike) -> int:
-    """Numbers of k that lie together."""
+    """Consecutive k values stored together."""
     return 2 if jnp.dtype(dtype) == jnp.bfloat16 else 1
 
 
 def packed_shape(
     inputs: int, outputs: int, dtype: DTypeLike, gated: bool = False
 ) -> tuple[int, int, int, int]:
-    """The shape of a packed weight [inputs, outputs]."""
+    """Shape of a packed weight [inputs, outputs]."""
     results, width = (outputs // 2, PANEL // 2) if gated else (outputs, PANEL)
     return -(-results // width), -(-inputs // depth(dtype)), PANEL, depth(dtype)
 
@@ -65,9 +65,8 @@ def pack(
     gated: bool = False,
     storage: str = "inputs_first",
 ) -> Array:
-    """The packed form of a weight, or of one per group; `storage` says how it is laid out.
-
-    The gates of a gated weight are the first half of its outputs.
+    """Pack a weight, or one per group; `storage` is its current layout. The first half of a gated
+    weight's outputs are the gates.
     """
     load()
     groups, matrix = weight.shape[:-2], weight.shape[-2:]
@@ -88,7 +87,7 @@ def unpack(
     outputs: int,
     gated: bool = False,
 ) -> Float[Array, "*groups inputs outputs"]:
-    """The weight that was packed, or one per group."""
+    """Invert `pack`."""
     *groups, panels, steps, _, deep = packed.shape
     halves = 2 if gated else 1
     width = PANEL // halves
@@ -100,7 +99,7 @@ def unpack(
 def columns(
     packed: Float[Array, "panels steps columns depth"], inputs: int, indices: Int[Array, "*some"]
 ) -> Float[Array, "*some inputs"]:
-    """These columns of a packed weight, such as rows of an embedding; float32."""
+    """Gather columns of a packed weight, such as rows of an embedding, as float32."""
     panels = packed.shape[0]
     indices = jnp.clip(indices, 0, panels * PANEL - 1)
     found = packed[indices // PANEL, :, indices % PANEL]  # [*some, steps, depth]
@@ -168,7 +167,7 @@ def matmul(
 def normalize(
     x: Float[Array, "rows width"], norm: RowNorm, positions: Int[Array, " rows"] | None = None
 ) -> Float[Array, "rows width"]:
-    """The norm that `matmul` applies to its rows, alone; float32."""
+    """Apply only the norm of `matmul`; float32."""
     load()
     call = jax.ffi.ffi_call(target("normalize"), jax.ShapeDtypeStruct(x.shape, jnp.float32))
     return call(
@@ -179,10 +178,10 @@ def normalize(
 
 
 def floats(given: Array | None) -> Array:
-    """An operand that may be missing: empty then."""
+    """Replace a missing operand by an empty float32 array."""
     return jnp.zeros((0,), jnp.float32) if given is None else given
 
 
 def integers(given: Array | None) -> Array:
-    """The same for integers."""
+    """Replace a missing operand by an empty int32 array."""
     return jnp.zeros((0,), jnp.int32) if given is None else given

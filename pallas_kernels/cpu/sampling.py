@@ -1,4 +1,4 @@
-"""Choosing tokens on the CPU: one pass over the logits, and the noise with which they are drawn."""
+"""Sampling on CPUs in one pass over the logits, and its Gumbel noise."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def sample_tokens_cpu(
 def noise_keys(
     base: UInt32[Array, "2"], seeds: UInt32[Array, "rows 2"], positions: Int32[Array, " rows"]
 ) -> UInt32[Array, "rows 2"]:
-    """The threefry key of each row: base, with its seed's words and its position folded in."""
+    """Threefry key per row: `base` with the seed's two words and the position folded in."""
     load()
     result = jax.ShapeDtypeStruct(seeds.shape, jnp.uint32)
     return jax.ffi.ffi_call(target("noise_keys"), result)(base, seeds, positions)
 
 
 def gumbel_noise(keys: UInt32[Array, "rows 2"], vocab: int) -> Float32[Array, "rows vocab"]:
-    """The noise that `sample_tokens` adds."""
+    """Gumbel noise that `sample_tokens` adds for these keys."""
     load()
     result = jax.ShapeDtypeStruct((keys.shape[0], vocab), jnp.float32)
     return jax.ffi.ffi_call(target("noise"), result)(keys)

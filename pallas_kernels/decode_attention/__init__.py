@@ -66,20 +66,20 @@ def decode_attention(
     Float[Array, "rows heads dim"]
     | tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"]]
 ):
-    """Attend the one query of each row to the row's cached tokens; the result has type `dtype`.
+    """Attend one query per row to the row's cached tokens. Returns outputs of type `dtype`.
 
-    tables hold block ids; the first block of row r begins at position starts[r]. lengths count the
-    tokens that a row attends to, the query token included; 0 marks padding, whose result is zero.
-    Padding rows come last. Unused blocks and slots may hold anything, NaN included. Scores are
-    q @ k * scale (None: head_dim ** -0.5), then cap * tanh(score / cap) where a soft cap is given.
-    A sink is one more score per query of its head, without a value. A slope is how much lower the
-    scores of its head are for each token that a key lies before its query (ALiBi). biases[head, n]
-    is added to scores of keys n tokens before their query; keys further before take the last one.
-    With return_lse the log-sum-exp of the scores is returned too, float32, sinks included; -inf for
-    padding.
+    `tables` hold block ids; the first block of row r begins at position starts[r]. `lengths` count
+    the attended tokens, the query included; 0 marks padding, whose output is zero and which comes
+    last. Unused blocks and slots may hold anything, NaN included.
 
-    With `reads_together` a kernel may read the blocks with which the contexts of neighbouring rows
-    begin once for several rows. Then a row's bits depend on its neighbours.
+    Scores are q @ k * scale (default head_dim ** -0.5), then cap * tanh(score / cap) with a soft
+    cap. A sink is an extra logit per head without a value. A slope lowers a head's scores per token
+    of distance (ALiBi). biases[head, n] is added for keys n tokens before the query, the last one
+    for all further ones.
+
+    `return_lse` adds the float32 log-sum-exp of the scores, sinks included; -inf for padding.
+    `reads_together` allows a kernel to read blocks shared by neighbouring rows once; a row's bits
+    then depend on its neighbours.
     """
     implementation = with_biases(with_slopes(implementation, slopes), biases)
     run = choose("decode_attention", implementation, IMPLEMENTATIONS)

@@ -1,8 +1,7 @@
-"""Triton kernels for decode attention: parts of each row's context, merged by the last to finish.
+"""Triton kernels for decode attention (split-K): the last program of a row merges its parts.
 
-Rows of a team read what they share in one part, with the queries of all of them as one tile.
-
-Softmax is kept in base 2: scores are multiplied by log2(e) once, and exp2 is what the device has.
+Rows of a team read their shared prefix as one part, with all their queries in one tile. Softmax is
+in base 2: scores are multiplied by log2(e), because exp2 is the native instruction.
 """
 
 from __future__ import annotations
@@ -53,10 +52,8 @@ def decode_parts(
     PRECISION: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """One program per kv head and slot: all query heads of that kv head, for one part of a row, or
-    of the rows of a team.
-
-    Programs take further parts where there are more of them than slots.
+    """One program per KV head and slot: its query heads over one part of a row's context, or of a
+    team's. Programs loop over further parts where there are more parts than slots.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
     MOST: tl.constexpr = PARTS // ROWS  # parts of a row
@@ -111,7 +108,7 @@ def decode_parts(
 
 @triton.jit
 def part_fields(parts_ptr, part, PARTS: tl.constexpr):
-    """The first row of a part, its first token, its end."""
+    """Load (row, first token, end token) of a part."""
     row = tl.load(parts_ptr + part)
     low = tl.load(parts_ptr + PARTS + part)
     high = tl.load(parts_ptr + 2 * PARTS + part)
@@ -120,7 +117,9 @@ def part_fields(parts_ptr, part, PARTS: tl.constexpr):
 
 @triton.jit
 def row_lists(parts_ptr, PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """How many parts rows have, how many of them are done; and the number of all parts."""
+    """Return pointers to the part count and the done counter of each row, and the total number of
+    parts.
+    """
     total_ptr = parts_ptr + 5 * PARTS
     return total_ptr + 1, total_ptr + 1 + ROWS, tl.load(total_ptr)
 
@@ -138,7 +137,7 @@ def keep(
     real,
     HEAD_DIM: tl.constexpr,
 ):
-    """Store a part's result until it is merged; `at` counts heads."""
+    """Store a part's partial output and log-sum-exp for the merge; `at` indexes heads."""
     mixed, lse = normalised(highest, total, mixed)
     tl.store(partial_lse_ptr + at, lse, mask=known)
     tl.store(partial_ptr + at[:, None] * HEAD_DIM + lane[None, :], mixed, mask=real)
@@ -161,7 +160,7 @@ def write_row(
     HEAD_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Store a row's result, zeros if it has seen nothing; `at` counts heads."""
+    """Store a row's output, zeros for an empty row; `at` indexes heads."""
     if HAS_SINKS:
         sinks = tl.load(sinks_ptr + query_head, mask=known, other=0.0).to(tl.float32)
         highest, total, mixed = with_sinks(sinks * LOG2_E, highest, total, mixed)
@@ -192,7 +191,7 @@ def attended(
     PRECISION: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """The online softmax of queries [q, d] over tokens low to high of a row."""
+    """Online softmax of queries [q, d] over tokens `low` to `high` of a row."""
     highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
@@ -210,10 +209,10 @@ def attended(
 
 @triton.jit
 def is_last(done_ptr, count):
-    """Whether all other parts of this row and kv head are stored, and visible to this program.
+    """Whether this program is the last of its row and KV head, with all other parts visible to it.
 
-    The barrier orders the stores of all threads before the one thread's release. Whichever program
-    finds the others counted has acquired what they released. It leaves the counter at zero.
+    The barrier orders all threads' stores before the one thread's release; the program that reads
+    the final count acquires them. The counter is reset to zero.
     """
     tl.debug_barrier()
     last = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu") == count - 1
@@ -237,7 +236,7 @@ def merged(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ):
-    """The parts of a row weighted by their softmax sums, in the parts' order."""
+    """Merge a row's parts by log-sum-exp, in a fixed order."""
     highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
@@ -258,7 +257,7 @@ def merged(
 
 @triton.jit
 def normalised(highest, total, mixed):
-    """Weighted sums of values, and the log-sum-exp of the scores in base 2."""
+    """Return the normalised output and the log-sum-exp in base 2."""
     total = tl.where(total > 0.0, total, 1.0)
     return mixed / total[:, None], highest + tl.log2(total)
 
@@ -274,7 +273,7 @@ def token_pointers(
     TOKEN_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Pointers to vectors, [tokens, lanes]; `token` counts from the first of the table."""
+    """Pointers to vectors [tokens, lanes]; `token` is relative to the table's first token."""
     at = token_places(table_ptr, token, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
     return plane_ptr + at[:, None] + lane[None, :]
 
@@ -288,14 +287,14 @@ def token_places(
     TOKEN_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Where tokens are in a plane; `token` counts from the first of the table."""
+    """Offsets of tokens in a plane; `token` is relative to the table's first token."""
     block = tl.load(table_ptr + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     return block * BLOCK_STRIDE + token % BLOCK_SIZE * TOKEN_STRIDE
 
 
 @triton.jit
 def scored(q, keys, units, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of queries [q, d] against keys [k, d] in these units, times log2(e)."""
+    """Scores of queries [q, d] against keys [k, d] times log2(e); `units` are the keys' scales."""
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * units
     if SOFT_CAP > 0.0:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right for infinite exponentials too.
@@ -306,8 +305,9 @@ def scored(q, keys, units, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISIO
 
 @triton.jit
 def accumulated(scores, values, units, highest, total, mixed, PRECISION: tl.constexpr):
-    """One step of the online softmax; scores [q, k] are FAR_BELOW where masked. Values [k, d] are
-    in these units."""
+    """Online softmax update with scores [q, k] (FAR_BELOW where masked) and values [k, d] scaled by
+    `units`.
+    """
     new_highest = tl.maximum(highest, tl.max(scores, 1))
     shrink = tl.exp2(highest - new_highest)
     weights = tl.exp2(scores - new_highest[:, None])
@@ -320,7 +320,7 @@ def accumulated(scores, values, units, highest, total, mixed, PRECISION: tl.cons
 
 @triton.jit
 def with_sinks(sinks, highest, total, mixed):
-    """The online softmax after one more score per query head, whose value is zero."""
+    """Online softmax update with one sink logit per query head, whose value is zero."""
     new_highest = tl.maximum(highest, sinks)
     shrink = tl.exp2(highest - new_highest)
     return new_highest, total * shrink + tl.exp2(sinks - new_highest), mixed * shrink[:, None]

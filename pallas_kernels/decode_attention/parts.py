@@ -1,7 +1,7 @@
-"""Divides each row's context into parts, of which programs take one at a time.
+"""Splits each row's context into parts that programs process one at a time.
 
-No program is launched for a context that no row has. Without teams, the number of a row's parts
-depends on shapes and on the row's own length only, so its arithmetic does not depend on other rows.
+No program is launched for absent context. Without teams, a row's number of parts depends only on
+shapes and its own length, so its arithmetic does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIELDS = 5
 
 
 class Split(NamedTuple):
-    """How contexts of up to `tokens` in `rows` rows are divided."""
+    """How contexts of up to `tokens` tokens in `rows` rows are split."""
 
     rows: int
     kv_heads: int
@@ -31,29 +31,30 @@ class Split(NamedTuple):
 
     @property
     def least(self) -> int:
-        """Parts of a row that fill a device, if rows are long enough."""
+        """Parts per row that fill the device if all rows are long."""
         return -(-_sizes()["programs"] // (self.rows * self.kv_heads))
 
     @property
     def most(self) -> int:
-        """Parts of a row at most: this many in all rows are kept until they are merged."""
+        """Maximum parts per row, which bounds the partial results kept until the merge."""
         sizes = _sizes()
         return min(max(sizes["kept"] // self.rows, sizes["most_of_many"]), sizes["most"])
 
     @property
     def parts(self) -> int:
-        """Parts of all rows at most: a row in a team may have one more."""
+        """Maximum parts over all rows; a row in a team may have one more."""
         return self.rows * (self.of_row(self.tokens) + self.has_teams)
 
     @property
     def slots(self) -> int:
-        """Programs per kv head: a part for each if no row has more than the least number, and as
-        many again as fill a device."""
+        """Programs per KV head: enough for the usual number of parts, plus enough to fill the
+        device.
+        """
         spare = -(-_sizes()["programs"] // self.kv_heads)
         return min(self.parts, self.rows * self.least + spare)
 
     def of_row(self, count: int) -> int:
-        """Parts of a row with this many tokens in view, before they are rounded to chunks."""
+        """Parts of a row with `count` attended tokens, before rounding to whole chunks."""
         sizes = _sizes()
         wanted = max(self.least, -(-count // sizes["longest"]))
         return max(min(wanted, -(-count // sizes["shortest"]), self.most), 1)
@@ -70,7 +71,7 @@ def part_list(
     window: int | None,
     teams: Teams | None = None,
 ) -> Int[Array, " words"]:
-    """The parts of rows of these lengths, whose tables begin at the positions `starts`."""
+    """Part list (see `parts_between`) of rows with these lengths and optional sliding window."""
     first = jnp.zeros_like(lengths)
     if window is not None:
         first = jnp.maximum(lengths - window - starts, 0)
@@ -79,7 +80,7 @@ def part_list(
 
 
 class Sources(NamedTuple):
-    """What is divided into parts: contexts of rows, or what teams share. All i32."""
+    """Contexts to be split: of single rows, or shared by a team. All i32."""
 
     row: Array  # the first that reads it
     rows: Array  # how many do
@@ -95,12 +96,12 @@ def parts_between(
     count: Int[Array, " rows"],
     teams: Teams | None = None,
 ) -> Int[Array, " words"]:
-    """The fields of all parts, [FIELDS, split.parts]; then their number; then that of each row's
-    parts; then a zero for each row and KV head, by which programs count the parts that are done,
-    and which they leave at zero.
+    """Build the array that kernels read parts from.
 
-    Row r reads count[r] tokens from first[r] on, counted from the first of its table. A row without
-    tokens has one part, to write zeros. What a team shares comes first, and counts for all of it.
+    Layout: fields [FIELDS, split.parts], number of parts, parts per row, then a done counter per
+    row and KV head, zero before and after each call. Row r reads count[r] tokens from first[r],
+    relative to its table. An empty row has one part, which writes zeros. A team's shared parts come
+    first and count for each of its rows.
     """
     sources = own = own_contexts(split, first, count, teams)
     shared_parts = jnp.zeros_like(own.parts)
@@ -128,7 +129,7 @@ def parts_between(
 
 
 def own_contexts(split: Split, first: Array, count: Array, teams: Teams | None) -> Sources:
-    """What each row reads alone."""
+    """Contexts that each row reads by itself."""
     if teams is not None:
         shared = teams.shared[teams.leaders]
         first, count = first + shared, count - shared
@@ -139,7 +140,7 @@ def own_contexts(split: Split, first: Array, count: Array, teams: Teams | None) 
 
 
 def shared_contexts(split: Split, own: Sources, teams: Teams) -> Sources:
-    """What each row reads with the team that it leads, in as many parts as its rows would have."""
+    """Contexts shared by teams, split into as many parts as their rows' budgets allow."""
     led = teams.leaders[None, :] == own.row[:, None]
     most = split.of_row(split.tokens) - jnp.max(jnp.where(led, own.parts, 0), axis=1)
     length = part_length(teams.shared, split.least * teams.sizes, jnp.maximum(most, 1))
@@ -150,7 +151,7 @@ def shared_contexts(split: Split, own: Sources, teams: Teams) -> Sources:
 def part_length(
     count: Int[Array, " rows"], least: int | Array, most: int | Array
 ) -> Int[Array, " rows"]:
-    """Tokens of parts, in whole chunks, so that there are `least` to `most` if they are long."""
+    """Tokens per part, a multiple of the chunk, for `least` to `most` parts of long contexts."""
     sizes = _sizes()
     wanted = jnp.maximum(least, -(-count // sizes["longest"]))
     parts = jnp.minimum(jnp.minimum(wanted, -(-count // sizes["shortest"])), most)

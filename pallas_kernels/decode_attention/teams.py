@@ -1,12 +1,10 @@
-"""Teams: neighbouring rows whose contexts begin in the same blocks, which are then read once.
+"""Teams: neighbouring rows with a common prefix of blocks, which is read once for all of them.
 
-Rows that share a prefix, and the drafts of one row, are a team if the caller has them side by side
-(the scheduler plans requests with equal first 256 tokens so). The device compares the block tables
-of neighbours, and as many rows as have room in a tile of 16 queries (four, with four query heads
-per KV head) are a team, whose common blocks are parts of their own. Partial results are merged as
-those of a long context are, so no launch is added to a layer; a step has 8 more, for the list of
-parts. Never in deterministic mode; `disable_cascade_attn=True` turns it off. Under a window each
-row reads for itself.
+The scheduler places requests with equal first 256 tokens side by side, as are the drafts of a row.
+The device compares neighbours' block tables and groups as many rows as fit a tile of 16 queries;
+shared blocks become separate parts, merged like those of a long context. This adds 8 launches per
+step and none per layer. Disabled in deterministic mode, by `disable_cascade_attn=True`, and under a
+sliding window.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ SMALLEST_TILE = 16
 
 
 class Teams(NamedTuple):
-    """A row without neighbours like it is a team of one, which shares nothing."""
+    """Team of each row. A row that shares no prefix is a team of one with `shared` 0."""
 
     leaders: Array  # i32[rows] the first row of each row's team
     sizes: Array  # i32[rows] rows of the team that a row leads, 0 for others
@@ -36,22 +34,22 @@ class Teams(NamedTuple):
 
 
 def queries_of_a_tile(group: int) -> int:
-    """The queries that a program multiplies at once, where so many heads share a KV head."""
+    """Queries per program tile for a group of query heads."""
     return next_power_of_two(max(group, SMALLEST_TILE))
 
 
 def rows_of_a_team(group: int) -> int:
-    """The rows whose queries have room in one tile."""
+    """Rows whose queries fit in one tile."""
     return queries_of_a_tile(group) // group
 
 
 def least_shared() -> int:
-    """Tokens that neighbours must share to be worth a part of their own."""
+    """Minimum shared tokens for which a separate part pays off."""
     return table("decode_attention")["splits"]["least_shared"]
 
 
 def shared_multiple() -> int:
-    """The tokens of which rows read a multiple together."""
+    """Shared prefixes are rounded down to a multiple of this many tokens."""
     return table("decode_attention")["splits"]["multiple"]
 
 
@@ -63,9 +61,8 @@ def teams_of(
     block_size: int,
     most: int,
 ) -> Teams:
-    """Teams of at most `most` rows, whose tables begin at `starts` and hold `counts` tokens each.
-
-    Each row keeps its last token, at least, for itself.
+    """Group rows into teams of at most `most`. Tables begin at `starts` and hold `counts` tokens.
+    Each row keeps at least its last token for itself.
     """
     rows = jnp.arange(tables.shape[0], dtype=jnp.int32)
     common = shared_with_previous(tables, starts, counts, block_size)
@@ -88,7 +85,7 @@ def shared_with_previous(
     counts: Int[Array, " rows"],
     block_size: int,
 ) -> Int[Array, " rows"]:
-    """Tokens that each row finds in the blocks in which the row before it has its own."""
+    """Tokens in leading blocks that each row has in common with the row before it."""
     pages = jnp.arange(tables.shape[1], dtype=jnp.int32)
     differs = tables != jnp.roll(tables, 1, axis=0)
     equal_pages = jnp.min(jnp.where(differs, pages[None, :], tables.shape[1]), axis=1)

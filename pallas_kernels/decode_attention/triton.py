@@ -1,4 +1,4 @@
-"""Decode attention by a Triton kernel, over parts of each row's context."""
+"""Decode attention by a Triton kernel, split over each row's context."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pallas_kernels.tuning import tuned
 
 @dataclass(frozen=True)
 class DecodeLaunch:
-    """Sizes of one call; the rest depends on the device, known when the program is lowered."""
+    """Sizes of one call. A callable: warps and stages depend on the device, known at lowering."""
 
     programs: int
     group: int
@@ -57,9 +57,8 @@ def decode_attention_triton(
     dtype: np.dtype,
     reads_together: bool = False,
 ) -> tuple[Array, Array]:
-    """See `decode_attention`; returns the log-sum-exp as well.
-
-    There may be more queries than rows: the results of the others are arbitrary.
+    """See `decode_attention`; also returns the log-sum-exp. Queries beyond the rows of `tables` are
+    allowed; their outputs are arbitrary.
     """
     rows, pages = tables.shape
     tokens, heads, _ = q.shape
@@ -109,7 +108,7 @@ def decode_attention_triton(
 def attention_constants(
     cache: Array, head_dim: int, group: int, scale: float | None, soft_cap: float | None
 ) -> dict[str, Any]:
-    """Constants of every attention kernel over the paged cache."""
+    """Constants common to all attention kernels over the paged cache."""
     return {
         **strides(cache, head_dim).constants(),
         "BLOCK_SIZE": cache.shape[3],
@@ -126,5 +125,5 @@ def attention_constants(
 
 
 def tuned_dtype(cache: Array) -> str:
-    """The type of a cache's numbers by which kernels are tuned."""
+    """The cache's key in the tuning table."""
     return "codes" if has_scales(cache.dtype) else cache.dtype.name

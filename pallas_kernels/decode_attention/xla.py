@@ -1,8 +1,7 @@
 """Decode attention in plain XLA, shaped for CPUs.
 
-It takes a few rows at a time, so that their gathered keys stay in the CPU's caches, and runs one
-matmul per KV head with the queries that share it, in the dtype of the KV cache. Loops run as far as
-the longest row of a group needs, so rows of similar length should be adjacent.
+Works on a few rows at a time, so that gathered keys stay in cache, with one matmul per KV head in
+the KV cache's dtype. Loops run to the longest row of a group: sort rows by length.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def decode_attention_xla(
     slopes: Array | None = None,
     biases: Array | None = None,
 ) -> tuple[Array, Array]:
-    """See `decode_attention`; returns the log-sum-exp as well."""
+    """See `decode_attention`; also returns the log-sum-exp."""
     rows, heads, _ = q.shape
     kv_heads = kv_heads_of(cache, head_dim)
     pages = max(1, TOKENS_AT_ONCE // cache.shape[3])

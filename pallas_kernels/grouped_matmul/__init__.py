@@ -1,9 +1,9 @@
-"""Matmuls of rows that each belong to a group with a matrix of its own, such as experts.
+"""Grouped matmuls (mixture of experts): each row is multiplied by its group's matrix.
 
-Every token chooses some groups; a pair of token and choice is a row, numbered token * choices +
-choice. `sort_by_group` brings rows into the order of their groups, `multiply_tokens` reads tokens
-in that order, and `combine_rows` gives weighted sums by token again. So nothing is gathered or
-scattered outside the matmuls. A row without a group is padding: it costs nothing and adds zero.
+Each token chooses several groups; a row is a (token, choice) pair, numbered token * choices +
+choice. `sort_by_group` sorts rows by group, `multiply_tokens` reads tokens in that order, and
+`combine_rows` returns weighted sums by token: no gather or scatter outside the matmuls. Rows
+without a group are padding, cost nothing and add zero.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COMBINE = {"xla": combine_rows_xla, "triton": f"{MODULE}:combine_rows_triton"}
 def sort_by_group(
     groups: Int[Array, " rows"], num_groups: int, *, implementation: str | None = None
 ) -> Groups:
-    """Rows in the order of their groups, stable; those of no group, such as -1, come last."""
+    """Stable sort of rows by group; rows outside the groups, such as -1, come last."""
     run = choose("sort_by_group", implementation, SORT)
     return run(groups.astype(jnp.int32), num_groups)
 
@@ -52,10 +52,10 @@ def multiply_tokens(
     activation: str | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "rows ..."]:
-    """x[token] @ weight[group] for every row, in sorted order and the weight's dtype.
+    """x[token] @ weight[group] per row, in sorted order and the weight's dtype.
 
-    With an activation, outputs are pairs (gate, up), and the result is activation(gate) * up.
-    Rows of padding, which are the last, are arbitrary.
+    With an activation, outputs are (gate, up) pairs and the result is activation(gate) * up.
+    Padding rows, at the end, hold arbitrary values.
     """
     run = choose("multiply_tokens", implementation, MULTIPLY)
     return run(x.astype(weight.dtype), weight, groups, activation)
@@ -70,9 +70,9 @@ def combine_rows(
     *,
     implementation: str | None = None,
 ) -> Float32[Array, "tokens outputs"]:
-    """The sum over each token's rows of x @ weight[group] * scale, for x in sorted order.
+    """Sum over each token's rows of x @ weight[group] * scale, for x in sorted order.
 
-    Each addend is rounded to the weight's dtype, or kept in float32 if that is float16.
+    Addends are rounded to the weight's dtype, except that float16 ones are kept in float32.
     """
     run = choose("combine_rows", implementation, COMBINE)
     return run(x.astype(weight.dtype), weight, groups, scales.astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""The Triton kernel of matmuls with experts' weights of few bits."""
+"""Triton kernel of grouped matmuls with quantized weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def multiply_coded_tiles(
     SCATTERED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """As `multiply_tiles`, with codes that become numbers in registers."""
+    """`multiply_tiles` with dequantization in registers."""
     COLUMN_TILES: tl.constexpr = (COLUMNS + TILE_COLUMNS - 1) // TILE_COLUMNS
     program = tl.program_id(0)
     entry_ptr = map_ptr + program // COLUMN_TILES * ENTRY

@@ -1,4 +1,4 @@
-"""Rows by group, as all functions of this package take them."""
+"""Rows sorted by group, as returned by every implementation of `sort_by_group`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Groups(NamedTuple):
-    """An order of rows, group by group, with padding at the end."""
+    """A permutation of rows by group, with padding at the end."""
 
     order: Int[Array, " rows"]  # the row at each place
     sizes: Int[Array, " groups"]  # the number of rows of each group
@@ -22,5 +22,7 @@ class Groups(NamedTuple):
 
 
 def addend_dtype(dtype: np.dtype) -> np.dtype:
-    """The type of addends of `combine_rows`: the weight's, if its range is that of float32."""
+    """Dtype of addends in `combine_rows`: the weight's, or float32 for float16, whose range is too
+    small.
+    """
     return np.dtype(np.float32) if dtype == np.float16 else np.dtype(dtype)

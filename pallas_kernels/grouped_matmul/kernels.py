@@ -1,4 +1,4 @@
-"""Triton kernels for experts: rows sorted by group, and matmuls of their tiles."""
+"""Triton kernels of grouped matmuls: counting sort of rows by group, and tiled matmuls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def count_parts(
     BINS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """One program per part: the number of its rows in each group; padding is one more group."""
+    """One program per part: histogram of its rows' groups, padding counted as an extra group."""
     part = tl.program_id(0)
     row = part * PART + tl.arange(0, PART)
     counts = counted(groups_ptr, row, row < ROWS, GROUPS, BINS)
@@ -43,9 +43,8 @@ def place_rows(
     TILES: tl.constexpr,
     MAPPED: tl.constexpr,
 ):
-    """One program per PLACED rows: where each belongs in the order, and MAPPED entries of the map.
-
-    A row comes after all rows of lower groups, and after those of its own group with lower indices.
+    """One program per PLACED rows: writes their positions in the order and MAPPED entries of the
+    tile map. The sort is stable.
     """
     program = tl.program_id(0)
     first = program * PLACED
@@ -93,13 +92,13 @@ def place_rows(
 
 @triton.jit
 def counted(groups_ptr, row, wanted, GROUPS: tl.constexpr, BINS: tl.constexpr):
-    """The number of wanted rows in each group."""
+    """Histogram of the groups of the wanted rows."""
     return tl.histogram(group_of(groups_ptr, row, wanted, GROUPS), BINS, mask=wanted)
 
 
 @triton.jit
 def group_of(groups_ptr, row, wanted, GROUPS: tl.constexpr):
-    """The group of each row; those of no group are padding and come last."""
+    """Group of each row; rows without one get the padding group."""
     group = tl.load(groups_ptr + row, mask=wanted, other=GROUPS)
     return tl.where((group < 0) | (group > GROUPS), GROUPS, group)
 
@@ -125,10 +124,9 @@ def multiply_tiles(
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per tile of rows of one group and tile of columns.
+    """One program per row tile of a group and column tile.
 
-    Programs of up to BAND tiles of rows of a group are adjacent for each tile of columns, so that
-    they find its weights in the device's L2 cache.
+    Programs of up to BAND row tiles are adjacent per column tile, to hit the weights in L2.
     """
     COLUMN_TILES: tl.constexpr = (COLUMNS + TILE_COLUMNS - 1) // TILE_COLUMNS
     program = tl.program_id(0)
@@ -180,7 +178,7 @@ def place_of(
     program, entry_ptr, COLUMN_TILES: tl.constexpr, TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
-    """The rows of a program, where its group's rows end, and its first column."""
+    """Return a program's rows, the end of its group's rows, and its first column."""
     start = tl.load(entry_ptr + 1)
     end = tl.load(entry_ptr + 2)
     first_tile = tl.load(entry_ptr + 3)
@@ -200,7 +198,7 @@ def finish(
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, SCATTERED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """Scale or activate the sums of a tile, and write them."""
+    """Scale or activate a tile's sums and store them."""
     if SCATTERED:
         total *= tl.load(scale_ptr + pair, mask=real, other=0.0)[:, None]
     if ACTIVATION == "none":
@@ -215,7 +213,6 @@ def finish(
 
 @triton.jit
 def store(out_ptr, row, real, values, first_column, COLUMNS: tl.constexpr):
-    """Write a tile of the result."""
     column = first_column + tl.arange(0, values.shape[1])
     at = out_ptr + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     mask = real[:, None] & (column < COLUMNS)[None, :]
@@ -224,7 +221,7 @@ def store(out_ptr, row, real, values, first_column, COLUMNS: tl.constexpr):
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """silu, or gelu with tanh, which is x * sigmoid(2 y) as 1 + tanh(y) is 2 sigmoid(2 y)."""
+    """silu, or tanh gelu as x * sigmoid(2 y), since 1 + tanh(y) = 2 sigmoid(2 y)."""
     tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu_tanh")
     y = x
     if ACTIVATION == "gelu_tanh":

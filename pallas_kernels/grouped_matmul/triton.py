@@ -1,8 +1,7 @@
-"""Grouped matmuls by Triton kernels: one program per tile of rows of one group and of columns.
+"""Grouped matmuls by Triton kernels: one program per row tile of a group and column tile.
 
-The number of rows per group on average chooses the height of tiles: 16 rows where a few tokens read
-many weights, 128 for long prompts. The grid has room for the most tiles that any division of the
-rows among groups takes; programs beyond those in use end at once.
+Tile height follows the mean rows per group: 16 where few tokens read many weights, 128 for long
+prompts. The grid covers the worst division of rows among groups; unused programs exit at once.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PARTS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class TilesLaunch:
-    """Sizes of one matmul; the rest depends on the device, known when the program is lowered."""
+    """Sizes of one matmul. A callable: the rest depends on the device, known at lowering."""
 
     tiles: int
     tile_rows: int
@@ -140,7 +139,7 @@ def multiplied(
     out: jax.ShapeDtypeStruct,
     flags: dict[str, Any],
 ) -> Array:
-    """One call of the matmul kernel."""
+    """Launch the matmul kernel, plain or dequantizing."""
     num_groups, depth, columns = weight.shape
     assert groups.tiles is not None, "these groups were not sorted by the triton implementation"
     constants = {**flags, "GROUPS": num_groups, "DEPTH": depth, "COLUMNS": columns}
@@ -170,26 +169,28 @@ def multiplied(
 
 
 def coded_arrays(weight: CodedWeight) -> tuple[Array, Array, Array]:
-    """Codes, scales and zeros; where there are none the kernel reads none, but takes an array."""
+    """Codes, scales and zeros; scales stand in for missing zeros, which the kernel does not
+    read.
+    """
     zeros = weight.scales if weight.zeros is None else weight.zeros
     return as_bytes(weight), weight.scales, zeros
 
 
 def tile_rows_for(rows: int, num_groups: int) -> int:
-    """The height of tiles: the same for the map and the matmuls, whatever the device."""
+    """Tile height. Does not depend on the device: tile map and matmuls must agree."""
     sizes = table(OPERATION)
     heights = (height for least, height in sizes["tile_rows"] if rows >= least * num_groups)
     return next(heights, sizes["smallest_tile_rows"])
 
 
 def most_tiles(rows: int, num_groups: int, tile_rows: int) -> int:
-    """The most tiles that these rows can take; padding is one more group."""
+    """Maximum number of row tiles for any division of rows among groups and padding."""
     in_use = min(num_groups + 1, rows)
     return (rows + in_use * (tile_rows - 1)) // tile_rows
 
 
 def fitting(columns: int, tile: int) -> int:
-    """The tile of columns, smaller if that spares a masked one."""
+    """Halve the column tile, down to 64, until it divides the columns."""
     smallest = min(tile, 64)
     while columns % tile and tile > smallest:
         tile //= 2

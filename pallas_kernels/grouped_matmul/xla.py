@@ -42,6 +42,6 @@ def combine_rows_xla(x: Array, weight: Array | CodedWeight, groups: Groups, scal
 
 
 def multiplied(x: Array, weight: Array | CodedWeight, sizes: Array) -> Array:
-    """Rows by the matrix of their group, in float32."""
+    """Grouped matmul in float32, dequantizing the weight if needed."""
     matrices = weight.plain() if isinstance(weight, CodedWeight) else weight
     return lax.ragged_dot(x, matrices, sizes, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Attention to the paged entries of latent attention, and among the new tokens of a step."""
+"""Multi-head latent attention over the paged cache, and among the new tokens of a step."""
 
 from __future__ import annotations
 
@@ -40,13 +40,12 @@ def latent_attention(
     dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "tokens heads rank"], Float32[Array, "tokens heads"]]:
-    """Attend absorbed queries to cached entries; the result, of type `dtype`, and its log-sum-exp.
+    """Attend absorbed queries to cached entries. Returns outputs of type `dtype` and log-sum-exp.
 
-    A row has tokens / rows queries, one after the other. Its entries are those of the blocks
-    tables[row], the first of which begins at position starts[row]. A query attends to the positions
-    from its begin up to its end; without any, its result is zero and its log-sum-exp -inf. Scores
-    are q @ entry * scale; the values are the first `rank` numbers of the entries. Unused blocks and
-    slots may hold anything, NaN included.
+    Each row has tokens / rows consecutive queries. Its entries are those of the blocks tables[row],
+    the first at position starts[row]. A query attends to positions [begin, end); an empty range
+    gives zero and log-sum-exp -inf. Scores are q @ entry * scale; values are the first `rank`
+    numbers of the entries. Unused blocks and slots may hold anything, NaN included.
     """
     run = choose("latent_attention", implementation, IMPLEMENTATIONS)
     given = {"rank": rank, "scale": scale, "dtype": jnp.dtype(dtype)}

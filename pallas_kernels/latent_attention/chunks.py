@@ -1,8 +1,7 @@
-"""Causal attention among the new tokens of a step, whose keys and values are at hand.
+"""Causal attention among the new tokens of a step, from uncached keys and values.
 
-Chunks of several prompts stand one after the other; a token attends to those of its own chunk. In
-plain XLA: blocks of queries, online softmax over blocks of keys from the first that one of them
-attends to.
+Chunks of several prompts are concatenated; a token attends within its own chunk. Plain XLA: blocks
+of queries, online softmax over blocks of keys.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def chunk_attention(
     window: int | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> tuple[Float[Array, "tokens heads value"], Float32[Array, "tokens heads"]]:
-    """Attend each token to those of its chunk up to itself: the result and its log-sum-exp.
+    """Causal attention within chunks. Returns outputs and log-sum-exp.
 
-    firsts[i] is the index of the first token of token i's chunk; padding, whose result is
-    arbitrary, has a first token behind itself. Keys and values of padding must be finite. Scores
-    are q @ k * scale. With a window a token attends to that many tokens at most, itself included.
+    firsts[i] is the index of the first token of token i's chunk. Padding has an index behind itself
+    and arbitrary output; its keys and values must be finite. Scores are q @ k * scale; with a
+    window a token attends to at most that many tokens, itself included.
     """
     tokens, heads, dim = values.shape
     count = -(-tokens // TOKENS_AT_ONCE)

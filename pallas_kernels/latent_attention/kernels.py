@@ -1,7 +1,7 @@
-"""Triton kernel for latent attention: all heads read the same entries, a tile of heads at a time.
+"""Triton kernel for latent attention: all heads read the same entries, in tiles of heads.
 
-An entry serves as key and as value: it is loaded once. Softmax is kept in base 2, and parts of a
-row's context are merged by the last program to finish, as in decode attention.
+An entry is key and value at once and is loaded once. Softmax is in base 2; the last program merges
+the parts of a context, as in decode attention.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ def latent_parts(
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per tile of heads and slot: one part of what a token attends to.
-
-    Programs take further parts where there are more of them than slots.
+    """One program per head tile and slot, for one part of a token's context. Programs loop over
+    further parts where there are more parts than slots.
     """
     program = tl.program_id(0)
     tile = program % TILES
@@ -127,7 +126,7 @@ def attended(
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The online softmax of queries [heads, rank] and [heads, rope] over tokens low to high."""
+    """Online softmax of queries [heads, rank] and [heads, rope] over tokens `low` to `high`."""
     highest = tl.full([TILE], FAR_BELOW, tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, PADDED_RANK], tl.float32)

@@ -1,4 +1,4 @@
-"""Latent attention by a Triton kernel: decodes over parts of their context, other tokens whole."""
+"""Latent attention by a Triton kernel: decodes split over their context, other tokens unsplit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALLEST_TILE = 16
 
 @dataclass(frozen=True)
 class LatentLaunch:
-    """Sizes of one call; the rest depends on the device, known when the program is lowered."""
+    """Sizes of one call. A callable: warps and stages depend on the device, known at lowering."""
 
     programs: int
     dtype: str
@@ -102,7 +102,7 @@ def latent_attention_triton(
 
 
 def whole_parts(low: Array, count: Array) -> Array:
-    """The fields of parts as `parts_between` gives them, one for each token."""
+    """Part list in `parts_between`'s layout with one part per token."""
     row = jnp.arange(low.shape[0], dtype=jnp.int32)
     none, one = jnp.zeros_like(row), jnp.ones_like(row)
     number = jnp.full(1, low.shape[0], jnp.int32)

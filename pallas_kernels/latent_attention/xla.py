@@ -1,6 +1,6 @@
-"""Attention to paged entries in plain XLA: a few rows at a time, online softmax over pages.
+"""Latent attention in plain XLA: a few rows at a time, online softmax over pages.
 
-Loops run as far as the longest row of a group needs, so rows of similar length should be adjacent.
+Loops run to the longest row of a group: sort rows by length.
 """
 
 from __future__ import annotations

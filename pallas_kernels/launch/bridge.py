@@ -1,4 +1,5 @@
-"""From a Triton kernel to a custom call in a CUDA program; knows the versions of jax and triton.
+"""Lowers a Triton kernel to a custom call of a CUDA program; holds what depends on versions of jax
+and triton.
 
 Uses jax-triton where it is new enough to emit calls that XLA captures in CUDA graphs. Otherwise
 compiles to PTX, wraps it in jaxlib's kernel call and lowers that as an FFI call.
@@ -46,7 +47,7 @@ JAX_TRITON = (0, 4)
 
 
 class Compiled(NamedTuple):
-    """What launching a kernel takes."""
+    """A compiled kernel: PTX, entry point and shared memory."""
 
     name: str
     ptx: str
@@ -62,7 +63,7 @@ def cuda_call(
     device: Any,
     capability: int,
 ) -> Any:
-    """Lower one call. `launch` is a `Launch`."""
+    """Lower one call; `launch` is a `Launch`."""
     if not hasattr(gpu_triton, "TritonKernelCall"):
         raise KernelError(
             f"{kernel.__name__} for {device}: the CUDA plugin of jax is not installed, so Triton "
@@ -93,7 +94,7 @@ def options_for(capability: int) -> dict[str, Any]:
 
 
 def pointer_types(kernel: Any, arrays: Sequence[Any]) -> tuple[str, ...]:
-    """Triton's name of each array's type."""
+    """Triton's pointer type of each array. Raises KernelError for unsupported dtypes."""
     unknown = [array for array in arrays if array.dtype.name not in POINTERS]
     if unknown:
         given = ", ".join(array.dtype.name for array in unknown)
@@ -110,7 +111,7 @@ def compile_kernel(
     num_stages: int,
     capability: int,
 ) -> Compiled:
-    """PTX for a device of this compute capability. Needs no GPU."""
+    """Compile to PTX for a compute capability; needs no GPU. Raises KernelError."""
     names = list(kernel.arg_names)
     constant_names = [name for name, _ in constants]
     expected = names[: len(pointers)] + constant_names
@@ -167,7 +168,7 @@ def _by_hand(
 
 @cache
 def use_jax_triton(capability: int) -> bool:
-    """Whether a jax-triton is installed that XLA's CUDA graphs can hold, and that this jax runs."""
+    """Whether jax-triton is installed, new enough for CUDA graphs, and works with this jax."""
     if importlib.util.find_spec("jax_triton") is None:
         return False
     version = importlib.metadata.version("jax-triton")
@@ -183,9 +184,8 @@ def use_jax_triton(capability: int) -> bool:
 
 
 def jax_triton_problem(capability: int) -> str | None:
-    """Why a small program with a kernel cannot be lowered through jax-triton, or None.
-
-    Neither package refuses a version of the other that it does not work with.
+    """Why a trivial kernel cannot be lowered through jax-triton, or None. Probed because neither
+    package refuses incompatible versions of the other.
     """
     launch = importlib.import_module("jax_triton").triton_call
 
@@ -205,7 +205,6 @@ def jax_triton_problem(capability: int) -> str | None:
 
 @triton.jit
 def copy_one(from_ptr, to_ptr):
-    """Copy one number."""
     tl.store(to_ptr, tl.load(from_ptr))
 
 

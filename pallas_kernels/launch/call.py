@@ -49,7 +49,7 @@ class Launch(_Launch):
 
 
 class Shape(NamedTuple):
-    """A new array's shape and type, hashable in every version of jax."""
+    """Shape and dtype of a new array, hashable in every version of jax."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -89,7 +89,6 @@ def _eager(*arrays: Any, **parameters: Any) -> Any:
 
 
 def launch_for(launch: Launch | Callable[[int], Launch], capability: int) -> Launch:
-    """The launch for a device."""
     return launch if isinstance(launch, Launch) else launch(capability)
 
 
@@ -130,7 +129,7 @@ def _lower_cpu(
 
 
 def lowered_for(context: Any) -> tuple[Any, int]:
-    """The device that a program is being lowered for, and its compute capability as 90 for 9.0."""
+    """Return the device that is lowered for, and its compute capability (90 for 9.0)."""
     module = context.module_context
     mesh = getattr(module.axis_context, "mesh", None)
     # Inside shard_map the mesh has the devices, except an abstract mesh in a nested shard_map.

@@ -32,7 +32,7 @@ _one_at_a_time = threading.Lock()
 
 
 class HostArray:
-    """The few methods of a torch tensor that the interpreter calls, over a numpy array."""
+    """The part of torch.Tensor's interface that the interpreter calls, over a numpy array."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -65,11 +65,11 @@ class HostArray:
         self.array = storage.array
 
     def copy_(self, other: HostArray) -> None:
-        """The interpreter writes through the pointer, so it is there already."""
+        """A no-op: the interpreter has already written through the pointer."""
 
 
 def interpreting() -> bool:
-    """Whether kernels that are defined from now on run in the interpreter."""
+    """Whether kernels defined from now on run in the interpreter."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -86,7 +86,7 @@ def interpret(
     in_place: Sequence[int],
     restored: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """Run the kernel over its grid; returns new arrays, then copies of those written in place."""
+    """Run the kernel over its grid. Returns new arrays, then copies of those written in place."""
     given = [np.ascontiguousarray(array) for array in arrays]
     for index in (*in_place, *restored):
         given[index] = given[index].copy()
@@ -101,7 +101,7 @@ def interpret(
 
 
 def poison(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array of NaN or extreme integers, standing for uninitialised memory."""
+    """An array of NaN or minimal integers, for memory that a kernel must overwrite."""
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return np.ones(shape, dtype)
@@ -110,9 +110,10 @@ def poison(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def make_bfloat16_real(builder: Any) -> None:
-    """The interpreter keeps bfloat16 as bits: it truncates instead of rounding, and `tl.dot`
-    multiplies the bits, as those of FP8. Here it rounds to nearest even and multiplies numbers, as
-    a GPU does.
+    """Patch the interpreter's bfloat16 to behave as on a GPU.
+
+    It keeps bfloat16 as bits: casts truncate instead of rounding, and `tl.dot` multiplies the bits
+    (FP8's too). The patch rounds to nearest even and multiplies values.
     """
     cast, dot = builder.cast_impl, builder.create_dot
 
@@ -133,7 +134,7 @@ KEPT_AS_BITS = {tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8
 
 
 def as_numbers(handle: Any) -> Any:
-    """An operand that is kept as bits as the same numbers in float32; others as they are."""
+    """Convert operands kept as bits (bfloat16, FP8) to float32; others are returned unchanged."""
     kind = KEPT_AS_BITS.get(handle.dtype.scalar)
     if kind is None:
         return handle

@@ -1,8 +1,8 @@
-"""Matmuls with matrices of low rank, one pair per slot: x @ down[slot] @ up[slot].
+"""Batched low-rank matmuls (LoRA): x @ down[slot] @ up[slot].
 
-Each row of x names its slot; rows without one get zeros. `slot_order` looks at the slots once per
-step, and `multiply_low_rank` then serves every weight. `down` is [slots, rank, inputs], so that
-all slots together are one matrix for XLA; the Triton kernels take [slots, inputs, rank].
+Each row of x names its slot; rows without one get zeros. `slot_order` runs once per step and
+`multiply_low_rank` once per weight. `down` is [slots, rank, inputs], one matrix over all slots for
+XLA; the Triton kernels take [slots, inputs, rank].
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ MULTIPLY = {
 
 
 def inputs_first(implementation: str | None) -> bool:
-    """Whether `down` is [slots, inputs, rank] and not [slots, rank, inputs]."""
+    """Whether this implementation's `down` is [slots, inputs, rank] rather than [slots, rank,
+    inputs].
+    """
     return implementation == "triton"
 
 
@@ -43,7 +45,7 @@ def inputs_first(implementation: str | None) -> bool:
 def slot_order(
     slots: Int[Array, " rows"], num_slots: int, *, implementation: str | None = None
 ) -> SlotOrder:
-    """The rows by slot. Slots are numbered from 1 on; 0: the row has none."""
+    """Group rows by slot. Slots are numbered from 1; 0 is a row without one."""
     run = choose("slot_order", implementation, ORDER)
     return run(slots.astype(jnp.int32), num_slots)
 
@@ -59,12 +61,11 @@ def multiply_low_rank(
     base: Float[Array, "rows ..."] | None = None,
     implementation: str | None = None,
 ) -> Float32[Array, "rows ..."]:
-    """base + x @ down[slot] @ up[slot] for every row; rows without a slot are those of `base`, or
-    zeros.
+    """base + x @ down[slot] @ up[slot] per row; rows without a slot keep `base`, or zeros.
 
-    `ranges` says for each COLUMNS columns which ranks are not zero there: from the first to before
-    the last. Kernels may read no others. Operands are rounded to the matrices' dtype, except by the
-    CPU's kernel; sums are float32.
+    `ranges` gives, per COLUMNS columns, the half-open range of ranks with nonzero entries; kernels
+    may read only those. Operands are rounded to the matrices' dtype, except on CPUs; sums are
+    float32.
     """
     run = choose("multiply_low_rank", implementation, MULTIPLY)
     return run(x, down, up, order, ranges, base)

@@ -1,5 +1,7 @@
-"""Matrices of low rank by the CPU's own kernel: rows of one slot together, whose matrices are read
-once. A row has the same bits in any batch."""
+"""Low-rank matmuls by the CPU kernel, which reads each slot's matrices once for all its rows.
+
+A row's bits do not depend on the batch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pallas_kernels.low_rank.order import SlotOrder
 def multiply_low_rank_cpu(
     x: Array, down: Array, up: Array, order: SlotOrder, ranges: Array | None, base: Array | None
 ) -> Array:
-    """See `multiply_low_rank`. Nothing is rounded to the matrices' dtype."""
+    """See `multiply_low_rank`. Operands are not rounded to the matrices' dtype."""
     rows = x if x.dtype == jnp.bfloat16 else x.astype(jnp.float32)
     outputs = up.shape[2:]
     flat = up.reshape(*up.shape[:2], -1)

@@ -1,4 +1,4 @@
-"""Matrices of low rank by the Triton kernels of experts: a slot is a group, a row chooses one."""
+"""Low-rank matmuls by the grouped matmul kernels: a slot is a group, each row chooses one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def slot_order_triton(slots: Array, num_slots: int) -> SlotOrder:
 def multiply_low_rank_triton(
     x: Array, down: Array, up: Array, order: SlotOrder, ranges: Array | None, base: Array | None
 ) -> Array:
-    """See `multiply_low_rank`. Here results are rounded to the matrices' dtype."""
+    """See `multiply_low_rank`. Results are rounded to the matrices' dtype."""
     inner = multiply_tokens(x, down, order.groups, implementation="triton")
     ones = jnp.ones((x.shape[0], 1), jnp.float32)
     outputs, flat = up.shape[2:], up.reshape(*up.shape[:2], -1)

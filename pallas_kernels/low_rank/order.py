@@ -1,4 +1,4 @@
-"""The rows of a step by slot, as all functions of this package take them."""
+"""Rows of a step by slot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class SlotOrder(NamedTuple):
-    """Which slot each row has, and what an implementation needs besides."""
+    """The slot of each row, and an implementation's own sort of the rows in `groups`."""
 
     slots: Int[Array, " rows"]  # from 1 on; 0: none
     groups: Any = None  # rows sorted by slot, those without one last

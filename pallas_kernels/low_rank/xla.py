@@ -1,7 +1,6 @@
-"""Matrices of low rank in plain XLA: every row by all slots' matrices, of which one counts.
+"""Low-rank matmuls in plain XLA: every row times every slot's matrices, masked to its own.
 
-Two matmuls whatever the number of slots; nothing is gathered, sorted or copied, and XLA shards
-them as it shards any matmul.
+Two matmuls whatever the number of slots, without gather or sort, which XLA shards as any matmul.
 """
 
 from __future__ import annotations

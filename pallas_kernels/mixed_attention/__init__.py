@@ -1,4 +1,4 @@
-"""Paged attention of a step of decodes and prefill chunks, from one array of queries for both."""
+"""Paged attention of a mixed step: decodes and prefill chunks in one array of queries."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def mixed_attention(
     Float[Array, "tokens heads dim"]
     | tuple[Float[Array, "tokens heads dim"], Float[Array, "tokens heads"]]
 ):
-    """Attend `rows` tokens that are decoded, then tiles of prefill chunks; the result is `dtype`.
+    """Attend `rows` decode tokens, then tiles of prefill chunks. Returns outputs of type `dtype`.
 
-    The first `rows` of tables and starts are those of the decoded tokens, whose positions are -1
-    for padding; the others those of the tiles, and so with `ends`, of which the tiles alone are
-    read. They are as `decode_attention` and `prefill_attention` take them, as are the options.
+    The first `rows` entries of `tables` and `starts` belong to decode tokens (position -1 for
+    padding), the others to tiles; of `ends`, only the tiles' are read. Options are those of
+    `decode_attention` and `prefill_attention`.
     """
     options: dict[str, Any] = {
         "head_dim": head_dim, "window": window, "scale": scale, "soft_cap": soft_cap,

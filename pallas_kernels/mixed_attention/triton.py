@@ -1,6 +1,6 @@
-"""Decode and prefill attention by Triton kernels that share the arrays of queries and results.
+"""Decode and prefill attention by Triton kernels that share query and output arrays.
 
-Slices of the queries and a concatenation of the results would be three copies per layer.
+Slicing queries and concatenating outputs would cost three copies per layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def mixed_attention_triton(
     reads_together: bool,
     **options: Any,
 ) -> tuple[Array, Array]:
-    """See `mixed_attention`; returns the log-sum-exp as well."""
+    """See `mixed_attention`; also returns the log-sum-exp."""
     results = decode_attention_triton(
         q, cache, layer, *decodes, reads_together=reads_together, **options
     )

@@ -1,4 +1,4 @@
-"""Paged attention for chunks of query tokens: prefill chunks of any length, after any prefix."""
+"""Paged attention for prefill chunks of any length, after any cached prefix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUERIES = 128
 
 
 def tokens_of_tile(group: int) -> int:
-    """Tokens of the shortest tile that fills a program, for groups of so many query heads."""
+    """Tokens of the shortest tile that fills a program, for this query group size."""
     return max(QUERIES // next_power_of_two(group), 1)
 
 
@@ -73,19 +73,18 @@ def prefill_attention(
     Float[Array, "tokens heads dim"]
     | tuple[Float[Array, "tokens heads dim"], Float[Array, "tokens heads"]]
 ):
-    """Attend queries causally to cached tokens; the result has type `dtype`.
+    """Attend queries causally to cached tokens. Returns outputs of type `dtype`.
 
-    Queries come in tiles of tokens / tiles tokens each. A tile belongs to one row, whose blocks are
-    tables[tile], the first of them at position starts[tile]. A position of -1 marks padding, which
-    fills the end of a tile and gives zeros. Tiles of padding alone come last. The options are those
-    of `decode_attention`.
+    Queries come in tiles of tokens / tiles tokens. A tile belongs to one row, with blocks
+    tables[tile], the first at position starts[tile]. Position -1 marks padding at the end of a
+    tile, which gives zeros; all-padding tiles come last. Options are those of `decode_attention`.
 
-    With `ends` a tile's row has so many keys, and a position may be beyond them: queries that see
-    ahead have the position of the last key in view. Each must see a key.
+    `ends` limits the keys of each tile's row; positions may exceed it, for queries that attend
+    ahead (bidirectional spans). Each query must see a key.
 
-    A kernel may join tiles that follow each other in one row, and so read its keys once for all of
-    them. Run r of `runs` holds the tiles from runs[r] up to runs[r + 1], at most `joined`; every
-    tile is in a run, and a run reads the blocks of its first tile.
+    A kernel may join consecutive tiles of one row to read its keys once: run r of `runs` holds
+    tiles runs[r] up to runs[r + 1], at most `joined`. Every tile is in a run; a run reads the
+    blocks of its first tile.
     """
     implementation = with_biases(with_slopes(implementation, slopes), biases)
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)

@@ -1,4 +1,4 @@
-"""Triton kernel for prefill attention: queries of a part of a tile over their row's pages."""
+"""Triton kernel for prefill attention: part of a query tile over its row's pages."""
 
 from __future__ import annotations
 
@@ -56,11 +56,10 @@ def prefill_tiles(
     PRECISION: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """One program per kv head, run of tiles and part of it: tokens x query heads of that kv head.
+    """One program per KV head, run of tiles and part of it: tokens x query heads of the KV head.
 
-    Without runs, each tile is one. Programs of one kv head and row are adjacent, so that their keys
-    are in the device's L2 cache. The last runs of a row have most keys and come first, so that no
-    long program starts late.
+    Without runs each tile is one. Programs of one KV head and row are adjacent, to hit its keys in
+    L2. A row's last runs, with the most keys, start first: no long program starts late.
     """
     QUERIES: tl.constexpr = PART_TOKENS * PADDED_GROUP
     program = tl.program_id(0)

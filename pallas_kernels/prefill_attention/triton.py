@@ -1,4 +1,4 @@
-"""Prefill attention by a Triton kernel: a program per part of a tile and KV head."""
+"""Prefill attention by a Triton kernel: one program per tile part and KV head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pallas_kernels.tuning import tuned
 
 @dataclass(frozen=True)
 class PrefillLaunch:
-    """Sizes of one call; the rest depends on the device, known when the program is lowered."""
+    """Sizes of one call. A callable: warps and stages depend on the device, known at lowering."""
 
     runs: int
     tokens: int  # of a run
@@ -52,7 +52,7 @@ class PrefillLaunch:
 
 
 def part_tokens(tile: int, padded_group: int, queries: int) -> int:
-    """Tokens of one program: tokens x padded_group is at most `queries`, at least SMALLEST_TILE."""
+    """Tokens per program: tokens x padded_group is at most `queries` and at least SMALLEST_TILE."""
     wanted = min(next_power_of_two(tile), max(queries // padded_group, 1))
     return max(wanted, SMALLEST_TILE // padded_group)
 
@@ -76,10 +76,8 @@ def prefill_attention_triton(
     ends: Array | None = None,
     into: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
-    """See `prefill_attention`; returns the log-sum-exp as well.
-
-    There may be more queries than positions: those of the tiles are the last. `into` are arrays of
-    the results of all queries, whose last are written in place.
+    """See `prefill_attention`; also returns the log-sum-exp. With more queries than positions, the
+    tiles' queries are the last. `into` are output arrays whose last entries are written in place.
     """
     tiles, pages = tables.shape
     tokens, heads, _ = q.shape

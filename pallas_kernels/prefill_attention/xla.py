@@ -1,6 +1,6 @@
-"""Prefill attention in plain XLA: a few tiles of queries at a time, online softmax over keys.
+"""Prefill attention in plain XLA: a few query tiles at a time, online softmax over keys.
 
-Both loops run as far as the tiles in use need, so padding costs nothing here.
+Both loops stop at the last used tile and key, so padding costs nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def prefill_attention_xla(
     slopes: Array | None = None,
     biases: Array | None = None,
 ) -> tuple[Array, Array]:
-    """See `prefill_attention`; returns the log-sum-exp as well."""
+    """See `prefill_attention`; also returns the log-sum-exp."""
     tiles = tables.shape[0]
     tokens, heads, _ = q.shape
     tile = tokens // tiles
@@ -76,7 +76,7 @@ def prefill_attention_xla(
 
 
 def spread_heads(numbers: Array, kv_heads: int, tile: int) -> Array:
-    """Numbers of heads [heads, ...] repeated for the queries of a tile, [KV, tile * G, ...]."""
+    """Repeat per-head values [heads, ...] for each token of a tile: [KV, tile * G, ...]."""
     heads, *rest = numbers.shape
     grouped = numbers.reshape(kv_heads, 1, heads // kv_heads, *rest)
     wide = jnp.broadcast_to(grouped, (kv_heads, tile, *grouped.shape[2:]))
@@ -98,8 +98,9 @@ def _attend_tiles(
     slopes: Array | None,
     biases: Array | None,
 ) -> Running:
-    """Online softmax of q [t, KV, tile * G, D]; each tile attends to the blocks of its row. Slopes
-    are [KV, tile * G], biases [KV, tile * G, distances]."""
+    """Online softmax of q [t, KV, tile * G, D] over the blocks of each tile's row. Slopes are [KV,
+    tile * G], biases [KV, tile * G, distances].
+    """
     span = pages * cache.shape[3]
     group = q.shape[2] // positions.shape[1]
     own_position = jnp.repeat(positions, group, axis=1)[:, None, :, None]  # [t, 1, tile * G, 1]

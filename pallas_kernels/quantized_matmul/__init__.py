@@ -1,8 +1,8 @@
-"""Matmuls with weights of few bits, which become numbers in registers.
+"""Matmuls with quantized weights, dequantized in registers.
 
-`multiply_coded` takes activations as they are; `multiply_float8` multiplies FP8 by FP8, with scales
-for groups of inputs of each row of x and of each output (DeepSeek's blocks). `coded.CodedWeight` is
-the weight, also of experts, whose matmuls are those of `pallas_kernels.grouped_matmul`.
+`multiply_coded` takes float activations; `multiply_float8` takes FP8 activations with a scale per
+row and input group (DeepSeek's blocks). `coded.CodedWeight` is the weight, also of experts, whose
+matmuls are in `pallas_kernels.grouped_matmul`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def multiply_coded(
     dtype: str = "float32",
     implementation: str | None = None,
 ) -> Float[Array, "rows columns"]:
-    """x @ weight in `dtype`; both operands are rounded to the weight's, sums are float32."""
+    """x @ weight in `dtype`. Operands are rounded to the weight's dtype; sums are float32."""
     run = choose("multiply_coded", implementation, CODED)
     return run(x.astype(weight.dtype), weight, jnp.dtype(dtype))
 
@@ -48,6 +48,6 @@ def multiply_float8(
     dtype: str = "float32",
     implementation: str | None = None,
 ) -> Float[Array, "rows columns"]:
-    """x @ weight in `dtype`, both with a scale for each group of inputs."""
+    """x @ weight in `dtype`, with FP8 operands scaled per group of inputs."""
     run = choose("multiply_float8", implementation, FLOAT8)
     return run(x, x_scales, weight, jnp.dtype(dtype))

@@ -1,10 +1,10 @@
-"""Weights of few bits as the kernels take them: what is stored, and plain numbers out of it.
+"""Quantized weights in the kernels' layout, and their dequantization.
 
-`codes` is [..., columns, bytes], so that the inputs of a column follow each other; `scales` and
-`zeros` are [..., groups of inputs, columns], each for `group` inputs. Leading dimensions are
-matrices, such as one per expert. Codes of four bits are stored in blocks of `2 * part` inputs: a
-byte has one of the first half in its low bits, and the one `part` later in its high bits. So a
-kernel takes both halves apart without moving numbers between threads.
+`codes` is [..., columns, bytes]: a column's inputs are contiguous. `scales` and `zeros` are [...,
+input groups, columns], for `group` inputs each. Leading dimensions are matrices, such as experts.
+4-bit codes are stored in blocks of `2 * part` inputs: a byte holds an input of the first half in
+its low bits and the input `part` later in its high bits, so that a kernel unpacks both halves
+without moving data between threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def part_for(kind: Kind, inputs: int, group: int) -> int | None:
-    """How many inputs of one scale a kernel multiplies at once, or None if it has no such way."""
+    """Inputs of one scale that a kernel multiplies at once, or None if the shape is unsupported."""
     part = LARGEST_PART
     while part >= SMALLEST_PART:
         block = 2 * part if kind in FOUR_BITS else part
@@ -52,7 +52,7 @@ def part_for(kind: Kind, inputs: int, group: int) -> int | None:
 )
 @dataclass(frozen=True)
 class CodedWeight:
-    """Matrices of (code - zero) * scale; operands of a matmul are rounded to `dtype`."""
+    """Quantized matrices, (code - zero) * scale; matmul operands are rounded to `dtype`."""
 
     codes: Array  # int8 of "int8", float8_e4m3fn of "fp8", uint8 pairs of four bits
     scales: Array  # of any floating type, but of "fp4": uint8 exponents
@@ -64,20 +64,20 @@ class CodedWeight:
 
     @property
     def depth(self) -> int:
-        """Inputs of a matrix."""
+        """Number of inputs."""
         return self.codes.shape[-1] * (2 if self.kind in FOUR_BITS else 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As plain matrices: [..., inputs, columns]."""
+        """Shape when dequantized: [..., inputs, columns]."""
         return (*self.codes.shape[:-2], self.depth, self.codes.shape[-2])
 
     def plain(self) -> Float[Array, "... inputs columns"]:
-        """The matrices in `dtype`."""
+        """Dequantize to `dtype`."""
         return self.exact().astype(self.dtype)
 
     def exact(self) -> Float32[Array, "... inputs columns"]:
-        """The matrices in float32."""
+        """Dequantize to float32."""
         numbers = jnp.swapaxes(numbers_of(self.codes, self.kind, self.part), -1, -2)
         inputs = numbers.shape[-2]
         if self.zeros is not None:
@@ -90,7 +90,7 @@ class CodedWeight:
 
 
 def numbers_of(codes: Array, kind: Kind, part: int) -> Float32[Array, "... columns inputs"]:
-    """What codes stand for by themselves."""
+    """Decode codes to float32, before zero points and scales."""
     if kind not in FOUR_BITS:
         return codes.astype(jnp.float32)
     found = unpacked(codes, part)
@@ -101,33 +101,33 @@ def numbers_of(codes: Array, kind: Kind, part: int) -> Float32[Array, "... colum
 
 
 def spread(one: Array, group: int, inputs: int) -> Array:
-    """A number of each group for all its inputs."""
+    """Repeat a value per group for each of the group's inputs."""
     if one.shape[-2] == 1:
         return jnp.broadcast_to(one, (*one.shape[:-2], inputs, one.shape[-1]))
     return jnp.repeat(one, group, -2)[..., :inputs, :]
 
 
 def packed(codes: UInt8[Array, "... columns inputs"], part: int) -> UInt8[Array, "..."]:
-    """Codes of four bits in blocks of two parts."""
+    """Pack 4-bit codes, two per byte, in blocks of two parts."""
     blocks = codes.reshape(*codes.shape[:-1], -1, 2, part)
     made = blocks[..., 0, :] | blocks[..., 1, :] << 4
     return made.reshape(*codes.shape[:-1], -1)
 
 
 def unpacked(codes: UInt8[Array, "... columns bytes"], part: int) -> UInt8[Array, "..."]:
-    """The inverse."""
+    """Invert `packed`."""
     blocks = codes.reshape(*codes.shape[:-1], -1, part)
     both = jnp.stack((blocks & 15, blocks >> 4), -2)
     return both.reshape(*codes.shape[:-1], -1)
 
 
 def exponents(scales: Float32[Array, "..."]) -> UInt8[Array, "..."]:
-    """Powers of two as their exponents."""
+    """Exponent bytes (E8M0) of power-of-two scales."""
     bits = jax.lax.bitcast_convert_type(scales.astype(jnp.float32), jnp.uint32)
     return (bits >> EXPONENT_BITS).astype(jnp.uint8)
 
 
 def powers_of_two(stored: UInt8[Array, "..."]) -> Float32[Array, "..."]:
-    """The inverse."""
+    """Invert `exponents`."""
     bits = stored.astype(jnp.uint32) << EXPONENT_BITS
     return jax.lax.bitcast_convert_type(bits, jnp.float32)

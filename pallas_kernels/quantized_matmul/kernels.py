@@ -1,4 +1,4 @@
-"""Triton kernels of matmuls with a quantized weight: a program per tile and part of the inputs."""
+"""Triton kernels of quantized matmuls: one program per output tile and split of the inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def multiply_coded(
     KIND: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
-    """x @ weight, or the sums over each of SPLIT parts of the inputs."""
+    """x @ weight, or the partial sums of SPLIT splits of the inputs."""
     row, column, split = own_tile(ROWS, COLUMNS, SPLIT, TILE_ROWS, TILE_COLUMNS, BAND)
     real, inside = row < ROWS, column < COLUMNS
     each: tl.constexpr = (BLOCKS + SPLIT - 1) // SPLIT
@@ -56,7 +56,9 @@ def multiply_float8(
     TILE_COLUMNS: tl.constexpr,
     BAND: tl.constexpr,
 ):
-    """x @ weight of FP8 numbers with a scale for each group of inputs, or as many sums."""
+    """x @ weight of FP8 operands scaled per group of inputs, or the partial sums of SPLIT
+    splits.
+    """
     row, column, split = own_tile(ROWS, COLUMNS, SPLIT, TILE_ROWS, TILE_COLUMNS, BAND)
     real, inside = row < ROWS, column < COLUMNS
     GROUPS: tl.constexpr = DEPTH // GROUP
@@ -75,10 +77,9 @@ def own_tile(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
-    """The rows, columns and part of the inputs of this program.
+    """Return this program's rows, columns and split.
 
-    Programs of BAND tiles of rows are adjacent for each tile of columns, so that they find the
-    weight in the device's L2 cache.
+    Programs of BAND row tiles are adjacent per column tile, to hit the weight in L2.
     """
     ROW_TILES: tl.constexpr = (ROWS + TILE_ROWS - 1) // TILE_ROWS
     COLUMN_TILES: tl.constexpr = (COLUMNS + TILE_COLUMNS - 1) // TILE_COLUMNS
@@ -94,7 +95,7 @@ def own_tile(
 
 @triton.jit
 def store_transposed(out_ptr, split, row, column, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Write a tile [columns, rows] as rows."""
+    """Store a tile [columns, rows] transposed."""
     place = (split * ROWS + row).to(tl.int64) * COLUMNS
     at = out_ptr + place[:, None] + column[None, :]
     mask = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]

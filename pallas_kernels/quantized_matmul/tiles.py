@@ -1,8 +1,8 @@
-"""Sums over inputs for tiles of a quantized weight, inside Triton kernels.
+"""Inner loops of quantized matmuls, inside Triton kernels.
 
-Tiles are [columns, rows]: the weight is the first operand of every product, because tensor cores of
-Hopper take that one from registers, where codes become numbers, and because a few rows then are the
-narrow side. Nothing here needs a device that knows FP8, but `float8_sum`.
+Tiles are [columns, rows]: the weight is the first operand of the dot, because Hopper's tensor cores
+read that one from registers, where codes are dequantized, and because few rows make a narrow side.
+Only `float8_sum` needs FP8 support of the device.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def coded_sum(
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, PART: tl.constexpr,
     KIND: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """x @ weight, transposed: [columns, rows]. Codes become numbers in registers.
+    """(x @ weight) transposed, [columns, rows], dequantizing in registers.
 
-    `x_row` [rows] are the places where rows of x begin; `first` and `last` are blocks of the
-    weight: two parts of four-bit codes, or one part of bytes. See `coded.CodedWeight`.
+    `x_row` [rows] are offsets of rows of x. `first` and `last` count blocks of the weight: two
+    parts of 4-bit codes or one part of bytes, as in `coded.CodedWeight`.
     """
     PAIRED: tl.constexpr = KIND == "int4" or KIND == "fp4"
     INPUTS: tl.constexpr = 2 * PART if PAIRED else PART  # of a block
@@ -63,7 +63,7 @@ def coded_sum(
 def scaled(
     codes, scale_ptr, zero_ptr, column, inside, KIND: tl.constexpr, ZEROS: tl.constexpr
 ):  # fmt: skip
-    """(code - zero) * scale in float32, with the scales and zeros of one group."""
+    """(code - zero) * scale in float32, for one group's scales and zeros."""
     numbers = decoded(codes, KIND)
     scale = tl.load(scale_ptr + column, mask=inside, other=0)
     if KIND == "fp4":
@@ -80,7 +80,7 @@ def scaled(
 
 @triton.jit
 def decoded(codes, KIND: tl.constexpr):
-    """What codes stand for, without zeros and scales."""
+    """Decode codes, before zeros and scales."""
     if KIND == "fp4":
         bits = codes.to(tl.uint16)
         half = ((bits & 7) << 9) | ((bits & 8) << 12)
@@ -98,8 +98,9 @@ def float8_sum(
     x_ptr, x_row, x_scale_ptr, x_scale_row, real, weight_ptr, scale_ptr, column, inside,
     first, last, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """x @ weight of FP8 numbers, transposed: the product of each group of inputs, multiplied by the
-    scales of its rows and columns. `x_scale_row` [rows] are the places of rows of x's scales."""
+    """(x @ weight) transposed, for FP8 operands: per input group one dot, times the scales of its
+    rows and columns. `x_scale_row` [rows] are offsets of the scales of x's rows.
+    """
     at = tl.arange(0, GROUP)
     weight_at = weight_ptr + column.to(tl.int64)[:, None] * DEPTH + (first * GROUP + at)[None, :]
     x_at = x_ptr + x_row[None, :] + (first * GROUP + at)[:, None]

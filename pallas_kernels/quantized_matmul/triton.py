@@ -1,7 +1,7 @@
-"""Matmuls with quantized weights by Triton kernels: one program per tile of rows and columns.
+"""Quantized matmuls by Triton kernels: one program per tile of rows and columns.
 
-Where a few rows leave tiles for less than the device's processors, the inputs are split among
-several programs, and XLA adds up their sums with whatever it does next.
+Where few rows give too few tiles to fill the device, the inputs are split among programs (split-K)
+and XLA sums the partial results, fused with what follows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPERATION = "quantized_matmul"
 
 @dataclass(frozen=True)
 class TilesLaunch:
-    """Sizes of one matmul; the rest depends on the device, known when the program is lowered."""
+    """Sizes of one matmul. A callable: the rest depends on the device, known at lowering."""
 
     rows: int
     columns: int
@@ -80,7 +80,7 @@ def run(
     part: int,
     dtype: Any,
 ) -> Array:
-    """One call, and the sum of its parts."""
+    """Launch a kernel and sum its splits."""
     rows, columns = arrays[0].shape[0], weight.shape[-1]
     tile_rows = tile_rows_for(rows)
     split = split_for(rows, columns, tile_rows, blocks)
@@ -94,20 +94,19 @@ def run(
 
 
 def as_bytes(weight: CodedWeight) -> Array:
-    """The codes, of FP8 as bytes: devices before Ada do not know the type."""
+    """Codes, with FP8 bit-cast to bytes: devices before Ada lack the type."""
     if weight.kind != "fp8":
         return weight.codes
     return jax.lax.bitcast_convert_type(weight.codes, jnp.uint8)
 
 
 def tile_rows_for(rows: int) -> int:
-    """The height of tiles."""
     heights = table(OPERATION)["tile_rows"]
     return next((height for height in heights if rows <= height), heights[-1])
 
 
 def split_for(rows: int, columns: int, tile_rows: int, blocks: int) -> int:
-    """Among how many programs the inputs of a tile are split."""
+    """Number of programs among which a tile's inputs are split."""
     sizes = table(OPERATION)
     tiles = -(-rows // tile_rows) * -(-columns // sizes["split_columns"])
     split = 1

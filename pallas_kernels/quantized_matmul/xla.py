@@ -1,4 +1,4 @@
-"""Matmuls with quantized weights in plain XLA: of dequantized operands."""
+"""Quantized matmuls in plain XLA, on dequantized operands."""
 
 from __future__ import annotations
 

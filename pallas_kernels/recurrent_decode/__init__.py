@@ -1,8 +1,7 @@
-"""One token of each row through a recurrence, whose states are updated where they are.
+"""Single-token steps of recurrent layers, updating states in place.
 
-In: arrays of states, which unit each row reads and which it writes, and the row's token. Out: the
-row's result, and the arrays. Only kernels are here: elsewhere a recurrence runs in XLA.
-Must not know: how a row's units are found, nor what makes its token.
+In: state arrays, the unit that each row reads and writes, and the row's token. Out: outputs and
+states. Kernels only: elsewhere recurrences run in XLA. Must not know how units are assigned.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ def delta_step(
     Float32[Array, "rows heads share value"],
     Float32[Array, "layers units heads share key value"],
 ]:
-    """The gated delta rule: results, and the states after them.
+    """One step of the gated delta rule. Returns outputs and states.
 
-    A row's state is that of unit reads[row], or zero where that is negative, and goes to unit
-    writes[row]; where that is no unit the row has no token, and its result is zero. What one row
-    writes no other row may read or write. qkv: per head a query, a key and `share` values;
-    queries and keys are brought to length one (`eps` is added to squared lengths), queries then
-    divided by the root of their size. A state decays by exp(-exp(rate_log) * softplus(dt +
-    dt_bias)), then goes sigmoid(beta) of the way to giving the value for the key.
+    A row reads unit reads[row] (zero state if negative) and writes unit writes[row]; if that is out
+    of range the row is empty and its output zero. No row may read or write a unit that another row
+    writes. `qkv` holds a query, a key and `share` values per head; q and k are L2-normalised (`eps`
+    added to squared lengths) and q divided by the root of its size. States decay by
+    exp(-exp(rate_log) * softplus(dt + dt_bias)), then move by sigmoid(beta) toward mapping the key
+    to the value.
     """
     run = choose("delta_step", implementation, DELTA)
     return run(states, layer, reads, writes, qkv, dt, beta, rate_logs, dt_bias, eps)
@@ -72,11 +71,11 @@ def state_space_step(
     limits: tuple[float, float],
     implementation: str,
 ) -> tuple[Float32[Array, "rows heads dim"], Float32[Array, "layers units heads dim size"]]:
-    """The state space recurrence of Mamba-2: results, and the states after them.
+    """One step of the Mamba-2 recurrence. Returns outputs and states.
 
-    Units are those of `delta_step`. keys: b and c of each group; groups[head] is the group of a
-    head. A step's size is softplus(dt + dt_bias) within the limits. A state decays by exp(size *
-    -exp(rate_log)) and takes in size * x b^T; the result is the state times c.
+    Units are as in `delta_step`. `keys` are b and c per group; groups[head] is a head's group. The
+    time step is softplus(dt + dt_bias) clipped to `limits`. States decay by exp(step *
+    -exp(rate_log)) and add step * x b^T; the output is the state times c.
     """
     run = choose("state_space_step", implementation, STATE_SPACE)
     return run(states, layer, reads, writes, x, keys, groups, dt, rate_logs, dt_bias, limits)

@@ -1,7 +1,7 @@
-"""Triton kernels of recurrences: a program has some columns or rows of one head's state.
+"""Triton kernels of recurrent steps: a program owns some columns or rows of one head's state.
 
-It reads them once and writes them once, in float32, and needs nothing of other programs: reads and
-writes of different rows may happen in any order.
+It reads and writes them once, in float32, independently of other programs, so rows may run in any
+order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def delta_heads(
     SCALE: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """One program per row, head of values, and tile of columns."""
+    """One program per row, value head and tile of columns."""
     program = tl.program_id(0)
     owner = program // TILES  # the head of values, over all rows
     row = owner // (HEADS * SHARE)
@@ -98,7 +98,7 @@ def state_space_heads(
     SHORTEST: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """One program per row, head, and tile of lines, each of the length of a key."""
+    """One program per row, head and tile of state lines, each as long as a key."""
     program = tl.program_id(0)
     owner = program // TILES  # the head, over all rows
     row = owner // HEADS
@@ -136,7 +136,7 @@ def state_space_heads(
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), also of numbers so low that 1 + exp(x) rounds."""
+    """log(1 + exp(x)), accurate where 1 + exp(x) rounds to 1."""
     below = tl.exp(-tl.abs(x))
     above_one = 1.0 + below
     # The quotient corrects for what was lost in the sum: below / (above_one - 1) is nearly 1.

@@ -1,4 +1,4 @@
-"""Recurrences by Triton kernels: sizes of their programs."""
+"""Recurrent steps by Triton kernels: launch sizes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The next token of each row: the best one, or one drawn with temperature, top-k, top-p and min-p.
+"""Greedy and random sampling: the next token of each row, with temperature, top-k, top-p and min-p.
 
-In: per row its logits; to draw, a noise key and four settings. Out: a token per row, -1 where there
-is none.
-Must not know: seeds and positions (only the keys made of them), penalties, log-probabilities.
+In: logits per row; for random sampling a threefry key and four settings. Out: a token per row, -1
+for invalid logits. Must not know seeds and positions (only the keys), penalties or
+log-probabilities.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ DRAWN = {
 def best_tokens(
     logits: Float[Array, "rows vocab"], *, implementation: str | None = None
 ) -> Int[Array, " rows"]:
-    """The index of each row's highest logit, ties by lowest index; -1 for rows that hold NaN or
-    +inf, or only -inf. The XLA implementation takes logits that are sharded, too."""
+    """Argmax per row, ties to the lowest index; -1 for rows with NaN or +inf, or only -inf. XLA's
+    implementation also takes sharded logits.
+    """
     return choose("best_tokens", implementation, BEST)(logits)
 
 
@@ -50,13 +51,12 @@ def sample_tokens(
     *,
     implementation: str | None = None,
 ) -> Int[Array, " rows"]:
-    """The next token of each row, ties by lowest index; -1 for rows that cannot be sampled.
+    """Sample the next token of each row; -1 for rows with NaN or +inf, or only -inf.
 
-    A row with a temperature below GREEDY_BELOW (see xla.py) is greedy. Other rows' logits are
-    divided by it and filtered by min-p (0: off), then top-k (0: off), then top-p of the remaining
-    mass (1: off); the token is drawn by adding Gumbel noise, which depends on the row's threefry
-    key alone. Filters keep the lowest indices among equal logits. A row cannot be sampled if it
-    holds NaN or +inf, or only -inf.
+    Rows with a temperature below GREEDY_BELOW (see xla.py) are greedy, ties to the lowest index.
+    Others: logits / temperature, then min-p (0: off), top-k (0: off) and top-p of the remaining
+    mass (1: off), which keep the lowest indices among ties; then the argmax after adding Gumbel
+    noise, which depends only on the row's threefry key.
     """
     run = choose("sample_tokens", implementation, DRAWN)
     return run(logits, keys, temperature, top_k, top_p, min_p)

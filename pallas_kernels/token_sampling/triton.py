@@ -1,7 +1,7 @@
-"""Token sampling by five Triton kernels: the best of each part of a row, three for cuts, the draw.
+"""Sampling by five Triton kernels: maxima of row parts, three for thresholds, and the draw.
 
-Each reads rows in parts, as many as fill a device, but one: that looks for the cuts among the few
-tokens of a row that can be at them, with one program per row.
+All but one split rows into enough parts to fill the device; the bisection over the few candidates
+has one program per row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pallas_kernels.tuning import table, tuned
 
 
 class Parts(NamedTuple):
-    """How rows are divided: parts per row, and logits per part."""
+    """Parts per row, and logits per part."""
 
     count: int
     size: int
@@ -58,7 +58,7 @@ def sample_tokens_triton(
 
 
 def best_of_parts_of(logits: Array, parts: Parts) -> Array:
-    """The highest logit of each part, f32[S, parts]; +inf where one is NaN."""
+    """Maximum of each part, f32[S, parts]; +inf where one is NaN."""
     rows, vocab = logits.shape
     sizes = tuned("token_sampling", kernel="parts")
     constants = {
@@ -76,7 +76,9 @@ def cuts(
     logits: Array, best: Array, parts: Parts, temperature: Array, top_k: Array, top_p: Array,
     min_p: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Where top-k and top-p cut each row: an order key, and the last index equal to it, i32[S]."""
+    """Per row the top-k/top-p threshold as an order key, and the last kept index equal to it,
+    i32[S].
+    """
     rows, vocab = logits.shape
     given = (logits, best, temperature, top_k, top_p, min_p)
     constants = {**row_constants(best, vocab), "PART": parts.size}
@@ -101,13 +103,12 @@ def cuts(
 
 
 def row_constants(best: Array, vocab: int) -> dict[str, Any]:
-    """Constants of kernels that read the best logits of a row's parts."""
     parts = best.shape[1]
     return {"VOCAB": vocab, "PARTS": parts, "PADDED_PARTS": next_power_of_two(parts)}
 
 
 def divide(rows: int, vocab: int, block: int) -> Parts:
-    """Parts of whole blocks, enough of them to fill a device."""
+    """Split rows into parts of whole blocks, enough of them to fill the device."""
     wanted = table("token_sampling")["parts"]
     blocks = -(-vocab // block)
     count = min(-(-wanted["programs"] // rows), wanted["most"], blocks)

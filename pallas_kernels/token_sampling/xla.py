@@ -1,7 +1,7 @@
-"""Token sampling in plain XLA by sorting: short, and slow for large vocabularies.
+"""Sampling in plain XLA by sorting: short, and slow for large vocabularies.
 
-Noise is Gumbel from threefry bits of (key, token id), all 32 of them: a float made of 23 bits is
-too coarse where noise is large, and unlikely tokens would be drawn far too rarely.
+Gumbel noise uses all 32 threefry bits of (key, token id): a float of 23 bits is too coarse in the
+tail, and unlikely tokens would be drawn far too rarely.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ GREEDY_BELOW = 1e-5  # a lower temperature means greedy; a test holds the other 
 
 
 def best_tokens_xla(logits: Array) -> Array:
-    """See `best_tokens`.
-
-    Two passes that vectorise: XLA's own argmax is a scalar loop on the CPU, 3 times slower.
+    """See `best_tokens`. Two vectorised passes: XLA's argmax is a scalar loop on CPUs, 3 times
+    slower.
     """
     logits = logits.astype(jnp.float32)
     # NaN is made +inf, because XLA's maximum on the CPU passes over NaN where rows are long.
@@ -41,7 +40,7 @@ def sample_tokens_xla(
 
 
 def kept(logits: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
-    """bool[S, V]: tokens that min-p, top-k and top-p leave, by a stable descending sort."""
+    """Mask of tokens left by min-p, top-k and top-p, bool[S, V], by a stable descending sort."""
     vocab = logits.shape[1]
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     left = (weights >= jnp.minimum(min_p, 1.0)[:, None]) & (logits > -jnp.inf)

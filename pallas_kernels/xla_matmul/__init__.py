@@ -1,7 +1,7 @@
-"""Which library runs the matmuls that XLA compiles on NVIDIA GPUs. No kernel of ours.
+"""Chooses the library (cuBLASLt or Triton) of the matmuls that XLA compiles on NVIDIA GPUs.
 
-cuBLASLt adds the residual in the matmul and needs no sum over parts of k afterwards, two launches
-less in each layer than Triton's, which XLA otherwise tries beside it.
+cuBLASLt adds the residual in the matmul and needs no split-K reduction: two launches less per layer
+than Triton's, which XLA otherwise also tries.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ LIBRARIES = (CUBLASLT, TIMED_BY_XLA)
 
 
 def matmul_library(capability: int, tokens: int) -> str:
-    """The library for the matmuls of a program of so many tokens; `capability` is 90 for 9.0."""
+    """The matmul library for a program of this many tokens; `capability` is 90 for 9.0."""
     return tuned("xla_matmul", capability=capability, tokens=tokens)["library"]

@@ -1,1 +1,1 @@
-"""Triton kernels for token sampling. In: logits and settings of rows. Out: a token per part."""
+"""Triton kernels for sampling."""

@@ -1,8 +1,8 @@
-"""Triton kernels for token sampling: where top-k and top-p cut each row, found without sorting.
+"""Triton kernels that find the top-k and top-p thresholds of each row without sorting.
 
-One launch adds up counts and weights above a few pivots, a part of a row per program. They bound
-the keys among which both cuts must be, and a second launch lists those. A third, of one program per
-row, finds both cuts by bisection over that list.
+One launch sums counts and weights above a few pivots, in parts of rows; they bracket both
+thresholds. A second lists the keys within the brackets. A third, one program per row, bisects over
+that list.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def add_up_parts(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per part of a row. Rows without cuts return early."""
+    """One program per part of a row: counts and weights above the pivots. Rows without top-k and
+    top-p exit early.
+    """
     program = tl.program_id(0).to(tl.int64)
     row = program // PARTS
     if program % PARTS == 0:
@@ -90,7 +92,7 @@ def list_parts(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per part of a row: its order keys among which both cuts must be."""
+    """One program per part of a row: lists its order keys within the brackets."""
     program = tl.program_id(0).to(tl.int64)
     row = program // PARTS
     temperature, highest, min_p, top_k, top_p = row_settings(
@@ -130,7 +132,7 @@ def find_cuts(
     PADDED_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per row: its top-k cut, then the top-p cut of what that leaves."""
+    """One program per row: bisects for the top-k threshold, then for top-p of what remains."""
     row = tl.program_id(0).to(tl.int64)
     temperature, highest, min_p, top_k, top_p = row_settings(
         best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row, VOCAB, PARTS, PADDED_PARTS
@@ -180,8 +182,9 @@ def row_settings(
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
 ):
-    """The temperature, the highest logit divided by it, min-p; top-k, 0 if it cuts nothing; and
-    top-p, likewise 1. Neither cuts rows that are greedy or cannot be used."""
+    """Load temperature, highest scaled logit, min-p, top-k (0: off) and top-p (1: off) of a row.
+    Both are off for greedy and invalid rows.
+    """
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
     highest = best_of_row(best_ptr, row, PARTS, PADDED_PARTS)
@@ -194,7 +197,9 @@ def row_settings(
 
 @triton.jit
 def pivots(highest):
-    """Order keys: the lowest of all and what is above it, then 16, 8, ... 0.5 below the best."""
+    """Pivots as order keys: the lowest finite, the next above it, then 16, 8, ... 0.5 below the
+    best.
+    """
     place = tl.arange(0, PIVOTS)
     below = order_key(highest - tl.exp2(6.0 - place.to(tl.float32)))
     return tl.where(place < 2, LOWEST_FINITE + place, tl.maximum(below, LOWEST_FINITE))
@@ -202,7 +207,7 @@ def pivots(highest):
 
 @triton.jit
 def sums_of_row(sums_ptr, row, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr):
-    """How many tokens are at or above each pivot, and their weight, int64 both."""
+    """Number and total weight (int64) of a row's tokens at or above each pivot."""
     part = tl.arange(0, PADDED_PARTS)[:, None]
     at = sums_ptr + ((row * PARTS + part) * PIVOTS + tl.arange(0, PIVOTS)[None, :]) * SUMS
     known = part < PARTS
@@ -214,8 +219,8 @@ def sums_of_row(sums_ptr, row, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr):
 
 @triton.jit
 def bracket(pivot, amounts, highest, target):
-    """The pivots next to the largest key at or above which there is enough, and what is at or above
-    the upper one. If even the lowest leaves too few, it is used: top-k may be more than there is.
+    """Return the two pivots around the largest key with at least `target` at or above it, and the
+    amount above the upper one. If even all tokens are too few (top-k > vocab), the lowest pivot.
     """
     enough = (amounts >= target) | (tl.arange(0, PIVOTS) == 0)
     low = tl.max(tl.where(enough, pivot, LOWEST_FINITE), 0)
@@ -225,8 +230,9 @@ def bracket(pivot, amounts, highest, target):
 
 @triton.jit
 def range_of_cuts(pivot, members, weights, highest, top_k, top_p):
-    """A range of keys that holds both cuts. That of top-p depends on what top-k leaves, whose
-    weight is known up to its own bracket."""
+    """Range of keys that contains both thresholds. The top-p bracket depends on the mass that top-k
+    leaves, which is known only within top-k's own bracket.
+    """
     low = order_key(highest) + 1
     high = tl.full([], LOWEST_FINITE, tl.int32)
     most = tl.max(weights, 0)
@@ -254,10 +260,10 @@ def search(
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest order key from low on, and below high, that leaves enough at or above it.
+    """Bisect for the largest key in [low, high) with enough at or above it.
 
-    `above` is what is at or above high. Enough are `target` tokens, or so much weight. Returns the
-    key, how many of the tokens equal to it stay, and how many do not.
+    `above` is the amount at or above `high`; enough is `target` tokens or weight. Returns the key,
+    and how many of its ties stay and go.
     """
     end, outside = high, above
     _, most = amounts_between(keys_ptr, listed, highest, low, end, WEIGHTED, BLOCK)
@@ -283,7 +289,7 @@ def search(
 def amounts_between(
     keys_ptr, listed, highest, low, high, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The amount, and the number, of listed keys in [low, high)."""
+    """Amount and number of listed keys in [low, high)."""
     lane = tl.arange(0, BLOCK)
     amounts = tl.zeros([BLOCK], tl.int64)
     members = tl.zeros([BLOCK], tl.int32)
@@ -299,7 +305,7 @@ def amounts_between(
 def index_of_tie(
     row_ptr, temperature, highest, min_p, threshold, room, VOCAB: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Index of the last token equal to the threshold that stays."""
+    """Index of the last token tied with the threshold that is kept."""
     lane = tl.arange(0, BLOCK)
     last = tl.full([], -1, tl.int32)
     before = tl.full([], 0, tl.int32)

@@ -1,4 +1,4 @@
-"""Triton kernels for token sampling: the best logits of parts of rows, and the draw."""
+"""Triton kernels for sampling: maxima of parts of rows, and the draw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def best_of_parts(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per part of a row: its highest logit."""
+    """One program per part of a row: its maximum logit."""
     program = tl.program_id(0).to(tl.int64)
     begin, end = part_range(program % PARTS, VOCAB, PART)
     row_ptr = logits_ptr + program // PARTS * VOCAB
@@ -53,7 +53,9 @@ def draw_from_parts(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per part of a row: its best token after cut and noise, and that token's score."""
+    """One program per part of a row: its best token after filters and Gumbel noise, with its
+    score.
+    """
     program = tl.program_id(0).to(tl.int64)
     row = program // PARTS
     begin, end = part_range(program % PARTS, VOCAB, PART)

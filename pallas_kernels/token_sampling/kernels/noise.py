@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def gumbel(first_word, second_word, index):
-    """Finite Gumbel noise from 32 random bits per index, which resolve large values."""
+    """Finite Gumbel noise from 32 random bits, enough to resolve the tail."""
     bits = random_bits(first_word, second_word, index.to(tl.uint32))
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
     # log(1 - u), corrected for the rounding of 1 - u by the quotient.
@@ -20,7 +20,7 @@ def gumbel(first_word, second_word, index):
 
 @triton.jit
 def random_bits(first_word, second_word, index):
-    """Threefry-2x32 of the counter (0, index), its two words combined, as jax.random.bits does."""
+    """Threefry-2x32 of the counter (0, index), its two words XORed, as jax.random.bits does."""
     third_word = first_word ^ second_word ^ 0x1BD11BDA
     x = index * 0 + first_word
     y = index + second_word
@@ -41,7 +41,6 @@ def random_bits(first_word, second_word, index):
 def four_rounds(
     x, y, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, FOURTH: tl.constexpr
 ):
-    """Four of threefry's rounds."""
     x, y = one_round(x, y, FIRST)
     x, y = one_round(x, y, SECOND)
     x, y = one_round(x, y, THIRD)
@@ -50,7 +49,6 @@ def four_rounds(
 
 @triton.jit
 def one_round(x, y, TURN: tl.constexpr):
-    """Add, rotate, combine."""
     x = x + y
     y = (y << TURN) | (y >> (32 - TURN))
     return x, y ^ x

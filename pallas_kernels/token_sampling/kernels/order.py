@@ -1,8 +1,8 @@
-"""Triton functions that kernels of token sampling share: order keys, weights, parts of rows.
+"""Helpers of the sampling kernels: order keys, weights, parts of rows.
 
-Floats are compared as integers of the same order; weights relative to the best token are whole
-multiples of 2^-35, so that sums of them do not depend on their order: the division of a row among
-programs and passes cannot change which tokens stay.
+Floats are compared as integers of the same order. Weights relative to the best token are multiples
+of 2^-35, so their sums are exact in any order: the split of a row among programs cannot change
+which tokens stay.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ WEIGHT_OF_BEST = tl.constexpr(2.0**35)
 
 @triton.jit
 def part_range(part, VOCAB: tl.constexpr, PART: tl.constexpr):
-    """First index of a part of a row, and the one past its last; late parts may be empty."""
+    """Half-open index range of a part of a row; late parts may be empty."""
     begin = (part * PART).to(tl.int32)
     return begin, tl.minimum(begin + PART, VOCAB)
 
 
 @triton.jit
 def load_logits(row_ptr, index, end):
-    """Logits as float32, -inf past the end."""
+    """Load logits as float32, -inf past the end."""
     return tl.load(row_ptr + index, mask=index < end, other=-float("inf")).to(tl.float32)
 
 
 @triton.jit
 def best_of_row(best_ptr, row, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr):
-    """The highest logit; infinite if the row cannot be used."""
+    """Maximum logit of the row; infinite for an invalid row."""
     part = tl.arange(0, PADDED_PARTS)
     best = tl.load(best_ptr + row * PARTS + part, mask=part < PARTS, other=-float("inf"))
     return tl.max(best, 0)
@@ -40,14 +40,14 @@ def best_of_row(best_ptr, row, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr):
 
 @triton.jit
 def order_key(logits):
-    """int32 that orders like the floats, with -0 equal to 0."""
+    """Monotonic int32 key of a float, with -0 equal to 0."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def candidate_key(logits, highest, min_p):
-    """The order key, or NEVER for a token that is -inf or that min-p cuts off."""
+    """Order key, or NEVER for -inf and tokens cut by min-p."""
     possible = tl.exp(logits - highest) >= tl.minimum(min_p, 1.0)
     possible = possible & (logits > -float("inf"))
     return tl.where(possible, order_key(logits), NEVER)
@@ -55,7 +55,7 @@ def candidate_key(logits, highest, min_p):
 
 @triton.jit
 def amount_of(key, highest, WEIGHTED: tl.constexpr):
-    """What a token with this order key counts: 1, or its weight as a whole number."""
+    """1, or with WEIGHTED the token's weight in fixed point."""
     if WEIGHTED:
         bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
         weight = tl.exp(bits.to(tl.float32, bitcast=True) - highest)
@@ -67,7 +67,7 @@ def amount_of(key, highest, WEIGHTED: tl.constexpr):
 
 @triton.jit
 def share_of(total, top_p):
-    """The smallest whole number, 1 or more, that is at least top_p of the total."""
+    """Smallest integer >= max(1, top_p * total)."""
     share = tl.maximum(top_p, 0.0).to(tl.float64) * total.to(tl.float64)
     whole = share.to(tl.int64)
     whole += (whole.to(tl.float64) < share).to(tl.int64)
