@@ -77,10 +77,9 @@ ALLOWED = {
     "assembly": BELOW_API - {"assembly"},
     "api": BELOW_API,
     "routing": {"nouns", "client", "distributed", "wire"},
-    "planning": ABOVE_API,
     "bench": {*ABOVE_API, "client", "research"},
     "research": ABOVE_API,
-    "simulation": {*ABOVE_API, "planning", "bench", "client"},
+    "capacity": {*ABOVE_API, "bench", "client"},
     "server": ABOVE_API,
     "integrations": ABOVE_API,
     # The hook that makes parts of the documentation.
@@ -88,12 +87,11 @@ ALLOWED = {
     "cli": {
         *ABOVE_API,
         "demo",
-        "planning",
+        "capacity",
         "bench",
         "client",
         "research",
         "server",
-        "simulation",
         "routing",
     },
 }  # fmt: skip

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jengine.assembly.settings.args import settings_of
+from jengine.capacity.accelerators import ACCELERATORS
+from jengine.capacity.layout import checked_layout
 from jengine.cli.flags import add_engine_flags, check_file, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.models.reading.published import PUBLISHED
-from jengine.planning.accelerators import ACCELERATORS
-from jengine.planning.layout import checked_layout
 
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     )  # fmt: skip
     with interrupts_end_the_process():
         # Importing jax takes a second: after the flags have been checked.
-        paper = importlib.import_module("jengine.planning.paper").paper_plan(
+        paper = importlib.import_module("jengine.capacity.paper").paper_plan(
             arguments.model,
             settings,
             ACCELERATORS[arguments.device],
@@ -118,9 +118,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
             arguments.network,
             arguments.shared,
         )
-        report = importlib.import_module("jengine.planning.paper_report")
+        report = importlib.import_module("jengine.capacity.paper_report")
     if arguments.html:
-        page = importlib.import_module("jengine.planning.paper_page").as_page(paper)
+        page = importlib.import_module("jengine.capacity.paper_page").as_page(paper)
         Path(arguments.html).write_text(page, encoding="utf-8")
     as_json = arguments.json
     terminal.say(json.dumps(report.as_json(paper), indent=2) if as_json else report.as_text(paper))

@@ -55,19 +55,21 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     objectives = objectives_of(arguments.goodput)
     with interrupts_end_the_process():
         # Importing jax takes a second: after the flags have been checked.
-        room = importlib.import_module("jengine.simulation.simulate")
+        room = importlib.import_module("jengine.capacity.simulation.simulate")
         beside = {Path(name).stem: room.read(Path(name)) for name in arguments.beside}
         scenario = scenario_of(arguments, settings, failures)
         command = command_line(arguments, settings)
         result = room.simulate(scenario, command, objectives, arguments.price)
-        report = importlib.import_module("jengine.simulation.report")
+        report = importlib.import_module("jengine.capacity.simulation.report")
     terminal.say(json.dumps(result, indent=1) if arguments.json else report.as_text(result))
     if arguments.output_json:
         text = json.dumps(result, indent=1) + "\n"
         Path(arguments.output_json).write_text(text, encoding="utf-8")
     if arguments.html:
         name = Path(arguments.output_json or "simulation").stem
-        page = importlib.import_module("jengine.simulation.page").page({name: result, **beside})
+        page = importlib.import_module("jengine.capacity.simulation.page").page(
+            {name: result, **beside}
+        )
         Path(arguments.html).write_text(page, encoding="utf-8")
     return 0
 
@@ -78,8 +80,8 @@ def scenario_of(
     failures: list[tuple[int, float, float | None, int]],
 ) -> Any:
     """The scenario that the flags describe."""
-    room = importlib.import_module("jengine.simulation.scenario")
-    trace = importlib.import_module("jengine.simulation.trace")
+    room = importlib.import_module("jengine.capacity.simulation.scenario")
+    trace = importlib.import_module("jengine.capacity.simulation.trace")
     given = vars(arguments)
 
     def pool(name: str, replicas: int, tp: int, ep: int) -> Any:

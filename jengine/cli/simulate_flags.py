@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from jengine.assembly.settings.args import settings_of
 from jengine.bench.serve.settings import OBJECTIVES
+from jengine.capacity.accelerators import ACCELERATORS
 from jengine.cli.flags import add_engine_flags, check_file, flag_words
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
-from jengine.planning.accelerators import ACCELERATORS
 
 ENGINE_FLAGS = settings_of("simulate")
 ROUTINGS = ("prefix", "load", "turns")

@@ -9,10 +9,10 @@ import pytest
 
 from jengine import LLM
 from jengine.bench.step_table import doubled, measure
-from jengine.simulation.proof import proof
-from jengine.simulation.step_times import pure_decode
-from jengine.simulation.table_times import read_table, table_kind
-from jengine.simulation.trace import TraceSettings
+from jengine.capacity.simulation.proof import proof
+from jengine.capacity.simulation.step_times import pure_decode
+from jengine.capacity.simulation.table_times import read_table, table_kind
+from jengine.capacity.simulation.trace import TraceSettings
 from tests.api.engines import SMALL_DEMO
 
 

@@ -18,10 +18,10 @@ from safetensors.numpy import load_file, save_file
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
+from jengine.capacity.device_memory import gigabytes
 from jengine.cli.checks import environment, kernels, storage, versions
 from jengine.cli.checks.model import Sizes, check_fit, measure
 from jengine.errors import ConfigError
-from jengine.planning.device_memory import gigabytes
 from jengine.runner.memory.cache_size import BlockDemand, blocks_for
 from jengine.runner.step.group_arrays import block_bytes
 from jengine.weights.folder import read_model_config

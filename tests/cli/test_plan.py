@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from jengine.capacity.layout import checked_layout
 from jengine.errors import ConfigError
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
-from jengine.planning.layout import checked_layout
 from tests.cli.fake_llm import FakeLLM, Result, run
 
 ROOT = Path(__file__).parent.parent.parent

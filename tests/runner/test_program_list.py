@@ -14,11 +14,11 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, DeviceDefaults
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
+from jengine.capacity.device_memory import Memory
+from jengine.capacity.layout import Layout
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
-from jengine.planning.device_memory import Memory
-from jengine.planning.layout import Layout
 from jengine.runner.programs.compiler_options import CompilerChoices, capability_of
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.programs.programs import Programs

@@ -10,9 +10,9 @@ import psutil
 
 from jengine.assembly.backend import start_backend
 from jengine.assembly.settings.args import EngineArgs
+from jengine.capacity.device_memory import gigabytes
 from jengine.cli.checks.finding import Finding, Level
 from jengine.errors import ConfigError
-from jengine.planning.device_memory import gigabytes
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 

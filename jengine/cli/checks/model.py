@@ -21,12 +21,12 @@ from jengine.assembly.model_source import stored_format
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
+from jengine.capacity.device_memory import gigabytes, largest_step
 from jengine.cli.checks.finding import Finding, Level
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import JengineError
 from jengine.hub.wanted import SETTINGS
 from jengine.models.quantized import as_rounded, with_quantization
-from jengine.planning.device_memory import gigabytes, largest_step
 from jengine.runner.memory.cache_size import scratch_bytes
 from jengine.runner.memory.memory_pool import available_bytes
 from jengine.runner.step.group_arrays import block_bytes

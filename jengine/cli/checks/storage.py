@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jengine.capacity.device_memory import gigabytes
 from jengine.cli.checks.finding import Finding
 from jengine.demo import model_path
-from jengine.planning.device_memory import gigabytes
 from jengine.runner.disk.compile_cache import default_cache_dir, prepare_private
 
 DEMO_FILES = ("config.json", "model.safetensors", "tokenizer.json")

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jengine.capacity.simulation.csv_trace import CsvTrace
+from jengine.capacity.simulation.history import Gaps
+from jengine.capacity.simulation.step_times import Load, pure_decode
+from jengine.capacity.simulation.table_times import TableTimes
+from jengine.capacity.simulation.trace import SyntheticTrace, TraceSettings, next_turn
 from jengine.errors import ConfigError
-from jengine.simulation.csv_trace import CsvTrace
-from jengine.simulation.history import Gaps
-from jengine.simulation.step_times import Load, pure_decode
-from jengine.simulation.table_times import TableTimes
-from jengine.simulation.trace import SyntheticTrace, TraceSettings, next_turn
 
 
 def test_a_trace_keeps_its_rate_lengths_and_prefixes() -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jengine.capacity.accelerators import Accelerator
+from jengine.capacity.assumptions import Assumptions
+from jengine.capacity.device_memory import Memory, Part
+from jengine.capacity.exchanges import Exchange, Exchanges
 from jengine.config import ExpertsConfig
-from jengine.planning.accelerators import Accelerator
-from jengine.planning.assumptions import Assumptions
-from jengine.planning.device_memory import Memory, Part
-from jengine.planning.exchanges import Exchange, Exchanges
 
 
 @dataclass(frozen=True)

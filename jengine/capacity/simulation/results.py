@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from jengine.capacity.simulation.history import COLUMNS, Gaps, History
+from jengine.capacity.simulation.pool import Pool
+from jengine.capacity.simulation.replica import Replica
 from jengine.errors import ConfigError
-from jengine.simulation.history import COLUMNS, Gaps, History
-from jengine.simulation.pool import Pool
-from jengine.simulation.replica import Replica
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 CURVE = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)

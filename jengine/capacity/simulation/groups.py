@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from jengine.capacity.simulation.group import run_group
+from jengine.capacity.simulation.results import GroupResult
+from jengine.capacity.simulation.scenario import Scenario
 from jengine.errors import EngineDead
-from jengine.simulation.group import run_group
-from jengine.simulation.results import GroupResult
-from jengine.simulation.scenario import Scenario
 
 LAST_WORDS = 2000  # characters of what a process that failed said
 
@@ -31,7 +31,7 @@ def run_groups(scenario: Scenario) -> list[GroupResult]:
 
 def run_apart(given: bytes, part: int) -> GroupResult:
     """One group in a process of its own."""
-    command = [sys.executable, "-m", "jengine.simulation.group", str(part)]
+    command = [sys.executable, "-m", "jengine.capacity.simulation.group", str(part)]
     done = subprocess.run(command, input=given, capture_output=True, check=False)  # noqa: S603
     if done.returncode:
         words = done.stderr.decode(errors="replace")[-LAST_WORDS:]

@@ -9,14 +9,14 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from jengine.capacity.simulation.history import History
+from jengine.capacity.simulation.journeys import Journey, noted, wire_of
+from jengine.capacity.simulation.pool import Pool
+from jengine.capacity.simulation.replica import NEVER, Clock, Incoming, Replica
+from jengine.capacity.simulation.trace import Arrival, Ask, Trace, next_turn
 from jengine.errors import RequestError
 from jengine.request import Request, WireRequest
 from jengine.scheduler.refusal import refuse_impossible
-from jengine.simulation.history import History
-from jengine.simulation.journeys import Journey, noted, wire_of
-from jengine.simulation.pool import Pool
-from jengine.simulation.replica import NEVER, Clock, Incoming, Replica
-from jengine.simulation.trace import Arrival, Ask, Trace, next_turn
 
 
 class Fleet:

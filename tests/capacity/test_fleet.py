@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from jengine.simulation.fleet import Fleet
-from jengine.simulation.step_times import StepTimes
-from jengine.simulation.table_times import TableTimes
-from jengine.simulation.trace import Arrival, Ask, TraceSettings
-from tests.simulation.fleets import Steps, any_tokens, fleet, kind
+from jengine.capacity.simulation.fleet import Fleet
+from jengine.capacity.simulation.step_times import StepTimes
+from jengine.capacity.simulation.table_times import TableTimes
+from jengine.capacity.simulation.trace import Arrival, Ask, TraceSettings
+from tests.capacity.fleets import Steps, any_tokens, fleet, kind
 
 BUSY = TraceSettings(
     requests=60, rate=30.0, input_len=20, output_len=12, spread=0.5, prefixes=3, prefix_len=24

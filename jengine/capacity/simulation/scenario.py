@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
+from jengine.capacity.accelerators import ACCELERATORS
+from jengine.capacity.layout import checked_layout
+from jengine.capacity.paper import paper_plan
+from jengine.capacity.simulation.csv_trace import CsvTrace
+from jengine.capacity.simulation.fleet import Fleet
+from jengine.capacity.simulation.paper_kind import paper_kind
+from jengine.capacity.simulation.pool import ROUTINGS, Pool, Routing
+from jengine.capacity.simulation.replica import Clock, Replica, ReplicaKind
+from jengine.capacity.simulation.table_times import read_table, table_kind
+from jengine.capacity.simulation.trace import SyntheticTrace, Trace, TraceSettings
 from jengine.errors import ConfigError
-from jengine.planning.accelerators import ACCELERATORS
-from jengine.planning.layout import checked_layout
-from jengine.planning.paper import paper_plan
-from jengine.simulation.csv_trace import CsvTrace
-from jengine.simulation.fleet import Fleet
-from jengine.simulation.paper_kind import paper_kind
-from jengine.simulation.pool import ROUTINGS, Pool, Routing
-from jengine.simulation.replica import Clock, Replica, ReplicaKind
-from jengine.simulation.table_times import read_table, table_kind
-from jengine.simulation.trace import SyntheticTrace, Trace, TraceSettings
 
 GIGA = 1e9
 MOST_REPLICAS = 1024

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jengine.planning.accelerators import ACCELERATORS
-from jengine.planning.layout import Layout
-from jengine.planning.paper import paper_plan
-from jengine.simulation.model_times import ModelTimes
-from jengine.simulation.step_times import Load, StepTimes, pure_decode, stepwise
-from jengine.simulation.table_times import TableTimes
+from jengine.capacity.accelerators import ACCELERATORS
+from jengine.capacity.layout import Layout
+from jengine.capacity.paper import paper_plan
+from jengine.capacity.simulation.model_times import ModelTimes
+from jengine.capacity.simulation.step_times import Load, StepTimes, pure_decode, stepwise
+from jengine.capacity.simulation.table_times import TableTimes
 
 ROWS, PREFILL, CONTEXTS = [0, 1, 2, 4, 7], [0, 32, 64, 480], [32, 128, 494]
 

@@ -17,8 +17,8 @@ from zlib import crc32
 
 import numpy as np
 
+from jengine.capacity.simulation.trace import Arrival, Ask, Conversation, TraceSettings, Turn
 from jengine.errors import ConfigError
-from jengine.simulation.trace import Arrival, Ask, Conversation, TraceSettings, Turn
 
 NEEDED = ("arrival", "prompt_tokens", "output_tokens")
 KNOWN = (*NEEDED, "prefix", "prefix_tokens", "conversation")

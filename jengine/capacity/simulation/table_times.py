@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from jengine.capacity.simulation.replica import ReplicaKind
+from jengine.capacity.simulation.step_times import Load, stepwise
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.errors import ConfigError
-from jengine.simulation.replica import ReplicaKind
-from jengine.simulation.step_times import Load, stepwise
 
 KIND = "steps"
 

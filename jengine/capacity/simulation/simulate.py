@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from jengine.capacity.simulation.groups import run_groups
+from jengine.capacity.simulation.results import figures
+from jengine.capacity.simulation.scenario import Scenario
 from jengine.errors import ConfigError
-from jengine.simulation.groups import run_groups
-from jengine.simulation.results import figures
-from jengine.simulation.scenario import Scenario
 
 KIND = "simulation"
 LEFT_OUT = (

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from jengine.capacity.simulation.history import Gaps
+from jengine.capacity.simulation.trace import Ask
 from jengine.outputs import TokenDelta
 from jengine.plan import RowSampling
 from jengine.request import WireRequest
-from jengine.simulation.history import Gaps
-from jengine.simulation.trace import Ask
 
 GREEDY = RowSampling()
 

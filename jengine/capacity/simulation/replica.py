@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jengine.capacity.simulation.host_tier import HostTier
+from jengine.capacity.simulation.jumps import Jumps
+from jengine.capacity.simulation.step_times import Load, StepTimes, load_of, pure_decode
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
@@ -22,9 +25,6 @@ from jengine.plan import Plan
 from jengine.request import ReadPrompt, Request, WireRequest
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.scheduler import Scheduler
-from jengine.simulation.host_tier import HostTier
-from jengine.simulation.jumps import Jumps
-from jengine.simulation.step_times import Load, StepTimes, load_of, pure_decode
 
 MADE_UP = 7  # every token of every answer, unless an executor says otherwise
 NEVER = float("inf")

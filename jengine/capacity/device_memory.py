@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
+from jengine.capacity.layout import Layout
 from jengine.config import AttentionConfig, CacheConfig, CacheGroup, ModelConfig, ScheduleConfig
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.parameter import named_parameters
 from jengine.models.quantized import as_rounded
 from jengine.models.stages import stage_layout
-from jengine.planning.layout import Layout
 from jengine.runner.memory.cache_size import scratch_bytes
 from jengine.runner.step.attention_backend import CODES
 from jengine.runner.step.group_arrays import block_bytes_on_each

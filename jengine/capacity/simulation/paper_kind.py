@@ -6,15 +6,15 @@ In: a Paper. Out: a ReplicaKind. Must not know traces.
 from __future__ import annotations
 
 from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
+from jengine.capacity.device_memory import gigabytes
+from jengine.capacity.paper import Paper
+from jengine.capacity.simulation.model_times import ModelTimes
+from jengine.capacity.simulation.replica import ReplicaKind
 from jengine.config import CacheConfig, ModelConfig
 from jengine.errors import ConfigError
 from jengine.kvcache.kinds import blocks_needed
 from jengine.metrics.cost import ITEM_BYTES
-from jengine.planning.device_memory import gigabytes
-from jengine.planning.paper import Paper
 from jengine.runner.memory.cache_size import BlockDemand, cost, fitting_blocks, least_blocks
-from jengine.simulation.model_times import ModelTimes
-from jengine.simulation.replica import ReplicaKind
 
 
 def paper_kind(paper: Paper) -> ReplicaKind:

@@ -1,4 +1,4 @@
-"""One group of replicas in a process of its own: `python -m jengine.simulation.group PART`.
+"""A group of replicas in a process of its own: `python -m jengine.capacity.simulation.group PART`.
 
 In: a Scenario as JSON on standard input. Out: a GroupResult as msgpack on standard output.
 """
@@ -10,8 +10,8 @@ import sys
 
 import msgspec
 
-from jengine.simulation.results import GroupResult, group_result
-from jengine.simulation.scenario import Scenario, fleet_of
+from jengine.capacity.simulation.results import GroupResult, group_result
+from jengine.capacity.simulation.scenario import Scenario, fleet_of
 
 
 def run_group(scenario: Scenario, part: int) -> GroupResult:

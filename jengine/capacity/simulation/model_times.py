@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jengine.planning.timing import Timing
-from jengine.simulation.step_times import Load, stepwise
+from jengine.capacity.simulation.step_times import Load, stepwise
+from jengine.capacity.timing import Timing
 
 # The context at which the growth of what a token reads and computes is taken, with windows.
 FAR = 1 << 20

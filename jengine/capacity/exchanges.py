@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from jengine.capacity.accelerators import Accelerator
+from jengine.capacity.assumptions import Assumptions
+from jengine.capacity.device_memory import Memory
 from jengine.config import AttentionConfig, ExpertsConfig, LatentConfig
-from jengine.planning.accelerators import Accelerator
-from jengine.planning.assumptions import Assumptions
-from jengine.planning.device_memory import Memory
 
 FLOAT32 = 4
 EXCHANGED = 2  # bytes of a number that tokens have on their way to experts and back

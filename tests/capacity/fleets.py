@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jengine.capacity.simulation.fleet import Fleet
+from jengine.capacity.simulation.pool import Pool, Routing
+from jengine.capacity.simulation.replica import Clock, Replica, ReplicaKind, Run, made_up
+from jengine.capacity.simulation.step_times import Load, stepwise
+from jengine.capacity.simulation.trace import SyntheticTrace, Trace, TraceSettings
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
-from jengine.simulation.fleet import Fleet
-from jengine.simulation.pool import Pool, Routing
-from jengine.simulation.replica import Clock, Replica, ReplicaKind, Run, made_up
-from jengine.simulation.step_times import Load, stepwise
-from jengine.simulation.trace import SyntheticTrace, Trace, TraceSettings
 from tests.executor.scripted import ScriptedExecutor
 
 VOCAB = 97

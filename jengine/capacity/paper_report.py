@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from jengine.planning.device_memory import gigabytes
-from jengine.planning.paper import GIGA, USUAL_TP, Paper
-from jengine.planning.timing import StepTime
+from jengine.capacity.device_memory import gigabytes
+from jengine.capacity.paper import GIGA, USUAL_TP, Paper
+from jengine.capacity.timing import StepTime
 
 
 def as_json(paper: Paper) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from jengine.capacity.simulation.replica import Replica
 from jengine.distributed.router import Placed, Router
 from jengine.outputs import TokenDelta
 from jengine.request import Request, WireRequest
-from jengine.simulation.replica import Replica
 
 # By cached prefix and load, as jengine routes; by load alone; in turns.
 Routing = Literal["prefix", "load", "turns"]

@@ -9,10 +9,10 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jengine.capacity.simulation.report import TITLES, as_text, limits
+from jengine.capacity.simulation.results import CURVE
 from jengine.pictures.charts import Series, bars, line_chart
 from jengine.pictures.page import columns, document, header, section
-from jengine.simulation.report import TITLES, as_text, limits
-from jengine.simulation.results import CURVE
 
 LOOKS = ("ours", "second", "apart")
 # Longer lists of replicas are not shown one by one.

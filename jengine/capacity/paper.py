@@ -17,6 +17,11 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.combinations import refuse_together
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, block_tokens
 from jengine.assembly.sizes.schedule_sizes import schedule_config
+from jengine.capacity.accelerators import Accelerator
+from jengine.capacity.assumptions import Assumptions
+from jengine.capacity.device_memory import Memory
+from jengine.capacity.layout import Layout, checked_layout
+from jengine.capacity.timing import Timing, Work
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature, nearest_name
 from jengine.hub.options import HubOptions
@@ -24,11 +29,6 @@ from jengine.hub.wanted import CONFIG_FILE
 from jengine.models.quantized import with_quantization
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
-from jengine.planning.accelerators import Accelerator
-from jengine.planning.assumptions import Assumptions
-from jengine.planning.device_memory import Memory
-from jengine.planning.layout import Layout, checked_layout
-from jengine.planning.timing import Timing, Work
 from jengine.weights.abstract import with_dtype
 from jengine.weights.folder import read_model_config
 from jengine.weights.resolve import resolve_model

@@ -1,8 +1,8 @@
 """Proof of a simulation: the same trace on an engine of this machine, and simulated by its steps.
 
-python -m jengine.simulation.proof MODEL [--rate 4 ...]: measures the table of steps, runs the trace
-in real time, simulates it, and prints both. The trace comes in parts, with rounds of the table
-before, between and after them: what else runs on the machine is then in the times of both.
+python -m jengine.capacity.simulation.proof MODEL [--rate 4 ...]: measures the table of steps, runs
+the trace in real time, simulates it, and prints both. The trace comes in parts, with rounds of the
+table before, between and after them: what else runs on the machine is then in the times of both.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import msgspec
 from jengine.api.llm import LLM
 from jengine.bench.step_table import Rounds
 from jengine.bench.surroundings import shown_command
+from jengine.capacity.simulation.fleet import Fleet
+from jengine.capacity.simulation.history import COLUMNS, History
+from jengine.capacity.simulation.journeys import Journey, noted, wire_of
+from jengine.capacity.simulation.pool import Pool
+from jengine.capacity.simulation.replica import Clock, Replica
+from jengine.capacity.simulation.results import figures, group_result
+from jengine.capacity.simulation.table_times import StepTable, table_kind
+from jengine.capacity.simulation.trace import SyntheticTrace, TraceSettings
 from jengine.engine.core import EngineCore
 from jengine.request import WireRequest
-from jengine.simulation.fleet import Fleet
-from jengine.simulation.history import COLUMNS, History
-from jengine.simulation.journeys import Journey, noted, wire_of
-from jengine.simulation.pool import Pool
-from jengine.simulation.replica import Clock, Replica
-from jengine.simulation.results import figures, group_result
-from jengine.simulation.table_times import StepTable, table_kind
-from jengine.simulation.trace import SyntheticTrace, TraceSettings
 
 WARM_UP = 8  # requests before the measured ones
 LATEST = 5e-3  # seconds that a sleep may take longer
@@ -153,7 +153,7 @@ def printed(result: dict[str, Any]) -> str:
 
 def main(words: list[str]) -> int:
     """Run the command line; 1 where a figure is further apart than is accepted."""
-    parser = argparse.ArgumentParser(prog="python -m jengine.simulation.proof")
+    parser = argparse.ArgumentParser(prog="python -m jengine.capacity.simulation.proof")
     parser.add_argument("model", help="a model folder, or demo")
     parser.add_argument("--rate", type=float, default=4.0, help="requests per second [4]")
     parser.add_argument("--requests", type=int, default=120, help="[120]")
@@ -177,7 +177,7 @@ def main(words: list[str]) -> int:
             vocab_size=llm.engine.model.vocab_size,
         )  # fmt: skip
         result = proof(llm, trace, given.parts)
-    result["command"] = shown_command("jengine.simulation.proof", words)
+    result["command"] = shown_command("jengine.capacity.simulation.proof", words)
     sys.stdout.write(printed(result) + "\n")
     if given.output_json:
         Path(given.output_json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import html
 from dataclasses import replace
 
+from jengine.capacity.paper import Paper
+from jengine.capacity.paper_report import advice, as_text, heading
 from jengine.pictures.charts import Series, bars, line_chart
 from jengine.pictures.page import columns, document, header, section
-from jengine.planning.paper import Paper
-from jengine.planning.paper_report import advice, as_text, heading
 
 
 def as_page(paper: Paper) -> str:
