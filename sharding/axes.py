@@ -1,4 +1,4 @@
-"""The table from logical axes, which models use, to the mesh axes they are sharded over."""
+"""The table from logical axes, which models declare, to mesh axes."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ Axes = tuple[str | None, ...]
 
 
 def partition_spec(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
-    """The partition spec of an array with these logical axes, on a mesh of these sizes.
+    """Partition spec of an array with these logical axes on a mesh of these sizes.
 
-    A dimension that a mesh axis does not divide evenly is not sharded over that axis.
+    A dimension that a mesh axis does not divide evenly is not sharded over that axis. Raises
+    ValueError if two dimensions would use the same mesh axis.
     """
     spec = [mesh_axes(axis, size, sizes) for axis, size in zip(axes, shape, strict=True)]
     used = [name for names in spec for name in names]
@@ -58,7 +59,7 @@ def partition_spec(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int])
 
 
 def mesh_axes(axis: str | None, size: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes that one dimension is sharded over."""
+    """Mesh axes that a dimension of this size is sharded over."""
     if axis is None:
         return ()
     if axis not in MESH_AXES:

@@ -1,9 +1,9 @@
-"""Attention whose keys are divided among the devices of the axis "dcp": who has which tokens, and
-how partial results become one. To be called inside a function that `on_each_device` maps.
+"""Context parallelism over "dcp": token ownership and the merge of partial attention outputs.
 
-The tokens of a block of the KV cache are divided in order: with blocks of 32 tokens and two devices
-the first has tokens 0 to 15 of each. So what a device has of a sequence is in the sequence's order,
-and the keys that a query sees are the first ones there: kernels take it as a shorter sequence.
+To be called inside a function mapped by `on_each_device`. The tokens of a KV cache block are
+divided in order: with blocks of 32 tokens and two devices, the first has tokens 0 to 15 of each. A
+device's tokens keep the sequence's order and the keys visible to a query are a prefix of them, so
+kernels can treat them as a shorter sequence.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ OUTSIDE = jnp.iinfo(jnp.int32).max
 
 
 def own_slots(slots: Array, own_tokens: int, ways: int) -> Array:
-    """This device's token slots, given those of whole blocks; out of range for tokens of others.
-
-    `own_tokens`: how many of a block's tokens each of the `ways` devices has.
+    """Map slots of whole blocks to this device's slots; OUTSIDE for tokens of other devices.
+    `own_tokens`: tokens per block and device, of which there are `ways`.
     """
     first = lax.axis_index(CONTEXT) * own_tokens
     block, offset = slots // (own_tokens * ways), slots % (own_tokens * ways) - first
@@ -29,7 +28,9 @@ def own_slots(slots: Array, own_tokens: int, ways: int) -> Array:
 
 
 def own_count(tokens: Array, own_tokens: int, ways: int) -> Array:
-    """How many of the first `tokens` of a sequence this device has; 0 or less stays as it is."""
+    """Number of this device's tokens among the first `tokens` of a sequence; values <= 0 are
+    kept.
+    """
     first = lax.axis_index(CONTEXT) * own_tokens
     blocks, rest = tokens // (own_tokens * ways), tokens % (own_tokens * ways)
     count = blocks * own_tokens + jnp.clip(rest - first, 0, own_tokens)
@@ -37,18 +38,19 @@ def own_count(tokens: Array, own_tokens: int, ways: int) -> Array:
 
 
 def of_all_tokens(own: Array) -> Array:
-    """An array over the tokens of a step, given those that this device computes along "pcp"."""
+    """All-gather a per-token array over "pcp"."""
     return lax.all_gather(own, PREFILL, tiled=True)
 
 
 def merged(
     part: Array, lse: Array, seen: Array, sinks: Array | None, scattered: int | None
 ) -> tuple[Array, Array]:
-    """Attention to all keys, float32, and its log-sum-exp, given those of each device's own keys.
+    """Merge attention over each device's own keys into attention over all. Returns float32 (output,
+    log-sum-exp).
 
-    part [T, ..., dim], lse [T, ...]; `seen` [T]: whether a query has seen a key here, else its part
-    may hold anything. Sinks [...] are one more score of every query, without a value. With
-    `scattered` each device gets its share of that dimension of both.
+    part [T, ..., dim], lse [T, ...]. `seen` [T]: whether the query has any key here; otherwise its
+    part may hold anything. Sinks [...] are an extra logit per query without a value. With
+    `scattered`, each device gets its share of that dimension (reduce-scatter).
     """
     is_seen = seen.reshape(-1, *(1,) * (lse.ndim - 1))
     lse = jnp.where(is_seen, lse, -jnp.inf)

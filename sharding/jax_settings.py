@@ -1,8 +1,8 @@
-"""JAX's ambient settings, and those under which everything of ours is traced and run.
+"""Isolates the engine from JAX's ambient configuration.
 
-JAX keeps them per process and per thread: whoever calls the engine has set some of them for code of
-their own, and its threads see others than theirs. `engine_context` has one set in every thread. It
-knows the names that JAX 0.10 to 0.12 give them.
+JAX's settings are per process and per thread: a caller may have set them for its own code, and the
+engine's threads see others. `engine_context` sets the same ones in every thread. Knows their names
+in JAX 0.10 to 0.12.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ R = TypeVar("R")
 
 
 class engine_context:
-    """This thread's settings are the engine's; afterwards they are what they were.
+    """Context manager and decorator: this thread uses the engine's JAX settings, restored on exit.
 
-    Enters only what differs: a few microseconds where nothing does. No mesh is set inside, as every
-    array of ours says where it is. Matmuls have the precision of the process, if the thread has
-    another one.
+    Only settings that differ are entered; a few microseconds if none does. No mesh is set, because
+    every array of ours carries its sharding. The matmul precision is the process's, not the
+    thread's.
     """
 
     __slots__ = ("_entered",)
@@ -77,7 +77,7 @@ class engine_context:
             self._entered.pop().__exit__(None, None, None)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, inside a context of its own at each call."""
+        """Wrap a function to run in its own context at each call."""
 
         @wraps(function)
         def inside(*args: P.args, **named: P.kwargs) -> R:
@@ -92,16 +92,16 @@ class engine_context:
 
 
 def foreign_settings() -> dict[str, Any]:
-    """The settings of this thread that do not reach the engine, by JAX's name."""
+    """This thread's JAX settings that the engine overrides, by JAX's name."""
     return {name: getattr(jax.config, name) for name in _foreign(_values(jax.config))}
 
 
 @lru_cache(64)
 def _foreign(given: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names of those among all settings that are not the engine's."""
+    """Names of settings whose value is not one of the engine's."""
     return tuple(name for name, value in zip(OWN, given, strict=True) if value not in OWN[name])
 
 
 def _manager(name: str) -> Callable[[Any], AbstractContextManager[Any]]:
-    """What sets it for a thread."""
+    """JAX's context manager that sets this option for a thread."""
     return getattr(jax, name.removeprefix("jax_"))

@@ -14,11 +14,11 @@ from sharding.axes import CONTEXT, PREFILL, REPLICAS, STAGES, TENSOR
 def engine_mesh(
     devices: np.ndarray, kv_heads: tuple[int, ...], context: int = 1, prefill: int = 1
 ) -> Mesh:
-    """A mesh of devices [stages, devices per stage], for layers with these numbers of KV heads.
+    """Build an engine's mesh from devices [stages, devices per stage].
 
-    The tokens of a step are divided among `prefill` groups of a stage's devices, the cached tokens
-    of each request among `context` devices of a group. The heads are sharded over as many of the
-    others as divide all these numbers evenly; the rest hold copies.
+    `prefill` groups of a stage's devices divide a step's tokens; `context` devices of a group
+    divide each request's cached tokens. KV heads are sharded over as many of the remaining devices
+    as divide every number in `kv_heads` evenly; the rest hold replicas.
     """
     stages, size = devices.shape
     sizes = mesh_sizes(size, stages, kv_heads, context, prefill)
@@ -29,7 +29,7 @@ def engine_mesh(
 def mesh_sizes(
     devices: int, stages: int, kv_heads: tuple[int, ...], context: int = 1, prefill: int = 1
 ) -> dict[str, int]:
-    """The axes of a mesh with so many devices per stage, and their sizes."""
+    """Mesh axes and their sizes for `devices` devices per stage."""
     if prefill < 1 or devices % prefill:
         raise ValueError(
             f"prefill_context_parallel_size={prefill}: expected a divisor of the {devices} devices "
@@ -50,10 +50,10 @@ def mesh_sizes(
 
 
 def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) -> np.ndarray:
-    """The devices of an engine, [stages, devices per stage]: those of a mesh of one axis beside
-    that of stages, or the first ones.
+    """Choose an engine's devices, [stages, devices per stage], from a mesh or JAX's first ones.
 
-    By default one device; in a program of several processes, all of their devices.
+    A mesh may have one axis beside that of stages. Default: one device; in a multi-process program,
+    all devices of all processes.
     """
     if mesh is not None:
         return _devices_of(mesh, tensor, stages)
@@ -63,7 +63,7 @@ def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) ->
 
 
 def _devices_of(mesh: Mesh, tensor: int | None, stages: int | None) -> np.ndarray:
-    """A mesh's devices, its axis of stages first."""
+    """Devices of a mesh with the stage axis first."""
     names = list(mesh.axis_names)
     devices = mesh.devices
     if STAGES in names:
@@ -82,7 +82,7 @@ def _devices_of(mesh: Mesh, tensor: int | None, stages: int | None) -> np.ndarra
 
 
 def more_cpu_devices(wanted: int) -> str:
-    """How to get so many CPU devices, for errors; an empty string on other platforms."""
+    """Hint for error messages on making more virtual CPU devices; empty on other platforms."""
     if jax.default_backend() != "cpu" or wanted <= jax.device_count():
         return ""
     return (
@@ -108,14 +108,13 @@ def first_devices(tensor: int, stages: int) -> np.ndarray:
 
 
 def one_device_mesh(device: jax.Device | None = None) -> Mesh:
-    """A mesh of one device."""
     return engine_mesh(np.array([[jax.devices()[0] if device is None else device]]), (1,))
 
 
 def steps_may_queue(mesh: Mesh) -> bool:
-    """Whether a step may be queued while another runs.
+    """Whether a step may be dispatched while another runs.
 
-    Virtual devices of one CPU wait for each other in one thread pool: two steps with collectives
-    can each hold threads that the other needs, which is a deadlock.
+    Not on several virtual devices of one CPU: they share a thread pool, and two steps with
+    collectives can each hold threads that the other waits for, a deadlock.
     """
     return mesh.size == 1 or jax.default_backend() != "cpu"

@@ -1,4 +1,4 @@
-"""Puts arrays on devices by their logical axes, and runs functions on each device's shards."""
+"""Places arrays on devices by logical axes, and maps functions over shards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Placement:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The mesh axes, and the number of shards along each."""
+        """Size of each mesh axis as seen from here: 1 for axes already mapped over."""
         sizes = dict(self.mesh.shape)
         if self.is_apart:
             return dict.fromkeys(sizes, 1)
@@ -54,7 +54,7 @@ class Placement:
 
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """The same for logical axes: they span replicas only where those step together."""
+        """`sizes` for logical axes, which span replicas only if these step together (`joint`)."""
         return self.sizes if self.joint else {**self.sizes, DATA: 1}
 
     @property
@@ -64,29 +64,26 @@ class Placement:
 
     @property
     def is_split(self) -> bool:
-        """Whether arrays are sharded at all."""
         return math.prod(self.sizes.values()) > 1
 
     @property
     def num_stages(self) -> int:
-        """The number of pipeline stages."""
         return self.mesh.shape[STAGES]
 
     def in_replica(self) -> Placement:
-        """This placement inside a function that `on_each_replica` calls."""
+        """This placement as seen inside a function mapped by `on_each_replica`."""
         return replace(self, inside_replica=True)
 
     def in_stage(self) -> Placement:
-        """This placement inside a function that `on_each_stage` calls."""
+        """This placement as seen inside a function mapped by `on_each_stage`."""
         return replace(self, inside_stage=True)
 
     @property
     def apart(self) -> Placement:
-        """The placement of arrays that every device has whole."""
+        """A placement under which all arrays are replicated."""
         return replace(self, is_apart=True)
 
     def stage(self, index: int) -> Placement:
-        """The placement on the devices of one stage."""
         axis = self.mesh.axis_names.index(STAGES)
         devices = np.take(self.mesh.devices, [index], axis)
         axes = {"axis_names": self.mesh.axis_names, "axis_types": self.mesh.axis_types}
@@ -94,30 +91,29 @@ class Placement:
 
     @property
     def processes(self) -> list[int]:
-        """The processes whose devices these are."""
+        """Indices of the processes that own these devices."""
         return sorted({device.process_index for device in self.mesh.devices.flat})
 
     @property
     def replicas(self) -> tuple[Placement, ...]:
-        """The placement of each data-parallel replica; only this one without data parallelism."""
+        """One placement per data-parallel replica; just this one without data parallelism."""
         return tuple(replace(self, mesh=mesh, joint=False) for mesh in replica_meshes(self.mesh))
 
     @property
     def of_one_device(self) -> Placement:
-        """The placement of arrays that one device has by itself."""
+        """A placement on the first device alone."""
         axes = {"axis_names": self.mesh.axis_names, "axis_types": self.mesh.axis_types}
         first = self.mesh.devices.flat[:1].reshape([1] * self.mesh.devices.ndim)
         return Placement(Mesh(first, **axes))
 
     def part(self, array: jax.Array) -> jax.Array:
-        """A replica's view of an array on the mesh of all replicas: the same memory."""
+        """A replica's view of an array on the mesh of all replicas, without a copy."""
         where = array.sharding
         assert isinstance(where, NamedSharding), "placed arrays have a named sharding"
         own = NamedSharding(self.mesh, where.spec, memory_kind=where.memory_kind)
         return seen_as(array, own)
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
-        """The partition spec of an array with these logical axes."""
         left_out = "experts"
         if self.whole_experts and "experts" in axes:
             left_out = "mlp"
@@ -125,27 +121,26 @@ class Placement:
         return partition_spec(axes, shape, self.axis_sizes)
 
     def sharding(self, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-        """The sharding of an array with these logical axes."""
         return NamedSharding(self.mesh, self.spec(axes, shape), memory_kind=self.memory)
 
     def ways(self, axis: str) -> int:
-        """The number of shards of a dimension with this logical axis, if it divides evenly."""
+        """Number of shards of a logical axis whose dimension divides evenly."""
         return math.prod(
             self.mesh.shape.get(name, 1) for name in MESH_AXES[axis] if name != DATA or self.joint
         )
 
     def ways_of(self, axis: str | None, size: int) -> int:
-        """The number of shards of a dimension of this size."""
+        """Number of shards of a dimension of this size along a logical axis."""
         sizes = self.axis_sizes
         return math.prod(sizes[name] for name in mesh_axes(axis, size, sizes))
 
     @property
     def everywhere(self) -> NamedSharding:
-        """The sharding of a replicated array."""
+        """The replicated sharding."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def __call__(self, path: str, axes: Axes, values: Readable) -> jax.Array:
-        """Put one parameter on its devices, without a copy if it is there; `path` is for errors."""
+        """Put a parameter on its devices; no copy if it is already there. `path` is for errors."""
         if self.observe is not None:
             self.observe(path, values)
         try:
@@ -154,7 +149,7 @@ class Placement:
             raise ValueError(f"{path} {values.shape} does not fit its mesh: {error}") from error
 
     def held(self, array: jax.Array, axes: Axes) -> jax.Array:
-        """Constrain the sharding of an array inside a compiled program."""
+        """Constrain an array's sharding inside a compiled program."""
         if not self.is_split:
             return array
         spec = self.spec(axes, array.shape)
@@ -165,10 +160,10 @@ class Placement:
     def on_each_device(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
-        """Map the function over devices; each call gets the shards of one device.
+        """`shard_map` over devices; each call gets one device's shards.
 
-        `inputs` and `outputs` are partition specs. The shards of the results must be those that the
-        function would return for whole arrays.
+        `inputs` and `outputs` are partition specs. The function must give the shards of what it
+        would return for whole arrays.
         """
         if not self.is_split:
             return function
@@ -180,24 +175,22 @@ class Placement:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a function around has mapped some of the mesh's axes already."""
+        """Whether an enclosing function has mapped some mesh axes already."""
         return self.inside_stage or self.inside_replica
 
     def on_each_replica(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
-        """Map the function over replicas; each call gets the shards of one replica.
-
-        Within a replica XLA inserts the collectives, as outside.
+        """Map a function over replicas; each call gets one replica's shards, still sharded by XLA
+        within.
         """
         return self._along(DATA, function, inputs, outputs)
 
     def on_each_stage(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
-        """Map the function over stages; each call gets the shards of one stage.
-
-        Within a stage XLA inserts the collectives, as outside.
+        """Map a function over pipeline stages; each call gets one stage's shards, still sharded by
+        XLA within.
         """
         return self._along(STAGES, function, inputs, outputs)
 
@@ -213,7 +206,7 @@ class Placement:
 
 
 class Readable(Protocol):
-    """An array, or a stored parameter of which parts can be read."""
+    """An array, or a stored parameter that can be read in slices."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -245,7 +238,7 @@ def put(values: Readable, sharding: NamedSharding) -> jax.Array:
 
 
 def has_shards_of(array: jax.Array, sharding: NamedSharding) -> bool:
-    """Whether each device already holds its shard, whatever the order of devices in the mesh."""
+    """Whether each device already holds its shard, in any order of devices."""
     if not array.is_fully_addressable or array.sharding.device_set != sharding.device_set:
         return False
     if (array.sharding.memory_kind == HOST) != (sharding.memory_kind == HOST):
@@ -261,7 +254,9 @@ def has_shards_of(array: jax.Array, sharding: NamedSharding) -> bool:
 
 
 def seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """The same memory under another sharding, of all its devices or of some."""
+    """Rewrap an array's buffers under another sharding, over all or some of its devices; no
+    copy.
+    """
     if array.sharding == sharding:
         return array
     data = {shard.device: shard.data for shard in array.addressable_shards}

@@ -1,7 +1,7 @@
-"""Data parallelism: the mesh of all replicas, and the mesh of each one.
+"""Data parallelism: the joint mesh and the mesh of each replica.
 
-In: the numbers of replicas and devices, or a mesh with the engine's axes. Out: the devices and
-mesh of each replica, and one mesh of all. Must not know arrays.
+In: numbers of replicas and devices, or a mesh with the engine's axes. Out: devices and meshes. Must
+not know arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharding.mesh import chosen_devices, first_devices, more_cpu_devices
 def replica_devices(
     replicas: int | None, tensor: int | None, stages: int | None, mesh: Mesh | None
 ) -> list[np.ndarray]:
-    """The devices of each replica, [stages, devices per stage]."""
+    """Devices of each replica, [stages, devices per stage]."""
     if mesh is None:
         return _of_all_devices(replicas or 1, tensor, stages or 1)
     found = mesh.shape.get(DATA, 1)
@@ -48,7 +48,7 @@ def _of_all_devices(replicas: int, tensor: int | None, stages: int) -> list[np.n
 
 
 def mesh_of_replicas(meshes: Sequence[Mesh]) -> Mesh:
-    """The meshes of all replicas, which have one shape, joined to one mesh."""
+    """Join replicas' meshes, of equal shape, into one with the axis "dp"."""
     if len(meshes) == 1:
         return meshes[0]
     grid = np.stack([mesh.devices for mesh in meshes])
@@ -57,7 +57,7 @@ def mesh_of_replicas(meshes: Sequence[Mesh]) -> Mesh:
 
 
 def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
-    """The mesh of each replica, without the axis "dp"; the mesh itself if it has no such axis."""
+    """Split a mesh into one per replica, without the axis "dp"."""
     if DATA not in mesh.axis_names:
         return (mesh,)
     at = mesh.axis_names.index(DATA)

@@ -1,7 +1,7 @@
-"""What the axes of a user's mesh stand for in an engine, and the mesh with the engine's own axes.
+"""Translates a user's mesh into one with the engine's axes.
 
-In: a mesh as trainers make it, of any axes and axis types. Out: one of the axes "dp" for replicas,
-"pp" for stages and "tp" for what layers are sharded over, as far as they are larger than 1.
+In: a mesh of any axes and axis types. Out: one with "dp" for replicas, "pp" for stages and "tp" for
+tensor parallelism, as far as they are larger than 1.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ OF_BATCHES = (DATA, "data", "fsdp", "batch", "replica")
 
 
 def by_role(mesh: Mesh | None, given: Mapping[str, Role] | None) -> Mesh | None:
-    """The mesh with the engine's axes; `given`: roles by the name of an axis, None: the usual ones.
+    """Rename and merge a mesh's axes by their roles. `given` overrides default roles by axis name.
 
-    A ValueError says what is no mesh, no axis or no role.
+    Raises ValueError if `mesh` is no Mesh, or a name or role is unknown.
     """
     if mesh is None and not given:
         return None
@@ -50,8 +50,9 @@ def by_role(mesh: Mesh | None, given: Mapping[str, Role] | None) -> Mesh | None:
 
 
 def usual_roles(mesh: Mesh) -> dict[str, Role]:
-    """The role of each axis of which nothing is said: layers are sharded over the one axis larger
-    than 1, or over all but those that batches are split over."""
+    """Default roles: "stage" for the stage axis, "replica" for data axes, else "tensor". With a
+    single axis larger than 1, only the axis "dp" counts as a data axis.
+    """
     several = sum(size > 1 for name, size in mesh.shape.items() if name != STAGES) > 1
     batches = OF_BATCHES if several else (DATA,)
     named: dict[str, Role] = dict.fromkeys(batches, "replica")
@@ -60,7 +61,7 @@ def usual_roles(mesh: Mesh) -> dict[str, Role]:
 
 
 def check_roles(mesh: Mesh, given: Mapping[str, str]) -> None:
-    """Raise a ValueError for a name that is no axis, or a role that is not known."""
+    """Raise ValueError for an unknown axis or role."""
     for name, role in given.items():
         if name not in mesh.axis_names:
             raise ValueError(
