@@ -1,8 +1,8 @@
-"""Sampling: logits → tokens, with penalties, masks, filters and log-probabilities.
+"""Sampling: logits to tokens, with penalties, masks, filters and log-probabilities.
 
-In: float32 logits, row state, per-position parameters. Out: tokens and the next row state.
-Must not know: requests, plans, how logits were made. features.py, admission.py and inputs.py are
-free of jax for the host half; every other name is loaded on first use so that they stay so.
+In: float32 logits, row state, per-position parameters. Out: tokens and the next row state. Must not
+know: requests, plans, how logits were made. features.py, admission.py and inputs.py are free of jax
+for the host half; every other name is loaded on first use so that they stay so.
 """
 
 from importlib import import_module

@@ -1,10 +1,9 @@
-"""Which sampled tokens count where a step runs drafts: those whose whole past was sampled.
+"""Verifies draft tokens: accepts those whose whole prefix was sampled as drafted.
 
-A row's slots follow each other: the first is sampled after the row's last token, each other after a
-draft, which was run as if it had been sampled in the slot before. A slot counts if the drafts of
-the row up to it are the tokens sampled before them. As a token depends on logits, seed and position
-alone, the tokens that count are those of decoding one by one.
-Must not know: logits, how tokens are sampled, where drafts come from.
+A row's slots are consecutive: the first follows the row's last token, each other one a draft. A
+slot is accepted if the drafts up to it equal the tokens sampled before them. As a token depends
+only on logits, seed and position, the accepted tokens are those of plain decoding. Must not know:
+logits, how tokens are sampled, where drafts come from.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Drafted(NamedTuple):
-    """The drafts among what a step ran. K: the most drafts of a row."""
+    """The drafts that a step ran, per slot. K: the maximum drafts per row."""
 
     offsets: Array  # i32[S] 0: after the row's last token; j: after its j-th draft
     # i32[S, K] the drafts up to a slot, the nearest first: [s, d] stands d + 1 before the token
@@ -29,8 +28,9 @@ class Drafted(NamedTuple):
 
 
 def drafted(ran: Int32[Array, " slots"], offsets: Int32[Array, " slots"], most: int) -> Drafted:
-    """The drafts of each slot. `ran` is the token after which it is sampled, -1 for a draft that
-    is missing."""
+    """Collect the drafts before each slot. `ran` is the token each slot follows, -1 for a missing
+    draft.
+    """
     slot = jnp.arange(len(ran), dtype=jnp.int32)[:, None]
     back = jnp.arange(most, dtype=jnp.int32)[None, :]
     earlier = ran.at[jnp.maximum(slot - back, 0)].get(mode="clip")
@@ -38,7 +38,7 @@ def drafted(ran: Int32[Array, " slots"], offsets: Int32[Array, " slots"], most: 
 
 
 def accepted(tokens: Int32[Array, " slots"], drafts: Drafted) -> Bool[Array, " slots"]:
-    """Which slots count, given what was sampled in each."""
+    """Mask of accepted slots, given the token sampled in each."""
     with jax.named_scope("accept"):
         ran = drafts.earlier[:, 0]
         wrong = (drafts.offsets > 0) & ((ran < 0) | (jnp.roll(tokens, 1) != ran))
@@ -50,6 +50,6 @@ def accepted(tokens: Int32[Array, " slots"], drafts: Drafted) -> Bool[Array, " s
 def last_of_each(
     counts: Bool[Array, " slots"], offsets: Int32[Array, " slots"]
 ) -> Bool[Array, " slots"]:
-    """The last slot of each row that counts: its token is the row's next input."""
+    """Mask of each row's last accepted slot, whose token is the row's next input."""
     goes_on = (jnp.roll(offsets, -1) > 0) & jnp.roll(counts, -1)
     return counts & ~goes_on.at[-1].set(False)

@@ -1,9 +1,9 @@
-"""Logits → adjusted logits: allowed ids, bad words, min_tokens, logit bias, penalties.
+"""Adjusts logits: allowed ids, bad words, min_tokens, logit bias, penalties.
 
-In: float32 logits and the state of their rows. Out: logits whose argmax is the greedy answer.
-A mask that would leave a row without any token is skipped for that row, so the mask of a grammar,
-which is applied before, takes precedence over allowed ids, and these over min_tokens and bad words.
-Must not know: temperature, randomness, how the state was filled.
+In: float32 logits and the state of their rows. Out: logits whose argmax is the greedy token. A mask
+that would leave a row without any token is skipped for that row: a grammar's mask, applied before,
+takes precedence over allowed ids, and these over min_tokens and bad words. Must not know:
+temperature, randomness, how the state was filled.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ def adjust(
     inputs: SamplingInput,
     earlier: Int32[Array, "slots drafts"] | None = None,
 ) -> Float32[Array, "slots vocab"]:
-    """Adjusted logits; those of slots that are not `adjusted` are returned bit for bit.
+    """Return adjusted logits; slots that are not `adjusted` are returned bit for bit.
 
-    `earlier` are the drafts before each slot (see `Drafted`), which count as if they had been
-    sampled.
+    `earlier` are the drafts before each slot (see `Drafted`), counted as if sampled.
     """
     adjusted, rows = inputs.adjusted.astype(bool), inputs.adjusted - 1  # [S]
     marks = _with_drafts(state.marks.at[rows].get(mode="clip"), earlier)  # [S, V]
@@ -66,7 +65,7 @@ def _mask(logits: Array, forbidden: Array) -> Array:
 
 
 def _with_drafts(marks: Array, earlier: Array | None) -> Array:
-    """The marks of each slot with its drafts counted as generated."""
+    """Token marks of each slot, with its drafts counted as generated."""
     if earlier is None:
         return marks
     slot = jnp.arange(marks.shape[0], dtype=jnp.int32)[:, None]
@@ -77,7 +76,9 @@ def _with_drafts(marks: Array, earlier: Array | None) -> Array:
 def _completes_bad_word(
     shape: tuple[int, ...], state: RowState, inputs: SamplingInput, earlier: Array | None
 ) -> Array:
-    """bool[S, V]: tokens that would end a bad word, looking back at generated tokens only."""
+    """Mask bool[S, V] of tokens that would complete a bad word, matched on generated tokens
+    only.
+    """
     rows = inputs.adjusted - 1  # [S]
     tokens, word_of, distance = (
         flat.at[rows].get(mode="clip")  # [S, 1024]

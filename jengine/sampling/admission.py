@@ -21,7 +21,7 @@ IS_STOP = 1 << 29
 
 
 class Admission(NamedTuple):
-    """RowState (state.py, which explains the fields) without its row axis."""
+    """One row of RowState (see state.py for the fields), without the row axis."""
 
     marks: np.ndarray  # i32[V]
     bias: np.ndarray  # f32[V]
@@ -34,22 +34,24 @@ class Admission(NamedTuple):
 
 
 def history_length(max_len: int) -> int:
-    """Tokens of a sequence that are remembered, in sequences of at most `max_len`."""
+    """Tokens of history kept per row, for sequences of at most `max_len`."""
     return min(max_len, LONGEST_HISTORY)
 
 
 def mask_words(vocab: int) -> int:
-    """Words of 32 bits that hold a bit for every token."""
+    """32-bit words of a bitmask over the vocabulary."""
     return -(-vocab // 32)
 
 
 def logprob_width(vocab: int) -> int:
-    """Most ids of its own, each of them another, that a row may have scored."""
+    """Maximum number of distinct token ids whose log-probabilities a request may ask for."""
     return min(vocab, MAX_LOGPROB_IDS)
 
 
 def row_bytes(vocab: int, max_len: int, masked_drafts: int = 0) -> int:
-    """Bytes of one row of the sampler's pool, with masks for so many drafts."""
+    """Bytes of one row of the sampler's state pool, including masks after each of `masked_drafts`
+    drafts.
+    """
     masks = (1 + masked_drafts) * mask_words(vocab)
     lists = history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS + logprob_width(vocab)
     words = 2 * vocab + masks + lists
@@ -73,9 +75,9 @@ def pack_admission(
     bad_words: Sequence[Sequence[int]] = (),
     logprob_ids: Sequence[int] = (),
 ) -> Admission:
-    """Everything the device keeps for one row.
+    """Build everything the device keeps for one row.
 
-    `known` is the prompt, followed by the tokens generated before a preemption, if any.
+    `known` is the prompt, plus the tokens generated before a preemption.
     """
     known = np.asarray(known, np.int32)
     if known.size > max_len or not 0 <= prompt_length <= known.size:
@@ -103,7 +105,7 @@ def _logprob_ids(ids: Sequence[int], vocab: int) -> np.ndarray:
 
 
 def _history(known: np.ndarray, length: int) -> np.ndarray:
-    """The last tokens, each at its position modulo the length."""
+    """The last `length` tokens as a ring buffer, each at its position modulo `length`."""
     history = np.full(length, -1, np.int32)
     positions = np.arange(max(known.size - length, 0), known.size)
     history[positions % length] = known[positions]

@@ -1,8 +1,7 @@
-"""Functions of requests whose Python callbacks may raise: the step must not fail of that.
+"""Keeps exceptions in Python callbacks of requests' functions from failing the step.
 
-A callback that raises makes XLA fail the step that all requests share, with the KV cache that it
-was given. So each is called in a guard: `note` is told of the error, and zeros stand for what it
-would have returned.
+XLA fails the whole step, shared by all requests and holding the donated KV cache, if a callback
+raises. Each callback is wrapped: errors go to `note`, and zeros replace its result.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ PRINT = "debug_print"
 
 
 def guarded(function: Callable[..., Array], note: Note) -> Callable[..., Array]:
-    """The function of arrays, with its callbacks in a guard. One without callbacks is traced as it
-    is."""
+    """Wrap the callbacks inside a traced function. One without callbacks is traced unchanged."""
 
     def call(*given: Array) -> Array:
         closed = jax.make_jaxpr(function)(*given)
@@ -37,7 +35,7 @@ def guarded(function: Callable[..., Array], note: Note) -> Callable[..., Array]:
 
 
 def has_callbacks(part: Any) -> bool:
-    """Whether a jaxpr, or a parameter of an equation that holds some, calls back."""
+    """Whether a jaxpr, or an equation's parameter containing jaxprs, has a callback."""
     if isinstance(part, (ClosedJaxpr, Jaxpr)):
         return any(has_callbacks(equation) for equation in part.eqns)
     if isinstance(part, JaxprEqn):
@@ -47,7 +45,7 @@ def has_callbacks(part: Any) -> bool:
 
 
 def with_guards(part: Any, note: Note) -> Any:
-    """The same part of a program, with a guard around each callback in it."""
+    """Rewrite a jaxpr (or part) with every callback guarded."""
     if not has_callbacks(part):
         return part
     if isinstance(part, JaxprEqn) and part.primitive.name == PRINT:
@@ -65,7 +63,9 @@ def with_guards(part: Any, note: Note) -> Any:
 
 
 def as_callback(equation: JaxprEqn) -> JaxprEqn:
-    """A jax.debug.print as a jax.debug.callback: its format may not fit the values."""
+    """Turn a jax.debug.print into a jax.debug.callback, since its format string may not fit the
+    values.
+    """
     params, shapes = equation.params, [one.aval for one in equation.invars]
     show = partial(equation.primitive.impl, **params)
     how = {name: params[name] for name in ("ordered", "partitioned")}
@@ -74,7 +74,7 @@ def as_callback(equation: JaxprEqn) -> JaxprEqn:
 
 
 def guard(equation: JaxprEqn, note: Note) -> Callable[..., Sequence[Any]]:
-    """The equation's callback, which does not raise."""
+    """The equation's callback, wrapped so that it never raises."""
     callback = equation.params["callback"]
     shapes = [one.aval.shape for one in equation.invars]  # pyrefly: ignore[missing-attribute]
     results = equation.params.get("result_avals", ())

@@ -1,7 +1,7 @@
-"""What a step's sampler computes: a hashable value that picks a compiled variant.
+"""Sampler features of a step; selects a compiled variant.
 
-In: which features the rows of a plan use. Out: SamplingFeatures, a static argument of the step.
-Must not know: jax, because the host half of the runner builds it too.
+In: features used by the rows of a plan. Out: SamplingFeatures, a static argument of the step. Must
+not know jax: the host half of the runner builds it too.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,8 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 
 @dataclass(frozen=True)
 class SamplingFeatures:
-    """With every feature off the sampler is an argmax.
-
-    logprobs: None = not wanted, 0 = the sampled token only, K = also the K best tokens.
+    """With every feature off the sampler is an argmax. `logprobs`: None = off, 0 = sampled token
+    only, K = also the top K.
     """
 
     random: bool = False  # temperature, min-p, top-k and top-p

@@ -1,9 +1,8 @@
-"""Which tokens may be drawn: min-p, top-k and top-p without sorting.
+"""Filters min-p, top-k and top-p without sorting.
 
-In: float32 logits after temperature. Out: the same logits, -inf where a token is cut off.
-Each cut is a threshold, found by bisection over the integers that order like the floats; among
-equal logits the lowest indices stay, so the kept sets are those of a stable descending sort.
-Must not know: temperature, randomness, row state.
+In: float32 logits after temperature. Out: the same logits, -inf where a token is cut. Each cut is a
+threshold, found by bisection over integers that order like the floats; ties keep the lowest
+indices, as a stable descending sort does. Must not know: temperature, randomness, row state.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _LOWEST_FINITE = -0x7F800000  # order key of the most negative finite float32
 
 
 class Cut(NamedTuple):
-    """Tokens above the threshold stay, and of those equal to it the first `room`."""
+    """A threshold: tokens above it are kept, and of those equal to it the first `room`."""
 
     threshold: Array  # i32[S] order key
     room: Array  # f32[S]
@@ -33,9 +32,9 @@ def cut_logits(
     top_p: Float32[Array, " slots"],
     min_p: Float32[Array, " slots"],
 ) -> Float32[Array, "slots vocab"]:
-    """min-p, then top-k, then top-p of what is left. Off: k <= 0, p >= 1, min_p <= 0.
+    """Apply min-p, then top-k, then top-p of the remaining mass. Off: k <= 0, p >= 1, min_p <= 0.
 
-    At most 3 searches of 32 passes over [S, V]; they run while a row still needs them.
+    At most 3 bisections of 32 passes over [S, V], which stop when every row is done.
     """
     with jax.named_scope("min_p"):
         weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # the best weighs 1
@@ -61,7 +60,7 @@ def _top_k(keys: Array, top_k: Array) -> Cut:
 
 
 def _top_p(keys: Array, weights: Array, top_p: Array, cut: Cut) -> Cut:
-    """The shortest run of what `cut` leaves that reaches p of its mass; at least one token."""
+    """Tighten `cut` to the shortest prefix with top_p of its mass; at least one token."""
     limited = top_p < 1
     ties, weight = _ties(keys, weights, cut.threshold)
     total = _mass_from(keys, weights, cut.threshold + 1) + jnp.minimum(ties, cut.room) * weight
@@ -76,7 +75,7 @@ def _top_p(keys: Array, weights: Array, top_p: Array, cut: Cut) -> Cut:
 
 
 def _kept(keys: Array, cut: Cut) -> Array:
-    """bool[S, V]; the last tie with room is found by the same search, over the indices."""
+    """Mask bool[S, V] of kept tokens; the last tie is found by the same bisection, over indices."""
     vocab = keys.shape[1]
     index = lax.broadcasted_iota(jnp.int32, keys.shape, 1)
     tied = keys == cut.threshold[:, None]
@@ -88,33 +87,35 @@ def _kept(keys: Array, cut: Cut) -> Array:
 
 
 def _order_keys(logits: Array) -> Array:
-    """int32 keys that order like the floats, with -0 equal to 0."""
+    """Monotonic int32 keys of floats, with -0 equal to 0."""
     bits = lax.bitcast_convert_type(jnp.where(logits == 0, 0.0, logits), jnp.int32)
     return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 def _end(keys: Array, low: Array, limited: Array) -> Array:
-    """Where a search from `low` ends: past the best key, or at once for a row without limit."""
+    """Exclusive upper end of a bisection from `low`: past the best key, or `low + 1` for a row
+    without limit.
+    """
     return jnp.where(limited, jnp.max(keys, axis=-1), low) + 1
 
 
 def _mass_from(keys: Array, weights: Array, threshold: Array) -> Array:
-    """f32[S]: total weight of the entries at or above the threshold."""
+    """Total weight of entries at or above the threshold, f32[S]."""
     return jnp.sum(jnp.where(keys >= threshold[:, None], weights, 0.0), axis=-1)
 
 
 def _ties(keys: Array, weights: Array, threshold: Array) -> tuple[Array, Array]:
-    """How many entries equal the threshold, f32[S], and the weight of one of them."""
+    """Number of entries equal to the threshold, f32[S], and the weight of one."""
     tied = keys == threshold[:, None]
     weight = jnp.max(jnp.where(tied, weights, 0.0), axis=-1)
     return jnp.sum(tied.astype(jnp.float32), axis=-1), weight
 
 
 def _search(keys: Array, weights: Array, target: Array, low: Array, high: Array) -> Array:
-    """Largest integer in [low, high) with at least the target's mass at or above it.
+    """Bisect for the largest integer in [low, high) with at least `target` mass at or above it;
+    `low` if there is none.
 
-    `low` where no such integer exists. A row that meets its target exactly is done early:
-    no other threshold keeps a different set.
+    Rows that meet the target exactly stop early: no other threshold keeps a different set.
     """
 
     def unfinished(bracket: tuple[Array, Array]) -> Array:

@@ -1,6 +1,6 @@
-"""The sampler's section of a step's input: one slot per position whose next token is sampled.
+"""The sampler's section of the step input: one slot per position to sample.
 
-Filled on the host, read by the sampler on the device. Must not know jax or how rows are scheduled.
+Filled on the host, read on the device. Must not know jax or how rows are scheduled.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from jengine.sampling.admission import seed_words
 
 
 class RowSetting(NamedTuple):
-    """A setting that a request keeps for as long as it has its row."""
+    """Declares a per-request setting: dtype, where its value comes from, and its shape."""
 
     dtype: str
     source: Callable[[Any], Any]  # its value, from the plan's NewRow
@@ -20,8 +20,9 @@ class RowSetting(NamedTuple):
 
 
 class SamplingInput(NamedTuple):
-    """S slots; R is the number of engine rows. The fields with a RowSetting are the only list of
-    row settings: a new parameter of the sampler is one more field."""
+    """S slots, R engine rows. Fields annotated with RowSetting are the only list of row settings: a
+    new sampling parameter is one more field.
+    """
 
     rows: Any  # i32[S] engine row, or R for padding
     # i32[S] where the token to be sampled stands in its sequence; packed as -1 where only the
@@ -67,7 +68,7 @@ ROW_SETTINGS: dict[str, RowSetting] = {
 
 
 def sampling_layout(slots: int, num_rows: int) -> dict[str, tuple[tuple[int, ...], str, int]]:
-    """Shape, type and padding of each field."""
+    """Shape, dtype and padding value of each field."""
     return {
         "rows": ((slots,), "int32", num_rows),
         "positions": ((slots,), "int32", -1),
@@ -82,7 +83,7 @@ def fill_sampling(
     positions: np.ndarray | int,
     settings: Mapping[str, np.ndarray],
 ) -> None:
-    """Fill the slots of these rows; `settings` holds each setting by row."""
+    """Fill slots for these rows; `settings` holds each setting by row."""
     section.rows[slots] = rows
     section.positions[slots] = positions
     for name in ROW_SETTINGS:

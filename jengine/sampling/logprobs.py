@@ -1,8 +1,7 @@
-"""Log-probabilities of chosen tokens, of the best tokens, and ranks.
+"""Log-probabilities of chosen and top tokens, and ranks.
 
-In: logits and token ids. Out: Logprobs, the chosen token first, then the best ones, or those that
-its slot names.
-Must not know: how a token was chosen, requests, which mode the user asked for.
+In: logits and token ids. Out: Logprobs: the chosen token first, then the top ones or those a slot
+names. Must not know: how a token was chosen, requests, the user's logprobs mode.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Logprobs(NamedTuple):
-    """K + 1 columns: the chosen token, then the K best (ties by lowest index), or the slot's own
-    ids. With ids there may be more columns; those that a slot does not fill hold -1 and -inf."""
+    """K + 1 columns: the chosen token, then the top K (ties by lowest index) or the slot's
+    requested ids. Unused columns hold -1 and -inf.
+    """
 
     values: Array  # f32[S, K + 1]
     ids: Array  # i32[S, K + 1]
@@ -34,9 +34,9 @@ def score_tokens(
     k: int,
     implementation: str | None = None,
 ) -> Logprobs:
-    """Log-probabilities of the given tokens, in the layout of those of sampled tokens.
+    """Log-probabilities of given tokens (prompt log-probabilities), laid out like sampled ones.
 
-    A target of -1 gives a NaN value and rank 0. Callers with many tokens pass them in chunks.
+    A target of -1 gives NaN and rank 0. Callers chunk long inputs.
     """
     logits = logits.astype(jnp.float32)
     return gather_logprobs(logits, targets, k, row_operations(implementation).softmax_parts)
@@ -49,8 +49,9 @@ def gather_logprobs(
     parts: SoftmaxParts | None,
     own: Int32[Array, "tokens ids"] | None = None,
 ) -> Logprobs:
-    """Values of `tokens` and of the k best, where a slot has no ids of its `own`; without
-    `parts` of a softmax these are logits."""
+    """Log-probabilities of `tokens` and of the top k, or of `own` ids where a slot has them.
+    Without `parts` (softmax) the values are logits.
+    """
     with jax.named_scope("logprobs"):
         chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1, mode="clip")  # [S, 1]
         chosen = jnp.where(tokens[:, None] < 0, jnp.nan, chosen)
@@ -68,7 +69,7 @@ def gather_logprobs(
 
 
 def _with_own(logits: Array, best: Array, best_ids: Array, own: Array) -> tuple[Array, Array]:
-    """Values and ids where slots with ids of their own, filled up with -1, have these."""
+    """Replace the top-k columns by a slot's own ids (padded with -1), where it has any."""
     width = max(best.shape[1], own.shape[1])
     found = jnp.take_along_axis(logits, own, axis=-1, mode="clip")
     found = jnp.where(own < 0, -jnp.inf, found)

@@ -1,8 +1,7 @@
-"""Token masks: logits → logits that are -inf for tokens that a row may not sample.
+"""Applies token masks: -inf for tokens that a row may not sample.
 
-In: float32 logits, and a bit per token for each row of the sampler's pool: for its next token, and
-for the one after each of its drafts. Rows without a mask have ones everywhere. Must not know
-grammars, or who made the masks.
+In: float32 logits; per row of the sampler's pool a bitmask for its next token and one after each of
+its drafts (all ones without a mask). Must not know grammars or who made the masks.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def allowed_logits(
     inputs: SamplingInput,
     drafts: Drafted | None = None,
 ) -> Float32[Array, "slots vocab"]:
-    """The logits, -inf where a slot's mask forbids the token; others are returned bit for bit."""
+    """Set masked tokens to -inf; slots without a mask are returned bit for bit."""
     with jax.named_scope("token_masks"):
         after = 0 if drafts is None else drafts.offsets
         words = state.mask.at[inputs.adjusted - 1, after].get(mode="clip")  # [S, W]
@@ -44,5 +43,5 @@ def with_masks(
     after: Int32[Array, " new"],
     words: Int32[Array, "new words"],
 ) -> Int32[Array, "rows drafts words"]:
-    """The pool's masks with new ones, each after so many drafts; rows out of range write none."""
+    """Write masks into the pool, each after a number of drafts; out-of-range rows are dropped."""
     return masks.at[rows, after].set(words, mode="drop")

@@ -1,6 +1,6 @@
-"""Logits processors: functions of the caller's that change logits inside the step. No jax.
+"""Registry of custom logits processors, the users' functions that run inside the step. No jax.
 
-A plan names sets of them by number; the functions never leave the process. `processors.py` applies
+A plan names sets of functions by number; functions never leave the process. `processors.py` applies
 them.
 """
 
@@ -24,7 +24,7 @@ MOST_SETS = 32
 
 @dataclass(frozen=True)
 class ProcessorSet:
-    """The functions of some requests, in the order in which they are applied."""
+    """An ordered set of processors used by some requests."""
 
     number: int
     functions: tuple[Processor, ...]
@@ -35,8 +35,9 @@ class ProcessorSet:
 
 
 class ProcessorSets:
-    """All sets that requests have asked for. `check` raises a RequestError about a function that
-    could not run in a step. Every method may be called from any thread."""
+    """All processor sets that requests have used. Thread-safe. `check` raises RequestError for a
+    function that cannot run in a step.
+    """
 
     def __init__(self, check: Callable[[Processor], None]) -> None:
         self._check = check
@@ -44,7 +45,9 @@ class ProcessorSets:
         self._lock = threading.Lock()
 
     def number_of(self, functions: Sequence[Processor]) -> int:
-        """The number by which plans name these functions; 0 for none."""
+        """Register processors and return their set's number in plans; 0 for none. Raises
+        RequestError if there are too many sets.
+        """
         wanted = tuple(functions)
         if not wanted:
             return 0
@@ -64,11 +67,11 @@ class ProcessorSets:
             return len(self._sets)
 
     def raised_by(self, number: int) -> Raised | None:
-        """The errors of the functions of a set."""
+        """Errors raised by a set's callbacks."""
         return self._sets[number - 1].raised if number else None
 
     def of(self, numbers: np.ndarray) -> tuple[ProcessorSet, ...]:
-        """The sets that these rows use, each once."""
+        """The distinct sets used by these rows."""
         if not numbers.any():
             return ()
         return tuple(self._sets[number - 1] for number in np.unique(numbers).tolist() if number)

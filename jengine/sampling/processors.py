@@ -1,14 +1,13 @@
-"""Logits processors in the step: logits → logits that functions of the caller's have changed.
+"""Runs custom logits processors inside the step.
 
-In: float32 logits, the tokens of each slot's row, and sets of functions. Out: the logits, changed
-in the slots whose rows use a set. Must not know who gave the functions.
+In: float32 logits, the tokens of each slot's row, and sets of functions. Out: logits, changed in
+the slots whose rows use a set. Must not know who gave the functions.
 
-Logits processors are part of the step. A plan names a set of functions by number, as it does taps;
-a step whose rows use a set samples by a program of its own, compiled when it is first needed, and
-functions run on every slot of it but change only their rows. They see raw logits and the row's last
-1,024 tokens, and run before token masks, so a grammar holds whatever they do. What they cost is
-what XLA makes of them, and that compile, for which their requests wait alone. They cannot leave the
-process; an engine's may be given by name, which every process imports.
+A step whose rows use a set runs a program of its own, compiled at first use while its requests
+wait. Functions are traced over every slot and applied only to their rows. They see raw logits and
+the row's last 1,024 tokens, and run before token masks, so a grammar holds whatever they do.
+Requests' functions cannot leave the process; an engine's may be given by import name, for every
+process to import.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def processed_logits(
     inputs: SamplingInput,
     sets: Sequence[ProcessorSet],
 ) -> Float32[Array, "slots vocab"]:
-    """The logits after the functions of each slot's set; others are returned bit for bit."""
+    """Apply each slot's set of processors; other slots are returned bit for bit."""
     with jax.named_scope("logits_processors"):
         ids = latest_tokens(state, inputs)
         for one in sets:
@@ -52,7 +51,7 @@ def processed_logits(
 
 
 def latest_tokens(state: RowState, inputs: SamplingInput) -> Int32[Array, "slots length"]:
-    """The tokens before each slot's position, the newest last; -1 where there are none."""
+    """Tokens before each slot's position, newest last, padded with -1 at the front."""
     length = state.history.shape[1]
     history = state.history.at[inputs.adjusted - 1].get(mode="clip")  # [S, L]
     positions = inputs.positions[:, None] - length + jnp.arange(length)[None, :]
@@ -61,21 +60,23 @@ def latest_tokens(state: RowState, inputs: SamplingInput) -> Int32[Array, "slots
 
 
 def call_processor(function: Processor, ids: Array, logits: Array) -> Array:
-    """The function's result for one row, as float32."""
+    """Call a processor for one row; returns float32 logits."""
     result = function(ids, logits) if takes_ids(function) else function(logits)
     return jnp.asarray(result, jnp.float32)
 
 
 def takes_ids(function: Processor) -> bool:
-    """Whether it is f(ids, logits), and not f(logits)."""
+    """Whether the processor is f(ids, logits) rather than f(logits)."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     found = inspect.signature(function).parameters.values()
     return sum(one.kind in kinds and one.default is one.empty for one in found) == 2
 
 
 def check_processor(function: Any, vocab_size: int, history: int) -> None:
-    """Raise a RequestError unless the function traces, and returns logits like those it is given.
-    One that failed later would stop the engine."""
+    """Raise RequestError unless the function can be traced and returns logits of the input's shape.
+
+    Checked at submission: a failure while the step is traced would stop the engine.
+    """
     name = getattr(function, "__qualname__", repr(function))
     ids = jax.ShapeDtypeStruct((history,), jnp.int32)
     logits = jax.ShapeDtypeStruct((vocab_size,), jnp.float32)

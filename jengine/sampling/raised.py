@@ -1,4 +1,4 @@
-"""What functions of requests have raised while a step ran them. No jax."""
+"""Errors raised by users' callbacks while a step ran. No jax."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass
 class Raised:
-    """The errors of one set of functions. XLA's threads note them, the thread that reads steps asks
-    whether there are more than when a step was queued."""
+    """Error count of one processor set. XLA's threads write it; the thread that reads steps
+    compares it with the count when the step was queued.
+    """
 
     count: int = 0
     last: str = ""
 
     def note(self, error: BaseException) -> None:
-        """A callback of one of the functions has raised this."""
+        """Record an exception of a callback."""
         self.last = f"{type(error).__name__}: {error}"
         self.count += 1

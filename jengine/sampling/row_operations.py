@@ -1,8 +1,8 @@
-"""Operations on whole rows of logits, by implementation.
+"""Operations over whole rows of logits, by implementation.
 
-XLA's sums over a row depend on the number of rows in their last bits, so an implementation whose
-results must not depend on the batch brings its own. Noise comes with it: a program must draw the
-same tokens whether it needs the filtered logits or not.
+XLA's row sums depend on the number of rows in their last bits, so a batch-invariant implementation
+brings its own. Noise is included: programs with and without filtered logits must draw the same
+tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SoftmaxParts = Callable[[Array], tuple[Array, Array]]
 
 
 class RowOperations(NamedTuple):
-    """What reads all logits of a row."""
+    """Operations that reduce or fill a whole row of logits."""
 
     best_tokens: Callable[[Array], Array]  # -1 for rows that cannot be used
     softmax_parts: SoftmaxParts
@@ -39,18 +39,18 @@ class RowOperations(NamedTuple):
 
 
 def softmax_parts(logits: Array) -> tuple[Array, Array]:
-    """In XLA."""
+    """Row maximum and sum of exp(x - maximum), in XLA."""
     highest = jnp.max(logits, axis=-1)
     return highest, jnp.sum(jnp.exp(logits - highest[:, None]), axis=-1)
 
 
 def row_keys_as_words(key_data: Array, seed: Array, positions: Array) -> Array:
-    """In XLA."""
+    """Sampling keys as u32[S, 2], in XLA."""
     return jax.random.key_data(row_keys(key_data, seed, positions))
 
 
 def gumbel_of_words(keys: Array, vocab: int) -> Array:
-    """In XLA."""
+    """Gumbel noise from keys u32[S, 2], in XLA."""
     return gumbel(jax.random.wrap_key_data(keys, impl="threefry2x32"), vocab)
 
 
@@ -64,5 +64,5 @@ ROW_OPERATIONS = {
 
 
 def row_operations(implementation: str | None) -> RowOperations:
-    """The operations of this implementation; XLA's where it has none of its own."""
+    """Operations of an implementation; XLA's if it has none of its own."""
     return ROW_OPERATIONS.get(implementation or "", XLA)

@@ -1,9 +1,8 @@
-"""Logits → tokens, for every sampled position of one step.
+"""Samples one token at every sampled position of a step.
 
-In: logits, row state and per-position parameters. Out: tokens, their log-probabilities, and the
-state with the new tokens counted. A row's token is a pure function of its logits, its
-parameters, its seed and its position.
-Must not know: requests, stop conditions, which request a position belongs to.
+In: logits, row state and per-position parameters. Out: tokens, log-probabilities and the updated
+state. A token is a pure function of its row's logits, parameters, seed and position. Must not know:
+requests, stop conditions, which request a position belongs to.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ HIGHEST = np.finfo(np.float32).max
 
 
 class SampleOutput(NamedTuple):
-    """What one step sampled."""
+    """Result of sampling one step."""
 
     tokens: Array  # i32[S], -1 where the logits hold NaN or +inf, or are all -inf
     logprobs: Logprobs | None
@@ -52,13 +51,13 @@ def sample(
     drafts: Drafted | None = None,
     changed: Float[Array, "slots vocab"] | None = None,
 ) -> tuple[SampleOutput, RowState | None]:
-    """Sample one token per slot.
+    """Sample one token per slot. Returns (output, next state).
 
-    With `drafts` a slot counts only if all drafts before it were sampled as well. `changed` are the
-    logits after processors of the host, which come before those of the step.
-    key_data is the engine seed (`seed_words`). The state is updated if `features.adjust`, else
-    returned unchanged. `implementation` names one of `sample_tokens` or of `row_operations`, which
-    need unsharded logits; None: plain XLA, whose logits may be sharded over the vocabulary.
+    With `drafts`, a slot counts only if all drafts before it were sampled. `changed` are logits
+    after host processors, which precede those of the step. `key_data` is the engine seed
+    (`seed_words`). The state is updated if `features.adjust`, else returned as is. `implementation`
+    names a kernel of `sample_tokens` or an entry of `row_operations`, which need unsharded logits;
+    None is plain XLA, whose logits may be sharded over the vocabulary.
     """
     kept = _state_in_use(state, features)
     raw = logits.astype(jnp.float32)
@@ -111,7 +110,7 @@ def _is_random(inputs: SamplingInput) -> Array:
 
 
 def _shows_filtered(features: SamplingFeatures) -> bool:
-    """Whether log-probabilities of the filtered distribution are wanted, not only its tokens."""
+    """Whether log-probabilities of the filtered distribution are wanted."""
     return features.logprobs is not None and features.logprobs_mode.startswith("processed")
 
 
@@ -122,7 +121,7 @@ def _choose(
     key_data: Array,
     rows: RowOperations,
 ) -> tuple[Array, Array]:
-    """Tokens, and the logits of the distribution that they come from."""
+    """Return tokens, and the logits of the distribution they were drawn from."""
     with jax.named_scope("greedy"):
         tokens = rows.best_tokens(logits)
     if features.random:
@@ -134,7 +133,9 @@ def _choose(
 def _draw(
     logits: Array, inputs: SamplingInput, key_data: Array, rows: RowOperations
 ) -> tuple[Array, Array]:
-    """Tokens drawn from the filtered distribution, and its logits; greedy rows pass unfiltered."""
+    """Draw from the filtered distribution. Returns tokens and filtered logits; greedy rows are not
+    filtered.
+    """
     is_random = _is_random(inputs)
     with jax.named_scope("temperature"):
         logits = logits / jnp.where(is_random, inputs.temperature, 1.0)[:, None]

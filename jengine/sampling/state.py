@@ -1,17 +1,15 @@
 """The sampler's state between steps, for requests with penalties, bias, masks or ids to score.
 
-A pool: a request that needs it gets one of its rows, which need not be its engine row. In:
-Admission arrays and sampled tokens. Out: the next RowState, written in place when the
-caller donates the old one. Must not know: logits, requests, how the state is used.
+In: Admission arrays and sampled tokens. Out: the next RowState, written in place if the caller
+donates the old one. Must not know: logits, requests, how the state is used.
 
-Sampling settings travel with the step's input, not with the state. Temperature, seeds and the like
-are a few numbers per sampled entry in the packed buffer. Only what is as large as the vocabulary
-(penalty counts, bias, masks) is state; a small donated program writes it when such a request gets
-its row. That state is a pool of fixed size, 264 MB by default (256 requests with a vocabulary of
-128,000): requests beyond it wait in line as for rows and blocks. A pool that grows would change the
-shape of every program's state, and so compile them all again while requests run.
-`compilation_config={"max_adjusted_seqs": n}` sets its size; where the model's own generation
-settings give every request a penalty, it has a row for each.
+Small settings (temperature, seeds) travel with each step's input. Only what is as large as the
+vocabulary (penalty counts, bias, masks) is state: a pool of fixed size whose rows are independent
+of engine rows, written by a small donated program on admission. Default 264 MB (256 requests,
+vocabulary 128,000); requests beyond it wait, as for rows and blocks. A growing pool would change
+every program's shapes and recompile them all. `compilation_config={"max_adjusted_seqs": n}` sets
+its size; if the model's generation config gives every request a penalty, the pool has one row per
+engine row.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class RowState(NamedTuple):
-    """Valid only for the rows that SamplingInput's `adjusted` names. L: `history_length`."""
+    """Valid only for pool rows that SamplingInput's `adjusted` names. L: `history_length`."""
 
     marks: Array  # i32[A, V] times generated; flags IN_PROMPT and IS_STOP above the count
     bias: Array  # f32[A, V] logit_bias; -inf where the token is not allowed
@@ -51,7 +49,7 @@ class RowState(NamedTuple):
 
 
 def empty_row_state(rows: int, vocab: int, max_len: int, masked_drafts: int = 0) -> RowState:
-    """An empty pool of so many rows, with masks for as many drafts of each."""
+    """Allocate an empty pool of `rows` rows, with masks after each of `masked_drafts` drafts."""
     flat = (rows, MAX_BAD_WORD_TOKENS)
     return RowState(
         marks=jnp.zeros((rows, vocab), jnp.int32),
@@ -66,7 +64,7 @@ def empty_row_state(rows: int, vocab: int, max_len: int, masked_drafts: int = 0)
 
 
 def admit(state: RowState, row: Int[Array, ""], admission: Admission) -> RowState:
-    """Overwrite everything kept in one row; row A (out of range) writes nothing."""
+    """Overwrite one pool row; an out-of-range row writes nothing."""
     with jax.named_scope("admit"):
         written = (
             kept.at[row].set(new, mode="drop") for kept, new in zip(state, admission, strict=True)
@@ -81,7 +79,7 @@ def record(
     tokens: Int32[Array, " slots"],
     keep: Bool[Array, " slots"],
 ) -> RowState:
-    """Count and remember one sampled token per slot, where `keep` holds. `rows` are pool rows."""
+    """Count and remember one sampled token per slot where `keep` holds. `rows` are pool rows."""
     with jax.named_scope("record"):
         # Dropping needs an index past the end: negative ones would wrap around.
         target = jnp.where(keep, rows, state.marks.shape[0])
