@@ -1,4 +1,4 @@
-"""The host proposer that a SpeculativeConfig asks for."""
+"""Chooses the host proposer for a SpeculativeConfig."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jengine.speculative.suffix import SuffixProposer
 
 
 def host_proposer(config: SpeculativeConfig) -> Proposer:
-    """The proposer of a method that needs no model."""
+    """Return the proposer of a model-free method ("ngram" or "suffix")."""
     if config.method == "ngram":
         return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     cached = config.suffix_decoding_max_cached_requests

@@ -1,6 +1,6 @@
-"""Settings of speculative decoding: the keys of vLLM's `speculative_config`, checked.
+"""Parses and checks vLLM's `speculative_config`.
 
-In: the user's dictionary. Out: a SpeculativeConfig, or an error that names the key.
+In: the user's dictionary. Out: a SpeculativeConfig, or a ConfigError that names the key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DRAFT_MODEL_KEYS = (
 
 
 def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
-    """The settings in a user's dictionary, with what follows from them filled in."""
+    """Parse a user's dictionary and fill in derived settings. Raises ConfigError."""
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"speculative_config={given!r}: expected a dict such as "
@@ -63,7 +63,6 @@ def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
 
 
 def check_values(config: SpeculativeConfig) -> None:
-    """Raise a ConfigError for a value out of its range."""
     for name in ("suffix_decoding_max_tree_depth", "num_speculative_tokens", "prompt_lookup_min",
                  "prompt_lookup_max"):  # fmt: skip
         expect_integer(name, getattr(config, name), 1)
@@ -89,7 +88,7 @@ def check_values(config: SpeculativeConfig) -> None:
 
 
 def method_of(keys: Mapping[str, Any]) -> str:
-    """The method that a dictionary names; `model` alone may name it, as in vLLM."""
+    """Method of a dictionary; as in vLLM, `model` alone may name it."""
     method, model = keys.get("method"), keys.get("model")
     if method is None and model in ("ngram", "[ngram]", "suffix"):
         method = model
@@ -120,7 +119,7 @@ def method_of(keys: Mapping[str, Any]) -> str:
 
 
 def check_names(keys: Mapping[str, Any]) -> None:
-    """Raise for a key that no method here knows."""
+    """Raise UnsupportedFeature or ConfigError for a key that is not supported."""
     known = [field.name for field in fields(SpeculativeConfig) if field.name != "guess_cost"]
     for name in keys:
         if name in DRAFT_MODEL_KEYS:
@@ -136,7 +135,7 @@ def check_names(keys: Mapping[str, Any]) -> None:
 
 
 def lookup_sizes(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of n-grams: where only one is given, it is both."""
+    """prompt_lookup_min and _max; each defaults to the other."""
     least, most = keys.get("prompt_lookup_min"), keys.get("prompt_lookup_max")
     if least is None and most is None:
         return {}
@@ -147,13 +146,11 @@ def lookup_sizes(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expect_integer(name: str, value: Any, least: int) -> None:
-    """Raise a ConfigError unless the value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value!r} must be an integer >= {least}.")
 
 
 def expect_number(name: str, value: Any, least: float, most: float) -> None:
-    """Raise a ConfigError unless the value is a number in this range."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
         raise ConfigError(f"{name}={value!r} must be a number from {least} to {most}.")

@@ -1,14 +1,12 @@
-"""How many drafts a row gets: more while they are accepted, none while they do not pay.
+"""Adapts the number of drafts per row: more while they are accepted, none while they do not pay.
 
-In: numbers of drafts and of accepted ones, step by step, and what a token costs. Out: the number
-for the next step. Must not know proposers, plans or devices.
+In: drafted and accepted counts per step, and the cost of a token. Out: the number for the next
+step. Must not know proposers, plans or devices.
 
-A step with k drafts gives 1 + a + a^2 + ... + a^k tokens if each is accepted with probability a,
-and takes 1 + c * k times as long as one without, where c is the share by which one more token of
-each row lengthens the step. The number with the most tokens per time is taken. Where that is 0,
-drafts are tried again after some tokens, and after twice as many each time they fail again: what
-trying costs stays below a small share of the time. A request begins with what was accepted of
-the requests before it, so that each does not have to find out again.
+With acceptance probability a, a step with k drafts gives 1 + a + ... + a^k tokens and takes 1 + c *
+k times as long, where c is the relative cost of one more token per row. The k with the highest rate
+is used. At k = 0, drafts are retried after an exponentially growing number of tokens, so probing
+stays cheap. A new request starts from the acceptance of earlier ones.
 """
 
 from __future__ import annotations
@@ -31,15 +29,14 @@ BEST_ACCEPTANCE = 0.8
 
 
 def may_pay(cost: float) -> bool:
-    """Whether a draft that lengthens a step by this share gives more than it takes, if it is
-    accepted as often as can be hoped for."""
+    """Whether a draft with this relative cost can pay at the best acceptance one may hope for."""
     return cost < BEST_ACCEPTANCE
 
 
 def token_cost(tokens: int, free_tokens: int) -> float:
-    """The share by which a step of so many tokens, one of each row, takes longer with one more of
-    each. `free_tokens` are computed in the time in which a step reads all weights, which it takes
-    anyway."""
+    """Relative cost of one more token per row in a step of `tokens` tokens. `free_tokens` is the
+    number computed in the time it takes to read all weights (the roofline's ridge).
+    """
     return tokens / (free_tokens + tokens)
 
 
@@ -47,9 +44,12 @@ def token_cost(tokens: int, free_tokens: int) -> float:
 def best_size(
     decodes: int, drafts: int, gain: float, sizes: tuple[int, ...], free_tokens: int
 ) -> int:
-    """The compiled size of a step that gives the most tokens per time: one for each decode, and
-    `gain` if all drafts run, of which fewer run where they do not fit. Sizes with less room than
-    the decodes take are not looked at."""
+    """Compiled step size with the highest expected tokens per time, among those that fit all
+    decodes.
+
+    Each decode gives one token, and all drafts together `gain` more; drafts that do not fit are
+    dropped.
+    """
 
     def rate(size: int) -> float:
         share = min(1.0, (size - decodes) / drafts) if drafts else 0.0
@@ -59,8 +59,10 @@ def best_size(
 
 
 class DraftLength:
-    """The number of drafts of one row, at most `most`. `estimate`: of the probability that a draft
-    is accepted. Times are numbers of the row's tokens."""
+    """Draft count controller of one row, at most `most` drafts.
+
+    `estimate` is the estimated acceptance probability. Times are counted in the row's tokens.
+    """
 
     __slots__ = ("_choice", "_cost", "_pause", "_until", "estimate", "most", "was_tried")
 
@@ -74,7 +76,7 @@ class DraftLength:
         self._until = 0  # before so many tokens no drafts are tried
 
     def count(self, cost: float, tokens: int) -> int:
-        """Drafts for the next step, if a token of each row costs this share of it."""
+        """Number of drafts for the next step, given the relative cost of a token per row."""
         if cost != self._cost:
             self._cost, self._choice = cost, None
         if tokens < self._until:
@@ -84,11 +86,11 @@ class DraftLength:
         return self._choice or 1
 
     def has_given_up(self, tokens: int) -> bool:
-        """Whether drafts have failed so often that it will be long until they are tried again."""
+        """Whether the retry interval has grown so long that the row counts as having given up."""
         return tokens < self._until and self._pause >= GIVEN_UP
 
     def observe(self, drafted: int, accepted: int, tokens: int) -> None:
-        """A step with drafts was read: of so many the first `accepted` were accepted."""
+        """Update with a step's result: the first `accepted` of `drafted` drafts were accepted."""
         self.was_tried = True
         for _ in range(accepted):
             self.estimate += FORGETTING * (1.0 - self.estimate)
@@ -102,12 +104,12 @@ class DraftLength:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def gain(self, count: int) -> float:
-        """Tokens that so many drafts are expected to give."""
+        """Expected number of accepted tokens from `count` drafts."""
         chance = self.estimate
         return chance * (1.0 - chance**count) / (1.0 - chance) if chance < 1.0 else float(count)
 
     def _best(self) -> int:
-        """The number with the most tokens per time; 0: no drafts."""
+        """The draft count with the highest expected tokens per time; 0 for none."""
         best, best_rate = 0, 1.0
         tokens = power = 1.0
         for count in range(1, self.most + 1):

@@ -1,6 +1,6 @@
-"""Places of a text where the last tokens of another (or of itself) stand.
+"""Occurrences in a text of another text's (or its own) last tokens.
 
-A set of such places is what a node of a suffix tree stands for. Longer matches have fewer places:
+A set of occurrences corresponds to a node of a suffix tree. Longer matches have fewer occurrences:
 the sets are nested.
 """
 
@@ -14,22 +14,23 @@ MOST_PLACES = 1024  # the latest ones in a request's own text
 
 
 class Match(NamedTuple):
-    """Places where the last `length` tokens stand, by the position after them."""
+    """Occurrences of the last `length` tokens, as positions after them."""
 
     length: int
     places: np.ndarray  # growing
 
 
 def own_matches(tokens: np.ndarray, depth: int) -> list[Match]:
-    """Where a text's own last tokens, at most `depth`, stand before: see `narrowed`."""
+    """Earlier occurrences of a text's own last tokens, at most `depth` of them; see `narrowed`."""
     ends = np.flatnonzero(tokens[:-1] == tokens[-1:])[-MOST_PLACES:]
     return narrowed(tokens, ends, tokens[-depth:], 1)
 
 
 def narrowed(text: np.ndarray, ends: np.ndarray, last: np.ndarray, length: int) -> list[Match]:
-    """Matches by growing length, the longest one for each set of places.
+    """Extend matches of `length` tokens backwards; keep the longest match for each distinct set of
+    occurrences.
 
-    The last `length` tokens of `last` end at each of `ends`, the positions of their last token.
+    `ends` are the positions in `text` at which the last `length` tokens of `last` end.
     """
     matches = []
     while len(ends) and length < len(last):

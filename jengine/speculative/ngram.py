@@ -1,13 +1,11 @@
-"""n-gram proposer (prompt lookup): the text repeats what followed its last tokens before.
+"""n-gram proposer (prompt lookup): predicts that the text repeats what followed its last tokens
+before.
 
-The longest n-gram at the end of the text is looked for earlier in it, from `prompt_lookup_max`
-tokens down to `prompt_lookup_min`; of several occurrences of that length the earliest counts. The
-drafts are the tokens after it. Where the text ends, they go on from their own beginning: text that
-repeats with a period is expected to go on with it.
-
-A lookup compares the whole text with its last token once, which numpy does at several tokens per
-nanosecond, and then only the places that agree. In a short text that is done only if the shortest
-n-gram was found: steps of a small model are as short as such calls.
+The longest n-gram (prompt_lookup_max down to prompt_lookup_min) that ends the text is searched
+earlier in it; the earliest occurrence counts. Drafts are the tokens after it; at the end of the
+text they continue periodically. A lookup compares the whole text with its last token once in numpy,
+then only the matching places. In short texts it first searches bytes for the shortest n-gram, since
+steps of small models are as short as numpy calls.
 """
 
 from __future__ import annotations
@@ -22,19 +20,18 @@ SHORT_TEXT = 4096  # tokens
 
 
 class NgramProposer:
-    """Looks n-grams of `least` to `most` tokens up in each request's own text."""
+    """Proposer of n-grams of `least` to `most` tokens within each request's own text."""
 
     def __init__(self, least: int, most: int) -> None:
         self.least = least
         self.most = most
 
     def begin(self, tokens: Sequence[int], prompt_length: int) -> NgramRow:
-        """The text of one request."""
         return NgramRow(self, tokens)
 
 
 class NgramRow:
-    """One request's text."""
+    """The text of one request."""
 
     def __init__(self, settings: NgramProposer, tokens: Sequence[int]) -> None:
         self._settings = settings
@@ -51,11 +48,13 @@ class NgramRow:
         return NO_DRAFTS if start is None else np.resize(tokens[start:], ahead + count)
 
     def close(self) -> None:
-        """Nothing of it is kept."""
+        """Nothing is kept."""
 
 
 def after_match(tokens: np.ndarray, least: int, most: int) -> int | None:
-    """The position after the earliest occurrence of the longest n-gram that also ends the text."""
+    """Position after the earliest occurrence of the longest n-gram that also ends the text, or
+    None.
+    """
     ends, length = np.flatnonzero(tokens[:-1] == tokens[-1:]), 1
     while len(ends) and length < min(most, len(tokens) - 1):
         before = ends[np.searchsorted(ends, length) :] - length

@@ -1,8 +1,8 @@
-"""Outputs of requests that have ended, in a bounded buffer, found by their last tokens.
+"""Bounded buffer of finished requests' outputs, indexed by token pairs.
 
-Hash chains as in LZ77 compressors: for each pair of tokens the place where it stood last, and for
-each place the one before it with an equal hash. The oldest outputs are forgotten when there are too
-many outputs or tokens. Memory: 16 bytes for each token that is kept at most, whatever they are.
+Hash chains as in LZ77: for each pair of tokens its latest place, and for each place the previous
+one with an equal hash. The oldest outputs are evicted first. Memory: at most 16 bytes per kept
+token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAIR_BITS = 17
 
 
 class PastOutputs:
-    """Up to `most_outputs` outputs, and `most_tokens` tokens of them."""
+    """Ring of up to `most_outputs` outputs with `most_tokens` tokens in all."""
 
     def __init__(self, most_outputs: int, most_tokens: int = 2**20) -> None:
         self.most_outputs = most_outputs
@@ -38,11 +38,11 @@ class PastOutputs:
 
     @property
     def tokens(self) -> np.ndarray:
-        """i32: all outputs, each followed by a SEPARATOR."""
+        """i32: all outputs concatenated, each followed by SEPARATOR."""
         return self._room[: self._end]
 
     def add(self, output: np.ndarray) -> None:
-        """Keep an output; of one that is too long, the end."""
+        """Keep an output, or the end of one that is too long."""
         output = output[-(self.most_tokens - 1) :]
         if not len(output) or not self.most_outputs:
             return
@@ -57,7 +57,7 @@ class PastOutputs:
         self._index(first)
 
     def matches(self, last: np.ndarray) -> list[Match]:
-        """Places where at least the last two of these tokens stand, by growing length."""
+        """Occurrences of at least the last two tokens, by growing match length."""
         if len(last) < 2 or not self._starts:
             return []
         tokens = self.tokens
@@ -67,7 +67,7 @@ class PastOutputs:
         return narrowed(tokens, ends, last, 2) if len(ends) else []
 
     def _places(self, pair: int) -> Sequence[int]:
-        """Where a pair's second token stands, latest first; other pairs may be among them."""
+        """Places in a pair's hash chain, latest first; hash collisions are included."""
         oldest, before, places = self._starts[0], self._before, []
         place = self._latest[pair]
         while place > oldest and len(places) < MOST_PLACES:
@@ -76,7 +76,7 @@ class PastOutputs:
         return places
 
     def _index(self, first: int) -> None:
-        """Put the output at `first`, which is the last one, into the chains."""
+        """Insert the last output, which begins at `first`, into the hash chains."""
         latest, before = self._latest, self._before
         pairs = pair_hashes(self._room[first : self._end - 1]).tolist()
         for place, pair in enumerate(pairs, first + 1):
@@ -84,7 +84,7 @@ class PastOutputs:
             latest[pair] = place
 
     def _move_to_start(self, needed: int) -> None:
-        """Forget the oldest outputs, so that `most_tokens` hold the rest and so many more."""
+        """Evict the oldest outputs until `needed` more tokens fit, and compact the buffer."""
         while self._starts and self._end - self._starts[0] + needed > self.most_tokens:
             self._starts.popleft()
         gone = self._starts[0] if self._starts else self._end
@@ -98,7 +98,7 @@ class PastOutputs:
 
 
 def pair_hashes(tokens: np.ndarray) -> np.ndarray:
-    """A hash of each token with the one before it, from the second token on."""
+    """Hash of each (previous token, token) pair, from the second token on."""
     mixed = tokens[:-1].astype(np.uint32) * np.uint32(0x9E3779B1)
     mixed ^= tokens[1:].astype(np.uint32) * np.uint32(0x85EBCA6B)
     return (mixed ^ (mixed >> np.uint32(15))) & np.uint32(2**PAIR_BITS - 1)

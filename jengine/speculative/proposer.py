@@ -1,8 +1,7 @@
-"""Host proposers: they guess how a row goes on from the tokens that the host knows of it.
+"""Interface of host proposers, which guess a row's next tokens from the committed ones.
 
-In: committed tokens. Out: draft tokens. A guess may be wrong: the step keeps a draft only if it is
-the token that the row samples there anyway. Must not know requests, plans, or which of its guesses
-were kept.
+In: committed tokens. Out: draft tokens. A guess may be wrong: the step keeps a draft only if it
+samples the same token. Must not know requests, plans, or which guesses were kept.
 """
 
 from __future__ import annotations
@@ -14,31 +13,30 @@ import numpy as np
 
 
 class RowProposer(Protocol):
-    """Guesses for one request, from its first to its last token."""
+    """Proposer of one request."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """These tokens were committed after the ones before."""
+        """Append newly committed tokens."""
 
     def propose(self, count: int, ahead: int = 0) -> np.ndarray:
-        """i32: at most `ahead` + `count` tokens that follow the committed ones; empty: no guess.
+        """Guess up to `ahead` + `count` tokens after the committed ones, i32; empty for no guess.
 
-        The first `ahead` of them are being sampled by steps in flight. `count` is the most that the
-        next step takes.
+        The first `ahead` are being sampled by steps in flight; the next step takes at most `count`.
         """
 
     def close(self) -> None:
-        """The request has ended."""
+        """The request has ended; release or keep its text."""
 
 
 class Proposer(Protocol):
-    """A method of guessing on the host, for all requests of an engine."""
+    """A model-free proposal method, for all requests of an engine."""
 
     def begin(self, tokens: Sequence[int], prompt_length: int) -> RowProposer:
-        """A request of which these tokens are known: its prompt, and outputs after it."""
+        """Start a request whose known tokens are its prompt and outputs so far."""
 
 
 class TokenText:
-    """A sequence of tokens as an array that can grow."""
+    """A growable i32 token array."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._length = len(tokens)
@@ -50,11 +48,10 @@ class TokenText:
 
     @property
     def tokens(self) -> np.ndarray:
-        """i32: a view, valid until the next `extend`."""
+        """A view of the tokens, i32, valid until the next `extend`."""
         return self._room[: self._length]
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
         end = self._length + len(tokens)
         if end > len(self._room):
             larger, numbers = room_for(2 * end)
@@ -64,8 +61,9 @@ class TokenText:
         self._length = end
 
     def repeats(self, count: int) -> bool:
-        """Whether the last `count` tokens stand earlier in the text as well. In a text of some
-        thousand tokens at most, a search of bytes is much faster than numpy."""
+        """Whether the last `count` tokens also occur earlier. A byte search: for a few thousand
+        tokens much faster than numpy.
+        """
         if count >= self._length:
             return False
         end, place = 4 * self._length, -1
@@ -77,7 +75,7 @@ class TokenText:
 
 
 def room_for(tokens: int) -> tuple[bytearray, np.ndarray]:
-    """Memory for so many tokens, as bytes and as i32."""
+    """Allocate space for `tokens` tokens, as bytes and as an i32 view."""
     room = bytearray(4 * tokens)
     return room, np.frombuffer(room, np.int32)
 

@@ -1,12 +1,11 @@
-"""Suffix proposer: drafts are the most frequent continuation of the text's last tokens.
+"""Suffix proposer: drafts the most frequent continuation of the text's last tokens.
 
-The last tokens are looked up in the request's own prompt and output, and in past outputs of other
-requests. A set of occurrences is what a node of a suffix tree stands for: its size is the node's
-frequency, and the tokens after the occurrences are the children. So the tree is walked without
-being built. From the occurrences of a match the most frequent next token is taken again and again,
-as long as the estimated probability of all drafts up to it is at least `least_probability`; a match
-of n tokens gives at most `factor` * n drafts. Of several matches the one with the most expected
-accepted tokens is used.
+The last tokens are looked up in the request's own text and in past outputs of other requests. A set
+of occurrences acts as a suffix tree node: its size is the node's frequency and the following tokens
+are its children, so the tree is walked without being built. From a match the most frequent next
+token is taken repeatedly while the estimated probability of the whole draft is at least
+`least_probability`; a match of n tokens gives at most `factor` * n drafts. Among matches, the draft
+with the most expected accepted tokens wins.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ MATCHES_TRIED = 4
 
 
 class Guess(NamedTuple):
-    """Drafts, and how many of them are expected to be accepted."""
+    """Draft tokens and the expected number accepted."""
 
     drafts: list[int]
     expected: float
 
 
 class SuffixProposer:
-    """The settings of the method, and the outputs of requests that have ended."""
+    """Settings of the method, and the outputs of finished requests."""
 
     def __init__(
         self, depth: int, factor: float, least_probability: float, past: PastOutputs | None
@@ -44,11 +43,10 @@ class SuffixProposer:
         self.past = past
 
     def begin(self, tokens: Sequence[int], prompt_length: int) -> SuffixRow:
-        """The text of one request."""
         return SuffixRow(self, tokens, prompt_length)
 
     def best_guess(self, text: np.ndarray, matches: list[Match], count: int, ahead: int) -> Guess:
-        """The best guess from these matches, the longest of which comes last."""
+        """Best guess over these matches, ordered by length."""
         best = Guess([], 0.0)
         for match in reversed(matches[-MATCHES_TRIED:]):
             most = min(count, int(self.factor * match.length))
@@ -59,7 +57,7 @@ class SuffixProposer:
 
 
 class SuffixRow:
-    """One request's text."""
+    """The text of one request."""
 
     def __init__(self, settings: SuffixProposer, tokens: Sequence[int], prompt_length: int) -> None:
         self._settings = settings
@@ -79,16 +77,16 @@ class SuffixRow:
         return np.array(best.drafts, np.int32) if best.drafts else NO_DRAFTS
 
     def close(self) -> None:
-        """Keep the output for later requests."""
+        """Add the output to the buffer for later requests."""
         if self._settings.past is not None:
             self._settings.past.add(self._text.tokens[self._prompt_length :])
 
 
 def walk(text: np.ndarray, places: np.ndarray, most: int, least_probability: float) -> Guess:
-    """The most frequent continuation of what stands before these places of a text.
+    """Most frequent continuation after these places of a text.
 
-    A negative token ends one output in the text. A single occurrence is copied, and where the text
-    ends the copy goes on from its own beginning.
+    A negative token ends an output. A single occurrence is copied; at the end of the text the copy
+    continues periodically.
     """
     drafts: list[int] = []
     probability, expected = 1.0, 0.0
@@ -112,10 +110,10 @@ def walk(text: np.ndarray, places: np.ndarray, most: int, least_probability: flo
 
 
 def copied_from(text: np.ndarray, place: int, most: int, before: list[int]) -> list[int]:
-    """The text from a place on, until its output ends or `most` tokens are copied.
+    """Copy from `place` until the output or `most` ends.
 
-    `before` are the drafts so far, which stand right before the place. Where the text itself ends,
-    it is expected to go on as after its first occurrence, that is with these drafts again.
+    `before` are the drafts so far, which precede `place`. If the text itself ends, it continues
+    periodically with `before` and the copy.
     """
     copied = text[place : place + most]
     stops = np.flatnonzero(copied < 0)
