@@ -1,4 +1,4 @@
-"""An adapter in the form of our weights: for each adapted `Linear` two matrices of low rank.
+"""An adapter in the layout of our weights: two low-rank matrices per adapted `Linear`.
 
 In: a model's parameters. Out: parameters with an adapter merged in. Must not know files.
 """
@@ -17,10 +17,10 @@ WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to a weight [*inputs, *outputs]: down @ up.
+    """Low-rank update of a weight [*inputs, *outputs]: down @ up, with the scale folded into `up`.
 
-    A weight that several modules of the checkpoint share has their ranks one after the other; `up`
-    is zero where a rank is not that of an output. Scales are part of `up`.
+    Checkpoint modules fused into one weight have their ranks concatenated; `up` is zero where a
+    rank does not belong to the output's module.
     """
 
     down: np.ndarray  # f32 [inputs, rank]
@@ -29,24 +29,23 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """The sum of the modules' ranks."""
+        """Total rank of all modules in this weight."""
         return self.down.shape[1]
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's parts by the path of their `Linear`."""
+    """An adapter's updates by the path of their `Linear`."""
 
     rank: int  # the largest of a module
     parts: Mapping[str, LowRank]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
         return sum(part.down.nbytes + part.up.nbytes for part in self.parts.values())
 
     def merged(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters by path, with this adapter added to the weights, in their own dtypes."""
+        """Add the update to each weight, keeping its dtype. Returns parameters by path."""
         found = dict(parameters)
         for path, part in self.parts.items():
             weight = np.asarray(parameters[path + WEIGHT])

@@ -1,9 +1,8 @@
-"""An adapter from a trainer's matrices, without files.
+"""Builds an adapter from in-memory matrices of a trainer.
 
-In: matrices by name. Out: an Adapter, or a CheckpointError that names the matrix. Two kinds of
-names are known: those of PEFT's files (`model.layers.0.self_attn.q_proj.lora_A.weight`, [rank,
-inputs], and `lora_B.weight`, [outputs, rank]), with or without the prefix; and those of our own
-parameters (`layers.0.attention.qkv.a`, [inputs, rank], and `.b`, [rank, outputs]).
+In: matrices by name. Out: an Adapter, or a CheckpointError that names the matrix. Names are PEFT's
+(`model.layers.0.self_attn.q_proj.lora_A.weight` [rank, inputs], `lora_B.weight` [outputs, rank],
+with or without prefix) or ours (`layers.0.attention.qkv.a` [inputs, rank], `.b` [rank, outputs]).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def read_live_adapter(
     max_rank: int,
     stabilized: bool = False,
 ) -> Adapter:
-    """The adapter; `alpha` None: b is scaled already."""
+    """Build the adapter. With `alpha` None, b is scaled already. Raises CheckpointError."""
     paths = by_path(places)
     found: dict[str, Matrices] = {}
     parts: dict[str, LowRank] = {}
@@ -68,7 +67,7 @@ def read_live_adapter(
 
 
 def _partner(name: str) -> str:
-    """The first matrix of the second one's pair."""
+    """Name of the A matrix that goes with a B matrix."""
     for down, up in ((DOWN, UP), (TABLE_DOWN, TABLE_UP)):
         if name.endswith(up):
             return name.removesuffix(up) + down
@@ -99,9 +98,10 @@ def _own(
     max_rank: int,
     stabilized: bool,
 ) -> LowRank:
-    """Matrices of a weight as we have it, whose inputs and outputs may have several dimensions.
+    """Update of a weight named by our own path, whose inputs and outputs may have several
+    dimensions.
 
-    Each module that shares the weight gets them, for the outputs that are its own.
+    Each fused module gets the pair, restricted to its own outputs.
     """
     place, owners = modules[0], owners_of(modules)
     rank = _rank(matrices, path + OWN_DOWN, -1, max_rank)
@@ -116,7 +116,7 @@ def _own(
 
 
 def scale(alpha: float | None, rank: int, stabilized: bool) -> np.float32:
-    """What the product of both matrices is multiplied by."""
+    """Factor of down @ up: alpha / rank, or alpha / sqrt(rank) for rank-stabilised LoRA."""
     if alpha is None:
         return np.float32(1.0)
     return np.float32(alpha / (math.sqrt(rank) if stabilized else rank))
@@ -138,7 +138,7 @@ def _array(
     shape: tuple[int, ...],
     flat: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-    """A matrix in this shape, which may be given with its dimensions joined."""
+    """A matrix in `shape`; it may be given flattened to `flat`. Raises CheckpointError."""
     if name not in matrices:
         raise CheckpointError(f"{SOURCE}: {name!r} is missing.")
     array = np.asarray(matrices[name], np.float32)

@@ -1,7 +1,7 @@
-"""Reads PEFT's adapter_config.json: ranks and scales of modules.
+"""Reads PEFT's adapter_config.json: ranks and scales per module.
 
-In: a parsed file. Out: an AdapterConfig, or a CheckpointError that names the key. What would change
-the meaning of the matrices and is not built is refused by name.
+In: a parsed file. Out: an AdapterConfig, or a CheckpointError that names the key. Settings that
+change the meaning of the matrices and are unsupported are refused by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """How large the matrices of each module are, and by what their product is scaled."""
+    """Rank and alpha, with overrides per module pattern."""
 
     rank: int
     alpha: float
@@ -45,17 +45,17 @@ class AdapterConfig:
     stabilized: bool  # alpha / sqrt(rank) in place of alpha / rank
 
     def rank_of(self, module: str) -> int:
-        """The rank of a module, by its name in the checkpoint."""
+        """Rank of a module, by checkpoint name."""
         return _matching(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What its product is multiplied by."""
+        """Factor of down @ up for a module."""
         rank, alpha = self.rank_of(module), _matching(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.stabilized else rank)
 
 
 def read_adapter_config(values: Mapping[str, object], where: str) -> AdapterConfig:
-    """What adapter_config.json says."""
+    """Parse adapter_config.json. Raises CheckpointError."""
     fields = Fields(values, where)
     fields.choice("peft_type", "LORA", {"LORA": "LORA"})
     for key, nothing in NOT_BUILT.items():
@@ -76,7 +76,7 @@ def read_adapter_config(values: Mapping[str, object], where: str) -> AdapterConf
 
 
 def _pattern(fields: Fields, key: str) -> Fields:
-    """Values by pattern of a module's name, all of which are regular expressions."""
+    """Values by regular expression over module names; invalid expressions are refused."""
     own = fields.part(key) or Fields({})
     for pattern in own.values:
         try:
@@ -87,7 +87,7 @@ def _pattern(fields: Fields, key: str) -> Fields:
 
 
 def _matching(pattern: Mapping[str, T], module: str, default: T) -> T:
-    """The value of the first key that is the end of the name, from one of its parts on."""
+    """Value of the first pattern that matches the module name's last dotted parts."""
     for key, value in pattern.items():
         if re.match(rf"(.*\.)?({key})$", module):
             return value

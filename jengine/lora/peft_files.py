@@ -1,8 +1,8 @@
-"""Reads a folder that PEFT wrote into an Adapter, for one base model.
+"""Reads a PEFT folder into an Adapter for one base model.
 
-In: a folder and a ModelConfig. Out: an Adapter, or a CheckpointError that names the tensor. A
-tensor is `base_model.model.MODULE.lora_A.weight` [rank, inputs] or `lora_B.weight` [outputs, rank].
-Must not know devices.
+In: a folder and a ModelConfig. Out: an Adapter, or a CheckpointError that names the tensor. Tensors
+are `base_model.model.MODULE.lora_A.weight` [rank, inputs] and `lora_B.weight` [outputs, rank]. Must
+not know devices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST_SHOWN = 5
 
 
 class Place(NamedTuple):
-    """Where a module of the checkpoint, or a part of its outputs, is in our model."""
+    """Maps a checkpoint module to (part of) a weight of ours. `is_table`: an embedding."""
 
     path: str  # of a Linear
     shape: WeightShape
@@ -45,22 +45,22 @@ class Place(NamedTuple):
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The inputs of our weight."""
+        """Input dimensions of the low-rank update; swapped for an embedding table."""
         return self.shape.outputs if self.is_table else self.shape.inputs
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The outputs of our weight."""
+        """Output dimensions of the low-rank update; swapped for an embedding table."""
         return self.shape.inputs if self.is_table else self.shape.outputs
 
     @property
     def names(self) -> tuple[str, str]:
-        """What follows the module in the names of its two tensors."""
+        """Suffixes of the module's A and B tensors."""
         return (TABLE_DOWN, TABLE_UP) if self.is_table else (DOWN, UP)
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Inputs and outputs of the module."""
+        """The module's (inputs, outputs)."""
         if self.is_table:
             return self.inputs[0], self.outputs[0]
         piece = self.pieces[0]
@@ -73,7 +73,7 @@ Places = Mapping[str, tuple[Place, ...]]
 
 
 class Matrices(NamedTuple):
-    """A module's matrices, the second one scaled."""
+    """A module's A and B matrices, with the scale folded into B."""
 
     down: np.ndarray  # f32 [rank, inputs]
     up: np.ndarray  # f32 [outputs, rank]
@@ -86,8 +86,9 @@ def read_adapter(
     max_rank: int,
     places: Places | None = None,
 ) -> Adapter:
-    """The adapter in a folder, checked against the base model of `config`; `places` are those of
-    modules that may be adapted."""
+    """Read an adapter's folder, checked against the base model. `places`: the adaptable modules.
+    Raises CheckpointError.
+    """
     folder = Path(folder)
     file = folder / WEIGHTS_FILE
     if not file.is_file():
@@ -113,7 +114,7 @@ def read_adapter(
 
 
 def joined_parts(places: Places, read: Mapping[str, Matrices]) -> dict[str, LowRank]:
-    """By path of a `Linear`: the matrices of all modules that share its weight."""
+    """Fuse modules' matrices: one update per path of a `Linear`."""
     shared: dict[str, list[tuple[Place, Matrices | None]]] = {}
     for module, own in places.items():
         for place in own:
@@ -126,7 +127,7 @@ def joined_parts(places: Places, read: Mapping[str, Matrices]) -> dict[str, LowR
 
 
 def by_path(places: Places) -> dict[str, list[Place]]:
-    """By path of a `Linear`: the modules that share its weight, in order."""
+    """Modules fused into each `Linear`, in order, by its path."""
     found: dict[str, list[Place]] = {}
     for own in places.values():
         for place in own:
@@ -135,7 +136,7 @@ def by_path(places: Places) -> dict[str, list[Place]]:
 
 
 def owners_of(places: Sequence[Place]) -> np.ndarray:
-    """The number of the module that makes each output of their weight, i32 [*outputs]."""
+    """Index of the module that owns each output of their fused weight, i32 [*outputs]."""
     owners = np.zeros(places[0].outputs, np.int32)
     if places[0].is_table:
         return owners
@@ -146,7 +147,7 @@ def owners_of(places: Sequence[Place]) -> np.ndarray:
 
 
 def places_of(config: ModelConfig) -> dict[str, tuple[Place, ...]]:
-    """Modules of the checkpoint that an adapter may change."""
+    """Checkpoint modules that an adapter may change, and where each is in our weights."""
     found: dict[str, tuple[Place, ...]] = {}
     linears = weighted(abstract_model(config))
     for path, pieces in registry.plain_pieces(config).items():
@@ -165,7 +166,9 @@ def places_of(config: ModelConfig) -> dict[str, tuple[Place, ...]]:
 
 
 def _module_of(file: Path, name: str) -> str:
-    """The module of a tensor."""
+    """Module name in a tensor name. Raises CheckpointError for tensors that are not LoRA
+    matrices.
+    """
     if name.startswith(PREFIX):
         for ending in (DOWN, UP, TABLE_DOWN, TABLE_UP):
             if name.endswith(ending):
@@ -213,7 +216,7 @@ def _read_matrix(
 
 
 def _joined(modules: Sequence[tuple[Place, Matrices | None]]) -> LowRank:
-    """The matrices of all modules that share a weight; of some there may be none."""
+    """Concatenate the ranks of a fused weight's modules; modules without matrices have rank 0."""
     shape = modules[0][0].shape
     if modules[0][0].is_table:
         ((_, own),) = modules
@@ -235,14 +238,13 @@ def _joined(modules: Sequence[tuple[Place, Matrices | None]]) -> LowRank:
 
 
 def _parts(place: Place) -> Iterator[tuple[slice, ...]]:
-    """The outputs of our weight that a module makes."""
+    """Output slices of our weight that a module owns."""
     for piece in place.pieces:
         yield tuple(piece.place(place.shape.shape)[len(place.shape.inputs) :])
 
 
 def _outputs(place: Place, matrices: Matrices) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-    """The outputs of our weight, and the columns [rank, ...] of a module's second matrix that
-    belong to them."""
+    """Pairs of an output slice of our weight and the matching columns [rank, ...] of B."""
     for piece, where in zip(place.pieces, _parts(place), strict=True):
         if piece.transpose:
             own = replace(piece, shape=matrices.up.shape)

@@ -1,7 +1,7 @@
-"""The adapters in a step's slots, on the devices of one replica.
+"""Device arrays with the adapters of all slots, for one replica.
 
-In: adapters of the host's memory and the slots they go to. Out: the arrays that steps take. Writing
-is queued like a step, so that steps queued before still see what was in the slot.
+In: adapters in host memory and their slots. Out: the arrays that steps take. Writes are queued like
+steps, so steps queued before a write still see the slot's previous adapter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Arrays = tuple[jax.Array, ...]
 
 
 class AdapterStacks:
-    """Two arrays per adapted weight, each with a row per slot."""
+    """Two arrays per adapted weight, each with a leading axis of slots."""
 
     def __init__(
         self,
@@ -57,12 +57,11 @@ class AdapterStacks:
         self.leaves: Arrays = self._make()
 
     def drop(self) -> None:
-        """Free the arrays until `fill`, after the steps queued before."""
+        """Release the arrays until `fill`; steps already queued keep them alive."""
         self.leaves = ()
 
     def fill(self) -> None:
-        """Make dropped arrays again, with the adapters that are still in the host's memory in the
-        slots that they had."""
+        """Reallocate after `drop`, and reload slots whose adapters are still in host memory."""
         if self.leaves:
             return
         self.leaves = self._make()
@@ -76,11 +75,13 @@ class AdapterStacks:
 
     @property
     def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """The arrays without data."""
+        """Shapes and dtypes of the arrays."""
         return self._shapes
 
     def hold(self, slot: int, digest: str) -> None:
-        """Have this adapter in a slot, which are numbered from 1 on."""
+        """Load an adapter into a slot (numbered from 1), unless it is there. A missing one is
+        logged and zeroed.
+        """
         if self._held.get(slot) == digest:
             return
         adapter = self.store.find(digest)
@@ -91,7 +92,7 @@ class AdapterStacks:
         self._held[slot] = digest
 
     def warm_up(self) -> None:
-        """Compile the program that writes a slot."""
+        """Compile the slot-writing program."""
         self._write_slot(1, Adapter(0, {}))
         self._held.pop(1, None)
 
@@ -129,5 +130,5 @@ class AdapterStacks:
 
 
 def with_slot(stacks: Arrays, slot: jax.Array, given: Arrays) -> Arrays:
-    """The stacks with these arrays in a slot."""
+    """Write arrays into a slot of the stacks."""
     return tuple(stack.at[slot].set(array) for stack, array in zip(stacks, given, strict=True))

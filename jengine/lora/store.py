@@ -1,7 +1,7 @@
-"""Adapters in the host's memory, by the digest of their content. One per process.
+"""Adapters in host memory by content digest; one store per process.
 
-In: folders with PEFT's files, or matrices by module or path. Out: adapters that fit the base model;
-what does not fit is an error that names it, and changes nothing.
+In: PEFT folders, or matrices by name. Out: adapters that fit the base model; a mismatch raises an
+error that names it and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from jengine.lora.weights import wanted_places
 
 
 class AdapterStore:
-    """Adapters for one base model. `add` and `drop` are counted: several fronts may hold one."""
+    """Reference-counted adapters of one base model: several fronts may add and drop the same
+    one.
+    """
 
     def __init__(
         self, config: ModelConfig, max_rank: int, modules: tuple[str, ...] | None = None
@@ -35,25 +37,26 @@ class AdapterStore:
         self._places = wanted_places(places_of(config), modules)
 
     def find(self, digest: str) -> Adapter | None:
-        """The adapter with this content."""
         return self._adapters.get(digest)
 
     def add_files(self, folder: str) -> tuple[str, Adapter]:
-        """Read the adapter of a folder; its digest."""
+        """Read and keep a folder's adapter. Returns (digest, adapter)."""
         adapter = read_adapter(folder, self._config, max_rank=self._max_rank, places=self._places)
         return self._keep(digest_of_files(Path(folder)), adapter)
 
     def add_live(
         self, matrices: Mapping[str, np.ndarray], alpha: float | None, *, stabilized: bool = False
     ) -> tuple[str, Adapter]:
-        """Take the matrices of a trainer; the digest of what they add."""
+        """Keep a trainer's in-memory adapter. Returns (digest, adapter)."""
         adapter = read_live_adapter(
             matrices, self._places, alpha, max_rank=self._max_rank, stabilized=stabilized
         )
         return self._keep(digest_of_arrays(adapter), adapter)
 
     def drop(self, digest: str) -> bool:
-        """Forget an adapter, unless others hold it as well. False if it is not known."""
+        """Release one reference, and the adapter with the last. Returns False for an unknown
+        digest.
+        """
         with self._lock:
             if digest not in self._holders:
                 return False
@@ -70,7 +73,7 @@ class AdapterStore:
 
 
 def digest_of_files(folder: Path) -> str:
-    """The digest of an adapter's files."""
+    """SHA-256 over an adapter's config and weights files."""
     found = hashlib.sha256(b"files")
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         found.update(hashlib.sha256((folder / name).read_bytes()).digest())
@@ -78,7 +81,7 @@ def digest_of_files(folder: Path) -> str:
 
 
 def digest_of_arrays(adapter: Adapter) -> str:
-    """The digest of an adapter's matrices."""
+    """SHA-256 over an adapter's matrices, shapes and paths."""
     found = hashlib.sha256(b"arrays")
     for path, part in sorted(adapter.parts.items()):
         for array in (part.down, part.up):

@@ -1,6 +1,6 @@
-"""The arrays of a step that hold adapters: for each weight that can be adapted, one of each slot.
+"""Shapes of the stacked adapter arrays, per adaptable weight.
 
-In: a model's config. Out: shapes, and an adapter in these shapes. Must not know devices.
+In: a model's config. Out: shapes, and adapters laid out in them. Must not know devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEAD = "head"  # the path of the output head, which sees other rows than the lay
 
 
 class StackShape(NamedTuple):
-    """One array without data."""
+    """Shape and logical axes of one stacked array."""
 
     shape: tuple[int, ...]
     axes: Axes
@@ -31,7 +31,7 @@ class StackShape(NamedTuple):
 
 @dataclass(frozen=True)
 class LowRankWeight:
-    """What adapters add to one weight: x @ down[slot] @ up[slot]."""
+    """Stacked update of one weight: x @ down[slot] @ up[slot]."""
 
     weight: WeightShape
     rank: int  # the sum over modules of a checkpoint that share the weight
@@ -43,12 +43,14 @@ class LowRankWeight:
 
     @property
     def module_rank(self) -> int:
-        """The rank of one module."""
+        """Rank reserved per fused module."""
         return self.rank // (int(self.owners.max()) + 1)
 
     @property
     def ranges(self) -> np.ndarray:
-        """For each COLUMNS outputs the ranks of the modules that make them, i32 [blocks, 2]."""
+        """For each COLUMNS outputs, the half-open range of ranks with nonzero entries, i32 [blocks,
+        2].
+        """
         flat, rank = self.owners.reshape(-1), self.module_rank
         blocks = [flat[at : at + COLUMNS] for at in range(0, len(flat), COLUMNS)]
         found = [(one.min() * rank, (one.max() + 1) * rank) for one in blocks]
@@ -56,7 +58,7 @@ class LowRankWeight:
 
     @property
     def stacks(self) -> tuple[StackShape, StackShape]:
-        """down [slots, rank, *inputs] and up [slots, rank, *outputs], sharded as the weight is."""
+        """down [slots, rank, *inputs] and up [slots, rank, *outputs], sharded like the weight."""
         weight, count = self.weight, len(self.weight.inputs)
         if self.is_table:
             tokens, hidden = weight.axes
@@ -71,7 +73,7 @@ class LowRankWeight:
         return down, StackShape((self.slots, self.rank, *weight.outputs), (None, None, *outputs))
 
     def filled(self, part: LowRank | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        """An adapter's part in the shapes of one slot; zeros where it has none."""
+        """Lay an adapter's update out for one slot; zeros where it has none."""
         down, up = (np.zeros(stack.shape[1:], dtype) for stack in self.stacks)
         if part is None:
             return down, up
@@ -86,7 +88,7 @@ class LowRankWeight:
         return down, up
 
     def _places(self, part: LowRank) -> np.ndarray:
-        """Where the ranks of an adapter go: those of each module begin at the module's place."""
+        """Rank positions of an adapter in the slot: each module's begin at its reserved range."""
         ranks = part.ranks or (part.rank,)
         firsts = np.arange(len(ranks)) * self.module_rank
         return np.concatenate(
@@ -102,8 +104,11 @@ def adapted_weights(
     *,
     inputs_first: bool = False,
 ) -> dict[str, LowRankWeight]:
-    """By path of a `Linear`: the weights that adapters of this rank may change. `modules` are the
-    last names of modules of a checkpoint that may be adapted; None: all."""
+    """Weights that adapters of this rank may change, by path of their `Linear`.
+
+    `modules` are last components of checkpoint module names (vLLM's lora_target_modules); None for
+    all.
+    """
     found: dict[str, LowRankWeight] = {}
     for path, own in by_path(wanted_places(places_of(config), modules)).items():
         place, owners = own[0], owners_of(own)
@@ -114,7 +119,7 @@ def adapted_weights(
 
 
 def wanted_places(places: Places, modules: Sequence[str] | None) -> Places:
-    """Those of these modules. An error if a name is that of no module."""
+    """Restrict to named modules. Raises ConfigError for an unknown name."""
     if modules is None:
         return places
     last = {name: name.rpartition(".")[2] for name in places}
@@ -128,5 +133,4 @@ def wanted_places(places: Places, modules: Sequence[str] | None) -> Places:
 
 
 def stack_dtype(wanted: str, config: ModelConfig) -> Any:
-    """The dtype of the stacks."""
     return jnp.dtype(config.dtype if wanted == "auto" else wanted)
