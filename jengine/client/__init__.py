@@ -1,4 +1,4 @@
-"""Talks with servers of OpenAI's HTTP API: one answer at a time, or many at once.
+"""Client of OpenAI-compatible servers: one request at a time, or many concurrently.
 
-In: the address of a server, requests. Out: chunks of streamed answers. Must not know engines.
+In: a server's address, requests. Out: streamed response chunks. Must not know engines.
 """

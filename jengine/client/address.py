@@ -1,6 +1,6 @@
-"""The address of a server, from the URL that a user types.
+"""Parses a server's URL.
 
-In: http://host:8000, with or without /v1 behind it. Out: host, port, and the path of an endpoint.
+In: http://host:8000, with or without a trailing /v1. Out: host, port, and endpoint paths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Address:
-    """A server. `prefix` is a path in front of its routes, as gateways have."""
+    """A server's address. `prefix` is a path before its routes, as behind a gateway."""
 
     secure: bool
     host: str
@@ -24,7 +24,9 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """Read a URL; a trailing /v1, which OpenAI's own client wants, is taken off."""
+        """Parse a URL; a trailing /v1, which OpenAI's client wants, is dropped. Raises
+        ConfigError.
+        """
         wanted = "expected one like http://127.0.0.1:8000"
         try:
             parts = urlsplit(url)
@@ -40,12 +42,12 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """Host and port as the Host header has them."""
+        """Host and port for the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def path(self, route: str) -> str:
-        """The path of a route such as /v1/models."""
+        """Prefixed path of a route such as /v1/models."""
         return self.prefix + route
 
     def __str__(self) -> str:
@@ -53,5 +55,4 @@ class Address:
 
 
 def is_url(text: str) -> bool:
-    """Whether a word is meant as the URL of a server."""
     return text.startswith(("http://", "https://"))

@@ -1,7 +1,7 @@
-"""Many requests at once over connections that are kept open, in one asyncio loop.
+"""Concurrent requests over keep-alive connections in one asyncio loop.
 
-In: an address, whole requests as bytes. Out: the body of each response, as it comes, to a receiver
-that also gets the moment at which it came.
+In: an address, serialised requests. Out: response bodies as they arrive, with their arrival time,
+to a Receiver.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from jengine.client.response_reader import BadResponse, ResponseReader
 
 
 class Receiver(Protocol):
-    """Takes a response while it comes."""
+    """Consumes a response incrementally."""
 
     def receive(self, response: ResponseReader, body: bytes, now: float) -> None:
-        """Take the next part of the body; `now` is time.perf_counter()."""
+        """Take the next part of the body; `now` is time.perf_counter() at arrival."""
         ...
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which carries one exchange at a time."""
+    """One keep-alive connection with one exchange in flight."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -74,7 +74,6 @@ class Connection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """Close the connection."""
         self.is_open = False
         if self._transport is not None:
             self._transport.close()
@@ -92,7 +91,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Open connections to one server, used again when their exchange has ended."""
+    """Pool of keep-alive connections to one server."""
 
     def __init__(self, address: Address, security: ssl.SSLContext | None = None) -> None:
         self.address = address
@@ -101,7 +100,7 @@ class Connections:
         self._all: set[Connection] = set()
 
     async def exchange(self, request: bytes, receiver: Receiver) -> None:
-        """Send a request on an idle connection, or on a new one."""
+        """Send a request on an idle or new connection."""
         connection = self._take() or await self._open()
         try:
             await connection.exchange(request, receiver)
@@ -113,7 +112,6 @@ class Connections:
                 self._all.discard(connection)
 
     def close(self) -> None:
-        """Close all connections."""
         for connection in self._all:
             connection.close()
 
@@ -138,7 +136,7 @@ class Connections:
 
 
 def security_of(address: Address, insecure: bool = False) -> ssl.SSLContext | None:
-    """TLS settings of an https address; `insecure` takes any certificate."""
+    """SSL context of an https address, None for http; `insecure` skips certificate verification."""
     if not address.secure:
         return None
     context = ssl.create_default_context()

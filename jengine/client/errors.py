@@ -1,4 +1,4 @@
-"""Errors of a client: the server cannot be reached, or failed while it answered."""
+"""Client errors: the server is unreachable or failed mid-response."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ NOT_NOW = (408, 425, 429, 503, 529)
 
 
 class ServerFailed(JengineError, ConnectionError):
-    """The server cannot be reached, closed the connection, or answered with an error of its own."""
+    """The server is unreachable, closed the connection, or answered with a server error."""
 
 
 class ServerBusy(CapacityError):
-    """The server takes no request at the moment."""
+    """The server is temporarily at capacity."""
 
 
 def error_of(status: int, body: bytes, where: str) -> JengineError:
-    """The error that an HTTP status stands for: it says what the server said."""
+    """Map an HTTP status to an exception with the server's message."""
     said = message_of(body)
     if status in (401, 403):
         return RequestError(
@@ -35,7 +35,7 @@ def error_of(status: int, body: bytes, where: str) -> JengineError:
 
 
 def message_of(body: bytes) -> str:
-    """The message in the body of an error, in whichever of the usual shapes it comes."""
+    """Extract an error body's message, in any of the usual shapes."""
     try:
         found = json.loads(body)
     except ValueError:
@@ -44,7 +44,7 @@ def message_of(body: bytes) -> str:
 
 
 def message_in(found: object) -> str:
-    """The message of a decoded error: OpenAI's {"error": {"message": ...}}, or {"detail": ...}."""
+    """Message in a decoded error: {"error": {"message": ...}} or {"detail": ...}."""
     while isinstance(found, dict):
         found = next((found[key] for key in ("error", "message", "detail") if key in found), "")
     text = found if isinstance(found, str) else json.dumps(found)

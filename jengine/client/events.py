@@ -1,7 +1,7 @@
-"""Server-sent events, and the chunks of answers in them.
+"""Parses server-sent events and decodes their chunks.
 
-In: bytes of a response's body, cut anywhere. Out: the data of each event; from it a `Chunk`, of
-completions and of chats alike. Fields that are not read here are skipped.
+In: body bytes, split anywhere. Out: data of each event, and from it a `Chunk`, for completions and
+chat alike. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DONE = b"[DONE]"
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What a chunk adds to a chat message."""
+    """Increment of a chat message."""
 
     role: str | None = None
     content: str | None = None
@@ -24,7 +24,7 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, gc=False):
-    """What a chunk adds to one answer."""
+    """Increment of one completion."""
 
     text: str | None = None
     delta: Delta | None = None
@@ -33,21 +33,21 @@ class Choice(msgspec.Struct, gc=False):
 
     @property
     def added(self) -> str:
-        """The new text, without reasoning."""
+        """New text, excluding reasoning."""
         if self.delta is not None:
             return self.delta.content or ""
         return self.text or ""
 
     @property
     def thought(self) -> str:
-        """The new text of the model's reasoning."""
+        """New reasoning text."""
         if self.delta is None:
             return ""
         return self.delta.reasoning or self.delta.reasoning_content or ""
 
     @property
     def opens(self) -> bool:
-        """Whether this chunk only names the role of the message that begins."""
+        """Whether this chunk only announces the message's role."""
         delta = self.delta
         return (
             delta is not None
@@ -58,14 +58,14 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Usage(msgspec.Struct, gc=False):
-    """The tokens that the server counted."""
+    """Token counts reported by the server."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """The data of one event."""
+    """Decoded data of one event."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -76,13 +76,13 @@ read_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 class EventReader:
-    """Joins the bytes of a body to events; comments and other fields are passed over."""
+    """Incremental SSE parser; comments and other fields are skipped."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, body: bytes) -> list[bytes]:
-        """The data of the events that are complete now."""
+        """Add body bytes. Returns the data of events completed by them."""
         rest = self._rest + body if self._rest else body
         if b"\r" in rest:  # JSON has no bare carriage return
             rest = rest.replace(b"\r\n", b"\n")
@@ -91,7 +91,7 @@ class EventReader:
 
 
 def data_of(event: bytes) -> bytes:
-    """The data of one event, of several lines where it has them."""
+    """Data of one event; several data lines are joined by newlines."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
     lines = (line for line in event.split(b"\n") if line.startswith(b"data:"))

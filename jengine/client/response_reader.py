@@ -1,7 +1,7 @@
-"""Reads one HTTP/1.1 response from bytes that come in any pieces.
+"""Incremental HTTP/1.1 response parser.
 
-In: bytes. Out: status, headers, the body's bytes as they come, and whether it is complete.
-Must not know sockets.
+In: bytes in any pieces. Out: status, headers, body bytes as they arrive, completeness. Must not
+know sockets.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Callable
 HEAD_LIMIT = 64 * 1024
 
 
-class BadResponse(ValueError):
-    """The bytes are not an HTTP/1.1 response."""
+class BadResponse(ValueError): ...
 
 
 class ResponseReader:
-    """One response. `stays_open`: the connection may carry another request afterwards."""
+    """One response. `stays_open`: the connection can be reused afterwards."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -28,12 +27,12 @@ class ResponseReader:
         self._read: Callable[[], bytes] = self._head
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes; the part of the body that is known now."""
+        """Add bytes. Returns the body bytes that became available."""
         self._rest = self._rest + data if self._rest else data
         return self._read()
 
     def end(self) -> None:
-        """The connection was closed: the end of a body that has no length."""
+        """The connection was closed, which ends a body without a length."""
         self.complete = self.complete or self._read == self._until_closed
 
     def _head(self) -> bytes:

@@ -1,7 +1,7 @@
-"""A server as a program sees it that asks one thing at a time and waits.
+"""Blocking client for one request at a time.
 
-In: an address and an API key. Out: decoded JSON, or the chunks of one streamed answer. Errors of
-the server become errors of ours.
+In: an address and an API key. Out: decoded JSON, or streamed chunks. Server errors are raised as
+jengine errors.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 def key_of(given: str | None) -> str | None:
-    """The API key to use: the one given, or that of the environment."""
+    """The given API key, or the environment's."""
     return given or os.environ.get(KEY_VARIABLE) or None
 
 
 class Server:
-    """One server of OpenAI's API."""
+    """An OpenAI-compatible server."""
 
     def __init__(
         self, address: Address, api_key: str | None = None, *, insecure: bool = False
@@ -43,7 +43,7 @@ class Server:
             self.headers["Authorization"] = f"Bearer {api_key}"
 
     def get(self, route: str) -> Any:
-        """The JSON at a route."""
+        """GET a route and decode its JSON."""
         with closing(self._connect(SECONDS)) as connection:
             body = self._ask(connection, "GET", route, None).read()
         try:
@@ -52,12 +52,12 @@ class Server:
             raise ServerFailed(f"{self.address}{route} is not JSON: {body[:100]!r}") from error
 
     def text(self, route: str) -> str:
-        """The text at a route."""
+        """GET a route as text."""
         with closing(self._connect(SECONDS)) as connection:
             return self._ask(connection, "GET", route, None).read().decode()
 
     def models(self) -> list[dict[str, Any]]:
-        """What it serves, as /v1/models lists it."""
+        """Models listed by /v1/models. Raises ServerFailed if there are none."""
         found = self.get("/v1/models")
         listed = found.get("data") if isinstance(found, dict) else None
         if not isinstance(listed, list) or not listed:
@@ -65,8 +65,9 @@ class Server:
         return listed
 
     def stream(self, route: str, body: dict[str, Any]) -> Generator[Chunk]:
-        """Post a request; its chunks. Closing the generator closes the connection, which aborts
-        the request."""
+        """POST a request and yield its chunks. Closing the generator closes the connection, which
+        aborts the request.
+        """
         with closing(self._connect(None)) as connection:
             response = self._ask(connection, "POST", route, body)
             reader = EventReader()
