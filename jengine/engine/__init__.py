@@ -1,4 +1,5 @@
-"""The engine: prompts in, answers out, over the scheduler and an executor.
+"""The engine: prompts in, outputs out, over the scheduler and an executor.
 
-core is the heart; intake and answers are its two ends; llm and async_engine are what users hold.
+`core` is the scheduling loop; `input_processor` and `output_processor` are its two ends; `session`
+joins them to a client of the core.
 """

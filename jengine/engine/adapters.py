@@ -1,8 +1,8 @@
-"""The LoRA adapters that a front knows: by number, loaded in the core when they are first used.
+"""LoRA adapters known to a front, loaded into the core at first use.
 
-In: LoRARequests. Out: the digest by which the core knows an adapter. The core keeps what it was
-given until it is told to drop it, so an adapter of an open request is never missing there: adapters
-that no request uses are dropped here, the least recently used first. Any thread may call it.
+In: LoRARequests. Out: the content digest by which the core knows an adapter. The core keeps an
+adapter until told to drop it, so those of open requests are always there; unused ones beyond the
+limit are dropped here, least recently used first. Thread-safe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Ask = Callable[[CallWorkers], list[bytes]]
 
 
 class Loaded(msgspec.Struct):
-    """An adapter that the core has."""
+    """An adapter loaded in the core. `held` counts the callers that are submitting requests with
+    it.
+    """
 
     request: LoRARequest
     digest: str
@@ -34,8 +36,9 @@ class Loaded(msgspec.Struct):
 
 
 class Adapters:
-    """Loads and drops adapters. `in_use` gives the digests of open requests, `folder_of` the local
-    folder of an adapter."""
+    """Loads and evicts adapters. `in_use` returns digests of open requests, `folder_of` an
+    adapter's local folder.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Adapters:
 
     @contextmanager
     def held(self, request: LoRARequest | None) -> Iterator[str]:
-        """The digest of an adapter, which stays loaded inside; "" for none."""
+        """Yield an adapter's digest and keep it loaded inside the block; "" for no adapter."""
         if request is None:
             yield ""
             return
@@ -75,7 +78,9 @@ class Adapters:
         *,
         use_rslora: bool = False,
     ) -> bool:
-        """Load an adapter, from its folder or from these matrices. True: it was not there."""
+        """Load an adapter from its folder or from in-memory matrices. Returns True if its number
+        was new.
+        """
         with self._lock:
             known = self._known.get(checked(request).lora_int_id)
             if matrices is None:
@@ -85,12 +90,14 @@ class Adapters:
             return known is None or self._known[request.lora_int_id] is not known
 
     def replace(self, request: LoRARequest) -> None:
-        """Load an adapter from its folder, in place of the one of its number if there is any."""
+        """Load an adapter from its folder, replacing the one with its number."""
         with self._lock:
             self._replace(checked(request), self._ask_for(request), False)
 
     def remove(self, number: int) -> bool:
-        """Forget an adapter; requests that use it end with it. False if there is none."""
+        """Remove an adapter; running requests keep it until they end. Returns False if there is
+        none.
+        """
         with self._lock:
             loaded = self._known.pop(number, None)
             if loaded is None:
@@ -100,7 +107,9 @@ class Adapters:
             return True
 
     def pin(self, number: int) -> bool:
-        """Keep an adapter loaded until it is removed."""
+        """Exempt an adapter from eviction. Raises RequestError if it is unknown or more than
+        max_cpu_loras would be pinned.
+        """
         with self._lock:
             if number not in self._known:
                 raise RequestError(
@@ -117,12 +126,10 @@ class Adapters:
             return True
 
     def numbers(self) -> set[int]:
-        """The numbers of loaded adapters."""
         with self._lock:
             return set(self._known)
 
     def named(self, name: str) -> LoRARequest | None:
-        """The loaded adapter of this name."""
         with self._lock:
             return next(
                 (one.request for one in self._known.values() if one.request.lora_name == name), None
@@ -134,7 +141,7 @@ class Adapters:
         return self._limits
 
     def _loaded(self, request: LoRARequest) -> Loaded:
-        """The adapter, loaded now if need be, as the most recently used one."""
+        """Return the adapter as most recently used, loading it if needed."""
         self._required()
         number = checked(request).lora_int_id
         known = self._known.get(number)
@@ -191,7 +198,7 @@ class Adapters:
         return decoded_answers(method, answers, f"LoRA adapter {request.lora_name!r}")
 
     def _drop_unused(self, keep: Loaded | None = None) -> None:
-        """Drop what was replaced, removed or is beyond the limit, unless requests use it."""
+        """Drop replaced, removed and excess adapters that no request uses."""
         most = self._required().max_cpu_loras
         beyond = max(0, len(self._known) - most)
         if not beyond and not self._retired:
@@ -212,7 +219,7 @@ class Adapters:
 
 
 def checked(request: Any) -> LoRARequest:
-    """The request, if it is one."""
+    """Raise RequestError unless it is a LoRARequest."""
     if not isinstance(request, LoRARequest):
         raise RequestError(
             f"lora_request is a {type(request).__name__}; expected a jengine.LoRARequest."
@@ -221,7 +228,7 @@ def checked(request: Any) -> LoRARequest:
 
 
 def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """A tree of matrices by dotted path."""
+    """Flatten a tree of matrices to dotted paths."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{before}{key}"

@@ -1,7 +1,7 @@
-"""The answer to a request: its completions, and the output that its reader takes next.
+"""A request's completions, and the next RequestOutput for its reader.
 
-In: token deltas. Out: one RequestOutput whenever the reader asks, with everything that is new since
-it asked before. So outputs do not pile up for a slow reader.
+In: token deltas. Out: one RequestOutput per read with everything new since the last, so outputs
+never queue up for a slow reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jengine.sampling_params import RequestOutputKind, SamplingParams
 
 
 class Answer:
-    """One request and its completions so far. One thread pushes deltas, another takes outputs."""
+    """A request and its completions so far. One thread pushes deltas, another takes outputs."""
 
     def __init__(
         self,
@@ -55,17 +55,15 @@ class Answer:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The tokens of the prompt."""
         return self.completions[0].wire.prompt_token_ids
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still being answered for a reader."""
+        """Whether it has neither finished nor been discarded."""
         return not (self.finished or self.discarded)
 
     def push(self, completion: Completion, delta: TokenDelta, at: float) -> tuple[bool, bool]:
-        """Take a delta in that was received then: whether to tell the reader, and whether to abort
-        the completion."""
+        """Add a delta received at `at`. Returns (notify the reader, abort the completion)."""
         with self._lock:
             ended, tokens = completion.transcript.finished, len(completion.transcript.token_ids)
             cut_short = completion.push(delta)
@@ -79,12 +77,14 @@ class Answer:
             return self._has_news and not told, cut_short
 
     def fail(self, error: BaseException) -> None:
-        """End the answer: the reader gets this error next."""
+        """End the request; the reader's next `take` raises this error."""
         with self._lock:
             self.error, self.finished = error, True
 
     def take(self) -> RequestOutput | None:
-        """The next output, if there is anything new. Raises the error that ended the request."""
+        """Return the next output, or None if nothing is new. Raises the error that ended the
+        request.
+        """
         with self._lock:
             if self.error is not None:
                 raise self.error

@@ -1,6 +1,6 @@
-"""Structured outputs of a beam search: each beam's place in the grammar. No jax.
+"""Grammar states of a beam search. No jax.
 
-In: the compiled grammar. Out: the tokens that each beam may go on with.
+In: the compiled grammar. Out: each beam's allowed tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEW = 1024
 
 
 class BeamGuide:
-    """The grammar of a search."""
+    """The grammar of one search."""
 
     def __init__(self, compiler: GrammarCompiler, spec: GrammarSpec, vocab_size: int) -> None:
         compiled, tokenizer = compiler.compiled(spec), compiler.tokenizer
@@ -33,11 +33,11 @@ class BeamGuide:
         self._ends, self._words = tokenizer.eos_tokens, -(-tokenizer.vocab_size // 32)
 
     def start(self) -> GuidedBeam:
-        """The place of a beam without new tokens."""
+        """Grammar state of a beam without new tokens."""
         return GuidedBeam(self, [])
 
     def mask_after(self, tokens: list[int]) -> np.ndarray | None:
-        """Which tokens may follow, bool[vocabulary]; None if the grammar has ended."""
+        """Mask of allowed next tokens, bool[vocabulary]; None if the grammar has terminated."""
         after = self._spec.begins_after
         matcher = Matcher(self._compiled.deep_copy(), self._ends, begins_after=after)
         if not matcher.advance(tokens) or matcher.is_terminated:
@@ -49,19 +49,19 @@ class BeamGuide:
 
 
 class GuidedBeam:
-    """One beam's place in the grammar."""
+    """Grammar state of one beam."""
 
     def __init__(self, guide: BeamGuide, tokens: list[int]) -> None:
         self._guide = guide
         self._tokens = tokens
 
     def after(self, token: int) -> GuidedBeam:
-        """The place after one more token."""
+        """The state after one more token."""
         return GuidedBeam(self._guide, [*self._tokens, token])
 
     @cached_property
     def allowed(self) -> Any:
-        """Which tokens may follow, bool[vocabulary]; None where the beam must end."""
+        """Mask of allowed next tokens, bool[vocabulary]; None where the beam must end."""
         return self._guide.mask_after(self._tokens)
 
     def allows(self, token: int) -> bool:
@@ -70,6 +70,6 @@ class GuidedBeam:
 
     @property
     def few_allowed(self) -> list[int] | None:
-        """The tokens that may follow, if they are few enough to tell the sampler."""
+        """Allowed next tokens if few enough to send to the sampler, else None."""
         ids = np.flatnonzero(self.allowed).tolist()
         return ids if len(ids) <= FEW else None

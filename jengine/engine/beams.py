@@ -1,19 +1,14 @@
-"""The beam search of one prompt: which beams to continue, and what their continuations lead to.
+"""Beam search of one prompt; knows nothing of how requests run.
 
-In: the outputs of requests for one token each. Out: the next step's requests, and the best
-sequences. Beams share blocks of the KV cache through its prefix hashes, and begin with copies of
-those that are partly filled: a request for a beam computes one token. Must not know how requests
-are run.
+In: outputs of one-token requests. Out: the next step's requests, and finally the best sequences.
 
-Beams are requests for one token. `engine/beams.py` holds the search and nothing of how requests
-run: each step it asks for one token of every beam, with the log-probabilities of twice the beams. A
-beam finds the full blocks of its sequence by their prefix hashes, and begins with a copy of the
-last one, or of the recurrent layers' state (`kvcache/tails.py`): a request that ends and says that
-it `forks` lets its last block be found by those that say so too, and `Plan.forks` has the blocks
-copied on the device before the step (`runner/transfers/fork_runner.py`). So each beam runs one
-token. A chunk of one token is packed as a decode row, since a tile would be padding but for it
-(`runner/plans/packing.py`). No copies in pipelines, with drafts, with replicas in joint steps, or
-where steps return experts; there a beam runs what is in no full block.
+Each step requests one token per beam, with log-probabilities of twice the beam width. A beam finds
+its full blocks by prefix hash and starts from a copy of the last partial block or recurrent state
+(`kvcache/tails.py`): a request marked `forks` publishes its last block to others so marked, and
+`Plan.forks` copies blocks on the device before the step (`runner/transfers/fork_runner.py`). So
+each beam computes one token, packed as a decode row (`runner/plans/packing.py`). No copies in
+pipelines, with drafts, with replicas in joint steps, or where steps return experts; there a beam
+recomputes its partial block.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ ENDED_EARLY = ("abort", "error")
 
 
 class Beam(NamedTuple):
-    """A sequence during the search. Scores are of each new token and those compared with it."""
+    """A sequence during the search, with the log-probabilities of each new token."""
 
     tokens: list[int]
     scores: tuple[StepLogprobs, ...] = ()
@@ -46,7 +41,7 @@ class Beam(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A beam with one more token."""
+    """A beam extended by one token."""
 
     beam: Beam
     token: int
@@ -54,14 +49,16 @@ class Candidate(NamedTuple):
     score: StepLogprobs
 
     def as_beam(self, *, guided: bool) -> Beam:
-        """The longer beam, with its place in the grammar if it goes on."""
+        """The extended beam; `guided` also advances its grammar state."""
         guide = self.beam.guide.after(self.token) if guided and self.beam.guide else None
         scores = (*self.beam.scores, self.score)
         return Beam([*self.beam.tokens, self.token], scores, self.cum_logprob, None, guide)
 
 
 class BeamSearch:
-    """While `asked` has requests, run them all and `take` their outputs; then read `output`."""
+    """Run all requests of `asked` and pass their outputs to `take` until `asked` is empty, then
+    read `output`.
+    """
 
     def __init__(
         self,
@@ -87,7 +84,7 @@ class BeamSearch:
         self._steps = 0
 
     def asked(self) -> list[tuple[TokensPrompt, SamplingParams]]:
-        """A request for one more token of each beam; none when the search is over."""
+        """One-token requests for all live beams; empty when the search is over."""
         if self._steps == self.params.max_tokens:
             return []
         going = []
@@ -118,7 +115,7 @@ class BeamSearch:
         )
 
     def take(self, outputs: Sequence[RequestOutput]) -> None:
-        """Choose the next beams; `outputs` are those of the requests last asked for."""
+        """Select the next beams from the outputs of the last `asked` requests."""
         for output in outputs:
             reason = output.outputs[0].finish_reason
             if reason in ENDED_EARLY:
@@ -142,7 +139,9 @@ class BeamSearch:
         self._steps += 1
 
     def _candidates(self, beam: Beam, score: StepLogprobs) -> list[Candidate]:
-        """The sampled token and the likeliest ones, each once, as far as the grammar allows."""
+        """Extensions by the sampled and top tokens, without duplicates and as far as the grammar
+        allows.
+        """
         pairs = dict(zip(score.ids[0].tolist(), score.values[0].tolist(), strict=True))
         return [
             Candidate(beam, token, beam.cum_logprob + value, score)
@@ -158,7 +157,9 @@ class BeamSearch:
         return token == self._eos and not self.params.ignore_eos
 
     def _score(self, cum_logprob: float, length: int, last: int) -> float:
-        """By which beams are ranked: the prompt counts in the length, a last EOS does not."""
+        """Ranking score, length-normalised: the prompt counts in the length, a final EOS does
+        not.
+        """
         counted = max(length - (last == self._eos), 1)
         return cum_logprob / counted**self.params.length_penalty
 
@@ -169,7 +170,7 @@ class BeamSearch:
         return sorted(beams, key=score, reverse=True)[: self.params.beam_width]
 
     def output(self) -> BeamSearchOutput:
-        """The best sequences, ended or not."""
+        """The best sequences, finished or not."""
         best = self._best_of([*self._completed, *self._beams])
         return BeamSearchOutput([self._sequence(beam) for beam in best])
 
@@ -188,20 +189,19 @@ class BeamSearch:
         )
 
     def text(self, tokens: Sequence[int]) -> str | None:
-        """The text of these tokens; None without a tokenizer."""
         if self._tokenizer is None:
             return None
         skip = self.params.skip_special_tokens
         return self._tokenizer.decode(tokens, skip_special_tokens=skip)
 
     def has_ended(self, sequence: BeamSearchSequence) -> bool:
-        """Whether a sequence has ended with the EOS."""
+        """Whether a sequence ended with EOS."""
         begin = len(self.prompt["prompt_token_ids"])
         return len(sequence.tokens) > begin and self._ends(sequence.tokens[-1])
 
 
 def check_search(prompt: TokensPrompt, params: BeamSearchParams, limits: Limits) -> None:
-    """Refuse a search that would fail on its way."""
+    """Raise RequestError for a search that would fail later: context length, number of logprobs."""
     length = len(prompt["prompt_token_ids"])
     if length + params.max_tokens > limits.max_model_len:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The bell that ends a rest between two steps, while every request waits for some event."""
+"""Interruptible wait between steps, used while every request waits for some event."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from queue import Empty, SimpleQueue
 
 
 class Bell:
-    """`ring` may interrupt anything, the other methods included, as finalizers do: only this kind
-    of queue allows that. One thread waits."""
+    """A one-waiter event. `ring` is reentrant: a finalizer may call it inside any other method,
+    which only SimpleQueue allows.
+    """
 
     def __init__(self) -> None:
         self._rings: SimpleQueue[None] = SimpleQueue()
 
     def ring(self) -> None:
-        """End the rest, or keep the next one from beginning."""
+        """Wake the waiter, or prevent the next wait."""
         self._rings.put(None)
 
     def hush(self) -> None:
-        """Forget that it rang: what it told of is looked at from now on."""
+        """Clear earlier rings; their causes are handled from here on."""
         with suppress(Empty):
             while True:
                 self._rings.get_nowait()
 
     def wait(self, seconds: float) -> None:
-        """Return when it has rung since `hush`, or after so many seconds."""
+        """Return when rung since `hush`, or after `seconds`."""
         with suppress(Empty):
             self._rings.get(timeout=seconds)

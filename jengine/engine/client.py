@@ -1,7 +1,7 @@
-"""How a front reaches an engine core: the protocol; `in_process` is for a core in this process.
+"""Protocol by which a front reaches an engine core; `in_process` implements it in this process.
 
-Only plain data passes: requests and deltas as structs, calls as bytes. So the core may as well be
-in another process. Replacing parameters and taps need live arrays and exist in process only.
+Only plain data passes (requests and deltas as structs, calls as bytes), so the core may be in
+another process. Replacing parameters and taps need live arrays and exist in process only.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ class EngineClient(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether `outputs` has something to wait for."""
+        """Whether `outputs` has something to return or wait for."""
         ...
 
     def add(self, wire: WireRequest) -> None:
-        """Queue a request. Raises a RequestError if no schedule could ever answer it."""
+        """Queue a request. Raises RequestError if it could never be scheduled."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """Queue the end of a request; unless it has ended by then, a last delta says "abort".
+        """Queue an abort; unless the request has ended by then, its last delta has finish_reason
+        "abort".
 
-        Safe at any moment, also in a finalizer that the garbage collector runs inside a step.
+        Reentrant: safe in a finalizer that the garbage collector runs inside a step.
         """
         ...
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
-        """Wait for the next step and return what it brought. One thread at a time calls it.
-
-        With `wait=False`, only what steps brought before and was not returned yet.
+        """Wait for the next step and return its deltas; one thread at a time. With `wait=False`,
+        only deltas already there.
         """
         ...
 
     def ask(self, question: CoreQuestion[A]) -> A:
-        """The answer to one of `engine.questions`."""
+        """Ask one of `engine.questions` and wait for the answer."""
         ...
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced, without a wait; `stats` has it too."""
+        """Number of parameter updates so far; never waits. Also in `stats`."""
         ...
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step waits for a program that is being compiled, as far as known."""
+        """Whether a step waits for compilation, as far as known."""
         ...
 
     def state(self) -> CoreState:
-        """What the core is doing, as it said a moment ago. Never waits, whatever it is doing."""
+        """Latest known state of the core; never waits."""
         ...
 
     def dump_stacks(self) -> None:
-        """Have every other process that it started write its threads' stacks to stderr."""
+        """Have every child process write its threads' stacks to stderr."""
         ...
 
     def when_dead(self, tell: Callable[[EngineDead], None]) -> None:
-        """Have a function called when the engine dies while no thread waits for `outputs`."""
+        """Register a callback for the engine's death while no thread waits in `outputs`."""
         ...
 
     def check_alive(self) -> None:
@@ -75,5 +75,5 @@ class EngineClient(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Abort everything and give the device memory back. Twice is harmless."""
+        """Abort everything and free device memory. Idempotent."""
         ...

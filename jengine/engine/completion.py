@@ -1,6 +1,6 @@
-"""One completion of a prompt while it grows: text, tokens, log-probabilities, reason of its end.
+"""One growing completion: text, tokens, log-probabilities, finish reason.
 
-In: token deltas of one wire request. Out: the CompletionOutput so far, or what is new in it.
+In: token deltas of one wire request. Out: the cumulative or incremental CompletionOutput.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from jengine.text.transcript import Transcript
 
 
 class Completion:
-    """One of the n completions of a request."""
-
     def __init__(
         self,
         index: int,
@@ -58,7 +56,9 @@ class Completion:
         self.num_cached_tokens = 0  # of the prompt
 
     def push(self, delta: TokenDelta) -> bool:
-        """Take a delta in. True: a stop string was found, so the engine should end the request."""
+        """Add a delta. Returns True if a stop string was found, so that the engine should abort the
+        request.
+        """
         done = len(self.transcript.token_ids)
         self.error = self.error or delta.message
         self.engine_lost |= delta.engine_lost
@@ -81,7 +81,7 @@ class Completion:
         return cut_short
 
     def output(self, delta: bool) -> CompletionOutput:
-        """The completion so far, or, for a delta, what is new since the last one."""
+        """The completion so far, or with `delta` what is new since the last call."""
         transcript = self.transcript
         first, self._shown = (self._shown if delta else 0), len(transcript.token_ids)
         if delta:
@@ -108,14 +108,14 @@ class Completion:
         return LogprobTables(scores, self._tokens, self._before + first, self.texts)
 
     def _all_captured(self) -> dict[str, np.ndarray]:
-        """Values of every token that ran, which are all but the last: that was only sampled."""
+        """Captured activations of all tokens that ran; the last sampled token never runs."""
         return {
             name: np.concatenate([part[name] for part in self.captured])[: self._tokens_run]
             for name in self.captured[0]
         }
 
     def _all_experts(self) -> np.ndarray | None:
-        """The experts of every token that ran, from the position on that was asked for."""
+        """Routed experts of all tokens that ran, from the requested position on."""
         if not self._experts:
             return None
         wanted = max(self._tokens_run - self.wire.routed_experts_start, 0)
@@ -123,5 +123,5 @@ class Completion:
 
     @property
     def _tokens_run(self) -> int:
-        """The tokens of the prompt and of the completion, but its last one."""
+        """Prompt and completion tokens except the last, which was only sampled."""
         return len(self.wire.prompt_token_ids) + max(len(self.transcript.token_ids) - 1, 0)

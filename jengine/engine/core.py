@@ -1,7 +1,7 @@
-"""The heart: schedule, submit, commit.
+"""The engine's scheduling loop: schedule, submit, commit.
 
-Overlap is a value carried from one call to the next: the next step is queued before the tokens of
-the last one are read. Must not know text, devices, or the readers of the answers.
+Asynchronous scheduling: the next step is queued before the tokens of the last one are read. Must
+not know text, devices, or readers of outputs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from jengine.scheduler.scheduler import Scheduler
 
 
 class EngineCore:
-    """Requests in, token deltas out. `depth` plans may be in flight while one is read.
+    """Requests in, token deltas out; `depth` plans may be in flight while one is read.
 
-    `programs` says how many programs are compiled; without it that is not known here.
-
-    Every method but `check`, `read`, `check_alive` and `health` is called between two steps, by
-    one thread at a time. `engine.client` sees to that: callers from outside, such as a finalizer
-    that the garbage collector runs inside `schedule`, only append to the client's queue.
+    `programs` returns counts of compiled programs, if known. All methods except `check`, `read`,
+    `check_alive` and `health` run between two steps, in one thread at a time, which `engine.client`
+    ensures: outside callers, such as a finalizer run inside `schedule`, only append to the client's
+    queue.
     """
 
     def __init__(
@@ -51,43 +50,44 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do or to return."""
+        """Whether `step` has work to do or deltas to return."""
         return self.scheduler.has_unfinished or bool(self.undelivered)
 
     @property
     def patience(self) -> float:
-        """Seconds for which a step would find nothing to do, unless something is called here or a
-        parked request is woken; 0: it may find something."""
+        """Seconds until a step could find work, barring calls and wake-ups of parked requests; 0 if
+        it may now.
+        """
         return 0.0 if self.in_flight or self.undelivered else self.scheduler.patience
 
     def when_woken(self, tell: Callable[[], object]) -> None:
-        """Have this called, in any thread, when parked requests are woken."""
+        """Register a callback for wake-ups of parked requests, called in any thread."""
         self.scheduler.when_woken(tell)
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step waits for a program that is being compiled."""
+        """Whether a step waits for compilation."""
         return self.programs().awaited > 0
 
     def check(self, wire: WireRequest) -> None:
-        """Raise a RequestError if no schedule could ever answer a request."""
+        """Raise RequestError if a request could never be scheduled."""
         refuse_impossible(wire, self.scheduler.config, self.scheduler.cache)
 
     def read(self, wire: WireRequest) -> ReadPrompt:
-        """What `add` takes of a prompt. Any thread may ask."""
+        """Prefix hashes and the like of a prompt, computed outside `add`. Thread-safe."""
         return self.scheduler.cache.read(wire)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
-        """Queue a request in the scheduler, whose prompt may have been read before."""
+        """Queue a request; `prompt` is the result of `read`, if already computed."""
         self.check_alive()
         self.scheduler.add(wire, prompt)
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request. Returns its last delta, or None if it is unknown or has ended."""
+        """Abort a request. Returns its last delta, or None if it is unknown or has ended."""
         return self.scheduler.abort(request_id)
 
     def step(self, read: bool = True) -> list[TokenDelta]:
-        """Queue the next step, then read the one before it, which `read=False` leaves undone."""
+        """Queue the next step, then read the previous one unless `read` is False."""
         self.check_alive()
         with self._failing():
             plan = self.scheduler.schedule()
@@ -102,12 +102,13 @@ class EngineCore:
         return deltas
 
     def run_ahead(self) -> list[TokenDelta]:
-        """Queue a step if none is in flight, so that the device works while the tokens of the last
-        one become text. Not without overlap, where each step begins after the one before."""
+        """Queue a step if none is in flight, so that the device works while tokens are detokenized.
+        No-op without overlap (depth 0), where a step needs the results of the one before.
+        """
         return [] if self.in_flight or not self.depth else self.step(read=False)
 
     def drain(self) -> list[TokenDelta]:
-        """Read every step in flight, so that nothing runs any more."""
+        """Read all steps in flight."""
         self.check_alive()
         with self._failing():
             while self.in_flight:
@@ -118,7 +119,9 @@ class EngineCore:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """A step that fails ends the engine; one that never ran ends its requests."""
+        """Map a step's exception: EngineDead and a stopped engine, or for UnexpectedCompile only
+        failed requests.
+        """
         try:
             yield
         except BaseException as error:
@@ -134,13 +137,13 @@ class EngineCore:
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced."""
         return self.scheduler.cache.weights_version
 
     def update_weights(self, values: Any) -> int:
-        """Use other parameters from the next step on. Returns the new version of the weights.
+        """Swap parameters before the next step. Returns the new weights version.
 
-        The version is in the root of every prefix hash, so nothing cached before is found again.
+        The version is in the root of every prefix hash, so earlier cached blocks are never found
+        again.
         """
         self.check_alive()
         self.executor.update_weights(values)
@@ -149,8 +152,11 @@ class EngineCore:
         return version
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
-        """Have a KV cache of so many bytes from now on. Cached prefixes stay as far as they fit,
-        and running requests start anew from them. With an error only that has happened."""
+        """Resize the KV cache to `num_bytes`. Cached prefixes are kept as far as they fit; running
+        requests are preempted.
+
+        If it raises, only the preemption has happened.
+        """
         self.undelivered = self.drain()
         self.scheduler.preempt_all()
         arguments = encoded_arguments("resize_cache", {"num_bytes": num_bytes})
@@ -161,7 +167,7 @@ class EngineCore:
         return deltas
 
     def reset(self) -> list[TokenDelta]:
-        """Abort every request and forget what is in flight and in the prefix cache."""
+        """Abort all requests, and drop steps in flight and the prefix cache."""
         for _, pending in self.in_flight:
             pending.result()  # its blocks are free only once it has run
         self.in_flight.clear()
@@ -170,36 +176,35 @@ class EngineCore:
         return deltas
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False if requests are using the cache."""
+        """Clear the prefix cache. Returns False if requests are using the cache."""
         return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def counts(self) -> Counts:
-        """Numbers of running and waiting requests, and of the cache."""
         return self.scheduler.counts(self.programs())
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every process that runs steps, by rank."""
+        """Call a method in every worker process. Returns encoded results by rank."""
         self.check_alive()
         return self.executor.call_workers(method, arguments)
 
     def health(self) -> list[WorkerHealth]:
-        """The health of every process that runs steps, as far as known."""
+        """Health of every worker process, as far as known."""
         self.check_alive()
         return self.executor.health()
 
     def probe(self) -> None:
-        """Run a step with nothing in it, to its end. Only while no request runs."""
+        """Run an empty step to completion; only while no request runs."""
         self.check_alive()
         with self._failing():
             self.executor.submit(self.scheduler.empty_plan()).result()
 
     def check_alive(self) -> None:
-        """Raise EngineDead if a step has failed before."""
+        """Raise EngineDead if a step has failed or the engine was shut down."""
         if self.failure is not None:
             raise EngineDead("this engine has stopped; create a new one.") from self.failure
 
     def shutdown(self) -> None:
-        """Abort everything and give the device memory back."""
+        """Abort everything and free device memory."""
         self.in_flight.clear()
         self.undelivered.clear()
         self.scheduler.reset()

@@ -1,4 +1,4 @@
-"""The state of an engine core, which its clients keep to answer without waiting for a step."""
+"""State of an engine core, kept by clients so that they can answer without waiting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jengine.counts import Counts
 
 
 class PartState(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several cores behind a client, as its front sees it."""
+    """State of one of several cores behind a client."""
 
     name: str
     steps: int = 0  # ended since the start
@@ -19,8 +19,9 @@ class PartState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a core a moment ago. A core that stands still is seen by two numbers: `age`
-    grows if its process does, and `stepping` if one step does not end."""
+    """Snapshot of a core. A hang shows in two numbers: `age` grows if its process is stuck,
+    `stepping` if a step does not end.
+    """
 
     counts: Counts = Counts()
     steps: int = 0  # ended since the start

@@ -1,6 +1,6 @@
-"""Prompts that are given as embeddings, checked and made bytes. No jax: arrays come as numpy's.
+"""Checks and serialises prompts given as embeddings. No jax.
 
-In: an array of numpy or JAX. Out: float32 bytes, and tokens that stand for its rows.
+In: a numpy or JAX array. Out: float32 bytes, and placeholder tokens for its rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STANDS_FOR_A_ROW = 0  # a token id that is in every vocabulary
 
 
 def rendered_embeds(given: Any, limits: Limits) -> TokensPrompt:
-    """A prompt of these rows."""
+    """Build a prompt from embedding rows. Raises RequestError."""
     width = limits.embeds_width
     if width is None:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The client of an engine core in this process: a queue, and the lock around the core's steps."""
+"""EngineClient of a core in this process."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ COUNT_EVERY = 0.1
 
 
 class InProcessClient:
-    """The client of a core in this process: a queue, and the lock around the core's steps.
+    """A queue, and the lock around the core's steps; only this class calls the core.
 
-    Only this class calls the core. `add` and `abort` append to the queue without a lock, so they
-    are safe at any moment, also when the garbage collector closes an abandoned stream in the middle
-    of `schedule`. The thread that runs the next step takes them up first. Everything else runs
-    between two steps.
+    `add` and `abort` append to the queue without a lock, so they are safe at any moment, even when
+    the garbage collector closes an abandoned stream inside `schedule`. The thread that runs the
+    next step consumes the queue. Everything else runs between two steps.
     """
 
     def __init__(self, core: Core) -> None:
@@ -54,24 +53,22 @@ class InProcessClient:
 
     @property
     def has_work(self) -> bool:
-        """Whether `outputs` has something to do."""
         return bool(self._queue or self._ended) or self.core.has_work
 
     def add(self, wire: WireRequest) -> None:
-        """Queue a request, or raise a RequestError if no schedule could ever answer it."""
         self.check_alive()
         self.core.check(wire)
         self._queue.append((wire, self.core.read(wire)))
         self._bell.ring()
 
     def abort(self, request_id: str) -> None:
-        """Queue the end of a request."""
         self._queue.append(request_id)
         self._bell.ring()
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
-        """Run one step, unless what is queued leaves nothing to run. If it has found that every
-        request waits for an event, return after the first one."""
+        """Run one step if there is anything to run. If all requests wait for events, return after
+        the first event.
+        """
         self._bell.hush()
         with self._between_steps():
             patience = 0.0
@@ -98,47 +95,46 @@ class InProcessClient:
         self._counts, self._counted = self.counts(), time.monotonic()
 
     def between_steps(self, call: Callable[[], T]) -> T:
-        """The result of a function that runs while no step does."""
+        """Run a function while no step runs."""
         with self._between_steps():
             return call()
 
     def ask(self, question: CoreQuestion[A]) -> A:
-        """The core's answer, between two steps if the question waits for that."""
+        """Answer a question, between two steps if it requires that."""
         with self._between_steps() if question.waits else nullcontext():
             return question.answer(self)
 
     def counts(self) -> Counts:
-        """The core's numbers, which say that it sleeps if it does."""
+        """The core's counts, with its sleep level."""
         return self.sleeping.noted(self.core.counts())
 
     def deliver(self, deltas: Sequence[TokenDelta]) -> None:
-        """Have `outputs` return these as well."""
+        """Have `outputs` return these deltas too."""
         self._ended += deltas
 
     def take_blocks(self) -> None:
-        """Read the steps in flight and take all blocks from requests, which keep their tokens."""
+        """Drain steps in flight and preempt all requests, which frees every block."""
         self.deliver(self.core.drain())
         emptied = self.core.reset_prefix_cache(reset_running_requests=True)
         assert emptied, "no request has blocks once all are preempted"
 
     def ring(self) -> None:
-        """End a rest of `outputs`."""
+        """Interrupt a wait in `outputs`."""
         self._bell.ring()
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced."""
         return self.core.weights_version
 
     def update_weights(self, values: Any) -> int:
-        """Use other parameters from the next step on. Returns the new version of the weights."""
+        """Swap parameters before the next step. Returns the new weights version."""
         with self._between_steps():
             version = self.core.update_weights(values)
             self.sleeping.note_weights()
             return version
 
     def state(self) -> CoreState:
-        """The counts of this moment, or, while a step runs, those of a moment ago."""
+        """Current counts, or while a step runs those of the last step."""
         if self._next.acquire(blocking=False):
             try:
                 self._count_if_free()
@@ -155,7 +151,6 @@ class InProcessClient:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step waits for a program that is being compiled."""
         return self.core.is_compiling
 
     def _count_if_free(self) -> None:
@@ -166,20 +161,18 @@ class InProcessClient:
                 self._stepping.release()
 
     def dump_stacks(self) -> None:
-        """Nothing to do: its threads are this process's."""
+        """No-op: there are no child processes."""
 
     def when_dead(self, tell: Callable[[EngineDead], None]) -> None:
-        """Nothing to do: the engine dies in a step, so in `outputs` or in a call of a user's."""
+        """No-op: the engine dies inside `outputs` or a user's call, which raises."""
 
     def check_alive(self) -> None:
-        """Raise EngineDead if the engine has stopped or belongs to another process."""
         self._own.check()
         self.core.check_alive()
 
     def shutdown(self) -> None:
-        """Abort everything and give the device memory back.
-
-        In a forked child it does nothing: devices and locks are the parent's.
+        """Abort everything and free device memory; a no-op in a forked child, whose devices and
+        locks are the parent's.
         """
         if self._own.is_here:
             with self._alone():
@@ -188,13 +181,13 @@ class InProcessClient:
                 self.core.shutdown()
 
     def wait_for_step(self, seconds: float) -> None:
-        """Return when the step in progress has ended, or after so many seconds."""
+        """Return when the current step has ended, or after `seconds`."""
         if self._own.is_here and self._stepping.acquire(timeout=seconds):
             self._stepping.release()
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """The core for this thread alone, which has been given everything queued so far."""
+        """Hold the core exclusively, with the queue consumed."""
         self._own.check()
         with self._alone():
             self._take_up()
@@ -202,9 +195,8 @@ class InProcessClient:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Threads get the core in the order in which they came.
-
-        A plain lock would go back to the thread that runs steps each time, for as long as it runs.
+        """Exclusive access to the core in FIFO order. With a plain lock the stepping thread would
+        reacquire it every time.
         """
         try:
             with self._next:
@@ -217,7 +209,7 @@ class InProcessClient:
                 self._stepping.release()
 
     def _take_up(self) -> None:
-        """Give the core what is queued. Items that are queued meanwhile are taken up as well."""
+        """Pass queued requests and aborts to the core, including those queued meanwhile."""
         while self._queue:
             item = self._queue.popleft()
             try:
@@ -230,7 +222,7 @@ class InProcessClient:
 
 
 def refused(wire: WireRequest, error: RequestError) -> TokenDelta:
-    """The only delta of a request that the core refuses."""
+    """The single, final delta of a refused request."""
     return TokenDelta(
         request_id=wire.request_id,
         token_ids=[],

@@ -1,7 +1,7 @@
-"""Prompts and parameters in, WireRequests out: one per completion, everything checked.
+"""Validates prompts and parameters, and builds one WireRequest per completion.
 
 All errors of a request are raised here, before any part of it is queued. Must not know the
-scheduler or how answers are built.
+scheduler or how outputs are built.
 """
 
 from __future__ import annotations
@@ -48,17 +48,19 @@ AnyParams = SamplingParams | PoolingParams
 
 
 class Processors(Protocol):
-    """The logits processors of an engine."""
+    """Registry of an engine's logits processors."""
 
     def number(self, functions: Sequence[Any]) -> int:
-        """The number by which steps know a request's functions."""
+        """Register a request's processors; returns their set's number in plans."""
 
     def check(self, params: SamplingParams) -> None:
-        """Raise a RequestError about parameters that a processor refuses."""
+        """Raise RequestError for parameters that a processor refuses."""
 
 
 class InputProcessor:
-    """Checks parameters against the model and makes n requests of a prompt with n answers."""
+    """Checks parameters against the model and splits a request with n completions into n wire
+    requests.
+    """
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class InputProcessor:
         self._numbers = itertools.count()
 
     def own_params(self, params: AnyParams) -> AnyParams:
-        """The parameters as the engine keeps them, which later changes by the user do not reach."""
+        """A private, normalised copy of the user's parameters. Raises RequestError."""
         if isinstance(params, PoolingParams):
             return self._pooling_input("PoolingParams").own_params(params)
         if self.pooling is not None:
@@ -127,10 +129,9 @@ class InputProcessor:
         taps: int = 0,
         adapter: str = "",
     ) -> tuple[WireRequest, ...]:
-        """One wire request per completion of a rendered prompt; `adapter` is the digest of one.
+        """One wire request per completion of a rendered prompt; `adapter` is an adapter's digest.
 
-        Each gets an id that is never used again, so that tokens still on their way to a request
-        that was discarded cannot reach a later one.
+        Ids are never reused, so late deltas of a discarded request cannot reach a later one.
         """
         priority = integer("priority", priority, -(2**31), 2**31 - 1)
         if isinstance(params, PoolingParams):
@@ -229,8 +230,9 @@ class InputProcessor:
         )
 
     def grammar(self, params: StructuredOutputsParams | None) -> GrammarSpec | None:
-        """The grammar that is asked for, once it is known to compile: that takes up to 5 seconds
-        for one that was not asked for lately. From any thread."""
+        """Compile and return the requested grammar; up to 5 seconds unless cached. Thread-safe.
+        Raises RequestError.
+        """
         if params is None:
             return None
         check_tokenizer(self.tokenizer)
@@ -241,7 +243,9 @@ class InputProcessor:
     def _grammar_after(
         self, prompt: TokensPrompt, params: StructuredOutputsParams | None
     ) -> GrammarSpec | None:
-        """The grammar of an answer to this prompt: it begins after the answer's reasoning."""
+        """The request's grammar, which starts only after the reasoning section if the prompt opens
+        one.
+        """
         spec, parser = self.grammar(params), self.structured.reasoning_parser
         if spec is None or spec.begins_after or parser is None:
             return spec
@@ -281,7 +285,7 @@ class InputProcessor:
         return count
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """The tokens of each word, as it is and after a space."""
+        """Token sequences of all bad words, as is and after a space."""
         if not params.bad_words:
             return []
         characters = sum(map(len, params.bad_words))
@@ -303,8 +307,9 @@ class InputProcessor:
 
 
 def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[list[int]]:
-    """The sequences of tokens that a bad word forbids: the word, and the word after a space where
-    that begins with another token and is as long, as in vLLM."""
+    """Token sequences that a bad word forbids: the word, and the word after a space if that starts
+    with another token and has the same length (as vLLM).
+    """
     plain, spaced = (
         tokenizer.encode(before + word.lstrip(), add_special_tokens=False) for before in ("", " ")
     )

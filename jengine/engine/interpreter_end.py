@@ -1,7 +1,7 @@
-"""Steps end before the interpreter does.
+"""Keeps steps from running while the interpreter exits.
 
-A daemon thread that comes back from XLA when Python has ended is unwound through C++, which aborts
-the process. So the step in progress is waited for at exit, and no other thread begins one.
+A daemon thread that returns from XLA after Python's end is unwound through C++, which aborts the
+process. The current step is awaited at exit, and no other thread starts one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LAST_STEP_SECONDS = 10.0
 
 
 class Stepping(Protocol):
-    """Something that runs steps in the threads of its callers."""
+    """An object that runs steps in its callers' threads."""
 
     def wait_for_step(self, seconds: float) -> None:
-        """Return when the step in progress has ended, or after so many seconds."""
+        """Return when the current step has ended, or after `seconds`."""
         ...
 
 
@@ -29,13 +29,13 @@ _ending: list[int] = []  # the thread that ends the interpreter
 
 
 def end_steps_at_exit(stepper: Stepping) -> None:
-    """Wait at exit for the step that `stepper` runs. It calls `check_not_ending` before each."""
+    """Wait at exit for a step of `stepper`, which must call `check_not_ending` before each."""
     _steppers.add(stepper)
     _register()
 
 
 def check_not_ending() -> None:
-    """End this daemon thread if another one ends the interpreter: SystemExit says nothing there."""
+    """Raise SystemExit in a daemon thread while another thread ends the interpreter."""
     if _ending and threading.get_ident() not in _ending:
         raise SystemExit
 

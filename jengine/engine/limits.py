@@ -1,4 +1,4 @@
-"""Limits of a model and its engine, which requests are checked against."""
+"""Limits of a model and its engine that requests are validated against."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ class Limits:
 
     @property
     def most_logprobs(self) -> int:
-        """The largest k of the top-k log-probabilities that a request may ask for."""
+        """Largest top-k log-probabilities that a request may ask for."""
         return self.vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, self.vocab_size)
 
     def at_most_the_context(self, tokens: int | None) -> int:
-        """A number of tokens, no larger than the context: 64-bit numbers do not fit the device."""
+        """Clamp to the context length: 64-bit numbers do not fit the device. None: the context
+        length.
+        """
         return self.max_model_len if tokens is None else min(tokens, self.max_model_len)
 
     def in_vocabulary(self, name: str, ids: Iterable[int]) -> list[int]:
-        """The ids as a list, or a RequestError if one of them is outside the vocabulary."""
+        """Return the ids as a list. Raises RequestError if one is outside the vocabulary."""
         ids = list(ids)
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
             bad = next(i for i in ids if not 0 <= i < self.vocab_size)

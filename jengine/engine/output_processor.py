@@ -1,7 +1,7 @@
-"""The requests that are being answered: which deltas belong to them, and which ids are in use.
+"""Registry of open requests: routes deltas to them.
 
-In: wire requests and token deltas. Out: the answers that have something new for their readers. Must
-not know the scheduler, threads, or how readers wait.
+In: wire requests and token deltas. Out: answers with new output. Must not know the scheduler,
+threads, or how readers wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jengine.text.tokenizer import Tokenizer
 
 
 class Taken(NamedTuple):
-    """The effect of a delta on its request."""
+    """Result of applying a delta."""
 
     answer: Answer
     has_news: bool  # for the reader, who does not know it yet
@@ -31,7 +31,7 @@ class Taken(NamedTuple):
 
 
 class OutputProcessor:
-    """Open requests by their users' ids, and completions by the ids of their wire requests."""
+    """Open requests by user id, and completions by wire request id."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, stats: FrontStats, tracer: Tracer | None = None
@@ -51,7 +51,7 @@ class OutputProcessor:
 
     @property
     def open_answers(self) -> list[Answer]:
-        """The requests that have not ended, in order of arrival."""
+        """Unfinished requests in order of arrival."""
         return list(self._by_request.values())
 
     def open(
@@ -63,7 +63,7 @@ class OutputProcessor:
         reader: Any,
         arrival: Arrival,
     ) -> Answer:
-        """Expect deltas for these wire requests, the completions of a prompt that arrived then."""
+        """Register a request's wire requests, one per completion."""
         texts = self._texts if params.detokenize else NoTexts()
         completions = [
             Completion(index, wire, params, self.tokenizer, texts, Timing(arrival.at))
@@ -76,9 +76,8 @@ class OutputProcessor:
         return answer
 
     def close(self, answer: Answer, reason: str, at: float) -> None:
-        """Forget a request, if it is open; later deltas of it are ignored.
-
-        `reason` is why completions end now that have not ended before.
+        """Remove a request; later deltas are ignored. `reason` is the finish reason of unfinished
+        completions.
         """
         if self._by_request.get(answer.request_id) is answer:
             del self._by_request[answer.request_id]
@@ -92,11 +91,10 @@ class OutputProcessor:
             self._by_wire.pop(completion.wire.request_id, None)
 
     def answer(self, request_id: str) -> Answer | None:
-        """The open request with this id."""
         return self._by_request.get(request_id)
 
     def take(self, delta: TokenDelta, at: float) -> Taken | None:
-        """Give a delta that was received then to its request; None if that is not open any more."""
+        """Apply a delta received at `at`; None if its request is no longer open."""
         if delta.request_id not in self._by_wire:
             return None
         answer, completion = self._by_wire[delta.request_id]
@@ -130,7 +128,7 @@ class OutputProcessor:
 
 
 def ended_request(answer: Answer, reason: str, at: float) -> EndedRequest:
-    """A request that has ended, for traces; `reason` where a completion had none of its own."""
+    """Trace record of an ended request; `reason` for completions without a finish reason."""
     reasons = [one.transcript.finish_reason or reason for one in answer.completions]
     return EndedRequest(
         request_id=answer.request_id,

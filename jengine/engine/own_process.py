@@ -1,4 +1,4 @@
-"""The process that an engine belongs to: a fork of it has none of its threads and devices."""
+"""Detects use of an engine in a forked child, which has none of its threads and devices."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from jengine.errors import EngineDead
 
 
 class OwnProcess:
-    """The process that made this object."""
+    """The process that created this object."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process."""
         return os.getpid() == self._process
 
     def check(self) -> None:
-        """Raise EngineDead in a fork of it."""
+        """Raise EngineDead in a forked child."""
         if not self.is_here:
             raise EngineDead(
                 f"this engine belongs to process {self._process}, and this is process "

@@ -1,6 +1,6 @@
-"""What users get of a pooled row: fewer dimensions, a norm of one, probabilities. Pure numpy.
+"""Post-processing of pooled outputs in numpy: dimensions, normalisation, activation.
 
-In: float32 results of a step, the request's parameters, which are complete. Out: float32 arrays.
+In: float32 outputs of a step and complete parameters. Out: float32 arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ SMALLEST_NORM = 1e-12
 def finished(
     pooled: np.ndarray, params: PoolingParams, config: PoolingConfig, token_ids: Sequence[int]
 ) -> np.ndarray:
-    """[width], or [tokens, width] where there is a row for each token of the prompt."""
+    """Apply dimensions, norm and activation. Returns [width], or [tokens, width] for per-token
+    tasks.
+    """
     pooled = np.asarray(pooled, np.float32)
     if params.task in ("embed", "token_embed"):
         if params.dimensions is not None:
@@ -39,13 +41,13 @@ def finished(
 
 
 def normalized(x: np.ndarray) -> np.ndarray:
-    """Rows of length one."""
+    """L2-normalise rows."""
     norms = np.sqrt(np.sum(np.square(x, dtype=np.float32), axis=-1, keepdims=True))
     return x / np.maximum(norms, np.float32(SMALLEST_NORM))
 
 
 def probabilities(scores: np.ndarray, activation: str) -> np.ndarray:
-    """Probabilities of classes."""
+    """Apply the classifier's activation (softmax, sigmoid or none)."""
     if activation == "none":
         return scores
     if activation == "sigmoid":

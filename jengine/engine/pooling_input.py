@@ -1,4 +1,4 @@
-"""Requests of pooling models: their parameters, checked against the model.
+"""Validates parameters of pooling requests against the model.
 
 All errors of a request are raised here, before any part of it is queued.
 """
@@ -25,7 +25,7 @@ OF_STEPS = ("step_tag_id", "returned_token_ids")
 
 
 class PoolingInput:
-    """Checks and completes parameters for one model. `name` is what users call it."""
+    """Checks and completes parameters for one model. `name`: the API's name in messages."""
 
     def __init__(self, config: PoolingConfig, width: int, vocab_size: int, name: str) -> None:
         self.config = config
@@ -34,7 +34,7 @@ class PoolingInput:
         self._name = name
 
     def own_params(self, params: PoolingParams) -> PoolingParams:
-        """The parameters with every default of the model."""
+        """A copy of the parameters with the model's defaults filled in. Raises RequestError."""
         task = params.task or self.config.task
         self.check_task(task)
         params = replace(params, task=task)
@@ -54,7 +54,7 @@ class PoolingInput:
         return params
 
     def check_task(self, task: PoolingTask) -> None:
-        """Raise unless the model does this task."""
+        """Raise RequestError unless the model supports this task."""
         config = self.config
         if task in config.tasks and task == config.task:
             return
@@ -75,24 +75,24 @@ class PoolingInput:
         raise RequestError(f"Unsupported task: {task!r} Supported tasks: {config.tasks}")
 
     def sampling(self, params: PoolingParams) -> RowSampling:
-        """What a step is to make of a row."""
+        """Row settings of a pooling request: pooled per token or per sequence."""
         return RowSampling(
             pools=POOLED_AS.index("tokens" if params.task in TOKEN_TASKS else "vectors")
         )
 
     def typed_ids(self, prompt: TokensPrompt) -> list[int]:
-        """The prompt's ids; that of a token of type t is raised by t times the vocabulary."""
+        """Prompt ids with token types encoded: id + type * vocab_size."""
         ids, types = prompt["prompt_token_ids"], prompt.get("token_type_ids")
         if types is None:
             return ids
         return [one + kind * self._vocab_size for one, kind in zip(ids, types, strict=True)]
 
     def plain_ids(self, ids: Sequence[int]) -> list[int]:
-        """The ids as users know them."""
+        """Decode ids from `typed_ids`."""
         return [one % self._vocab_size for one in ids]
 
     def runs_every_token(self, params: PoolingParams) -> bool:
-        """Whether cached tokens of a prompt must run again."""
+        """Whether the request may not skip tokens found in the prefix cache."""
         return self.config.needs_every_token or bool(params.skip_reading_prefix_cache)
 
     def _check_names(self, params: PoolingParams, task: PoolingTask) -> None:

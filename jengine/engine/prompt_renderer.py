@@ -1,4 +1,4 @@
-"""Prompts as users write them, rendered to checked token ids.
+"""Renders users' prompts to validated token ids.
 
 In: a text, token ids, a dict with one of them, or a rendered conversation. Out: a TokensPrompt.
 Must not know sampling parameters or requests.
@@ -32,17 +32,17 @@ LONGEST_TOKEN = 64
 
 
 class Expands(Protocol):
-    """Puts what an encoder reads into prompts."""
+    """A media processor: expands placeholders of images or audio in prompts."""
 
     def expanded(
         self, ids: list[int], data: Any, options: Mapping[str, Any] | None = None
     ) -> tuple[list[int], list[MediaSpan]]:
-        """The prompt's ids with room for it, and where it is."""
+        """Prompt ids with room for the encoder's embeddings, and the spans that they fill."""
         ...
 
 
 class PromptRenderer:
-    """Tokenizes prompts and checks their ids against the model's limits."""
+    """Tokenizes prompts and checks ids against the model's limits."""
 
     # Whether texts get the special tokens that the tokenizer puts around them.
     adds_special_tokens = True
@@ -60,11 +60,11 @@ class PromptRenderer:
 
     @property
     def media(self) -> Expands | None:
-        """What puts images or audio into prompts; None: the model takes neither."""
+        """The media processor, or None if the model takes neither images nor audio."""
         return self.images
 
     def render(self, given: Any, how: Tokenization = AS_USUAL) -> TokensPrompt:
-        """A string, a sequence of ids, or a dict with one of them, as checked token ids."""
+        """Render a string, a sequence of ids, or a dict with one of them. Raises RequestError."""
         if isinstance(given, Mapping):
             return self._from_dict(given, how)
         if isinstance(given, str):
@@ -78,8 +78,9 @@ class PromptRenderer:
         images: Sequence[ImagePart] = (),
         options: Mapping[str, Any] | None = None,
     ) -> TokensPrompt:
-        """A conversation as its template wrote it, which already contains the special tokens, and
-        its images; `options` say how these are resized and scaled."""
+        """Render a conversation's templated text, which already contains special tokens, with its
+        images; `options` are their processor settings.
+        """
         ids = list[int]()
         for part, is_plain in self._marks.parts(text):
             if is_plain:
@@ -98,7 +99,7 @@ class PromptRenderer:
         images: Sequence[ImagePart],
         options: Mapping[str, Any] | None = None,
     ) -> TokensPrompt:
-        """The prompt of a conversation with its images."""
+        """Put a conversation's images into its prompt."""
         if not images:
             self._check_unused(options)
             return prompt
@@ -110,8 +111,11 @@ class PromptRenderer:
         return self.with_media(prompt, opened, options)
 
     def without_images(self, messages: Any) -> tuple[Any, list[ImagePart]]:
-        """The messages with a mark in place of each image, if the model takes any, and of each
-        word that would be taken for one."""
+        """Replace images in messages by marks, if the model takes any, and escape text that looks
+        like a media token.
+
+        Returns the messages and the images.
+        """
         if self.images is None:
             return messages, []
         marked, images = without_images(messages)
@@ -119,7 +123,7 @@ class PromptRenderer:
 
     @property
     def _media_words(self) -> list[str]:
-        """The texts of special tokens that stand for media, or around them."""
+        """Texts of special tokens for media."""
         if self.images is None or self.tokenizer is None:
             return []
         vision = self.images.vision
@@ -130,7 +134,7 @@ class PromptRenderer:
 
     @property
     def image_text(self) -> str | None:
-        """The text that stands for an image; None: the model takes none."""
+        """Placeholder text of an image, or None if the model takes none."""
         if self.images is None:
             return None
         vision = self.images.vision
@@ -140,7 +144,7 @@ class PromptRenderer:
         return "".join(map(str, self.required_tokenizer().hf.convert_ids_to_tokens(ids)))
 
     def required_tokenizer(self) -> Tokenizer:
-        """The tokenizer, or a RequestError where the engine has none."""
+        """The tokenizer. Raises RequestError if the engine has none."""
         if self.tokenizer is None:
             raise RequestError(
                 "this engine has no tokenizer (skip_tokenizer_init=True); give token ids instead."
@@ -192,7 +196,7 @@ class PromptRenderer:
         return prompt
 
     def _check_unused(self, options: Mapping[str, Any] | None) -> None:
-        """Refuse what `mm_processor_kwargs` may not say, where there is nothing that it changes."""
+        """Validate `mm_processor_kwargs` of a prompt without images."""
         if not options:
             return
         if self.images is None:
@@ -202,7 +206,7 @@ class PromptRenderer:
     def with_media(
         self, prompt: TokensPrompt, data: Any, options: Mapping[str, Any] | None = None
     ) -> TokensPrompt:
-        """The prompt with images in place of their placeholders."""
+        """Put `multi_modal_data` into a prompt at its placeholders. Raises RequestError."""
         if self.media is None:
             raise RequestError(
                 "multi_modal_data: this model takes no images and no audio. Leave it out, or load "
@@ -225,7 +229,7 @@ class PromptRenderer:
             )
 
     def render_pair(self, first: str, second: str, how: Tokenization = AS_USUAL) -> TokensPrompt:
-        """Two texts as a model that reads pairs of them was trained to see them."""
+        """Render a pair of texts (cross-encoders) in the model's training format."""
         tokenizer, limit = (
             self.required_tokenizer(),
             how.longest(self.limits.max_model_len, self.limits.answer_room),
@@ -291,10 +295,8 @@ class PromptRenderer:
 
     @property
     def _usual_side(self) -> Side:
-        """Where a prompt is cut if the caller names no side.
-
-        An answer goes on from the end of its prompt, which therefore stays, whatever the tokenizer
-        says; a prompt that is only read is cut as the tokenizer does.
+        """Default truncation side: left if an answer follows, so that the prompt's end stays; else
+        the tokenizer's.
         """
         if self.limits.answer_room:
             return "left"
@@ -313,7 +315,7 @@ class PromptRenderer:
 
 
 def plain_ints(given: Any) -> list[int]:
-    """Token ids from a list, a tuple or a one-dimensional integer array."""
+    """Token ids from a list, tuple or one-dimensional integer array. Raises RequestError."""
     if hasattr(given, "tolist") and not isinstance(given, Sequence):
         if len(given.shape) != 1:
             raise RequestError(f"token ids have shape {given.shape}; expected one dimension.")

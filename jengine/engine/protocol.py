@@ -1,6 +1,6 @@
-"""The methods of an engine core, in whichever process its requests are scheduled.
+"""Protocol of an engine core, wherever its requests are scheduled.
 
-`engine.client` calls them between two steps, one thread at a time. `check`, `read`, `check_alive`
+`engine.client` calls it between two steps, in one thread at a time; `check`, `read`, `check_alive`
 and `health` may be called at any time.
 """
 
@@ -20,97 +20,93 @@ class Core(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether some request still waits for its final answer."""
+        """Whether a request still waits for its final output."""
         ...
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced."""
+        """Number of parameter updates so far."""
         ...
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step waits for a program that is being compiled here. Any thread may ask."""
+        """Whether a step waits for compilation. Thread-safe."""
         ...
 
     @property
     def patience(self) -> float:
-        """Seconds for which a step would find nothing to do, unless something is called here or a
-        parked request is woken; 0: it may find something, or waits by itself."""
+        """Seconds until a step could find work, barring calls and wake-ups of parked requests; 0 if
+        it may now, or if `step` waits by itself.
+        """
         ...
 
     def when_woken(self, tell: Callable[[], object]) -> None:
-        """Have this called, in any thread, when parked requests are woken."""
+        """Register a callback for wake-ups of parked requests, called in any thread."""
         ...
 
     def check(self, wire: WireRequest) -> None:
-        """Raise a RequestError if no schedule could ever answer a request.
-
-        Changes nothing and may be called while a step runs.
-        """
+        """Raise RequestError if a request could never be scheduled. May run during a step."""
         ...
 
     def read(self, wire: WireRequest) -> ReadPrompt | None:
-        """What `add` takes of a prompt, made by the thread that brings it; None: nothing is needed
-        here. May be called while a step runs."""
+        """Precompute what `add` needs of a prompt (hashes), or None. May run during a step."""
         ...
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
-        """Queue a request, whose prompt may have been read before."""
+        """Queue a request; `prompt` is the result of `read`, if already computed."""
         ...
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request. Returns its last delta; None if a step returns it, or it has ended."""
-        ...
-
-    def step(self) -> list[TokenDelta]:
-        """Run the next step. Returns the new tokens and ends of requests that it leads to."""
-        ...
-
-    def run_ahead(self) -> list[TokenDelta]:
-        """Queue a step if none is in flight, so that the device works while tokens are read."""
-        ...
-
-    def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
-        """Have a KV cache of so many bytes, with as much of its contents as fits."""
-        ...
-
-    def drain(self) -> list[TokenDelta]:
-        """Read every step in flight, so that nothing runs any more."""
-        ...
-
-    def update_weights(self, values: Any) -> int:
-        """Use other parameters from the next step on. Returns the new version of the weights."""
-        ...
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False if requests are using the cache.
-
-        With `reset_running_requests` running requests are preempted first: they give up their
-        blocks and are computed again from the tokens known so far.
+        """Abort a request. Returns its last delta; None if a step will return it or it has
+        ended.
         """
         ...
 
-    def counts(self) -> Counts:
-        """Numbers of running and waiting requests, and of the cache."""
+    def step(self) -> list[TokenDelta]:
+        """Run the next step. Returns deltas, including final ones."""
         ...
 
+    def run_ahead(self) -> list[TokenDelta]:
+        """Queue a step if none is in flight, so that the device works while outputs are
+        processed.
+        """
+        ...
+
+    def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
+        """Resize the KV cache, keeping as much of its contents as fits."""
+        ...
+
+    def drain(self) -> list[TokenDelta]:
+        """Read all steps in flight."""
+        ...
+
+    def update_weights(self, values: Any) -> int:
+        """Swap parameters before the next step. Returns the new weights version."""
+        ...
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Clear the prefix cache. Returns False if requests are using the cache.
+
+        With `reset_running_requests` they are preempted first and recomputed.
+        """
+        ...
+
+    def counts(self) -> Counts: ...
+
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every process that runs steps, by rank."""
+        """Call a method in every worker process. Returns encoded results by rank."""
         ...
 
     def health(self) -> list[WorkerHealth]:
-        """The health of every process that runs steps, as far as known."""
+        """Health of every worker process, as far as known."""
         ...
 
     def probe(self) -> None:
-        """Run a step with nothing in it, to its end. Only while no request runs."""
+        """Run an empty step to completion; only while no request runs."""
         ...
 
-    def check_alive(self) -> None:
-        """Raise EngineDead if the engine has stopped."""
-        ...
+    def check_alive(self) -> None: ...
 
     def shutdown(self) -> None:
-        """Abort everything and give the device memory back."""
+        """Abort everything and free device memory."""
         ...

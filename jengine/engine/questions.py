@@ -1,7 +1,7 @@
-"""What a front asks of a core: a class per question says what is given, and how it is answered.
+"""Questions of a front to a core; each class holds the arguments and the way to answer.
 
-In: plain data, as the core may be in another process. Out: plain data; one answer, also of several
-cores. To ask something new, write a class and name it in `AnyQuestion`.
+In and out: plain data, as the core may be in another process; several cores' answers are merged
+into one. To add one, write a class and name it in `AnyQuestion`.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ A = TypeVar("A")
 
 
 class CoreQuestion(Question[A], Generic[A], frozen=True):
-    """A question to a core."""
+    """A question to a core. `waits`: answered between two steps. `runs_steps`: pauses (False) or
+    resumes (True) steps.
+    """
 
     waits: ClassVar[bool] = True  # for the end of the step in progress
     runs_steps: ClassVar[bool | None] = None  # whether steps run from then on; None: as before
 
     def answer(self, client: InProcessClient) -> A:
-        """The answer, made in the core's process."""
+        """Compute the answer, in the core's process."""
         raise NotImplementedError
 
     def together(self, answers: Collection[A]) -> A:
-        """The answers of several cores as one."""
+        """Merge the answers of several cores."""
         raise NotImplementedError
 
 
 class Order(CoreQuestion[None], frozen=True):
-    """A question that is answered when something was done."""
+    """A question without a result: the answer confirms that it was done."""
 
-    def together(self, answers: Collection[None]) -> None:
-        """All have done it."""
+    def together(self, answers: Collection[None]) -> None: ...
 
 
 class Settle(Order, frozen=True):
-    """Give everything queued so far to the scheduler."""
+    """Pass everything queued so far to the scheduler."""
 
     def answer(self, client: InProcessClient) -> None:
-        """What is queued is taken up before any question."""
+        """Nothing to do: the queue is consumed before any question."""
 
 
 class AskStats(CoreQuestion[Counts], frozen=True):
-    """Numbers of running and waiting requests, and of the cache."""
+    """Request and cache counts."""
 
     def answer(self, client: InProcessClient) -> Counts:
         return client.counts()
@@ -64,7 +65,7 @@ class AskStats(CoreQuestion[Counts], frozen=True):
 
 
 class CallWorkers(CoreQuestion[list[bytes]], frozen=True):
-    """One of `executor.calls.CALLS` in every process that runs steps; the results, by rank."""
+    """Call one of `executor.calls.CALLS` in every worker process; results by rank."""
 
     method: str
     arguments: bytes
@@ -77,7 +78,7 @@ class CallWorkers(CoreQuestion[list[bytes]], frozen=True):
 
 
 class ResetPrefixCache(CoreQuestion[bool], frozen=True):
-    """Forget cached prefixes. False if requests are using the cache."""
+    """Clear the prefix cache; False if requests are using the cache."""
 
     reset_running_requests: bool = False
 
@@ -89,7 +90,7 @@ class ResetPrefixCache(CoreQuestion[bool], frozen=True):
 
 
 class AskHealth(CoreQuestion[list[WorkerHealth]], frozen=True):
-    """The health of every process that runs steps, as far as known; also while a step runs."""
+    """Health of every worker process; answered during steps too."""
 
     waits = False
 
@@ -102,7 +103,7 @@ class AskHealth(CoreQuestion[list[WorkerHealth]], frozen=True):
 
 
 class Probe(Order, frozen=True):
-    """Run a step with nothing in it, to its end. Only while no request runs."""
+    """Run an empty step to completion; only while no request runs."""
 
     def answer(self, client: InProcessClient) -> None:
         client.sleeping.check_awake()
@@ -116,18 +117,18 @@ class Probe(Order, frozen=True):
 
 
 class Pause(Order, frozen=True):
-    """Run no more steps until `Resume`; answered when the last one has ended."""
+    """Run no steps until `Resume`; answered when the current one has ended."""
 
     waits = False
     runs_steps = False
 
     def answer(self, client: InProcessClient) -> None:
-        """End a rest. Whoever runs steps stops."""
+        """Interrupt a wait; the step loop itself stops stepping."""
         client.ring()
 
 
 class Resume(Order, frozen=True):
-    """Run steps again. Raises EngineAsleep if memory sleeps."""
+    """Run steps again. Raises EngineAsleep if memory is asleep."""
 
     waits = False
     runs_steps = True
@@ -137,10 +138,10 @@ class Resume(Order, frozen=True):
 
 
 class Sleep(Order, frozen=True):
-    """Free the memory of what the tags name; 1 keeps parameters on the host, 2 drops them.
+    """Free the memory named by the tags; level 1 keeps parameters on the host, level 2 drops them.
 
-    Steps in flight end first, and running requests start anew when all is awake. No steps run until
-    then.
+    Steps in flight end first; running requests are preempted until everything is awake. No steps
+    run until then.
     """
 
     runs_steps = False
@@ -154,7 +155,7 @@ class Sleep(Order, frozen=True):
 
 
 class WakeUp(CoreQuestion[bool], frozen=True):
-    """Bring back what the tags name. Whether nothing sleeps any more."""
+    """Restore the memory named by the tags; the answer is whether everything is awake."""
 
     tags: list[str]
 
@@ -168,8 +169,9 @@ class WakeUp(CoreQuestion[bool], frozen=True):
 
 
 class ReloadWeights(Order, frozen=True):
-    """Read the parameters from the model's folder again; running requests start anew, as cached
-    blocks may be of other parameters."""
+    """Reload parameters from the model's folder; running requests are preempted, as cached blocks
+    may belong to other parameters.
+    """
 
     def answer(self, client: InProcessClient) -> None:
         client.take_blocks()
@@ -178,7 +180,7 @@ class ReloadWeights(Order, frozen=True):
 
 
 class ResizeCache(Order, frozen=True):
-    """Have a KV cache of so many bytes, with as much of its contents as fits."""
+    """Resize the KV cache, keeping as much of its contents as fits."""
 
     num_bytes: int
 

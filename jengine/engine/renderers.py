@@ -1,4 +1,4 @@
-"""Which renderer of prompts a model has, by what it reads besides them."""
+"""Chooses the prompt renderer by the model's encoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def renderer_for(
     tokenizer: Tokenizer | None,
     media: MediaProcessor | SpeechProcessor | Sources | None,
 ) -> PromptRenderer:
-    """The renderer for what the model reads besides its prompt; None: nothing."""
+    """Renderer for a model with this media processor or text encoder; None for neither."""
     if isinstance(media, Sources):
         return SourceRenderer(limits, tokenizer, media)
     if isinstance(media, SpeechProcessor):

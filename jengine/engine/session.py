@@ -1,7 +1,6 @@
-"""A session: connects users to the client of one engine.
+"""Joins users to the client of one engine: prompts to checked requests, deltas to outputs.
 
-Prompts become checked requests, token deltas become answers. All of its methods may be called from
-any thread; `discard` also from a finalizer that the garbage collector runs.
+All methods are thread-safe; `discard` may also run in a finalizer called by the garbage collector.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from jengine.request import WireRequest
 
 
 class Session:
-    """Submit prompts, call `step` while there is work, and take what is new from the answers."""
+    """Submit prompts, call `step` while there is work, and take new outputs from the answers."""
 
     def __init__(
         self,
@@ -58,12 +57,11 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do."""
         return self.client.has_work
 
     @property
     def open_answers(self) -> list[Answer]:
-        """The requests that have not ended, in the order in which they came."""
+        """Unfinished requests in order of arrival."""
         with self._opened() as answers:
             return answers.open_answers
 
@@ -79,11 +77,10 @@ class Session:
         reader: Any = None,
         arrival: Arrival | None = None,
     ) -> Answer:
-        """Queue a prompt. With an error, nothing of it is queued.
+        """Queue a prompt; if it raises, nothing of it is queued.
 
-        `taps` is the number of a set of taps, `lora_request` an adapter. `reader` is kept in the
-        answer, for the caller of `process` to tell it that there is something to take. `arrival`
-        is when the request came, if it waited before this call.
+        `taps` is the number of a set of taps. `reader` is kept in the answer for the caller of
+        `process` to notify. `arrival` is when the request came, if earlier than this call.
         """
         arrival = arrival or Arrival(time.monotonic())
         self.client.check_alive()
@@ -111,14 +108,13 @@ class Session:
         return answer
 
     def _for_replica(self, replica: int, wires: Sequence[WireRequest]) -> tuple[WireRequest, ...]:
-        """The requests, to be run by the replica of this number."""
+        """Pin requests to one data-parallel replica. Raises RequestError."""
         count = len(self.client.state().counts.each)
         if not 0 <= replica < count:
             raise RequestError(f"data_parallel_rank {replica} is out of range [0, {count}).")
         return tuple(msgspec.structs.replace(wire, replica=replica) for wire in wires)
 
     def _adapters_in_use(self) -> set[str]:
-        """The digests of the adapters of open requests."""
         return {
             completion.wire.adapter
             for answer in self.open_answers
@@ -138,23 +134,22 @@ class Session:
         return next(number for number in numbers if number not in answers)
 
     def step(self) -> list[Answer]:
-        """Run one step of the engine; the answers that have something new for their readers."""
+        """Run one step. Returns answers with new output."""
         self.receive()
         return self.process()
 
     def receive(self) -> None:
-        """Wait for what the engine brings next, and keep it for `process`."""
+        """Wait for the engine's next deltas and keep them for `process`."""
         deltas = self.client.outputs()
         self._unread.append((time.monotonic(), deltas))
 
     def receive_rest(self) -> None:
-        """Keep for `process` what steps have brought already. Runs none and waits for none."""
+        """Keep deltas that are already there for `process`; runs no step and does not wait."""
         self._unread.append((time.monotonic(), self.client.outputs(wait=False)))
 
     def process(self) -> list[Answer]:
-        """Add what was received to the answers; those that have something new for their readers.
-
-        This is where text is made. Another thread may receive meanwhile.
+        """Apply received deltas, which is where detokenization happens. Returns answers with new
+        output. Another thread may call `receive` meanwhile.
         """
         news: list[Answer] = []
         with self._opened() as answers:
@@ -180,17 +175,17 @@ class Session:
         return news
 
     def abort(self, request_id: str) -> None:
-        """End a request and all its completions; a later step gives its reader the last output."""
+        """Abort a request with all completions; a later step gives its reader the last output."""
         with self._opened() as answers:
             answer = answers.answer(request_id)
         if answer is not None:
             self._abort(answer)
 
     def discard(self, answer: Answer) -> None:
-        """End a request whose answer has no reader any more.
+        """Abort a request whose reader is gone.
 
-        It only appends to queues, so it may interrupt anything: also a step, and this session
-        itself, when the garbage collector closes an abandoned stream.
+        Only appends to queues, so the garbage collector may call it inside anything, including a
+        step or this session.
         """
         if answer.is_open:
             answer.discarded = True
@@ -198,7 +193,7 @@ class Session:
             self._abort(answer)
 
     def fail_all(self, error: BaseException) -> list[Answer]:
-        """End every open request with an error for its reader; the answers that got it."""
+        """Fail every open request with an error for its reader. Returns their answers."""
         with self._opened() as answers:
             failed = answers.open_answers
             for answer in failed:
@@ -208,17 +203,17 @@ class Session:
         return failed
 
     def refuse_new(self, reason: str | None) -> None:
-        """Take no new requests from now on, for this reason; take them again for None."""
+        """Refuse new requests with this reason; None accepts them again."""
         self._refusal = reason
 
     def close(self) -> None:
-        """Send what is left of traces. The client is shut down by its owner."""
+        """Flush traces. The client is shut down by its owner."""
         if self._answers.tracer is not None:
             self._answers.tracer.shutdown()
 
     @contextmanager
     def closed_to_new(self) -> Iterator[None]:
-        """Inside, a request that is submitted waits for the end of the block."""
+        """Block `submit` inside this context."""
         with self._entry:
             yield
 
@@ -228,7 +223,7 @@ class Session:
 
     @contextmanager
     def _opened(self) -> Iterator[OutputProcessor]:
-        """The open requests, for this thread alone and without those that were discarded."""
+        """Exclusive access to open requests, with discarded ones removed."""
         with self._lock:
             while self._discarded:
                 self._answers.close(self._discarded.popleft(), "abort", time.monotonic())
@@ -238,7 +233,7 @@ class Session:
 def with_adapter_name(
     wires: Sequence[WireRequest], lora_request: LoRARequest
 ) -> tuple[WireRequest, ...]:
-    """The requests, which know what their user calls the adapter."""
+    """Add the adapter's user-visible name and number, for metrics and events."""
     name, number = lora_request.lora_name, lora_request.lora_int_id
     return tuple(
         msgspec.structs.replace(wire, adapter_name=name, adapter_number=number) for wire in wires

@@ -1,4 +1,4 @@
-"""What of an engine sleeps, as its workers say. No jax."""
+"""Which memory of an engine is asleep (sleep mode), as reported by workers. No jax."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from jengine.runner.report_types import WEIGHTS
 
 
 class Sleeping:
-    """Of one core. Its methods are called between two steps."""
+    """Sleep state of one core; methods are called between steps."""
 
     def __init__(self) -> None:
         self.level = 0
         self.tags: frozenset[str] = frozenset()  # what sleeps
 
     def check_awake(self) -> None:
-        """Raise EngineAsleep if anything sleeps."""
         if not self.tags:
             return
         if self.tags == {WEIGHTS} and self.level >= 2:
@@ -32,14 +31,14 @@ class Sleeping:
         )
 
     def note(self, tags: Iterable[Iterable[str]], level: int = 0) -> None:
-        """The tags of what sleeps now in each worker, after a sleep of this level."""
+        """Record the tags that now sleep in each worker, after a sleep at `level`."""
         self.tags = frozenset().union(*tags)
         self.level = max(level, self.level) if self.tags else 0
 
     def note_weights(self) -> None:
-        """Other parameters were given: those do not sleep."""
+        """Record that new parameters were given, so weights are awake."""
         self.note([self.tags - {WEIGHTS}])
 
     def noted(self, counts: Counts) -> Counts:
-        """The core's counts, which say that it sleeps if it does."""
+        """Add the sleep level to the core's counts."""
         return msgspec.structs.replace(counts, sleep_level=self.level) if self.tags else counts

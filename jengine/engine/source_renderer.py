@@ -1,7 +1,7 @@
-"""Prompts of models with an encoder of text: what a user writes is the encoder's prompt.
+"""Renders prompts of encoder-decoder text models.
 
-In: a text, token ids, or `encoder_prompt` and `decoder_prompt`. Out: a TokensPrompt of the
-decoder's ids, with the encoder's beside them. Must not know sampling parameters or requests.
+In: a text, token ids, or `encoder_prompt` and `decoder_prompt`. Out: a TokensPrompt of decoder ids,
+with the encoder's ids as a media span. Must not know sampling parameters or requests.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ KEYS = {"encoder_prompt", "decoder_prompt"}
 
 @dataclass(frozen=True)
 class Sources:
-    """What an encoder reads, and how the answer of its decoder begins.
+    """Encoder length limit and decoder start tokens.
 
-    `forced`: `forced_bos_token_id` of the generation config. As in transformers, it is the token
-    after a prompt that is the start token alone; it counts as one of the prompt.
+    `forced` is `forced_bos_token_id`: as in transformers it follows a prompt that is only the start
+    token, and counts as part of the prompt.
     """
 
     positions: int  # tokens of the longest text
@@ -39,10 +39,10 @@ class Sources:
 
 
 class SourceRenderer(PromptRenderer):
-    """Checks what the encoder reads against its own limits, and the decoder's prompt as usual.
+    """Checks encoder prompts against their own limit, and decoder prompts as usual.
 
-    A decoder's prompt begins with the start token, which is put there if it is missing. Its text is
-    tokenized without the special tokens that a tokenizer puts around texts for encoders.
+    The start token is prepended to decoder prompts that lack it; their text is tokenized without
+    special tokens, which are meant for encoders.
     """
 
     def __init__(self, limits: Limits, tokenizer: Tokenizer | None, sources: Sources) -> None:
@@ -52,7 +52,7 @@ class SourceRenderer(PromptRenderer):
         self._read = PromptRenderer(longest, tokenizer)
 
     def render(self, given: Any, how: Tokenization = AS_USUAL) -> TokensPrompt:
-        """A prompt of the encoder, or of both, as checked token ids."""
+        """Render an encoder prompt, or an encoder and a decoder prompt. Raises RequestError."""
         if isinstance(given, Mapping) and given.get("media"):  # rendered before
             return super().render(given, how)
         source, decoder = given, None
@@ -73,7 +73,7 @@ class SourceRenderer(PromptRenderer):
         return prompt
 
     def _decoders(self, given: Any) -> TokensPrompt:
-        """The decoder's prompt: by default, the start token and the forced one."""
+        """The decoder's prompt; default: start token and forced token."""
         start = self.source.start_token
         if not given:
             prompt = TokensPrompt(prompt_token_ids=[])
@@ -93,7 +93,7 @@ class SourceRenderer(PromptRenderer):
         images: Sequence[ImagePart] = (),
         options: Mapping[str, Any] | None = None,
     ) -> TokensPrompt:
-        """Refused: models of this kind are not trained on conversations."""
+        """Refuse: models of this kind are not trained on conversations."""
         raise RequestError(
             "conversations are not supported for a model with an encoder of text. Use "
             "LLM.generate() or /v1/completions."
@@ -101,7 +101,7 @@ class SourceRenderer(PromptRenderer):
 
 
 def span_of(ids: list[int]) -> MediaSpan:
-    """What an encoder reads, beside the decoder's prompt."""
+    """The encoder's ids as a media span of the decoder's prompt."""
     values = np.asarray(ids, np.int32).tobytes()
     return MediaSpan(
         offset=0,

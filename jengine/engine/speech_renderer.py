@@ -1,7 +1,7 @@
-"""Prompts of models with an encoder of audio: the decoder's, and what the encoder hears.
+"""Renders prompts of speech models: decoder prompt and audio.
 
 In: a text or token ids with audio, or `encoder_prompt` and `decoder_prompt`. Out: a TokensPrompt of
-the decoder's ids, with the audio beside them. Must not know sampling parameters or requests.
+decoder ids, with the audio. Must not know sampling parameters or requests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ KEYS = {"encoder_prompt", "decoder_prompt"}
 
 
 class SpeechRenderer(PromptRenderer):
-    """Refuses prompts without audio. A decoder is told everything by its prompt: language, task,
-    times; so the tokenizer adds nothing to it."""
+    """Requires audio. The tokenizer adds no special tokens: language, task and timestamps are
+    tokens of the prompt.
+    """
 
     adds_special_tokens = False
 
@@ -34,11 +35,10 @@ class SpeechRenderer(PromptRenderer):
 
     @property
     def media(self) -> Expands | None:
-        """What puts audio beside prompts."""
         return self.speech
 
     def render(self, given: Any, how: Tokenization = AS_USUAL) -> TokensPrompt:
-        """The decoder's prompt and its audio."""
+        """Render a decoder prompt with its audio. Raises RequestError if there is none."""
         if isinstance(given, Mapping) and any(given.get(key) is not None for key in KEYS):
             given = joined_prompt(given, self.speech.speech.start_token)
         prompt = super().render(given, how)
@@ -51,8 +51,9 @@ class SpeechRenderer(PromptRenderer):
 
 
 def joined_prompt(given: Mapping[str, Any], start: int) -> dict[str, Any]:
-    """`encoder_prompt` and `decoder_prompt` as one: the decoder's, with the encoder's audio.
-    `start` is the token that begins a decoder's prompt."""
+    """Merge `encoder_prompt` and `decoder_prompt` into the decoder's with the encoder's audio.
+    `start` is the decoder's start token.
+    """
     extra = given.keys() - {"encoder_prompt", "decoder_prompt"}
     encoder, decoder = given.get("encoder_prompt"), given.get("decoder_prompt")
     if extra or not isinstance(encoder, Mapping):

@@ -1,8 +1,7 @@
-"""When what happened to one completion, on the clock of the process that reads its deltas.
+"""Timestamps of one completion, on the clock of the process that reads its deltas.
 
-In: deltas with the time at which they were received, and the core's RequestTimes with some of them.
-Out: intervals, and observations for the front's statistics. Times of two processes never meet:
-what the core measured are durations.
+In: deltas with receive times, and the core's RequestTimes. Out: intervals, and observations for the
+front's statistics. Clocks of two processes are never mixed: the core sends durations.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from jengine.outputs import TokenDelta
 
 
 class Arrival(NamedTuple):
-    """When a request came, on this process's monotonic clock, and what its caller says of it."""
+    """Arrival time of a request on this process's monotonic clock, its trace parent, and the
+    replica asked for.
+    """
 
     at: float
     traceparent: str | None = None  # W3C header: the span that it belongs to
@@ -23,7 +24,7 @@ class Arrival(NamedTuple):
 
 
 class Timing:
-    """A completion from its request's arrival to its end."""
+    """Timestamps of a completion from arrival to end."""
 
     __slots__ = ("arrival", "engine", "first", "last", "times", "_is_final")
 
@@ -36,7 +37,7 @@ class Timing:
         self._is_final = False
 
     def note(self, delta: TokenDelta, at: float, stats: FrontStats) -> None:
-        """A delta was received."""
+        """Record a delta received at `at`."""
         if delta.times is not None:
             self.times = delta.times
             self._is_final = delta.finish_reason is not None
@@ -52,8 +53,9 @@ class Timing:
         self.last = at
 
     def intervals(self) -> RequestTimes | None:
-        """The core's times. Until it has said when the request ended, `decode` is measured here:
-        a completion may have ended before, with a stop string."""
+        """Intervals measured by the core. Until its final ones arrive `decode` is measured here: a
+        stop string may have ended the completion earlier.
+        """
         if self.times is None or self._is_final:
             return self.times
         times = self.times
@@ -61,5 +63,5 @@ class Timing:
         return RequestTimes(times.queue, times.prefill, decode, times.preemptions, times.engine)
 
     def stats_of(self, stats: FrontStats) -> EngineHistograms:
-        """The statistics of the engine that answers it; the first one's until that is known."""
+        """Histograms of the engine that answers it; the first engine's until that is known."""
         return self.engine or stats.of(self.times.engine if self.times else 0)

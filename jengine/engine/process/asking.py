@@ -1,7 +1,7 @@
-"""Questions to a core in another process, and the threads that wait for their answers.
+"""Pending questions to a core in another process.
 
-In: a question; later its answer or an error, by the question's number. Out: the answer, to the
-thread that asked. Must not know sockets.
+In: a question, later its answer or error by number. Out: the answer, to the asking thread. Must not
+know sockets.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ A = TypeVar("A")
 
 
 class Asking:
-    """The questions that have not been answered."""
-
     def __init__(self, send: Callable[[Ask], None]) -> None:
         self._send = send
         self._numbers = itertools.count()
@@ -32,7 +30,7 @@ class Asking:
         self._failure: EngineDead | None = None
 
     def ask(self, question: CoreQuestion[A]) -> A:
-        """Wait for the answer. Raises the error that it led to, or EngineDead if none comes."""
+        """Send a question and wait. Raises the core's error, or EngineDead."""
         number, arrived = next(self._numbers), Future[Any]()
         with self._lock:
             if self._failure is not None:
@@ -42,7 +40,7 @@ class Asking:
         return arrived.result()
 
     def resolve(self, number: int, value: bytes | JengineError) -> None:
-        """An answer has come. One that nobody waits for any more is ignored."""
+        """Deliver an answer; ignored if no one waits for it."""
         with self._lock:
             question, arrived = self._waiting.pop(number, (None, None))
         if question is None or arrived is None:
@@ -56,7 +54,7 @@ class Asking:
             arrived.set_exception(EngineDead(f"an answer of the core cannot be read: {error}"))
 
     def fail(self, error: EngineDead) -> None:
-        """No answer comes any more."""
+        """Fail all pending and future questions."""
         with self._lock:
             self._failure = error
             waiting, self._waiting = list(self._waiting.values()), {}

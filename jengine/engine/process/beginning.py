@@ -1,7 +1,7 @@
-"""The start of a core in another process, as its front sees it: progress, then ready or an error.
+"""Startup of a core as seen by its front: progress, then ready or an error.
 
-In: what the core says of its start, from the socket's thread. Out: the same to the thread that
-waits for it, which never waits for a core that has died.
+In: startup messages, from the socket's thread. Out: the same, to the waiting thread, which also
+wakes if the core dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ START_SECONDS = 600.0
 
 
 class Beginning:
-    """What a core has said of its start."""
+    """Startup messages received from a core."""
 
     def __init__(self, life: Life) -> None:
         self.ready: Ready | None = None  # once somebody has waited for it
@@ -27,15 +27,14 @@ class Beginning:
         self._news: deque[Progress | Ready | NotReady] = deque()
 
     def note(self, news: Progress | Ready | NotReady) -> None:
-        """The core has said this."""
+        """Record a startup message."""
         with self._life.changed:
             self._news.append(news)
             self._life.changed.notify_all()
 
     def wait(self, tell: Tell | None, seconds: float) -> Ready:
-        """What the core says of its engine, once that is built. Its progress until then is told.
-
-        Raises the error that the core met, or EngineDead if it died or fell silent.
+        """Wait until the core is ready, reporting progress to `tell`. Raises the core's error, or
+        EngineDead if it died or was silent for `seconds`.
         """
         while self.ready is None:
             match self._next(seconds):
@@ -51,12 +50,12 @@ class Beginning:
         return self.ready
 
     def wait_for_end(self, seconds: float) -> None:
-        """Return when the core has said why it cannot start, or has died; or after this time."""
+        """Wait up to `seconds` for the core's reason for not starting, or its death."""
         with self._life.changed:
             self._life.changed.wait_for(lambda: self._life.failure or self._is_refused, seconds)
 
     def _next(self, seconds: float) -> Progress | Ready | NotReady | None:
-        """The next news; None: the core has died, and there are none."""
+        """The next message, or None if the core has died and none is left."""
         life = self._life
         with life.changed:
             if not life.changed.wait_for(lambda: self._news or life.failure, seconds):

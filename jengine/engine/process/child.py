@@ -1,6 +1,6 @@
-"""What every core process does first and last: it belongs to the process that started it.
+"""Entry and exit of every core process; ties it to the process that started it.
 
-In: a job on standard input. Out: a server for its fronts. Must not know how an engine is built.
+In: a job on standard input. Out: a server for fronts. Must not know how an engine is built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Build = Callable[[bytes, CoreServer], Served]
 
 
 class LogForwarder(logging.Handler):
-    """Gives log records to the fronts, which have the user's handlers and formats."""
+    """Log handler that sends records to the fronts, which apply the user's handlers and formats."""
 
     def __init__(self, server: CoreServer) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class LogForwarder(logging.Handler):
 
 
 def run_core(build: Build) -> None:
-    """Be a core: build its engine, serve until told to end, and end this process."""
+    """Build the engine, serve until told to stop, and exit the process."""
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CoreJob)
     belong_to(job.parent)
     if job.cpus:
@@ -61,7 +61,7 @@ def run_core(build: Build) -> None:
 
 
 def _serve(server: CoreServer, build: Build, settings: bytes) -> int:
-    """The exit status."""
+    """Build and serve. Returns the exit status."""
     try:
         served = build(settings, server)
     except BaseException as error:  # noqa: BLE001 - the fronts raise it
@@ -81,7 +81,7 @@ def _serve(server: CoreServer, build: Build, settings: bytes) -> int:
 
 
 def belong_to(parent: int) -> None:
-    """Die when the parent dies, and leave signals from the terminal to it."""
+    """Die with the parent, and leave terminal signals to it."""
     end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -90,7 +90,7 @@ def belong_to(parent: int) -> None:
 
 
 def leave(status: int) -> None:
-    """End this process at once: threads that still wait for a step are not waited for."""
+    """Exit without joining threads that still wait for a step."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

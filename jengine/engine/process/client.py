@@ -1,7 +1,7 @@
-"""The front's end: an EngineClient whose core runs in another process.
+"""EngineClient of a core in another process.
 
-In: the address of a core. Out: what EngineClient promises. Steps run whether or not somebody reads
-outputs. Every wait ends when the core dies. Must not know who started the core, or text.
+Steps run whether or not outputs are read. Every wait ends if the core dies. Must not know who
+started the core, or text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ADVICE = "Create a new engine."
 
 
 class ProcessClient:
-    """The client of a core in another process, which may have several."""
+    """Client of a core in another process, which may have other clients too."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class ProcessClient:
         mailbox: Mailbox | None = None,
         secret: bytes | None = None,
     ) -> None:
-        """With `child`, the core ends with this client and sends it its log.
+        """Connect to a core at `address`.
 
-        A mailbox is shared with the clients of other cores, between which somebody routes requests.
-        The core then tells what its cache holds, and that somebody says that a core has died;
-        otherwise `outputs` does. A core of another host wants its secret.
+        With `child`, the core ends with this client and sends it its log. `mailbox` is shared with
+        clients of other cores by a router: then the core reports its cache's contents, and the
+        router, not `outputs`, raises its death. `secret` authenticates to a core on another host.
         """
         self.address = address
         self.child = child
@@ -81,56 +81,52 @@ class ProcessClient:
     # --- start -----------------------------------------------------------------------------------
 
     def wait_until_ready(self, tell: Tell | None = None, seconds: float = START_SECONDS) -> Ready:
-        """What the core says of its engine, once that is built. Its progress until then is told.
-
-        Raises the error that the core met, or EngineDead if it died or fell silent.
+        """Wait until the engine is built, reporting progress to `tell`. Raises the core's error, or
+        EngineDead if it died or was silent for `seconds`.
         """
         ready = self._beginning.wait(tell, seconds)
         self._cache = self._cache or CacheCoordinator(ready.cache)
         return ready
 
     def tell_tokenizer(self, tokenizer: TokenizerData) -> None:
-        """What grammars are over. Before the first request that has one, also while it starts."""
+        """Send the tokenizer, needed for grammars; before the first such request, also during
+        startup.
+        """
         self._send(TellTokenizer(tokenizer))
 
     @property
     def contents(self) -> HeldContents:
-        """What the core's cache holds, if it tells."""
+        """Prefix blocks in the core's cache, if it reports them."""
         return self._heard.contents
 
     @property
     def dropped(self) -> int:
-        """How many frames could not be read."""
+        """Number of unreadable frames received."""
         return self._heard.dropped
 
     # --- requests --------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether `outputs` has something to wait for."""
         return self._mailbox.has_work
 
     def check(self, wire: WireRequest) -> None:
-        """Raise a RequestError if no schedule could ever answer this request."""
         ready = self._beginning.ready
         assert ready is not None and self._cache is not None, "the core is not ready"
         refuse_impossible(wire, ready.schedule, self._cache)
 
     def add(self, wire: WireRequest) -> None:
-        """Queue a request, or raise a RequestError if no schedule could ever answer it."""
         self.check_alive()
         self.check(wire)
         self._mailbox.expect(wire.request_id)
         self._send(AddRequest(wire))
 
     def abort(self, request_id: str) -> None:
-        """Queue the end of a request. Takes no lock: a finalizer may call it at any moment."""
         self._send(AbortRequest(request_id))
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
-        """Wait for new tokens and return them; nothing if no request is open or steps are paused.
-
-        Raises EngineDead if the core has died, and what a step raised that never ran.
+        """Wait for new deltas and return them; returns [] if no request is open or steps are
+        paused. Raises EngineDead if the core died, or the error of a step that did not run.
         """
         self._own.check()
         return self._mailbox.take(wait)
@@ -138,7 +134,6 @@ class ProcessClient:
     # --- questions -------------------------------------------------------------------------------
 
     def ask(self, question: CoreQuestion[A]) -> A:
-        """The core's answer."""
         self._own.check()
         answer = self._asking.ask(question)
         if question.runs_steps is not None:
@@ -146,57 +141,53 @@ class ProcessClient:
         return answer
 
     def state(self) -> CoreState:
-        """What the core said last and how long ago that was. Never waits."""
+        """The core's last reported state, with its age; never waits."""
         return self._heard.state
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step waits for a program that is being compiled, as the core said last."""
         return self._heard.state.compiling
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced, as the core said last."""
         return self._heard.state.counts.weights_version
 
     # --- life and death --------------------------------------------------------------------------
 
     @property
     def is_alive(self) -> bool:
-        """Whether the core has not died, as far as known."""
         return self._life.failure is None
 
     def check_process(self) -> None:
-        """Raise EngineDead in a fork of the process that made this client."""
         self._own.check()
 
     def check_alive(self) -> None:
-        """Raise EngineDead if the core has stopped or belongs to another process."""
         self._own.check()
         self._life.check()
 
     def when_dead(self, tell: WhenDead) -> None:
-        """Have a function called, from a thread of this client's, when the core has died."""
+        """Register a callback, called from a thread of this client when the core dies."""
         self._life.when_dead(tell)
 
     def die(self, reason: EngineDead) -> None:
-        """The core is gone: fail everything that waits for it. The first reason counts."""
+        """Mark the core dead and fail everything that waits for it; the first reason counts."""
         self._life.end(reason)
 
     def dump_stacks(self) -> None:
-        """Have the core write the stacks of its threads to stderr, if it is this process's own."""
+        """Have the core write its threads' stacks to stderr, if this process owns it."""
         if self.child is not None:
             self.child.dump_stacks()
 
     def exited(self, how: str, seconds: float) -> None:
-        """The core's process has ended. Its own last message says more, if it arrives in time."""
+        """The core's process has exited; wait up to `seconds` for its own last message, which says
+        more.
+        """
         self._beginning.wait_for_end(seconds)
         self.die(EngineDead(f"{how}. {ADVICE}"))
 
     def shutdown(self) -> None:
-        """End the core if it is this process's own, else leave it to its other fronts.
-
-        Twice is harmless; in a forked child it does nothing.
+        """Stop the core if this process owns it, else leave it to its other fronts. Idempotent; a
+        no-op in a forked child.
         """
         if self._own.is_here:
             self._send(Leave() if self.child is None else Shutdown())

@@ -1,4 +1,4 @@
-"""Lines of a core's log, for the handlers of the process that it belongs to."""
+"""Re-emits a core's log records through this process's handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CORE_NAME = "EngineCore"
 
 
 def log(told: LogRecord) -> None:
-    """Log a line of a core. `processName` tells it from those of this process."""
+    """Emit a core's log record; `processName` distinguishes it from this process's."""
     found = logging.getLogger(told.name)
     if found.isEnabledFor(told.level):
         record = found.makeRecord(

@@ -1,6 +1,6 @@
-"""Messages between fronts and an engine core as msgpack. No pickle.
+"""Encodes messages between fronts and a core as msgpack, never pickle.
 
-In: messages. Out: bytes, and back; bytes that are no message raise BadFrame. Must not know sockets.
+In: messages. Out: bytes, and back; undecodable bytes raise BadFrame. Must not know sockets.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class BadFrame(ValueError):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 def encode(message: Message) -> bytes:
-    """A message as bytes."""
     return _encoder.encode(message)
 
 
 def decode_from_front(data: bytes) -> FromFront:
-    """The message of a front in these bytes."""
+    """Decode a front's message. Raises BadFrame."""
     _check_size(data)
     try:
         return _from_front.decode(data)
@@ -42,7 +41,7 @@ def decode_from_front(data: bytes) -> FromFront:
 
 
 def decode_from_core(data: bytes) -> FromCore:
-    """The message of the core in these bytes."""
+    """Decode a core's message, log-probabilities included. Raises BadFrame."""
     _check_size(data)
     try:
         message = _from_core.decode(data)

@@ -1,7 +1,7 @@
-"""The fronts of one core: whose request is whose, and names that do not clash.
+"""Request ids of several fronts of one core, renamed so that they cannot clash.
 
-In: wire requests of fronts and token deltas of the core. Out: requests under names of the core's
-own, and each front's deltas under its own names. Must not know sockets or steps.
+In: fronts' wire requests and the core's deltas. Out: requests under core ids, and each front's
+deltas under its own ids. Must not know sockets or steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jengine.request import WireRequest
 
 
 class FrontRequests:
-    """One front: its number in names, and the names of its open requests, both ways."""
+    """One front: its number, used in core ids, and its open requests."""
 
     def __init__(self, number: int, *, takes_logs: bool, takes_contents: bool) -> None:
         self.number = number
@@ -28,7 +28,7 @@ class FrontRequests:
 
 
 class Fronts:
-    """All fronts by the identity of their connection. Any thread may call any method."""
+    """All fronts by connection identity. Thread-safe."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -41,24 +41,23 @@ class Fronts:
 
     @property
     def identities(self) -> list[bytes]:
-        """All fronts."""
         with self._lock:
             return list(self._fronts)
 
     @property
     def log_takers(self) -> list[bytes]:
-        """The fronts that the core's log goes to."""
+        """Identities of fronts that receive the core's log."""
         with self._lock:
             return [identity for identity, front in self._fronts.items() if front.takes_logs]
 
     @property
     def content_takers(self) -> list[bytes]:
-        """The fronts that are told what the core's cache holds."""
+        """Identities of fronts that receive the cache's contents (block hashes)."""
         with self._lock:
             return [identity for identity, front in self._fronts.items() if front.takes_contents]
 
     def enter(self, identity: bytes, *, takes_logs: bool, takes_contents: bool = False) -> None:
-        """A front has come; saying so again changes nothing."""
+        """Register a front; idempotent."""
         with self._lock:
             if identity not in self._fronts:
                 self._fronts[identity] = FrontRequests(
@@ -66,7 +65,7 @@ class Fronts:
                 )
 
     def leave(self, identity: bytes) -> list[str]:
-        """A front has gone: the core's names of its open requests, which nobody reads any more."""
+        """Remove a front. Returns the core ids of its open requests, to be aborted."""
         with self._lock:
             front = self._fronts.pop(identity, None)
             names = [] if front is None else [_name(front, own) for own in front.open]
@@ -75,7 +74,7 @@ class Fronts:
             return names
 
     def take(self, identity: bytes, wire: WireRequest) -> WireRequest | None:
-        """A front's request under the core's name; None if the front uses the name already."""
+        """Rename a front's request to its core id; None if the front already uses this id."""
         with self._lock:
             front = self._fronts[identity]
             own = wire.request_id
@@ -87,14 +86,16 @@ class Fronts:
         return msgspec.structs.replace(wire, request_id=name)
 
     def name_of(self, identity: bytes, request_id: str) -> str | None:
-        """The core's name of a front's open request."""
+        """Core id of a front's open request, or None."""
         with self._lock:
             front = self._fronts.get(identity)
             known = front is not None and request_id in front.open
             return _name(front, request_id) if front is not None and known else None
 
     def sorted(self, deltas: Iterable[TokenDelta]) -> dict[bytes, list[TokenDelta]]:
-        """The deltas of each front, under its own names. Those of fronts that left are dropped."""
+        """Split deltas by front, under the fronts' own ids; those of fronts that left are
+        dropped.
+        """
         found: dict[bytes, list[TokenDelta]] = defaultdict(list)
         with self._lock:
             for delta in deltas:

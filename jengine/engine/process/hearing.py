@@ -1,7 +1,7 @@
-"""What a core says to its front, as it arrives on the socket's thread.
+"""Dispatches a core's messages, on the socket's thread.
 
-In: frames of the core. Out: deltas in the mailbox, answers to questions, news of the start and the
-end; and what the core said last of itself. Must not know sockets.
+In: frames from the core. Out: deltas to the mailbox, answers to pending questions, startup and
+death news; keeps the core's last reported state. Must not know sockets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heard:
-    """Of one core."""
+    """Message handler for one core."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Heard:
         beginning: Beginning,
         die: Callable[[EngineDead], None],
     ) -> None:
-        """`die` is told why the core has ended, when it says so itself."""
+        """`die` is called with the reason when the core announces its end."""
         self.dropped = 0  # frames that could not be read
         self.contents = HeldContents()  # of the core's cache, if it tells
         self._mailbox = mailbox
@@ -60,11 +60,11 @@ class Heard:
 
     @property
     def state(self) -> CoreState:
-        """What the core said last and how long ago that was. Never waits."""
+        """The core's last reported state, with its age; never waits."""
         return msgspec.structs.replace(self._state, age=time.monotonic() - self._heard)
 
     def receive(self, parts: Parts) -> None:
-        """Take a frame."""
+        """Dispatch a frame; an unreadable one is logged and counted."""
         try:
             if len(parts) != 1:
                 raise BadFrame(f"a message of {len(parts)} parts: expected one")

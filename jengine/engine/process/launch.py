@@ -1,7 +1,6 @@
-"""Starts an engine core in a child process, and ends it with this one.
+"""Starts an engine core in a child process that dies with this one.
 
-In: a program and its settings as bytes. Out: a client of the core. The child is killed by the
-system when this process dies.
+In: a program and its settings as bytes. Out: a client of the core.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ LAST_WORD = 0.3
 
 
 class CoreJob(msgspec.Struct, frozen=True):
-    """What a core process is told at its start, on its standard input."""
+    """What a core process reads from standard input at startup."""
 
     address: str
     parent: int  # the process that starts it
@@ -39,10 +38,11 @@ def launch(
     mailbox: Mailbox | None = None,
     door: Door | None = None,
 ) -> ProcessClient:
-    """Run a module as a core process. Its client can be asked to wait until it is ready.
+    """Run a module as a core process and return its client, which can be asked to wait until it is
+    ready.
 
-    `cpus` are the processors that it may use (none: all), `env` is added to its environment, a
-    mailbox may be shared by the clients of several cores, and a door lets other hosts in.
+    `cpus`: processors it may use (none: all). `env` is added to its environment. `mailbox` may be
+    shared by clients of several cores. `door` admits other hosts.
     """
     folder = PrivateFolder()
     try:

@@ -1,6 +1,6 @@
-"""Whether a core in another process lives, and who is told when it has died.
+"""Liveness of a core in another process, and callbacks for its death. Thread-safe.
 
-In: the first reason why it is gone. Out: errors for everything that needs it. Any thread may call.
+In: the first reason for its death. Out: errors for everything that depends on it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ WhenDead = Callable[[EngineDead], None]
 
 
 class Life:
-    """One core's life, as far as known."""
-
     def __init__(self, told: Iterable[WhenDead]) -> None:
         self.changed = threading.Condition()  # notified at the end, and by others who share it
         self.failure: EngineDead | None = None
         self._told = list(told)
 
     def check(self) -> None:
-        """Raise EngineDead if the core has died."""
         if self.failure is not None:
             raise EngineDead(str(self.failure)) from self.failure
 
     def when_dead(self, tell: WhenDead) -> None:
-        """Have a function called when the core has died; at once if it has."""
+        """Register a callback for the core's death; called at once if it is dead."""
         with self.changed:
             self._told.append(tell)
             failure = self.failure
@@ -35,7 +32,7 @@ class Life:
             tell(failure)
 
     def end(self, reason: EngineDead) -> None:
-        """The core is gone: tell everybody. The first reason counts."""
+        """Mark the core dead and call the callbacks; the first reason counts."""
         with self.changed:
             if self.failure is not None:
                 return

@@ -1,7 +1,7 @@
-"""Where the deltas of cores in other processes wait for the thread that reads outputs.
+"""Queue of deltas from cores in other processes for the one thread that reads outputs.
 
-In: deltas and errors, from threads of sockets. Out: the same in order, to one reader, which never
-waits for what cannot come any more. Must not know sockets or processes.
+In: deltas and errors, from socket threads. Out: the same in order; a reader never waits for what
+can no longer come. Must not know sockets or processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jengine.outputs import TokenDelta
 
 
 class Mailbox:
-    """Deltas that were not read yet, and the requests whose last one has not come."""
+    """Unread deltas, and the ids of requests without a final delta."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -30,14 +30,14 @@ class Mailbox:
         return bool(self._open or self._news)
 
     def expect(self, request_id: str) -> None:
-        """Deltas of this request will come."""
+        """Register an open request. Raises RequestError for a duplicate id."""
         with self._changed:
             if request_id in self._open:
                 raise RequestError(f"request_id={request_id!r} is being answered already.")
             self._open.add(request_id)
 
     def deliver(self, deltas: Sequence[TokenDelta]) -> None:
-        """New deltas; the last one of a request closes it."""
+        """Add deltas; a final delta closes its request."""
         with self._changed:
             self._open.difference_update(
                 delta.request_id for delta in deltas if delta.finish_reason is not None
@@ -46,25 +46,25 @@ class Mailbox:
             self._changed.notify_all()
 
     def interrupt(self, error: JengineError) -> None:
-        """Have the reader meet this error once, after what came before."""
+        """Queue an error, raised once to the reader after earlier deltas."""
         with self._changed:
             self._news.append(error)
             self._changed.notify_all()
 
     def fail(self, error: EngineDead) -> None:
-        """Nothing comes any more: the reader meets this error after what came before."""
+        """Mark the end: the reader gets this error after all earlier deltas."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
 
     def pause(self, paused: bool) -> None:
-        """While paused a reader does not wait, as nothing comes."""
+        """While paused a reader does not wait, as no steps run."""
         with self._changed:
             self._paused = paused
             self._changed.notify_all()
 
     def take(self, wait: bool) -> list[TokenDelta]:
-        """Everything up to the next error. Waits while there is nothing but something may come."""
+        """Take everything up to the next error, waiting while something may still come."""
         with self._changed:
             self._changed.wait_for(lambda: not wait or self._is_due)
             if not self._news and self._failure is not None:

@@ -1,6 +1,6 @@
-"""A ModelConfig as plain data: msgspec cannot tell two dataclasses in one field apart.
+"""ModelConfig as a msgspec struct, since msgspec cannot discriminate two dataclasses in one field.
 
-In: a ModelConfig. Out: a frame, and back. A field that ModelConfig gains travels by itself.
+In: a ModelConfig. Out: a frame, and back. New fields of ModelConfig need no change here.
 """
 
 from __future__ import annotations
@@ -53,20 +53,18 @@ Surroundings = msgspec.defstruct(
 
 
 class ModelFrame(msgspec.Struct, frozen=True, array_like=True):
-    """A model's shape."""
+    """A serialisable ModelConfig."""
 
     surroundings: Surroundings  # type: ignore[valid-type]
     layers: tuple[LayerFrame, ...]  # type: ignore[valid-type]
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelFrame:
-        """The frame of a config."""
         others = {name: getattr(config, name) for name in _OTHERS}
         return cls(Surroundings(**others), tuple(map(_layer_frame, config.layers)))
 
     @property
     def config(self) -> ModelConfig:
-        """The config."""
         others: dict[str, Any] = msgspec.structs.asdict(self.surroundings)
         return ModelConfig(**others, layers=tuple(map(_layer, self.layers)))
 

@@ -1,7 +1,6 @@
-"""What a core says to its fronts: encoded and sent by a thread of its own, so that no step waits.
+"""Encodes and sends a core's messages to fronts on its own thread, so that no step waits.
 
-In: news, new tokens, answers, from any thread. Out: messages to the fronts that they are for. Must
-not know sockets.
+In: news, deltas and answers, from any thread. Out: messages to their fronts. Must not know sockets.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MOST_CHANGES = 100_000
 
 
 class Outbox:
-    """The thread, and what it has told so far."""
+    """The sending thread and its queue."""
 
     def __init__(
         self,
@@ -49,8 +48,9 @@ class Outbox:
         state: Callable[[], CoreState | None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`send` takes a front's identity and a message; `state` is the core's, once it has one;
-        `failed` is told what ended the thread."""
+        """`send` takes an identity and a message; `state` returns the core's state once there is
+        one; `failed` is called if the thread fails.
+        """
         self.greeted = threading.Event()  # a front has come
         self._fronts = fronts
         self._send_parts = send
@@ -64,16 +64,15 @@ class Outbox:
         self._thread = threading.Thread(target=self._write, name="jengine-output", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is queued, and end the thread."""
+        """Flush the queue and join the thread."""
         self._jobs.put(None)
         self._thread.join()
 
     def announce(self, news: Message) -> None:
-        """Tell all fronts, and those that come: each of them is greeted on the same thread."""
+        """Broadcast news to all fronts, and greet later ones with it."""
 
         def tell() -> None:
             self._news = news
@@ -82,19 +81,18 @@ class Outbox:
         self._jobs.put(tell)
 
     def greet(self, identity: bytes) -> None:
-        """Tell a front that has come what the others know."""
+        """Send a new front the current news."""
         self._jobs.put(partial(self._greet, identity))
 
     def reply(self, identity: bytes, message: Message) -> None:
-        """Answer one front."""
         self._jobs.put(lambda: self._send([identity], message))
 
     def deliver(self, deltas: list[TokenDelta]) -> None:
-        """Give new tokens to the fronts of their requests."""
+        """Send deltas to the fronts of their requests."""
         self._jobs.put(partial(self._send_deltas, deltas))
 
     def tell_changes(self, journal: ContentJournal | None) -> None:
-        """Tell what the cache has begun and ceased to hold, if the fronts are to know."""
+        """Send the cache's added and removed block hashes, if a front wants them."""
         if journal is not None and (changes := journal.take()):
             self._jobs.put(partial(self._send_changes, changes))
 
@@ -104,7 +102,7 @@ class Outbox:
         self._jobs.put(lambda: self._send(self._fronts.identities, failed))
 
     def log(self, record: LogRecord) -> None:
-        """Give a line of the log to the fronts that take it."""
+        """Send a log record to fronts that want it."""
         self._jobs.put(partial(self._send_log, record))
 
     # --- the thread ------------------------------------------------------------------------------
@@ -154,7 +152,7 @@ class Outbox:
             self._send(self._fronts.identities, Pulse(state))
 
     def _report_due(self) -> float:
-        """Seconds until the state is to be sent."""
+        """Seconds until the next state report."""
         when, steps = self._reported
         state = self._state()
         moved = state is not None and state.steps != steps

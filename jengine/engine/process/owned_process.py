@@ -1,7 +1,7 @@
-"""A child process that belongs to this one: the system kills it when this process dies.
+"""A child process that the system kills when this process dies.
 
-In: a module of ours and what it reads on standard input. Out: the process, and a word when it has
-ended. It is started with subprocess and leads a process group. Must not know what it does.
+In: a module and its standard input. Out: the process, and a callback at its exit. It is started
+with subprocess and leads a process group. Must not know what it does.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ END_SECONDS = 10.0
 
 
 class Child(Protocol):
-    """A child process, for who belongs to the process that started it."""
+    """A child process as its owner sees it."""
 
     def end(self) -> None:
-        """Return when it has ended, killing it after a while, and remove what was its own."""
+        """Wait for its exit, killing it after a timeout, and clean up."""
         ...
 
     def kill(self) -> None:
-        """End it at once, and remove what was its own."""
+        """Kill it at once and clean up."""
         ...
 
     def dump_stacks(self) -> None:
-        """Have it write the stacks of its threads to stderr, whatever it is doing."""
+        """Have it write its threads' stacks to stderr, whatever it is doing."""
         ...
 
 
 class OwnedProcess:
-    """The process, and the thread that starts it and waits for its end.
+    """A child process and the thread that starts and reaps it.
 
-    The system kills the process when the thread that started it ends, so that is a thread which
-    does nothing else.
+    The parent-death signal follows the starting thread, not the process, so that thread does
+    nothing else.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class OwnedProcess:
         open_files: Sequence[int] = (),
         clean: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name` is for people, `env` is added to this environment, `open_files` are inherited, and
-        `clean` removes what was the child's own once it has ended."""
+        """`name` is for messages, `env` is added to this environment, `open_files` are inherited,
+        and `clean` runs after its exit.
+        """
         self.process = 0
         self._name = name
         self._program = program
@@ -73,7 +74,9 @@ class OwnedProcess:
         self._ended = threading.Event()
 
     def start(self, exited: Callable[[str], None]) -> None:
-        """Start it. `exited` is told how it ended."""
+        """Start it; `exited` is called with a description of its exit. Raises EngineDead if it
+        cannot start.
+        """
         atexit.register(self._at_exit)
         thread = threading.Thread(
             target=self._run, args=(exited,), name="jengine-child", daemon=True
@@ -86,17 +89,17 @@ class OwnedProcess:
             ) from self._failure
 
     def signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal, unless it has exited."""
         if self.process and not self._ended.is_set():
             with suppress(ProcessLookupError):
                 os.kill(self.process, number)
 
     def dump_stacks(self) -> None:
-        """Have it write the stacks of its threads to stderr, whatever it is doing."""
+        """Have it write its threads' stacks to stderr, whatever it is doing."""
         self.signal(signal.SIGUSR1)
 
     def end(self) -> None:
-        """Return when it has ended, killing it after a while, and clean up."""
+        """Wait for its exit, killing it after a timeout, and clean up."""
         atexit.unregister(self._at_exit)
         if self.process and not self._ended.wait(END_SECONDS):
             self._kill_group()
@@ -104,7 +107,7 @@ class OwnedProcess:
         self._clean()
 
     def kill(self) -> None:
-        """End it at once, with all that it started."""
+        """Kill its process group at once and clean up."""
         if not self._ended.is_set():
             self._kill_group()
         self.end()

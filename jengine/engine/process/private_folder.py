@@ -1,7 +1,7 @@
-"""A folder for one core's socket, which only its owner may enter and which is removed at the end.
+"""Private temporary folder for a core's socket.
 
-A folder left by a process that was killed is removed by the next one that makes a folder: every
-owner holds a lock on a file inside, which the system releases at its death.
+Each owner holds a lock on a file inside, released by the system at its death; the next process to
+make a folder removes those without a lock.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class PrivateFolder:
 
     @property
     def address(self) -> str:
-        """The address of a socket in it."""
+        """Address of a socket in it."""
         return f"ipc://{self.path / SOCKET}"
 
     def remove(self) -> None:
-        """Remove it with all that is in it. Twice is harmless."""
+        """Remove it and its contents. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove the folders of processes that have ended. Those of other users are left alone."""
+    """Remove folders whose owner has ended; those of other users are left alone."""
     for folder in base.glob(f"{PREFIX}*"):
         with suppress(OSError), (folder / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

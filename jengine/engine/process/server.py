@@ -1,8 +1,8 @@
-"""The core's end: serves any number of fronts from the process that runs the steps.
+"""Serves fronts from the core's process.
 
-Besides the thread that runs steps, one thread owns the socket, one encodes what goes to the fronts
-(`outbox`), and some answer questions between steps. So a step waits for no socket. Must not know
-how the engine was built, or who started this process.
+Besides the stepping thread, one thread owns the socket, one encodes messages (`outbox`), and some
+answer questions between steps, so no step waits for a socket. Must not know how the engine was
+built, or who started this process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FIRST_FRONT = 5.0
 
 
 class Served(NamedTuple):
-    """A core that is ready."""
+    """A core that is ready to serve. The journal records changes of its cache."""
 
     client: EngineClient
     ready: Ready
@@ -68,10 +68,10 @@ class Served(NamedTuple):
 
 
 class CoreServer:
-    """Talks to fronts from its construction on; `serve` runs the steps of an engine for them."""
+    """Talks to fronts from its construction on; `serve` runs the engine's steps for them."""
 
     def __init__(self, address: str, door: Door | None = None) -> None:
-        """Fronts of this host come to the address, those of other hosts to the door."""
+        """Fronts of this host connect to `address`, those of other hosts to `door`."""
         self.tokenizer = SharedTokenizer()
         self.dropped = 0  # frames that could not be read, or came from no known front
         self._fronts = Fronts()
@@ -90,21 +90,21 @@ class CoreServer:
         self._socket.start()
 
     def report(self, progress: Progress) -> None:
-        """Tell the fronts what is being done before the engine is ready."""
+        """Send startup progress to the fronts."""
         self._outbox.announce(progress)
 
     def log(self, record: LogRecord) -> None:
-        """Give a line of the log to the fronts that take it."""
+        """Send a log record to fronts that want it."""
         self._outbox.log(record)
 
     def refuse(self, error: BaseException) -> None:
-        """Tell the fronts why there is no engine, and close."""
+        """Tell the fronts why startup failed, and close."""
         self._outbox.greeted.wait(FIRST_FRONT)
         self._outbox.announce(NotReady(Failure.of(error)))
         self._close()
 
     def end_with(self, reason: str) -> None:
-        """Tell the fronts why this process is about to end, and close. From any thread."""
+        """Tell the fronts why this process is ending, and close. Thread-safe."""
         error = EngineDead(reason)
         if self._steps is None:
             self.refuse(error)
@@ -113,7 +113,7 @@ class CoreServer:
             self._close()
 
     def serve(self, served: Served) -> None:
-        """Run steps in this thread until a front ends the core, or a step fails for good."""
+        """Run steps in this thread until a front shuts the core down or a step fails for good."""
         client, ready, journal = served
         ready = msgspec.structs.replace(ready, door=self._socket.door_address)
         outbox = self._outbox
@@ -135,14 +135,14 @@ class CoreServer:
             self._close()
 
     def _close(self) -> None:
-        """Send what is queued, and end the threads but for those that wait for a step."""
+        """Flush queued messages and end the threads, except those waiting for a step."""
         self._outbox.close()
         self._socket.close()
         self._askers.shutdown(wait=False, cancel_futures=True)
         self._health.shutdown(wait=False, cancel_futures=True)
 
     def _fail(self, error: BaseException) -> None:
-        """One of the threads has failed: end the core."""
+        """Stop the core because one of its threads failed."""
         traceback.print_exception(error)
         self._failure = error
         self._end()
@@ -213,7 +213,7 @@ class CoreServer:
         self._wake()
 
     def _forget(self, identity: bytes) -> None:
-        """A front has left, or cannot be reached: nobody reads its answers."""
+        """Abort the requests of a front that left or is unreachable."""
         self._abort(self._fronts.leave(identity))
 
     # --- the threads for questions ---------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Runs an engine's steps in one thread while there is work, and can be paused between two of them.
+"""Runs an engine's steps in one thread while there is work; can pause between steps.
 
-In: the core's client. Out: deltas, to a function that must not wait. Must not know sockets.
+In: the core's client. Out: deltas, to a callback that must not block. Must not know sockets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNT_EVERY = 0.1
 
 
 class StepLoop:
-    """`run` belongs to one thread; every other method may be called from any."""
+    """`run` belongs to one thread; other methods are thread-safe."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class StepLoop:
         failed: Callable[[UnexpectedCompile], None],
         note: Callable[[], None],
     ) -> None:
-        """`note` is called after each step and after each time of rest."""
+        """`note` is called after each step and each wait."""
         self._client = client
         self._deliver = deliver
         self._failed = failed
@@ -46,7 +46,7 @@ class StepLoop:
         self._changed = threading.Event()  # there may be something to do
 
     def run(self, ended: threading.Event) -> None:
-        """Run steps until `ended`, which is looked at after `wake`. Raises what ends the engine."""
+        """Run steps until `ended`, which is checked after `wake`. Raises what ends the engine."""
         while not ended.is_set():
             self._changed.clear()
             with self._gate:
@@ -60,11 +60,11 @@ class StepLoop:
                 self._changed.wait()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Signal that there may be work."""
         self._changed.set()
 
     def ask(self, question: CoreQuestion[A]) -> A:
-        """The core's answer; steps rest or run from then on if the question says so."""
+        """Answer a question, and pause or resume steps if it says so."""
         if question.runs_steps is False:
             return self._rest(question)
         answer = self._client.ask(question)
@@ -74,7 +74,7 @@ class StepLoop:
         return answer
 
     def _rest(self, question: CoreQuestion[A]) -> A:
-        """Run no more steps, once the last one has ended and all its deltas were delivered."""
+        """Pause: wait for the last step, deliver its deltas, then answer."""
         self._paused = True
         with self._gate:
             answer = self._client.ask(question)
@@ -84,7 +84,7 @@ class StepLoop:
         return answer
 
     def state(self, dropped_frames: int = 0) -> CoreState:
-        """The state of the core, without a wait."""
+        """Current state of the core; never waits."""
         began, now = self._began, time.monotonic()
         return CoreState(
             counts=self._counts.later(now - self._counted),

@@ -1,4 +1,4 @@
-"""The messages that an engine core sends to its fronts. Must not know sockets."""
+"""Messages from a core to its fronts. Must not know sockets."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from jengine.wire.message import Message
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """An error as plain data."""
+    """A serialised exception."""
 
     kind: str
     text: str
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """An error of ours by its name; any other as an EngineDead that says what it was."""
+        """Serialise a jengine error by class name; any other as EngineDead with its type and
+        text.
+        """
         if isinstance(error, JengineError):
             return cls(type(error).__name__, str(error))
         return cls(EngineDead.__name__, f"{type(error).__name__}: {error}")
 
     @property
     def error(self) -> JengineError:
-        """The error, of the same class."""
+        """Deserialise to the original class."""
         return error_named(self.kind, self.text)
 
 
 class Progress(Message, frozen=True):
-    """What the core is doing before it is ready."""
+    """Startup progress."""
 
     stage: str  # such as "Loading weights"
     done: float = 0
@@ -42,14 +44,14 @@ class Progress(Message, frozen=True):
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate, if the stage can be counted and has begun."""
+        """Estimated seconds left, or None if the stage is not countable or has not begun."""
         if not self.total or not self.done:
             return None
         return self.seconds * (self.total - self.done) / self.done
 
 
 class Ready(Message, frozen=True):
-    """Requests can be sent. What a front must know of the engine."""
+    """The engine is ready: what a front must know of it."""
 
     process: int  # of the core
     model: ModelFrame
@@ -68,51 +70,49 @@ class NotReady(Message, frozen=True):
 
 
 class Outputs(Message, frozen=True):
-    """New tokens of this front's requests."""
+    """New deltas of this front's requests."""
 
     deltas: list[TokenDelta]
 
 
 class CacheChanges(Message, frozen=True):
-    """Block hashes that the core's cache has begun and ceased to hold, as its journal has them."""
+    """Block hashes added to and removed from the core's cache, in the journal's encoding."""
 
     changes: list[bytes]
 
 
 class Pulse(Message, frozen=True):
-    """The state of the core: the sign that its process lives, also while a step takes long."""
+    """The core's state; also a heartbeat during long steps."""
 
     state: CoreState
 
 
 class StepFailed(Message, frozen=True):
-    """A step did not run. Its requests have ended; the core goes on."""
+    """A step did not run and its requests have ended; the core goes on."""
 
     failure: Failure
 
 
 class Dead(Message, frozen=True):
-    """The core has stopped."""
-
     failure: Failure
 
 
 class Answer(Message, frozen=True):
-    """The answer to a question, in bytes whose type follows from the question."""
+    """Encoded answer to a question; its type follows from the question."""
 
     number: int
     value: bytes
 
 
 class Refusal(Message, frozen=True):
-    """The error that a question led to."""
+    """The error raised by a question."""
 
     number: int
     failure: Failure
 
 
 class LogRecord(Message, frozen=True):
-    """A line of the core's log."""
+    """A record of the core's log."""
 
     name: str
     level: int
