@@ -1,4 +1,4 @@
-"""Class names in config.json's `architectures`, and the file of the family that reads each."""
+"""Table from class names in config.json's `architectures` to the family file that reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention as a module: queries, keys and values in one matmul, mixing, and the output matmul.
+"""The attention layer: fused QKV matmul, mixing, output matmul.
 
 In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
 keys and values are kept, nor other layers.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Attention(nnx.Module):
-    """qkv is one matmul whose outputs are grouped by KV head: [q of the group, k, v].
+    """The QKV matmul's outputs are grouped by KV head, [query group, key, value], so that one
+    logical axis shards all three.
 
-    Grouping by KV head lets one logical axis shard queries, keys and values together. `inputs` is
-    the width of what it reads, where that is not the hidden size.
+    `inputs` is the input width where it is not the hidden size.
     """
 
     def __init__(
@@ -93,7 +93,9 @@ class Attention(nnx.Module):
         return self.out(mixed, residual=residual, live=context.live)
 
     def _biases(self, context: StepContext) -> Float32[Array, "kv_heads group distances"] | None:
-        """What is added to scores by distance: of this layer, or of the last that has its own."""
+        """Relative position biases by distance: this layer's, or those of the last layer that has
+        its own.
+        """
         config = self.config.distance_bias
         if config is None:
             return None
@@ -107,7 +109,9 @@ class Attention(nnx.Module):
     def _with_values(
         self, qkv: Float[Array, "*tokens kv_heads members dim"]
     ) -> Float[Array, "*tokens kv_heads parts dim"]:
-        """Queries, keys and values, of which the last may be the keys, and normalised."""
+        """Append the values: normalised if configured, and a copy of the keys where keys are
+        values.
+        """
         values = qkv[..., -1:, :]
         rest = qkv if self.config.keys_are_values else qkv[..., :-1, :]
         if self.config.value_norm:
@@ -118,7 +122,9 @@ class Attention(nnx.Module):
     def _temperature(
         self, positions: Int[Array, "*tokens"]
     ) -> Float32[Array, "*tokens kv_heads parts dim"]:
-        """What queries are multiplied with, and ones for keys and values."""
+        """Position-dependent query scale (Llama 4's attention temperature), with ones for keys and
+        values.
+        """
         assert self.config.temperature is not None
         steps, growth = self.config.temperature
         passed = jnp.floor((positions.astype(jnp.float32) + 1.0) / steps)
@@ -131,7 +137,7 @@ class Attention(nnx.Module):
     def _with_layer_norms(
         self, qkv: Float[Array, "*tokens kv_heads parts dim"]
     ) -> Float32[Array, "*tokens kv_heads parts dim"]:
-        """Queries, keys and values, of which the first two are normalised by head."""
+        """Apply per-head layer norms to queries and keys."""
         parts = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1:, :]
         q, k = (
             head_layer_norm(heads, norm.weight[...], norm.eps)
@@ -140,8 +146,11 @@ class Attention(nnx.Module):
         return jnp.concatenate([q, k[..., None, :], parts[2].astype(q.dtype)], axis=-2)
 
     def _query_scale(self) -> Float32[Array, " dim"] | None:
-        """What is left of norms behind the rotation, which does not change a head's length: the
-        weights of both, as scores are sums of products."""
+        """Product of the q and k norm weights when the norm follows rotation.
+
+        A rotation keeps a head's length, so the norm can come first; the weights, elementwise after
+        rotation, are folded into the queries since scores are dot products.
+        """
         if self.config.qk_norm != "behind_rotation":
             return None
         q, k = (norm.weight[...].astype(jnp.float32) for norm in (self.q_norm, self.k_norm))
@@ -158,8 +167,9 @@ class Attention(nnx.Module):
 
 
 class ReadingAttention(nnx.Module):
-    """Queries of a layer that reads the keys and values of an earlier one: it makes none, and keeps
-    nothing."""
+    """Attention of a layer that reads an earlier layer's KV cache: it has queries only and writes
+    nothing.
+    """
 
     def __init__(self, factory: Factory, config: AttentionConfig, layer: int):
         assert config.source is not None and config.source < layer
@@ -198,5 +208,4 @@ class ReadingAttention(nnx.Module):
 def make_attention(
     factory: Factory, config: AttentionConfig, layer: int
 ) -> Attention | ReadingAttention:
-    """The attention of one layer."""
     return (Attention if config.source is None else ReadingAttention)(factory, config, layer)

@@ -1,8 +1,8 @@
 """StepContext: what a model is called with besides tokens.
 
 In: positions, a mixer (attention through the KV cache, or over whole sequences) and the cache
-arrays. Out: after the call, the new cache arrays. A model file knows nothing else of a step: no
-block tables, rows of requests or sampling.
+arrays. Out: after the call, the new cache arrays. Model files know nothing else of a step: no block
+tables, rows of requests or sampling.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ MixInputs = AttentionInputs | ReadInputs | LatentInputs | RecurrentInputs
 
 
 class Mixer(Protocol):
-    """Combines each token with earlier ones, and keeps what later tokens will need."""
+    """Mixes each token with earlier ones and updates the caches."""
 
     def __call__(self, caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]: ...
 
 
 class GivenEmbeddings(NamedTuple):
-    """Embeddings that come with a step, in place of those that a model looks up, and what is added
-    to the same tokens after each of the first layers."""
+    """Embeddings given instead of token ids (images, prompt embeddings), with optional additions
+    after the first layers (deepstack).
+    """
 
     rows: Array  # f32[*tokens, (1 + layers) * hidden]
     mask: Array  # bool[*tokens] which tokens have one
     is_final: bool = False  # whether they enter the first layer without the model's own scale
 
     def over(self, looked_up: Float32[Array, "*tokens hidden"]) -> Float32[Array, "*tokens hidden"]:
-        """The given rows where there are some."""
+        """Replace looked-up embeddings where rows are given."""
         return jnp.where(self.mask[..., None], self.rows[..., : looked_up.shape[-1]], looked_up)
 
     def after(
         self, layer: int, x: Float32[Array, "*tokens hidden"]
     ) -> Float32[Array, "*tokens hidden"]:
-        """What leaves a layer, with what is added there."""
+        """Add the given rows' extra part for this layer to its output."""
         hidden = x.shape[-1]
         begin = (layer + 1) * hidden
         if begin >= self.rows.shape[-1]:
@@ -65,10 +66,10 @@ CrossReader = Callable[[int, Array, float], Array]
 
 
 class StepContext:
-    """One call of a model while it is traced; made inside the traced function, used once.
+    """Context of one model call during tracing; created inside the traced function and used once.
 
-    Layers run one after the other in one trace, so the context can carry the cache arrays from
-    layer to layer. A layer that is traced separately (scan, remat) may not change them.
+    Layers run sequentially in one trace, so the context can thread the cache arrays through them. A
+    layer traced separately (scan, remat) may not change them.
     """
 
     def __init__(
@@ -113,8 +114,9 @@ class StepContext:
         self._trace = TraceState()
 
     def mix(self, layer: int, inputs: MixInputs) -> Float[Array, "*tokens heads dim"]:
-        """Combine the layer's tokens with earlier ones, and store what later tokens need. Queries
-        alone come with the number of the layer that they read."""
+        """Mix the layer's tokens with earlier ones and update its cache. A `ReadInputs` comes with
+        the number of the layer whose cache it reads.
+        """
         mixed, caches = self._mixer(self.caches, layer, inputs)
         if caches is not self.caches:
             if not self._trace.is_valid():
@@ -128,7 +130,7 @@ class StepContext:
     def rotation(
         self, rope: RopeConfig, head_dim: int
     ) -> tuple[Float32[Array, "*tokens pairs"], Float32[Array, "*tokens pairs"]]:
-        """cos and sin of every token, computed once per call and kind of rotation."""
+        """(cos, sin) of every token, memoised per call and kind of rotation."""
         key = (rope, head_dim)
         if key in self._rotations:
             return self._rotations[key]
@@ -138,18 +140,18 @@ class StepContext:
         return found
 
     def chosen_in(self, layer: int) -> Callable[[Array], None] | None:
-        """What is to be told the experts that tokens pick in a layer; None: nobody asks."""
+        """Callback that records a layer's chosen experts, or None if they are not wanted."""
         return None if self.experts is None else partial(self.experts.__setitem__, layer)
 
     @property
     def is_tapped(self) -> bool:
-        """Whether values must pass `tap`, so that the sums around them cannot be fused."""
+        """Whether values must pass `tap`, which prevents fusing the sums around tap points."""
         return self._tap is not None
 
     def tap(
         self, name: str, value: Float[Array, "*tokens hidden"]
     ) -> Float[Array, "*tokens hidden"]:
-        """The value at a tap point, after the tap has captured or changed it."""
+        """Pass a value through the tap, which may capture or replace it."""
         if self._tap is not None:
             value = self._tap(name, value)
         if name in self._keep:
@@ -160,7 +162,7 @@ class StepContext:
 def whole_sequences(
     shape: tuple[int, ...], tap: Tap | None = None, keep: tuple[str, ...] = ()
 ) -> StepContext:
-    """The context of tokens [B, T] that are whole sequences: nothing is cached."""
+    """Context of whole sequences [batch, length] without a cache."""
     batch, length = shape
     positions = jnp.broadcast_to(jnp.arange(length)[None, :], shape)
     rows = jnp.broadcast_to(jnp.arange(batch)[:, None], shape)

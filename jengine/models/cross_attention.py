@@ -1,5 +1,4 @@
-"""Attention to the output of an encoder: keys and values are made once for a request, when its
-encoder has run, and read by every token of it.
+"""Cross attention: keys and values are computed once per request, from the encoder's output.
 
 In: activations of the decoder, or of the encoder. Out: what is added to the residual stream, or
 keys and values to keep. Must not know where these are kept.
@@ -24,8 +23,6 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class CrossAttention(nnx.Module):
-    """Queries of the decoder's tokens; keys and values of the encoder's positions."""
-
     def __init__(self, factory: Factory, config: AttentionConfig, index: int):
         self.index = index  # among the layers that have one
         self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
@@ -54,14 +51,14 @@ class CrossAttention(nnx.Module):
     def keys_and_values(
         self, encoded: Float[Array, "positions hidden"]
     ) -> Float32[Array, "positions width"]:
-        """What is kept of an encoder's output for this layer."""
+        """Keys and values of this layer for an encoder's output."""
         return self.kv(encoded).reshape(len(encoded), -1)
 
 
 def keys_and_values_of(
     layers: Iterable[Any], encoded: Float[Array, "positions hidden"]
 ) -> Float32[Array, "positions width"]:
-    """What is kept of an encoder's output for all of a decoder's layers, one after the other."""
+    """Keys and values of all decoder layers for an encoder's output, concatenated."""
     with jax.named_scope("keys_and_values"):
         found = [layer.cross.keys_and_values(encoded) for layer in layers if layer.has_cross]
         return jnp.concatenate(found, axis=-1)

@@ -1,4 +1,5 @@
-"""The decoder body that families share: embed, layers of mixer and feed-forward block, norm, head.
+"""The decoder body shared by families: embedding, layers of mixer and feed-forward block, norm,
+head.
 
 In: tokens and a StepContext. Out: hidden states; the context holds the new cache. Must not know
 blocks, requests, sampling or checkpoints.
@@ -47,10 +48,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and feed-forward block, each added to the residual stream.
-
-    Norms stand before, after or around each of the two. In a parallel block both read the layer's
-    input.
+    """Mixer and feed-forward block, each added to the residual stream. Norms come before, after or
+    around each block; parallel blocks both read the layer's input.
     """
 
     def __init__(self, factory: Factory, layer: int):
@@ -102,8 +101,9 @@ class DecoderLayer(nnx.Module):
     def _added(
         self, x: Array, block: Callable[..., Array], after: Norm, context: StepContext, point: str
     ) -> Array:
-        """x + block(). The block adds x itself where nothing comes between, so that its last matmul
-        can be fused with the sum."""
+        """x + block(). If nothing comes between, the block adds x itself, so that its last matmul
+        is fused with the sum.
+        """
         if isinstance(after, NoNorm) and not context.is_tapped and self.scale == 1.0:
             return block(residual=x)
         if self.normalizes_sums:
@@ -164,12 +164,11 @@ class Decoder(LanguageModel):
         self.add_parts(factory)
 
     def add_parts(self, factory: Factory) -> None:
-        """Make what a kind of model has beside the decoder: an encoder."""
+        """Hook of subclasses: add modules beside the decoder, such as an encoder."""
 
     def __call__(
         self, tokens: Int[Array, "*tokens"], context: StepContext
     ) -> Float32[Array, "*tokens hidden"]:
-        """Hidden states after the final norm."""
         with jax.named_scope("embed"):
             x = context.tap("embed", self.embedded(tokens, context.positions, context.given))
             if self.config.layer_inputs is not None:
@@ -179,7 +178,7 @@ class Decoder(LanguageModel):
     def through_layers(
         self, x: Float[Array, "*tokens hidden"], context: StepContext
     ) -> Float32[Array, "*tokens hidden"]:
-        """The residual stream after all layers."""
+        """Run all layers. Returns the residual stream."""
         for index, own in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
                 layer, x = (own, x) if self.arrived is None else self.arrived(index, own, x)
@@ -193,7 +192,7 @@ class Decoder(LanguageModel):
         positions: Int[Array, "*tokens"],
         given: GivenEmbeddings | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
-        """The input of the first layer."""
+        """Embed tokens (with types, positions, given embeddings and norm, as configured)."""
         kinds, vocab = self.config.token_types, self.config.vocab_size
         # A token of type t has its id raised by t times the vocabulary.
         x = self.embed(tokens % vocab if kinds else tokens)
@@ -208,20 +207,19 @@ class Decoder(LanguageModel):
         return self.embed_norm(x) if self.config.embed_norm else x
 
     def scaled(self, x: Float32[Array, "*tokens hidden"]) -> Float32[Array, "*tokens hidden"]:
-        """Embeddings with the factor of this model."""
+        """Apply the model's embedding scale, rounded to the embedding's dtype."""
         if self.config.embed_scale == 1.0:
             return x
         # Rounded to the weights' dtype, as it was when the model was trained.
         return x * jnp.asarray(self.config.embed_scale, self.embed.dtype).astype(jnp.float32)
 
     def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
-        """Logits over the vocabulary."""
         return self.live_logits(hidden, None)
 
     def live_logits(
         self, hidden: Float[Array, "*tokens hidden"], live: Int[Array, "*tokens"] | None
     ) -> Float32[Array, "*tokens vocab"]:
-        """Logits over the vocabulary; rows where `live` is -1 may be left out."""
+        """`logits`, where rows with `live` -1 may be skipped."""
         return self.adapted_logits(hidden, live, None)
 
     def adapted_logits(
@@ -230,7 +228,7 @@ class Decoder(LanguageModel):
         live: Int[Array, "*tokens"] | None,
         added: Float32[Array, "*tokens vocab"] | None,
     ) -> Float32[Array, "*tokens vocab"]:
-        """`live_logits` with what adapters add to the output head's matmul."""
+        """`live_logits` plus what adapters add to the output head's matmul."""
         with jax.named_scope("head"):
             head = self.embed.as_head if self.config.tie_embeddings else self.head
             logits, scale = head(hidden, live=live), self.config.logit_scale

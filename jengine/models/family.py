@@ -1,6 +1,6 @@
-"""The words in which a family of models is described, for `jengine.register_model`.
+"""Names needed to describe a model family for `jengine.register_model`.
 
-`examples/07_add_a_model.py` is a whole family in them.
+`examples/07_add_a_model.py` is a whole family written with them.
 """
 
 from jengine.config import LayerConfig, ModelConfig

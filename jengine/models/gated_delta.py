@@ -1,4 +1,4 @@
-"""A gated delta net as a module: matmuls to the tokens of a delta rule, a gated norm, and back.
+"""Gated delta net: input matmuls, delta rule, gated norm, output matmul.
 
 In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
 states are kept, nor other layers.
@@ -27,8 +27,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class GatedDelta(nnx.Module):
-    """One matmul makes, for each head of keys, a query, a key, the values of the heads that share
-    them, and their gates; another one their decays and their shares of the error."""
+    """One matmul gives, per key head, q, k, the values of the value heads that share it, and their
+    gates; another the decays and betas.
+    """
 
     def __init__(self, factory: Factory, config: DeltaConfig, layer: int):
         self.layer = layer
@@ -76,7 +77,7 @@ class GatedDelta(nnx.Module):
         return parameter(factory.rngs, shape, ("heads", None), factory.dtype, init)
 
     def _normalized(self, mixed: Array) -> Array:
-        """The RMS norm of each head's values."""
+        """RMS norm per value head."""
         square = jnp.mean(jnp.square(mixed), axis=-1, keepdims=True)
         weight = jnp.broadcast_to(self.norm_weight[...].astype(jnp.float32), mixed.shape)
         return mixed * jax.lax.rsqrt(square + self.eps) * weight

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class LanguageModel(nnx.Module):
-    """Tokens to hidden states to logits. Subclasses set `config` and define the two steps."""
+    """A language model. Subclasses set `config` and implement `__call__` and `logits`."""
 
     config: ModelConfig
     pooler: Pooler  # of a pooling model, in place of an output head
@@ -25,17 +25,16 @@ class LanguageModel(nnx.Module):
     def __call__(
         self, tokens: Int[Array, "*tokens"], context: StepContext
     ) -> Float32[Array, "*tokens hidden"]:
-        """Hidden states after the final norm."""
+        """Return hidden states after the final norm."""
         raise NotImplementedError
 
     def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
-        """Logits over the vocabulary."""
         raise NotImplementedError
 
     def live_logits(
         self, hidden: Float[Array, "rows hidden"], live: Int[Array, " rows"]
     ) -> Float32[Array, "rows vocab"]:
-        """`logits` for which rows where `live` is -1 may be left out; they are never used."""
+        """`logits`, where rows with `live` -1, which are never used, may be skipped."""
         return self.logits(hidden)
 
     def score(self, tokens: Int[Array, "batch length"]) -> Float32[Array, "batch length vocab"]:

@@ -1,4 +1,4 @@
-"""Latent attention as a module: queries and cache entries, mixing, and the output matmul.
+"""Latent attention layer (MLA): queries, cache entries, mixing, output matmul.
 
 In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
 entries are kept, nor other layers.
@@ -28,8 +28,9 @@ HEAD_AXES = ("heads", None)
 
 
 class LatentAttention(nnx.Module):
-    """Queries are one matmul, or two with a norm between; so are keys and values, of which only the
-    vector between the two is cached."""
+    """Low-rank or direct query projection, and low-rank keys and values, of which only the
+    compressed vector is cached.
+    """
 
     def __init__(self, factory: Factory, config: LatentConfig, layer: int):
         self.layer = layer
@@ -74,8 +75,9 @@ class LatentAttention(nnx.Module):
 
 
 class KeysAndValues(Weighted):
-    """Per head a matrix [nope + value, rank]. It is multiplied from both sides (see
-    `layers.latent`), so a step takes it as it is declared."""
+    """Up-projection [nope + value, rank] per head. Multiplied from both sides (`layers.latent`), so
+    it is used unprepared.
+    """
 
     def __init__(self, factory: Factory, config: LatentConfig):
         outputs = config.num_heads, config.nope_dim + config.value_dim
@@ -83,5 +85,5 @@ class KeysAndValues(Weighted):
         super().__init__(UNQUANTIZED, shape, factory)
 
     def __call__(self) -> Float[Array, "heads outputs rank"]:
-        """The matrices."""
+        """Return the matrices."""
         return self._step_tensors()["weight"]

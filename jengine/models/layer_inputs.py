@@ -1,12 +1,11 @@
-"""What each layer is given of each token beside the residual stream, and what it does with it.
+"""Per-layer inputs (Gemma 4): extra vectors per token and layer, beside the residual stream.
 
-In: tokens with their embeddings, once per call; at the end of a layer, the residual stream. Out:
-vectors of every layer; the stream that leaves the layer. Must not know attention or caches.
+In: tokens and embeddings, once per call; at a layer's end, the residual stream. Out: vectors of
+every layer; the stream that leaves the layer. Must not know attention or caches.
 
-A layer may read another one's cache. Gemma 4's last layers make queries alone: their mixer passes
-`ReadInputs` to `StepContext.mix` with the number of the layer that they read
-(`AttentionConfig.source`), write nothing, and are in no cache group. What each layer is given of a
-token beside the residual stream is made once, with the embeddings.
+A layer may also read another layer's cache: Gemma 4's last layers compute queries only. Their mixer
+passes `ReadInputs` with the layer to read (`AttentionConfig.source`), writes nothing, and is in no
+cache group.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class LayerInputs(nnx.Module):
-    """For every layer a row of a table, and a projection of the token's embedding, as one sum."""
+    """For every layer a table row plus a projection of the token's embedding."""
 
     def __init__(self, factory: Factory, config: LayerInputsConfig):
         self.shape = (len(factory.config.layers), config.size)
@@ -55,7 +54,7 @@ class LayerInputs(nnx.Module):
 
 
 class LayerEnding(nnx.Module):
-    """factor * (x + norm(out(act(gate(x)) * the layer's input))), as far as the model has these."""
+    """factor * (x + norm(out(act(gate(x)) * layer input))), as far as the model has these."""
 
     def __init__(self, factory: Factory, layer: int):
         config, hidden = factory.config, factory.config.hidden_size
@@ -87,14 +86,14 @@ class LayerEnding(nnx.Module):
 
 
 class NoEnding(nnx.Module):
-    """The identity, where layers end with their feed-forward block."""
+    """The identity, for layers that end with their feed-forward block."""
 
     def __call__(self, x: Array, context: StepContext) -> Array:
         return x
 
 
 def make_ending(factory: Factory, layer: int) -> LayerEnding | NoEnding:
-    """What comes last in a layer."""
+    """Module at the end of a layer."""
     config = factory.config
     is_needed = config.layer_inputs is not None or config.layer_factors
     return LayerEnding(factory, layer) if is_needed else NoEnding()

@@ -1,13 +1,11 @@
-"""Linear: every matmul with a weight goes through it. Embedding: rows of a table by token.
+"""Linear: every weight matmul. Embedding: table lookup.
 
-In: activations. Out: float32 activations. How the weight is stored and multiplied is its scheme's.
-
-Every weight matmul goes through `Linear`. Its weight scheme (`quantization/`) says which tensors a
-checkpoint holds, which arrays the step takes, how one becomes the other and how they multiply.
-Checkpoints, trainers, `save` and `update_params` see declared parameters; `runner/step/leaves.py`
-prepares each as it is loaded, and restores them, without a copy where both are the same array.
-`Linear` is given the norm before it and the residual after it, so that a backend can fuse them;
-with a tap or a second norm in between, the plain form runs.
+In: activations. Out: float32 activations. Storage and multiplication are the weight scheme's
+(`quantization/`): which tensors a checkpoint holds, which arrays a step takes, the conversion
+between them, and the matmul. Checkpoints, trainers, `save` and `update_params` see declared
+parameters; `runner/step/leaves.py` prepares each at load and restores them, without a copy where
+both are the same array. `Linear` is given the norm before it and the residual after it, for
+backends to fuse; with a tap or second norm in between, the unfused form runs.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ Norm = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Factory:
-    """What all modules of one model are made with. Without `rngs`, parameters are only declared."""
+    """Common arguments of all modules of a model. Without `rngs`, parameters are only declared."""
 
     config: ModelConfig
     dtype: Any
@@ -43,8 +41,9 @@ class Factory:
 
 
 class Weighted(nnx.Module):
-    """A module with one weight: its scheme's declared tensors, or, in the model that a step runs,
-    its prepared ones."""
+    """A module with one weight: the scheme's declared tensors or, in a step's model, its prepared
+    arrays.
+    """
 
     def __init__(self, scheme: WeightScheme, shape: WeightShape, factory: Factory):
         self.scheme = scheme
@@ -55,20 +54,20 @@ class Weighted(nnx.Module):
         self._declare(self.declared_specs(), factory.rngs)
 
     def declared_specs(self) -> Specs:
-        """The scheme's tensors in checkpoints."""
+        """Specs of the weight's checkpoint tensors."""
         return self.scheme.declared(self.shape, self.dtype, self.init)
 
     def prepared_specs(self) -> Specs:
-        """The scheme's arrays in a step."""
+        """Specs of the weight's arrays in a step."""
         return self.scheme.prepared(self.shape, self.dtype)
 
     def become_declared(self, scheme: WeightScheme) -> None:
-        """Declare the tensors that checkpoints hold of another scheme."""
+        """Switch the scheme and declare its checkpoint tensors."""
         self._replace_tensors(scheme)
         self._declare(self.declared_specs(), None)
 
     def become_prepared(self, scheme: WeightScheme) -> None:
-        """Declare what a step takes of this scheme in place of the checkpoint's tensors."""
+        """Switch the scheme and declare its step arrays in place of checkpoint tensors."""
         self._replace_tensors(scheme)
         self.is_prepared = True
         self._declare(self.prepared_specs(), None)
@@ -90,7 +89,7 @@ class Weighted(nnx.Module):
 
 
 class Linear(Weighted):
-    """x @ weight + bias, float32 unless `inner`. Adapters add their part here."""
+    """x @ weight + bias, float32 unless `inner`. LoRA is applied here."""
 
     def __init__(
         self,
@@ -125,9 +124,10 @@ class Linear(Weighted):
         residual: Float[Array, "..."] | None = None,
         live: Int[Array, "*tokens"] | None = None,
     ) -> Float[Array, "..."]:
-        """residual + activation(norm(x) @ weight + bias): given together, so that a backend can
-        fuse them. A gated weight gives activation(gate) * rest. Rows where `live` is -1 may be left
-        out."""
+        """residual + activation(norm(x) @ weight + bias), passed as one call for fusion.
+
+        A gated weight returns activation(gate) * up. Rows where `live` is -1 may be skipped.
+        """
         described = None
         if isinstance(norm, DescribedNorm):
             described = norm.described()
@@ -142,7 +142,7 @@ class Linear(Weighted):
     def _with_adapters(
         self, adapters: Callable[[Array, Array | None], Array], x: Array, around: Around
     ) -> tuple[Array, Around]:
-        """What adapters add is part of the residual, unless an activation comes before that."""
+        """Add LoRA to the residual or, before an activation, to the matmul's sum."""
         if around.norm is not None:
             x, around = self.scheme.normalize(around.norm, x), around._replace(norm=None)
         if around.activation is not None:
@@ -150,13 +150,12 @@ class Linear(Weighted):
         return x, around._replace(residual=adapters(x, around.residual))
 
     def stored(self) -> Stored:
-        """The weight as its scheme's functions of several weights take it."""
+        """The weight in the form of scheme functions that take several weights."""
         return Stored(self.shape, self._step_tensors(), self.bias[...] if self.has_bias else None)
 
 
 class Embedding(Weighted):
-    """A table [rows, hidden], unless it has another width; as a tied head, its transpose is the
-    weight of a matmul."""
+    """A table [rows, hidden or another width]; as a tied head its transpose is a matmul weight."""
 
     def __init__(
         self,
@@ -175,17 +174,19 @@ class Embedding(Weighted):
         self.adapters: Callable[[Array, Array], Array] | None = None
 
     def __call__(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:
-        """The rows of these tokens or positions."""
+        """Look up rows of tokens or positions, LoRA included."""
         found = self.base_rows(indices)
         return found if self.adapters is None else self.adapters(indices, found)
 
     def base_rows(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:
-        """The same without adapters, which are those of the tokens that the model itself runs."""
+        """Look up rows without LoRA: adapters apply to the tokens the model itself runs, not to
+        draft heads.
+        """
         return self.scheme.lookup(self.shape, indices, self._step_tensors())
 
     def as_head(
         self, x: Float[Array, "*tokens hidden"], *, live: Int[Array, "*tokens"] | None = None
     ) -> Float32[Array, "*tokens rows"]:
-        """x @ table.T; rows of x where `live` is -1 may be left out."""
+        """x @ table.T; rows where `live` is -1 may be skipped."""
         around = Around(positions=live)
         return self.scheme.apply(self.shape, x, self._step_tensors(), around)

@@ -1,4 +1,4 @@
-"""Mamba-2 as a module: matmuls to the tokens of a state space recurrence, a gated norm, and back.
+"""Mamba-2 layer: input matmuls, state space recurrence, gated norm, output matmul.
 
 In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
 states are kept, nor other layers.
@@ -29,8 +29,9 @@ HEAD_AXES = ("heads", None)
 
 
 class Mamba2(nnx.Module):
-    """Gates and values by head, keys that heads of a group share, and time steps are matmuls of
-    their own, so that heads can be sharded."""
+    """The input projection is split into gates and values by head, shared keys per group, and time
+    steps, so that heads can be sharded.
+    """
 
     def __init__(self, factory: Factory, config: Mamba2Config, layer: int):
         self.layer = layer
@@ -88,7 +89,9 @@ class Mamba2(nnx.Module):
         )  # fmt: skip
 
     def _gated(self, mixed: Array, gate: Array) -> Array:
-        """Times the gate, with the norm where the config has it: [..., heads * dim]."""
+        """Multiply by the gate, with the norm before or after it as configured: [..., heads *
+        dim].
+        """
         gate = jax.nn.silu(gate.astype(jnp.float32))
         if self.config.gate == "before_norm":
             return self._normalized(mixed * gate)
@@ -97,7 +100,7 @@ class Mamba2(nnx.Module):
         return mixed.reshape(*gate.shape[:-2], -1) * gate.reshape(*gate.shape[:-2], -1)
 
     def _normalized(self, mixed: Array) -> Array:
-        """The RMS norm of each group of heads: [..., heads * dim]."""
+        """RMS norm per group of heads: [..., heads * dim]."""
         tokens = mixed.shape[:-2]
         grouped = mixed.reshape(*tokens, self.config.groups, -1)
         square = jnp.mean(jnp.square(grouped), axis=-1, keepdims=True)
@@ -108,7 +111,7 @@ class Mamba2(nnx.Module):
 
 
 def _scaled(x: Array, scales: tuple[float, ...], axis: int) -> Array:
-    """x times a number for each index of an axis, or, if there is one number, times that."""
+    """x times one factor, or a factor per index of an axis."""
     if all(scale == 1.0 for scale in scales):
         return x
     if len(scales) == 1:
@@ -120,6 +123,6 @@ def _scaled(x: Array, scales: tuple[float, ...], axis: int) -> Array:
 
 
 def of_heads(factory: Factory, heads: int, mean: float) -> nnx.Param:
-    """A parameter with a number for each head."""
+    """A parameter with one number per head."""
     init = Initializer(mean=mean)
     return parameter(factory.rngs, (heads,), ("heads",), factory.dtype, init)

@@ -1,7 +1,4 @@
-"""Feed-forward blocks as modules: a gated MLP, a plain one, or experts with what they share.
-
-A layer's config says which one it has.
-"""
+"""Feed-forward blocks: gated MLP, ungated MLP, or mixture of experts."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class GatedMLP(nnx.Module):
-    """down(act(gate(x)) * up(x)), gate and up as one matmul."""
+    """down(act(gate(x)) * up(x)), with gate and up in one matmul."""
 
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
@@ -62,7 +59,7 @@ class GatedMLP(nnx.Module):
 
 
 class PlainMLP(nnx.Module):
-    """down(act(up(x))). The activation of some has parameters (`xielu`)."""
+    """down(act(up(x))), where the activation may have parameters (`xielu`)."""
 
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
@@ -89,7 +86,7 @@ class PlainMLP(nnx.Module):
 
 
 class Xielu(nnx.Module):
-    """An activation whose curvature on both sides of zero is learned."""
+    """xIELU with its learned parameters."""
 
     def __init__(self, factory: Factory):
         def number(mean: float) -> nnx.Param:
@@ -108,10 +105,10 @@ class Xielu(nnx.Module):
 
 
 class ExpertsMLP(nnx.Module):
-    """A router, the gated MLPs of all experts, stacked, and one that every token takes as well.
+    """Router, stacked expert MLPs, and an optional shared MLP.
 
-    gate_up is [experts, hidden, inner, 2], so that sharding `inner` also shards the columns of gate
-    and up as one matrix. `chosen` is told the experts of each token.
+    gate_up is [experts, hidden, inner, 2], so that sharding `inner` shards gate and up columns
+    alike. `chosen` records the experts of each token.
     """
 
     def __init__(self, factory: Factory, config: ExpertsConfig):
@@ -162,7 +159,7 @@ class ExpertsMLP(nnx.Module):
     def _mixed(
         self, x: Float[Array, "tokens hidden"], picked: Picked, live: Int[Array, " tokens"] | None
     ) -> Float32[Array, "tokens hidden"]:
-        """What the picked experts make of each token."""
+        """Weighted sum of the chosen experts' outputs."""
         weights = self.gate_up.stored(), self.down.stored()
         mix = self.gate_up.scheme.mix_experts
         if not self.config.routing.weighs_inputs:
@@ -181,7 +178,7 @@ class ExpertsMLP(nnx.Module):
     def _shared(
         self, x: Float[Array, "tokens hidden"], live: Int[Array, " tokens"] | None
     ) -> Float32[Array, "tokens hidden"]:
-        """What the MLP makes that every token takes."""
+        """Output of the shared MLP, gated if configured."""
         made = self.shared(x, live=live)
         if not self.config.shared_gate:
             return made
@@ -190,7 +187,6 @@ class ExpertsMLP(nnx.Module):
 
 
 def make_mlp(factory: Factory, config: FfnConfig) -> GatedMLP | PlainMLP | ExpertsMLP:
-    """The feed-forward block of one layer."""
     if isinstance(config, ExpertsConfig):
         return ExpertsMLP(factory, config)
     return (GatedMLP if config.gated else PlainMLP)(factory, config)

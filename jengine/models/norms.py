@@ -1,4 +1,4 @@
-"""Norms as modules. The model's config says which kind, and where there is none."""
+"""Norm modules; the model's config picks kind and places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class RmsNorm(nnx.Module):
-    """Divides by the root of the mean square, times a weight."""
+    """x / rms(x) * weight."""
 
     def __init__(
         self, factory: Factory, shape: tuple[int, ...], axes: Axes, eps: float | None = None
@@ -36,12 +36,11 @@ class RmsNorm(nnx.Module):
         return self.scheme.normalize(self.described(), x)
 
     def described(self) -> RowNorm:
-        """The norm as data."""
         return RowNorm(self.weight[...], None, self.eps, self.offset)
 
 
 class LayerNorm(nnx.Module):
-    """Subtracts the mean and divides by the deviation, times a weight and plus a bias."""
+    """(x - mean) / std * weight + bias."""
 
     def __init__(self, factory: Factory, shape: tuple[int, ...], axes: Axes):
         self.scheme = factory.scheme
@@ -58,14 +57,13 @@ class LayerNorm(nnx.Module):
         return self.scheme.normalize(self.described(), x)
 
     def described(self) -> RowNorm:
-        """The norm as data."""
         weight = self.weight[...]
         bias = self.bias[...] if self.has_bias else jnp.zeros_like(weight)
         return RowNorm(weight, bias, self.eps, self.offset)
 
 
 class ScaledNorm:
-    """Another norm's result times a number, as one norm. It has no parameters of its own."""
+    """A norm followed by a constant factor, folded into one norm. Has no parameters of its own."""
 
     def __init__(self, norm: RmsNorm | LayerNorm, scale: float):
         self.norm, self.scale = norm, scale
@@ -74,7 +72,6 @@ class ScaledNorm:
         return self.norm.scheme.normalize(self.described(), x)
 
     def described(self) -> RowNorm:
-        """The norm as data."""
         found = self.norm.described()
         weight = (found.weight.astype(jnp.float32) + found.offset) * self.scale
         bias = None if found.bias is None else found.bias.astype(jnp.float32) * self.scale
@@ -88,24 +85,24 @@ class NoNorm(nnx.Module):
         return x
 
     def described(self) -> None:
-        """None."""
+        """Return None: nothing to fuse."""
 
 
 Norm = RmsNorm | LayerNorm | NoNorm
 
 
 def norm_offset(factory: Factory) -> float:
-    """What is added to weights that are stored as their distance from one."""
+    """1 if weights are stored minus one, else 0."""
     return 1.0 if factory.config.norm.endswith("one_plus") else 0.0
 
 
 def make_norm(factory: Factory, shape: tuple[int, ...], axes: Axes) -> RmsNorm | LayerNorm:
-    """A norm of the config's kind over the last axes, as many as `shape` has."""
+    """A norm of the config's kind over the trailing axes `shape`."""
     return (RmsNorm if factory.config.norm.startswith("rms") else LayerNorm)(factory, shape, axes)
 
 
 def norms_around(factory: Factory, axes: Axes = ("embed",)) -> tuple[Norm, Norm]:
-    """The norms before and after attention or feed-forward block, as the config places them."""
+    """Norms before and after a block; NoNorm where the config has none."""
     config = factory.config
     before, after = (
         make_norm(factory, (config.hidden_size,), axes)
@@ -117,7 +114,7 @@ def norms_around(factory: Factory, axes: Axes = ("embed",)) -> tuple[Norm, Norm]
 
 
 def head_norms(factory: Factory, config: AttentionConfig) -> tuple[RmsNorm, RmsNorm] | None:
-    """The norms of queries [..., kv, group, dim] and of keys [..., kv, dim]."""
+    """Norms of queries [..., kv, group, dim] and keys [..., kv, dim], or None."""
     if config.qk_norm in (None, "unit"):
         return None
     kv, dim = config.num_kv_heads, config.head_dim

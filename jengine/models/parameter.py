@@ -1,4 +1,5 @@
-"""Declares parameters once, on the module that uses them: shape, axes, dtype and initialiser.
+"""Declares parameters: shape, logical axes, dtype and initialiser, once, on the module that uses
+them.
 
 Sharding, dummy weights, loading and memory size are derived from these declarations.
 """
@@ -21,16 +22,14 @@ Axes = tuple[str | None, ...]
 
 
 def normal(stddev: float) -> Initializer:
-    """Initialiser for matrices."""
     return Initializer(stddev=stddev)
 
 
 def parameter(
     rngs: nnx.Rngs | None, shape: tuple[int, ...], axes: Axes, dtype: Any, init: Initializer
 ) -> nnx.Param:
-    """A parameter with one logical axis name per dimension (None: never sharded).
-
-    Without random numbers it is declared only: a shape stands for its array.
+    """A parameter with a logical axis name per dimension (None: never sharded). Without `rngs` it
+    is abstract: a ShapeDtypeStruct.
     """
     if len(shape) != len(axes):
         raise ValueError(f"parameter of shape {shape} declares axes {axes}")
@@ -40,19 +39,19 @@ def parameter(
 
 
 def zeros(rngs: nnx.Rngs | None, shape: tuple[int, ...], axes: Axes, dtype: Any) -> nnx.Param:
-    """A bias."""
+    """A zero-initialised parameter, such as a bias."""
     return parameter(rngs, shape, axes, dtype, Initializer())
 
 
 def named_parameters(model: nnx.Module) -> Iterator[tuple[str, nnx.Param]]:
-    """(dotted path, parameter) of every parameter, always in the same order."""
+    """Yield (dotted path, parameter) in a fixed order."""
     for path, variable in named_variables(nnx.state(model)):
         if isinstance(variable, nnx.Param):
             yield path, variable
 
 
 def named_variables(state: nnx.State) -> list[tuple[str, nnx.Variable]]:
-    """(dotted path, variable), in the order in which JAX flattens the state.
+    """(dotted path, variable) in JAX's flattening order.
 
     nnx's own flattening and filters leave a reference cycle, which would keep old weights alive
     until the next garbage collection.
@@ -62,7 +61,7 @@ def named_variables(state: nnx.State) -> list[tuple[str, nnx.Variable]]:
 
 
 def with_current_names(given: Mapping[str, T], declared: Container[str]) -> dict[str, T]:
-    """The same arrays under current names: `qkv.weight` for `qkv`, `qkv.bias` for `qkv_bias`."""
+    """Rename parameters of older versions: `qkv` to `qkv.weight`, `qkv_bias` to `qkv.bias`."""
     return {_current(name, given, declared): value for name, value in given.items()}
 
 
@@ -75,7 +74,7 @@ def _current(name: str, given: Container[str], declared: Container[str]) -> str:
 
 
 def parameter_bytes(model: nnx.Module) -> int:
-    """Bytes that the parameters take; works on abstract modules too."""
+    """Total bytes of parameters; works on abstract modules too."""
     return sum(
         math.prod(leaf.shape) * np.dtype(jnp.dtype(leaf.dtype)).itemsize
         for _, leaf in named_parameters(model)

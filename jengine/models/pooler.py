@@ -1,7 +1,7 @@
-"""The head of a pooling model: some matmuls in float32 behind pooling, as its config lists them.
+"""Head of a pooling model: float32 matmuls after pooling, as configured.
 
-In: pooled hidden states, or those of single tokens. Out: embeddings or scores of classes. What
-follows (softmax, norm, fewer dimensions) is done on the host.
+In: pooled hidden states, or those of single tokens. Out: embeddings or class scores. Softmax, norm
+and truncation of dimensions happen on the host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class PoolerLayer(nnx.Module):
-    """One matmul, with an activation and a norm after it where it has them."""
+    """One matmul with an optional activation and norm."""
 
     def __init__(self, factory: Factory, inputs: int, layer: HeadLayer):
         self.activation = layer.activation
@@ -51,7 +51,7 @@ class PoolerLayer(nnx.Module):
 
 
 class Pooler(nnx.Module):
-    """All matmuls of the head, one after the other; there may be none."""
+    """The head's layers in order; may be empty."""
 
     def __init__(self, config: ModelConfig, pooling: PoolingConfig, rngs: nnx.Rngs | None):
         factory = Factory(config, jnp.float32, rngs)
@@ -65,14 +65,14 @@ class Pooler(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "rows hidden"]) -> Float32[Array, "rows outputs"]:
-        """What is made of pooled hidden states."""
+        """Apply the head to pooled hidden states."""
         x = x.astype(jnp.float32)
         for layer in self.layers:
             x = layer(x)
         return x
 
     def of_tokens(self, x: Float[Array, "tokens hidden"]) -> Float32[Array, "tokens outputs"]:
-        """What is made of the hidden states of tokens, each alone."""
+        """Apply the head's per-token part to single hidden states."""
         x = x.astype(jnp.float32)
         for layer in list(self.layers)[self.first_of_tokens : self.end_of_tokens]:
             x = layer(x)

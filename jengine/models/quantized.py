@@ -1,7 +1,7 @@
-"""A model whose weights are quantized: what was asked for, and the schemes of its modules.
+"""Quantization of a model: the requested format, and the schemes of its modules.
 
-In: a ModelConfig, and the pieces of the plain model. Out: a ModelConfig with its quantization, the
-one to save it with, and modules with schemes. Must not know files.
+In: a ModelConfig, and pieces of the plain model. Out: a ModelConfig with quantization, the one to
+save it with, and modules with schemes. Must not know files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ HEAD = "head"
 
 
 def with_quantization(config: ModelConfig, name: str | None) -> ModelConfig:
-    """The config for `quantization=name`: rounded at load, or the format that files have."""
+    """Apply `quantization=name`: a format to quantize to at load, or that of the files. Raises
+    ConfigError or UnsupportedFeature.
+    """
     if name is None:
         return config
     if name in REFUSED:
@@ -73,8 +75,9 @@ def with_quantization(config: ModelConfig, name: str | None) -> ModelConfig:
 
 
 def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization:
-    """The same weights in a file of compressed-tensors; these are the plain model's pieces. All
-    modules that stay plain are named there."""
+    """The quantization in compressed-tensors' layout, for saving; `pieces` are the plain model's.
+    Unquantized modules are listed by name.
+    """
     plain = replace(quantization, on_load=False)
     if any(stored.layout == "gpt_oss" for _, stored in quantization.groups):
         return plain
@@ -92,12 +95,12 @@ def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization:
 
 
 def is_rounded(path: str) -> bool:
-    """Whether a `Linear` is rounded at load."""
+    """Whether a `Linear` is quantized at load: all but routers and heads."""
     return path.rpartition(".")[2] not in (ROUTER, HEAD)
 
 
 def as_rounded(model: nnx.Module) -> None:
-    """Declare what a step takes in place of the weights that are rounded at load."""
+    """Declare the step's arrays for weights that are quantized at load."""
     for _, module in _linears(model):
         if isinstance(module.scheme, QuantizedOnLoad):
             module.become_prepared(module.scheme)
@@ -107,12 +110,12 @@ def as_rounded(model: nnx.Module) -> None:
 
 
 def rounded_paths(model: nnx.Module) -> set[str]:
-    """The paths of weights that are rounded at load."""
+    """Paths of weights that are quantized at load."""
     return {path for path, one in _linears(model) if isinstance(one.scheme, QuantizedOnLoad)}
 
 
 def with_schemes(model: nnx.Module, quantization: Quantization, pieces: Pieces, dtype: str) -> None:
-    """Declare the quantized weights of an (abstract) model."""
+    """Declare the quantized weights of an abstract model."""
     if quantization.on_load:
         _round_at_load(model, quantization, dtype)
         return
@@ -143,7 +146,7 @@ def _linears(model: nnx.Module) -> list[tuple[str, Linear]]:
 
 
 def _heads(model: nnx.Module) -> list[tuple[str, Weighted]]:
-    """The output head, or the table of embeddings that is one."""
+    """The output head, or the tied embedding."""
     return [
         (".".join(map(str, path)), module)
         for path, module in nnx.iter_modules(model)

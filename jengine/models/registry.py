@@ -1,5 +1,4 @@
-"""Which family reads which architecture: built-in ones, imported when first needed, and those that
-users register.
+"""Registry of model families by architecture: built-in ones, imported lazily, and users'.
 
 In: a parsed config.json or a ModelConfig. Out: ModelConfig, a model, its checkpoint tensors. Must
 not know files.
@@ -42,7 +41,12 @@ T = TypeVar("T")
 
 
 class Family(Protocol):
-    """What a family's file, or an object given to `register_model`, defines."""
+    """A model family: a module of `families`, or an object given to `register_model`.
+
+    `read_config` maps a parsed config.json to a ModelConfig and raises CheckpointError for what it
+    cannot honour; `write_config` is its inverse. `MODELS` names the models for people, `NAMES`
+    their checkpoint tensors.
+    """
 
     ARCHITECTURES: tuple[str, ...]
     MODELS: str  # for people
@@ -55,22 +59,22 @@ class Family(Protocol):
 
 @runtime_checkable
 class OwnBody(Protocol):
-    """What a family defines in addition if its body is not the shared decoder.
+    """A family whose body is not the shared decoder.
 
-    The body declares parameters with `Linear`, `Embedding` and `parameter`, as the shared one does;
-    sharding, loading, saving and updates follow from these declarations.
+    `build` makes it, declaring parameters with `Linear`, `Embedding` and `parameter` as the shared
+    one does; sharding, loading, saving and updates follow from these declarations.
     """
 
     def build(self, config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> LanguageModel: ...
 
     def pieces(self, config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-        """For each parameter's path the checkpoint tensors that fill it."""
+        """Checkpoint tensors that fill each parameter, by parameter path."""
         ...
 
 
 @runtime_checkable
 class OwnPools(Protocol):
-    """What a family defines in addition if its models pool in a way of their own."""
+    """A family whose models pool in their own way."""
 
     def read_pooling(self, hf: Mapping[str, object], config: ModelConfig) -> OwnPooling: ...
 
@@ -84,9 +88,10 @@ _ADD_A_MODEL = (
 
 
 def register_model(family: Family) -> None:
-    """Read the family's architectures in this process as if they were built in.
+    """Register a family in this process.
 
-    Registering an architecture again replaces it, so that a notebook's cell can be run twice.
+    Registering an architecture again replaces it, so that a notebook cell can be rerun. Raises
+    ConfigError for an incomplete family.
     """
     if isinstance(family, type):
         raise ConfigError(f"give an instance: register_model({family.__name__}()).")
@@ -112,17 +117,17 @@ def supported() -> tuple[str, ...]:
 
 
 def is_built_in(hf: Mapping[str, object]) -> bool:
-    """Whether a family of jengine's own reads this config.json."""
+    """Whether a built-in family reads this config.json."""
     return read_architecture(Fields(hf)) in FAMILIES
 
 
 def models_of(architecture: str) -> str:
-    """The models that a supported architecture is known by."""
+    """Display names of an architecture's models."""
     return _family(architecture).MODELS
 
 
 def model_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The model that a parsed config.json describes, or a CheckpointError that says why not."""
+    """Parse a config.json. Raises CheckpointError."""
     architecture = read_architecture(Fields(hf))
     if body_of(architecture) not in supported() and hf.get("auto_map") is not None:
         raise CheckpointError(
@@ -140,7 +145,7 @@ def model_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """A config.json that reads back as `config`."""
+    """A config.json that reads back as `config`. Raises CheckpointError if none can express it."""
     written = _family(config.architecture).write_config(config)
     if config.quantization is not None:
         written = {**written, KEY: write_quantization(config.quantization)}
@@ -154,7 +159,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str, object]]:
-    """Fields of `config` that `other` has otherwise; of the layers, the first that differs."""
+    """Fields in which two configs differ; of the layers only the first difference."""
     for name, value in vars(config).items():
         if name != "layers" and value != vars(other)[name]:
             yield name, value
@@ -167,7 +172,7 @@ def _differences(config: ModelConfig, other: ModelConfig) -> Iterator[tuple[str,
 
 
 def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | None) -> LanguageModel:
-    """A freshly initialised model; without `rngs`, its declarations only."""
+    """Build a freshly initialised model; without `rngs`, abstract declarations only."""
     if config.quantization is not None and rngs is not None:
         raise ConfigError(
             f"a quantized {config.architecture} cannot be initialised: it is only declared. Give "
@@ -185,19 +190,22 @@ def build(config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs | Non
 
 
 def has_own_body(config: ModelConfig) -> bool:
-    """Whether the family builds a body of its own instead of the shared decoder."""
+    """Whether the family builds its own body instead of the shared decoder."""
     return isinstance(_family(config.architecture), OwnBody)
 
 
 def checkpoint_map(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """For each parameter's path the checkpoint tensors that fill it. Those of quantized weights are
-    the tensors that `QuantizedWeights` declares, whatever files hold."""
+    """Checkpoint tensors that fill each parameter, by parameter path.
+
+    For quantized weights these are the tensors declared by `QuantizedWeights`, whatever the files'
+    layout.
+    """
     pieces = plain_pieces(config)
     return pieces if config.quantization is None else quantized_pieces(config.quantization, pieces)
 
 
 def plain_pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The same as if the model were not quantized."""
+    """`checkpoint_map` of the unquantized model."""
     family = _family(config.architecture)
     own = isinstance(family, OwnBody)
     body = family.pieces(config) if own else decoder_pieces(config, family.NAMES)
@@ -205,35 +213,35 @@ def plain_pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
 
 
 def ignored_tensors(config: ModelConfig) -> tuple[IgnoredTensor, ...]:
-    """Tensors that a checkpoint may hold without filling anything."""
+    """Tensors that a checkpoint may hold although no parameter needs them."""
     return ignored_in_decoder(config, _family(config.architecture).NAMES)
 
 
 def full_names(config: ModelConfig, tensors: Mapping[str, T]) -> Mapping[str, T]:
-    """A file's tensors by the names that `checkpoint_map` knows."""
+    """Rename a file's tensors to the names used by `checkpoint_map`."""
     return with_prefix(tensors, _family(config.architecture).NAMES)
 
 
 def tensor_names(config: ModelConfig) -> Names:
-    """What the family calls its tensors."""
     return _family(config.architecture).NAMES
 
 
 def unwritten_prefix(config: ModelConfig) -> str:
-    """What tensors' names begin with that files of a bare model leave out, as vLLM reads them."""
+    """Prefix that bare models' files leave out of tensor names, as vLLM writes them."""
     bare = config.architecture.endswith("Model") and pools_by_name(config.architecture)
     return tensor_names(config).prefix if bare and config.quantization is None else ""
 
 
 def own_pooling(config: ModelConfig, hf: Mapping[str, object]) -> OwnPooling | None:
-    """How the family's models pool, where that is not the last token's hidden state."""
+    """The family's own pooling; None for last-token pooling."""
     family = _family(config.architecture)
     return family.read_pooling(hf, config) if isinstance(family, OwnPools) else None
 
 
 def body_of(architecture: str) -> str:
-    """The architecture whose body this one has: a class with another head, or without any, is read
-    as the one that writes."""
+    """The architecture whose body this one has: a class with another head, or none, is read as the
+    causal language model.
+    """
     known = supported()
     if architecture in known:
         return architecture
@@ -248,7 +256,7 @@ def body_of(architecture: str) -> str:
 
 
 def refuse_known(architecture: str) -> None:
-    """Raise for an architecture of which is known what is missing here."""
+    """Raise CheckpointError with the reason for a known, unsupported architecture."""
     if architecture in REFUSED:
         raise CheckpointError(
             f"config.json: architecture {architecture!r} is not supported: {REFUSED[architecture]}."

@@ -1,4 +1,4 @@
-"""A gated short convolution as a module: what LFM2 has in place of attention in most layers.
+"""Gated short convolution of LFM2, in place of attention in most layers.
 
 In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
 states are kept, nor other layers.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 @dataclass(frozen=True)
 class ConvolutionRule:
-    """A convolution whose states are the last inputs."""
+    """A convolution as a recurrence whose state is its last inputs."""
 
     kernel: Array  # [width, channels]
     bias: Array | None
@@ -39,7 +39,7 @@ class ConvolutionRule:
 
 
 class Convolution(nnx.Module):
-    """The parameters of a convolution of each channel alone."""
+    """Parameters of a depthwise convolution."""
 
     def __init__(
         self,
@@ -58,12 +58,11 @@ class Convolution(nnx.Module):
             self.bias = zeros(factory.rngs, channels, axes, factory.dtype)
 
     def arrays(self) -> tuple[Array, Array | None]:
-        """Kernel and bias."""
         return self.weight[...], self.bias[...] if self.has_bias else None
 
 
 class ShortConv(nnx.Module):
-    """out(after * convolution(before * x)), where one matmul makes before, after and x."""
+    """out(after * convolution(before * x)), with `before`, `after` and x from one matmul."""
 
     def __init__(self, factory: Factory, config: ShortConvConfig, layer: int):
         self.layer = layer

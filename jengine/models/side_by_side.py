@@ -1,11 +1,10 @@
-"""Attention and a recurrence beside each other, as one mixer of a layer.
+"""Attention and a recurrence side by side, as one mixer.
 
 In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
 keys, values and states are kept, nor other layers.
 
-A layer may be in several cache groups. Falcon-H1 has attention and a recurrence side by side: one
-mixer made of two, whose layer keeps blocks and a state. `LayerConfig.mixers` is what mixes tokens
-in a layer, one or two.
+Such a layer is in several cache groups, with blocks and a state (Falcon-H1). `LayerConfig.mixers`
+lists its one or two mixers.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class SideBySide(nnx.Module):
-    """Both read the same input; what they make is added up. Factors before a matmul are part of the
-    norm, and the one of keys is part of the scale of scores."""
+    """Both mixers read the same input and their outputs are added. Input multipliers are folded
+    into the norm, the keys' multiplier into the score scale.
+    """
 
     def __init__(self, factory: Factory, config: SideBySideConfig, layer: int):
         self.config = config
@@ -52,15 +52,16 @@ class SideBySide(nnx.Module):
 
 
 def _with_scaled_keys(config: SideBySideConfig) -> AttentionConfig:
-    """The attention, whose scores are those of scaled keys: scaling comes before a rotation, and
-    there is no norm between them."""
+    """Fold the key multiplier into the score scale, which is exact as no norm follows it and
+    rotation is linear.
+    """
     attention = config.attention
     scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
     return replace(attention, scale=scale * config.attention_keys)
 
 
 def _scaled(norm: Norm | None, scale: float) -> Norm | None:
-    """What comes before a matmul, times a number."""
+    """Multiply a norm's output by a constant."""
     if scale == 1.0:
         return norm
     if isinstance(norm, RmsNorm | LayerNorm):

@@ -1,7 +1,7 @@
-"""The shared decoder behind an encoder of speech, whose output its layers attend to.
+"""Speech model: the shared decoder with cross attention to an audio encoder.
 
-In: log-mel spectrograms. Out: keys and values of every decoder layer, which are kept for as long as
-a request runs. Must not know files, prompts or caches.
+In: log-mel spectrograms. Out: keys and values of every decoder layer, kept while a request runs.
+Must not know files, prompts or caches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TAPS = 3  # frames that a convolution reads at once
 
 
 class Convolution(nnx.Module):
-    """A convolution over frames: each output reads the frame before, its own and the next."""
+    """A convolution of width 3 over frames."""
 
     def __init__(self, factory: Factory, inputs: int, outputs: int, stride: int):
         self.stride = stride
@@ -49,7 +49,7 @@ class Convolution(nnx.Module):
 
 
 class SpeechEncoder(nnx.Module):
-    """Convolutions, positions, and blocks whose positions attend to all others of their audio."""
+    """Convolutions, positions, and bidirectional blocks over one audio."""
 
     def __init__(self, factory: Factory, speech: SpeechConfig):
         hidden = speech.hidden_size
@@ -76,13 +76,11 @@ class SpeechEncoder(nnx.Module):
 
 
 class SpeechDecoder(Decoder):
-    """A decoder and the encoder that its layers attend to."""
-
     def add_parts(self, factory: Factory) -> None:
         speech = factory.config.speech
         assert speech is not None, "a family with an encoder reads its config"
         self.speech = SpeechEncoder(factory, speech)
 
     def encode(self, mels: Float32[Array, "frames mels"]) -> Float32[Array, "positions width"]:
-        """Keys and values of all layers for each position of one audio."""
+        """Cross attention keys and values of all layers for one audio."""
         return keys_and_values_of(self.layers, self.speech(mels))

@@ -1,7 +1,7 @@
-"""Which layers each stage of a pipeline runs.
+"""Assigns layers to pipeline stages.
 
-In: a ModelConfig and a number of stages. Out: for every stage the same row of slots, each with one
-of its layers or nothing. All stages run one program, so a slot's layers must be alike.
+In: a ModelConfig and a number of stages. Out: per stage the same row of slots, each with a layer or
+empty. All stages run one program, so a slot's layers must have equal configs.
 """
 
 from __future__ import annotations
@@ -17,40 +17,36 @@ LAYER_PATH = re.compile(r"layers\.(\d+)\.(.+)")
 
 @dataclass(frozen=True)
 class StageLayout:
-    """The layer in each slot of each stage; None: the stage skips the slot.
-
-    Slot i of every stage is built like layer i of the model.
+    """Layer index in each slot of each stage; None: the slot is skipped. Slot i is built like layer
+    i of the model.
     """
 
     stages: tuple[tuple[int | None, ...], ...]
 
     @property
     def num_stages(self) -> int:
-        """The number of stages, which run different tokens at the same time."""
         return len(self.stages)
 
     @property
     def num_slots(self) -> int:
-        """Layers that a stage's program has, skipped ones included."""
+        """Layers in a stage's program, including skipped ones."""
         return len(self.stages[0])
 
     @property
     def runs(self) -> tuple[tuple[bool, ...], ...]:
-        """Whether a slot of a stage holds a layer."""
+        """Whether each slot of each stage holds a layer."""
         return tuple(tuple(layer is not None for layer in slots) for slots in self.stages)
 
     @property
     def is_even(self) -> bool:
-        """Whether no stage skips a slot."""
         return all(map(all, self.runs))
 
     def stage_of(self, layer: int) -> int:
-        """The stage that runs a layer of the model."""
         return next(stage for stage, slots in enumerate(self.stages) if layer in slots)
 
 
 def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
-    """The layout with the fewest slots; every stage gets at least one layer."""
+    """The layout with the fewest slots; each stage has at least one layer. Raises ConfigError."""
     count = len(config.layers)
     if not 1 <= stages <= count:
         raise ConfigError(
@@ -71,7 +67,7 @@ def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
 def laid_out(
     kinds: tuple[LayerConfig, ...], stages: int, slots: int
 ) -> tuple[tuple[int | None, ...], ...] | None:
-    """Give each stage the next layers that fit its slots; None if layers remain."""
+    """Fill each stage's slots with the next matching layers; None if layers remain."""
     rows: list[tuple[int | None, ...]] = []
     layer = 0
     for stage in range(stages):

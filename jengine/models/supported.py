@@ -1,4 +1,4 @@
-"""The supported models as a table, with what their layers are, for jengine/docs/pages/models.md.
+"""Table of supported models for jengine/docs/pages/models.md.
 
 python -m jengine.models.supported
 """
@@ -28,7 +28,7 @@ SAMPLE = {
 
 
 def markdown_table() -> str:
-    """A row for each architecture, under a header."""
+    """One row per architecture."""
     rows = [
         f"| {registry.models_of(name)} | `{name}` | {layers_of(sample(name))} |"
         for name in FAMILIES
@@ -38,12 +38,12 @@ def markdown_table() -> str:
 
 
 def sample(architecture: str) -> ModelConfig:
-    """A model of this architecture, as its family reads it by default."""
+    """The family's default model of an architecture."""
     return registry.model_config({**SAMPLE, "architectures": [architecture]})
 
 
 def layers_of(config: ModelConfig) -> str:
-    """What decides which features a model has."""
+    """Layer properties that decide which features a model supports."""
     mixers = [layer.mixer for layer in config.layers]
     kinds = {
         "recurrent": all(isinstance(mixer, RECURRENT) for mixer in mixers),

@@ -1,7 +1,7 @@
-"""Tap points: the named places of a decoder where a step may capture or change values.
+"""Tap points: named places where a step may capture or replace activations.
 
-A tap is a function of a name and a value that returns the value the model goes on with. Models pass
-every point's value through `StepContext.tap`.
+A tap is a function (name, value) that returns the value the model continues with; models pass every
+tap point's value through `StepContext.tap`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LAYER_POINTS = ("attention", "mlp", "output")
 
 
 class TapPoint(NamedTuple):
-    """One place, and what passes it for every token: a vector of the model's width."""
+    """One tap point; each token has a vector of the hidden size there."""
 
     name: str
     meaning: str
@@ -35,7 +35,7 @@ MEANINGS = {
 
 
 def tap_points(config: ModelConfig) -> list[TapPoint]:
-    """Every tap point of a model, in the order in which values pass them."""
+    """All tap points of a model, in execution order."""
     layers = [
         TapPoint(f"layers.{layer}.{point}", MEANINGS[point])
         for layer in range(len(config.layers))

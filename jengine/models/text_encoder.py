@@ -1,7 +1,7 @@
-"""The shared decoder behind an encoder of text, whose output its layers attend to.
+"""Encoder-decoder text model with an encoder of its own blocks.
 
-In: packed token ids of any number of texts. Out: keys and values of every decoder layer, which are
-kept for as long as a request runs. Must not know prompts or caches.
+In: packed token ids of any number of texts. Out: cross attention keys and values of every decoder
+layer, kept while a request runs. Must not know prompts or caches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class TextInput(NamedTuple):
-    """Packed texts."""
+    """Token ids of packed texts, with positions and segment ids."""
 
     ids: Array  # i32[tokens]
     positions: Array  # i32[tokens] in the text
@@ -35,7 +35,7 @@ class TextInput(NamedTuple):
 
 
 class TextEncoder(nnx.Module):
-    """Positions, a norm, and blocks whose tokens attend to all others of their text."""
+    """Positions, a norm, and bidirectional blocks within each text."""
 
     def __init__(self, factory: Factory, encoder: TextEncoderConfig):
         hidden = encoder.hidden_size
@@ -57,8 +57,7 @@ class TextEncoder(nnx.Module):
 
 
 class EncoderDecoder(Decoder):
-    """A decoder and the encoder that its layers attend to, over one vocabulary. A bias is added to
-    the logits."""
+    """Decoder and encoder over one vocabulary, with a bias on the logits."""
 
     def add_parts(self, factory: Factory) -> None:
         encoder, vocab = factory.config.text_encoder, (factory.config.vocab_size,)
@@ -67,7 +66,7 @@ class EncoderDecoder(Decoder):
         self.logits_bias = zeros(factory.rngs, vocab, ("vocab",), factory.dtype)
 
     def encode(self, given: TextInput) -> Float32[Array, "tokens width"]:
-        """Keys and values of all layers for each token of these texts."""
+        """Cross attention keys and values of all layers per source token."""
         encoded = self.encoder(self.scaled(self.embed(given.ids)), given)
         return keys_and_values_of(self.layers, encoded)
 
@@ -77,5 +76,5 @@ class EncoderDecoder(Decoder):
         live: Int[Array, "*tokens"] | None,
         added: Float32[Array, "*tokens vocab"] | None,
     ) -> Float32[Array, "*tokens vocab"]:
-        """`live_logits` with what adapters add to the output head's matmul."""
+        """`live_logits` plus adapters' part of the output head."""
         return add_bias(super().adapted_logits(hidden, live, added), self.logits_bias[...])

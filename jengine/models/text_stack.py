@@ -1,7 +1,7 @@
-"""The shared decoder behind an encoder that is made of the same layers.
+"""Encoder-decoder text model whose encoder uses decoder layers (T5).
 
-In: packed token ids of any number of texts. Out: keys and values of every decoder layer, which are
-kept for as long as a request runs. Must not know prompts or caches.
+In: packed token ids of any number of texts. Out: cross attention keys and values of every decoder
+layer, kept while a request runs. Must not know prompts or caches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class TextStack(nnx.Module):
-    """Layers whose tokens attend to all others of their text, and a norm."""
+    """Bidirectional layers within each text, and a final norm."""
 
     def __init__(self, factory: Factory, stack: TextStackConfig):
         factory = replace(factory, config=replace(factory.config, layers=stack.layers))
@@ -52,7 +52,7 @@ class TextStack(nnx.Module):
 def _within_texts(
     segments: Int[Array, " tokens"], caches: Any, layer: int, inputs: MixInputs
 ) -> tuple[Array, Any]:
-    """A mixer that keeps nothing: tokens attend to those of their segment."""
+    """A mixer without cache: tokens attend within their segment."""
     assert isinstance(inputs, AttentionInputs), "an encoder of text has attention"
     config, biases = inputs.config, inputs.biases
     biases = None if biases is None else biases.reshape(config.num_heads, -1)
@@ -62,7 +62,7 @@ def _within_texts(
 
 
 class StackedEncoderDecoder(Decoder):
-    """A decoder and the encoder that its layers attend to, over one embedding."""
+    """Decoder and encoder over one embedding."""
 
     def add_parts(self, factory: Factory) -> None:
         stack = factory.config.text_stack
@@ -70,6 +70,6 @@ class StackedEncoderDecoder(Decoder):
         self.encoder = TextStack(factory, stack)
 
     def encode(self, given: TextInput) -> Float32[Array, "tokens width"]:
-        """Keys and values of all layers for each token of these texts."""
+        """Cross attention keys and values of all layers per source token."""
         encoded = self.encoder(self.scaled(self.embed(given.ids)), given)
         return keys_and_values_of(self.layers, encoded)

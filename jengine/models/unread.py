@@ -1,6 +1,6 @@
-"""The keys of a config.json whose values make no difference: each of them must be harmless.
+"""Finds config.json keys whose values do not affect the model; each must be known to be harmless.
 
-For those who add a model: `python -m jengine.models.unread MODEL_FOLDER` prints them.
+For adding a model: `python -m jengine.models.unread MODEL_FOLDER` lists them.
 """
 
 from __future__ import annotations
@@ -47,18 +47,17 @@ Reader = Callable[[Mapping[str, object]], ModelConfig]
 def read_keys(
     hf: Mapping[str, object], keys: Iterable[str], read: Reader = model_config
 ) -> frozenset[str]:
-    """The keys at which a value that no key may have is refused or gives another model.
-
-    The keys need not be in `hf`, a parsed config.json; if `hf` itself is refused, so is this.
+    """Keys at which an invalid value raises or changes the model. They need not be present in `hf`.
+    Raises what `read` raises for `hf` itself.
     """
     config = read(hf)
     return frozenset(key for key in keys if _is_read(hf, (key,), read, config))
 
 
 def unread_keys(hf: Mapping[str, object], read: Reader = model_config) -> dict[str, object]:
-    """Keys of a parsed config.json whose value changes nothing about the model, in their order and
-    with their values. Those of an object that is read are looked at one by one, and named as in
-    `rope_parameters.factor`.
+    """Keys of a parsed config.json that do not affect the model, with their values.
+
+    Nested objects are probed key by key and named as in `rope_parameters.factor`.
     """
     config = read(hf)
 
@@ -74,7 +73,7 @@ def unread_keys(hf: Mapping[str, object], read: Reader = model_config) -> dict[s
 
 
 def is_harmless(name: str) -> bool:
-    """Whether a key that `unread_keys` names is known to change no answer, wherever it stands."""
+    """Whether a key listed by `unread_keys` is known not to affect outputs."""
     return name.rpartition(".")[2] in HARMLESS
 
 
@@ -86,13 +85,13 @@ def _is_read(hf: Mapping[str, object], path: KeyPath, read: Reader, config: Mode
 
 
 def _changed(values: Any, path: KeyPath) -> dict[str, object]:
-    """The same with a value at this path that no key may have."""
+    """Copy with an invalid value at this path."""
     key, *rest = path
     return {**values, key: _changed(values[key], tuple(rest)) if rest else object()}
 
 
 def main(folder: str) -> None:
-    """Print the keys of a folder's config.json, with their values."""
+    """Print a folder's unread keys with their values."""
     hf = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     for name, value in unread_keys(hf).items():
         sys.stdout.write(f"{name}: {json.dumps(value)}\n")

@@ -1,4 +1,6 @@
-"""The shared decoder beside a vision tower, whose embeddings stand in place of looked up ones."""
+"""Vision-language model: the shared decoder, with a vision tower's embeddings in place of looked-up
+ones.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Pictures(NamedTuple):
-    """The pictures of whole sequences."""
+    """Images of whole sequences, for scoring."""
 
     patches: PatchInput  # of each sequence, along a leading axis
     places: Any  # i32[batch, embeddings] in the sequence; out of range: of padding
@@ -28,7 +30,7 @@ class Pictures(NamedTuple):
 
 
 class VisionDecoder(Decoder):
-    """A decoder and the tower that makes embeddings of images for it."""
+    """A decoder with a vision tower."""
 
     def add_parts(self, factory: Factory) -> None:
         vision = factory.config.vision
@@ -36,14 +38,15 @@ class VisionDecoder(Decoder):
         self.vision = VisionTower(factory, vision)
 
     def encode(self, patches: PatchInput) -> Float32[Array, "tokens width"]:
-        """The embeddings of images; tokens of padding are not used."""
+        """Embeddings of images; those of padding are unused."""
         return self.vision(patches)
 
     def score(
         self, tokens: Int[Array, "batch length"], pictures: Pictures | None = None
     ) -> Float32[Array, "batch length vocab"]:
-        """Logits of whole sequences, without a cache; `pictures` as `picture_batch` makes
-        them, whose sequences may be longer."""
+        """Logits of whole sequences, without a cache. `pictures` is made by `picture_batch` and may
+        be padded to longer sequences.
+        """
         context = whole_sequences(tokens.shape)
         if pictures is not None:
             length = tokens.shape[1]
@@ -56,7 +59,7 @@ class VisionDecoder(Decoder):
     def _stands_at(
         self, length: int, patches: PatchInput, places: Int32[Array, " embeddings"]
     ) -> GivenEmbeddings:
-        """The embeddings of one sequence's pictures at their places in it."""
+        """One sequence's image embeddings at their positions."""
         found = self.encode(patches)
         rows = jnp.zeros((length, found.shape[1]), found.dtype)
         return GivenEmbeddings(

@@ -1,4 +1,4 @@
-"""Merges the patches of a vision tower into embeddings of a language model."""
+"""Merges a vision tower's patches into embeddings of the language model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class PatchMerger(nnx.Module):
-    """Each square of patches becomes one vector; its config says how."""
+    """Merges each square of patches into one vector, in the configured way."""
 
     def __init__(self, factory: Factory, config: MergerConfig, hidden: int):
         self.config = config

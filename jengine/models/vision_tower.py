@@ -1,7 +1,7 @@
-"""The vision tower that families share: patches of images to embeddings of a language model.
+"""The vision tower shared by families: image patches to embeddings of a language model.
 
-In: patches of any number of images, packed, with their places and segments. Out: one embedding for
-each square of patches. Must not know files, prompts or caches.
+In: packed patches of any number of images, with positions and segment ids. Out: one embedding per
+square of patches. Must not know files, prompts or caches.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ Turns = tuple[Array, Array]  # cos and sin of each patch
 
 
 class PatchInput(NamedTuple):
-    """Packed patches. Those of one token of the language model follow each other; a class vector
-    stands in a place of its own before the patches of its image."""
+    """Packed patches. The patches of one output token are consecutive; a class token precedes its
+    image's patches.
+    """
 
     values: Array  # f32[patches, numbers of a patch]
     places: Array  # i32[2, patches] row and column in the image, -1 for a class vector
@@ -42,7 +43,7 @@ class PatchInput(NamedTuple):
 
 
 class BlockConfig(Protocol):
-    """What a block needs to know of its tower."""
+    """The part of a tower's config that a block reads."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -67,8 +68,9 @@ class BlockConfig(Protocol):
 
 
 class VisionBlock(nnx.Module):
-    """Attention within segments and a feed-forward block, each added to the residual stream. Norms
-    stand before the two, or after the sums."""
+    """Attention within segments and an MLP, each added to the residual stream, with norms before
+    the blocks or after the sums.
+    """
 
     def __init__(self, factory: Factory, vision: BlockConfig, layer: int):
         hidden, inner = vision.hidden_size, vision.intermediate_size
@@ -111,7 +113,7 @@ class VisionBlock(nnx.Module):
         return self.after_mlp(self._added(x, self.down, inner, "mlp_scale"))
 
     def _added(self, x: Array, matmul: Linear, inner: Array, scale: str) -> Array:
-        """x + matmul(inner), scaled where layers are."""
+        """x + matmul(inner), with layer scale if the tower has it."""
         if not self.is_scaled:
             return matmul(inner, residual=x)
         made = matmul(inner)
@@ -120,7 +122,7 @@ class VisionBlock(nnx.Module):
 
 
 class VisionTower(nnx.Module):
-    """A vision transformer and what merges its patches."""
+    """A vision transformer and its patch merger."""
 
     def __init__(self, factory: Factory, vision: VisionConfig):
         self.vision = vision
@@ -179,7 +181,7 @@ class VisionTower(nnx.Module):
         return self.norm_before(x) if vision.norm_before else x
 
     def _learned(self, patches: PatchInput) -> Float32[Array, "patches hidden"]:
-        """The learned position of each patch: between four of the table where it lies between."""
+        """Learned position per patch, bilinearly interpolated from the table."""
         side, first = self.vision.table_side, int(self.vision.class_vector)
         rows = self.table[...].astype(jnp.float32)
         low = jnp.floor(patches.table)
@@ -195,7 +197,7 @@ class VisionTower(nnx.Module):
         return jnp.where((patches.places[0] < 0)[:, None], rows[:1], found)
 
     def _turns(self, places: Int[Array, "2 patches"]) -> Turns | None:
-        """cos and sin: the first half of a head's pairs by row, the second half by column."""
+        """(cos, sin): half of a head's pairs rotate by row, half by column."""
         if self.vision.rope_theta is None:
             return None
         half, rope = self.vision.head_dim // 2, RopeConfig(self.vision.rope_theta)

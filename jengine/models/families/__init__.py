@@ -1,1 +1,1 @@
-"""One file per model family: what it reads from config.json, and where it differs from Llama."""
+"""One file per model family: its config.json, tensor names, and differences from Llama."""

@@ -1,4 +1,4 @@
-"""Apertus: norms of each head, and plain MLPs whose activation (xIELU) has parameters."""
+"""Apertus: QK-norm per head, and plain MLPs with a learned activation (xIELU)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ KNOWN = {**ACTIVATIONS, OWN_ACTIVATION: OWN_ACTIVATION}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an Apertus config.json describes."""
     has_rope = any(hf.get(key) is not None for key in ("rope_parameters", "rope_scaling"))
     fields = Fields(hf if has_rope else {**hf, "rope_parameters": USUAL_ROPE})
     bias = fields.flag("attention_bias", False)
@@ -66,7 +65,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     is_own = config.layers[0].ffn.activation == "xielu"
     return {
         **write_decoder(config),

@@ -1,4 +1,4 @@
-"""Arcee AFM: as Llama, with an MLP of squared ReLUs without a gate."""
+"""Arcee AFM: Llama with an ungated squared-ReLU MLP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an Arcee config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -50,7 +49,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {
         **write_decoder(config),
         "model_type": "arcee",

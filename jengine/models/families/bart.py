@@ -1,5 +1,4 @@
-"""BART: an encoder of text and a decoder, both with learned positions after two unused rows and
-norms after sums."""
+"""BART: encoder-decoder of text with learned positions (after two unused rows) and post-norms."""
 
 from __future__ import annotations
 
@@ -68,7 +67,6 @@ FIXED = {
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the encoder that a BART config.json describes."""
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
@@ -106,7 +104,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {
         **write_both(config),
         "model_type": "bart",
@@ -117,12 +114,10 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> EncoderDecoder:
-    """The model."""
     return EncoderDecoder(config, dtype=dtype, rngs=rngs)
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The checkpoint tensors of each parameter."""
     assert config.text_encoder is not None, "read with one"
     # Files of the bare model have none.
     bias = Piece("final_logits_bias", (1, config.vocab_size), source=(0,), optional=True)

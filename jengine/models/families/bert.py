@@ -1,4 +1,4 @@
-"""BERT: an encoder with learned positions, token types, and norms after each sum."""
+"""BERT: an encoder with learned positions, token types and post-norms."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ COLBERT_WIDTH = 128
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The encoder that a BERT config.json describes."""
     return read_encoder(Fields(hf))
 
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
-    """The first token; classes of prompts have the pooler before their matmul."""
+    """Default pooling: the first token; classifiers of prompts put the pooler before their
+    matmul.
+    """
     fields, hidden = Fields(hf), config.hidden_size
     if config.architecture == "HF_ColBERT":
         width = fields.integer("dim", COLBERT_WIDTH)
@@ -44,5 +45,4 @@ def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {**write_encoder(config), "model_type": "bert"}

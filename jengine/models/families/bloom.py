@@ -1,5 +1,6 @@
-"""BLOOM: scores with slopes in place of rotations (ALiBi), layer norms, one of them after the
-embedding, biases everywhere, and one tensor with each head's query, key and value together."""
+"""BLOOM: ALiBi, layer norms (one after the embedding), biases everywhere, and one QKV tensor
+grouped by head.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,6 @@ FIXED = {"apply_residual_connection_post_layernorm": False, "slow_but_exact": Fa
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a BLOOM config.json describes."""
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
@@ -73,7 +73,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {
         **write_common(config),
         "model_type": "bloom",
@@ -88,5 +87,5 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _name(fields: Fields, name: str, other: str) -> str:
-    """Of two names of a key, the one that is there: published files have the other one."""
+    """Return whichever of two names of a key is present; published files use the second."""
     return other if fields.values.get(name) is None and other in fields.values else name

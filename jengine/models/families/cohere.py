@@ -1,5 +1,5 @@
-"""Command R: attention and MLP read the same norm, neighbours are rotated as pairs, and logits are
-scaled. Command R7B and A (Cohere 2): windows on rotated layers, full attention without rotation.
+"""Command R: parallel block with one norm, interleaved rotary pairs, scaled logits. Command R7B and
+A (Cohere 2): sliding windows on rotated layers, full attention without rotation.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ FIRST_DEFAULTS = replace(DEFAULTS, rope_theta=500000.0)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Cohere config.json describes."""
     fields = Fields(hf)
     is_second = SECOND in (fields.values.get("architectures") or ())
     defaults = DEFAULTS if is_second else FIRST_DEFAULTS
@@ -81,7 +80,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     windows = {"layer_types": write_layer_types(config), "sliding_window": written_window(config)}
     return {
         **write_decoder(config, DEFAULTS.norm_eps_key),

@@ -1,7 +1,7 @@
-"""Experts as DeepSeek-V3 describes them in config.json, and the families that follow it.
+"""Experts as configured by DeepSeek-V3 and the families that follow it.
 
-In: a config.json's fields. Out: an ExpertsConfig, and back. A sigmoid for each expert, a bias that
-has a say in the choice alone, groups, a scale, and an MLP that all tokens take.
+In: a config.json's fields. Out: an ExpertsConfig, and back. Sigmoid router with a selection-only
+bias, expert groups, a routed scaling factor, and shared experts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def read_experts(
     groups: int = 1,
     top_groups: int = 1,
 ) -> ExpertsConfig:
-    """The experts of each layer that has them; the arguments are the family's defaults."""
+    """Read the experts of sparse layers; the arguments are the family's defaults."""
     count, chosen = read_experts_count(
         fields, experts, per_token, "n_routed_experts", "num_local_experts"
     )
@@ -54,7 +54,7 @@ def read_experts(
 
 
 def write_experts(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_experts`, with the number of dense layers before the first experts."""
+    """Inverse of `read_experts`, plus the number of leading dense layers."""
     experts = written_experts(config)
     routing = experts.routing
     is_sparse = [isinstance(layer.ffn, ExpertsConfig) for layer in config.layers]

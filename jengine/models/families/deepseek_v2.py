@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite: latent attention, first layers dense, then experts."""
+"""DeepSeek-V2 and V2-Lite: latent attention, dense first layers, then experts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ METHODS = {"greedy": False, "group_limited_greedy": True}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a DeepSeek-V2 config.json describes."""
     fields = Fields(hf)
     if fields.flag("mlp_bias", False):
         fields.refuse("mlp_bias", "false: biases in the MLP are not supported")
@@ -52,7 +51,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     family = {**write_latent(config), "model_type": "deepseek_v2"}
     if not config.has_experts:
         return {**family, "first_k_dense_replace": len(config.layers)}
@@ -62,7 +60,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _read_experts(fields: Fields, activation: Activation) -> ExpertsConfig:
-    """Softmax over all experts, whose weights are scaled and do not sum to one."""
+    """Experts with softmax routing, scaled and unnormalised weights."""
     fields.choice("scoring_func", "softmax", {"softmax": None})
     if fields.flag("norm_topk_prob", False):
         fields.refuse("norm_topk_prob", "false: these models do not normalise weights")

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1, Kimi K2, Moonlight: latent attention, first layers dense, then experts."""
+"""DeepSeek-V3 and R1, Kimi K2, Moonlight: latent attention, dense first layers, then experts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a DeepSeek-V3 config.json describes."""
     fields = Fields(hf)
     layers, latent = read_num_layers(fields, DEFAULTS), read_latent(fields, DEFAULTS)
     mlp = read_mlp(fields, DEFAULTS)
@@ -51,7 +50,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     latent = config.layers[0].mixer
     family = {
         "model_type": "deepseek_v3",

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, the dense ones: as Llama, with neighbouring lanes of a head rotated as pairs."""
+"""ERNIE 4.5 (dense): Llama with interleaved rotary pairs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an ERNIE 4.5 config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -50,6 +49,5 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     family = {"model_type": "ernie4_5", "use_bias": written_biases(config)}
     return {**write_decoder(config), **family}

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after attention and MLP; the larger ones rotate in layers with a window alone."""
+"""EXAONE 4: post-norms; the larger models rotate only in sliding-window layers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an EXAONE 4 config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     attention = read_attention(fields, DEFAULTS, qk_norm="head")
@@ -64,7 +63,6 @@ def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {
         **write_decoder(config),
         "model_type": "exaone4",

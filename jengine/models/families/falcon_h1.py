@@ -1,5 +1,6 @@
-"""Falcon-H1: attention and Mamba-2 beside each other in every layer, and factors where a model that
-was tuned at another width needs them (maximal update parametrization)."""
+"""Falcon-H1: attention and Mamba-2 side by side in every layer, with the multipliers of maximal
+update parametrization.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,6 @@ FACTORS = {
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Falcon-H1 config.json describes."""
     fields = Fields(hf)
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
@@ -75,7 +75,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     mixer, mlp = config.layers[0].mixer, config.layers[0].ffn
     if not isinstance(mixer, SideBySideConfig) or not isinstance(mlp, MlpConfig):
         raise CheckpointError(
@@ -103,7 +102,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _read_mamba2(fields: Fields) -> Mamba2Config:
-    """The recurrent half, whose width may be any."""
+    """The Mamba-2 half, whose width is configured independently."""
     hidden = fields.integer("hidden_size", DEFAULTS.hidden_size)
     mamba = read_mamba2(fields, hidden, fields.optional_integer("mamba_d_ssm", 1024))
     if fields.flag("projectors_bias", False) != mamba.bias:

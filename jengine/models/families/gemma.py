@@ -1,4 +1,4 @@
-"""Gemma (1): as Llama, with a scaled embedding, norm weights stored minus one, and GELU."""
+"""Gemma (1): Llama with a scaled embedding, norm weights stored minus one, and GELU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ GELU = "gelu_pytorch_tanh"
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Gemma config.json describes."""
     fields = Fields({**hf, "hidden_act": GELU} if hf.get("hidden_act") == "gelu" else hf)
     if fields.values.get("hidden_activation") not in (None, GELU):
         fields.refuse("hidden_activation", f"{GELU!r} or null: that of all Gemma models")
@@ -57,6 +56,5 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     family = {"model_type": "gemma", "attention_bias": written_attention(config).qkv_bias}
     return {**write_decoder(config), **family}

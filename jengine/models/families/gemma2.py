@@ -1,4 +1,6 @@
-"""Gemma 2: norms around attention and MLP, soft caps, and every second layer with a window."""
+"""Gemma 2: norms before and after each block, soft caps, and a sliding window on every second
+layer.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Gemma 2 config.json describes."""
     fields = Fields(hf)
     if fields.values.get("use_bidirectional_attention") not in (None, False):
         fields.refuse("use_bidirectional_attention", "false: attention is causal here")
@@ -62,7 +63,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     caps = {
         "attn_logit_softcapping": written_attention(config).soft_cap,
         "final_logit_softcapping": config.logit_soft_cap,
@@ -73,14 +73,14 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 def read_gemma_attention(
     fields: Fields, defaults: Defaults, qk_norm: Literal["head"] | None = None
 ) -> AttentionConfig:
-    """The attention that Gemma 2 and 3 have in common, on a full layer."""
+    """Attention of Gemma 2 and 3, for a full layer."""
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, defaults, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm)
     return replace(attention, scale=fields.integer("query_pre_attn_scalar", 256) ** -0.5)
 
 
 def read_gemma(fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]) -> ModelConfig:
-    """What Gemma 2 and 3 have in common around their layers."""
+    """Model settings common to Gemma 2 and 3."""
     config = read_decoder(fields, defaults, layers)
     return replace(
         config,
@@ -91,7 +91,7 @@ def read_gemma(fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ..
 
 
 def write_gemma(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_gemma` and `read_gemma_attention`."""
+    """Inverse of `read_gemma` and `read_gemma_attention`."""
     attention = written_attention(config)
     written = {
         "hidden_activation": write_activation(config),

@@ -1,6 +1,6 @@
-"""Gemma 3, its text models: as Gemma 2 with normed heads, no soft caps, and two kinds of rotation.
+"""Gemma 3, text models: Gemma 2 with QK-norm, no soft caps, and two rotations.
 
-Five layers of six have a sliding window and another rotation.
+Five of six layers have a sliding window and their own rotary base.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Gemma 3 config.json describes."""
     everywhere, sliding = ropes_by_layer_type(hf, "rope_local_base_freq")
     full_every = everywhere.integer("sliding_window_pattern", 6)
     num_layers = read_num_layers(everywhere, DEFAULTS)
@@ -65,7 +64,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def seeing_ahead(layer: LayerConfig) -> LayerConfig:
-    """The layer with attention to later tokens too, half of the window on each side."""
+    """Make attention bidirectional, with half of the window on each side."""
     mixer = layer.mixer
     assert isinstance(mixer, AttentionConfig), "all of Gemma's layers have attention"
     window = None if mixer.window is None else mixer.window // 2 + 1
@@ -73,7 +72,6 @@ def seeing_ahead(layer: LayerConfig) -> LayerConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     family: dict[str, object] = {
         "model_type": "gemma3_text",
         "final_logit_softcapping": config.logit_soft_cap,

@@ -1,5 +1,5 @@
-"""Gemma 3 with images: a SigLIP tower beside Gemma 3. Images have one size; squares of patches are
-averaged to one token, and the tokens of one image attend to each other.
+"""Gemma 3 with images: a SigLIP tower. Images have one size; patches are average-pooled to tokens,
+and the tokens of an image attend to each other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ build = qwen2_vl.build
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the tower that a config.json of Gemma 3 describes."""
     text, top = text_part(hf), Fields(hf)
     if text.get("use_bidirectional_attention") not in (None, False):
         Fields(text).refuse("use_bidirectional_attention", "false beside a vision tower")
@@ -105,7 +104,6 @@ def _read_vision(top: Fields, fields: Fields, config: ModelConfig) -> VisionConf
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     vision = config.vision
     assert vision is not None, "read with one"
     text = gemma3.write_config(replace(config, architecture=gemma3.ARCHITECTURES[0]))
@@ -130,6 +128,5 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The checkpoint tensors of each parameter."""
     assert config.vision is not None, "read with one"
     return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

@@ -1,7 +1,7 @@
-"""Gemma 4, its dense text models: inputs of each layer, layers that read the keys and values of
-earlier ones, normalised values, and full layers with larger heads, of which a part is rotated.
+"""Gemma 4, dense text models: per-layer inputs, layers that share earlier KV caches, normalised
+values, and full layers with larger, partly rotated heads.
 
-Folders with images and audio are read for their text.
+Folders with images and audio are read for their text model.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ ROPES: dict[str, object] = {
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Gemma 4 config.json describes."""
     text = as_architecture(text_part(hf), ARCHITECTURES[0])
     fields = Fields({**text, "rope_parameters": None})
     if fields.values.get("use_bidirectional_attention") not in (None, False, "vision"):
@@ -100,7 +99,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def _read_own(fields: Fields, num_layers: int) -> int:
-    """How many layers have keys and values of their own: the first ones."""
+    """Number of leading layers with KV caches of their own."""
     shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=num_layers - 1)
     return num_layers - shared
 
@@ -133,8 +132,9 @@ def _read_layers(
 
 
 def _read_sources(fields: Fields, windows: list[int | None], own: int) -> list[int | None]:
-    """The layer whose keys and values each layer reads: of those with their own the last one that
-    sees as much."""
+    """For each sharing layer, the last owning layer with the same window; None for owning
+    layers.
+    """
     last = {window: layer for layer, window in enumerate(windows[:own])}
     if any(window not in last for window in windows[own:]):
         fields.refuse("num_kv_shared_layers", "a layer of each kind before those that share")
@@ -148,7 +148,7 @@ def _read_attention(fields: Fields) -> AttentionConfig:
 
 
 def _read_full(fields: Fields, windows: list[int | None]) -> dict[str, object]:
-    """What full layers have otherwise than the others: at the top, or as newer files say it."""
+    """Overrides of full-attention layers, at the top level or in `per_layer_config`."""
     per_layer = fields.part("per_layer_config")
     if per_layer is None:
         given: dict[str, object] = {"head_dim": fields.integer("global_head_dim", 512)}
@@ -170,7 +170,7 @@ def _read_full(fields: Fields, windows: list[int | None]) -> dict[str, object]:
 
 
 def _numbered(per_layer: Fields) -> list[tuple[int, str]]:
-    """The keys by the layers that they name: "5" and "05" are one."""
+    """Keys with their layer numbers: "5" and "05" are the same."""
     for key in per_layer.values:
         if not (isinstance(key, str) and key.isdecimal()):
             per_layer.refuse(str(key), "numbers of layers")
@@ -194,7 +194,6 @@ def _read_layer_inputs(fields: Fields, config: ModelConfig) -> LayerInputsConfig
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     mixers, blocks = zip(*((layer.mixer, layer.ffn) for layer in config.layers), strict=True)
     full = mixers[-1]
     sliding = next((mixer for mixer in mixers if mixer.window is not None), full)

@@ -1,6 +1,6 @@
-"""GLM-4 (0414) and the first GLM-4: partly rotated heads, neighbours rotated as pairs.
+"""GLM-4: partly rotated heads with interleaved pairs.
 
-GLM-4 (0414) has norms around attention and MLP, the first one before them only.
+GLM-4-0414 has norms before and after each block, the first GLM-4 only before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ EOS_TOKEN_IDS = (151329, 151336, 151338)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a GLM-4 config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -62,7 +61,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     written = write_decoder(config)
     return {
         **written,

@@ -1,5 +1,5 @@
-"""GLM-4.5 and GLM-4.6: partly rotated heads; after some dense layers, many small experts and one
-that all tokens take, chosen by biased sigmoids.
+"""GLM-4.5 and GLM-4.6: partly rotated heads; after some dense layers, many small experts with a
+shared one and biased sigmoid routing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a GLM-4.5 config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -57,7 +56,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     attention = written_attention(config)
     written = write_decoder(config)
     return {

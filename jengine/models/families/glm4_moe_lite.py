@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: latent attention, first layers dense, then experts as in DeepSeek-V3."""
+"""GLM-4.7-Flash: latent attention, dense first layers, then experts as in DeepSeek-V3."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ LATENT = {"q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a GLM-4.7-Flash config.json describes."""
     fields = Fields({**LATENT, **hf})
     num_layers, latent = read_num_layers(fields, DEFAULTS), read_latent(fields, DEFAULTS)
     mlp = read_mlp(fields, DEFAULTS)
@@ -43,7 +42,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     latent = config.layers[0].mixer
     is_sparse = [isinstance(layer.ffn, ExpertsConfig) for layer in config.layers]
     return {
@@ -57,7 +55,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _dense_layers(fields: Fields, num_layers: int) -> set[int]:
-    """By a name for each layer, or as the first ones."""
+    """Indices of dense layers, from `mlp_layer_types` or a count of leading ones."""
     kinds = fields.values.get("mlp_layer_types")
     if kinds is None:
         return set(range(read_dense_layers(fields, 1, num_layers)))

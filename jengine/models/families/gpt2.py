@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms, a plain MLP, biases everywhere."""
+"""GPT-2: learned positions, layer norms, an ungated MLP, biases everywhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ END_OF_TEXT = 50256
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a GPT-2 config.json describes."""
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
@@ -89,7 +88,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     attention, mlp = written_attention(config), config.layers[0].ffn
     # The same function under the name that GPT-2 itself uses.
     gelu_new = mlp.activation == "gelu_tanh"

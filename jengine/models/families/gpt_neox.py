@@ -1,5 +1,5 @@
-"""GPT-NeoX and Pythia: attention and MLP read the layer's input, a quarter of each head is rotated,
-biases everywhere, and one tensor holds each head's query, key and value together.
+"""GPT-NeoX and Pythia: parallel block, partly rotated heads, biases everywhere, one QKV tensor
+grouped by head.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ ROPE_KEYS = {"rotary_emb_base": "rope_theta", "rotary_pct": PARTIAL}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a GPT-NeoX config.json describes."""
     if hf.get("rope_parameters") is None:
         own = {theirs: hf[key] for key, theirs in ROPE_KEYS.items() if hf.get(key) is not None}
         hf = {**hf, **own}
@@ -79,7 +78,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     written = write_decoder(config, DEFAULTS.norm_eps_key)
     return {
         **written,

@@ -1,5 +1,5 @@
-"""gpt-oss: sinks, every second layer with a window, yarn, biases everywhere, and experts with a
-clamped gate.
+"""gpt-oss: attention sinks, a sliding window on every second layer, YaRN, biases everywhere, and
+experts with clamped SwiGLU.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ FIXED = {"swiglu_limit": SWIGLU_LIMIT, "swiglu_alpha": SWIGLU_ALPHA}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a gpt-oss config.json describes."""
     if hf.get("rope_parameters") is None and hf.get("rope_scaling") is None:
         hf = {**hf, "rope_parameters": YARN}
     fields = Fields(hf)
@@ -86,7 +85,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     experts = written_experts(config)
     attention = written_attention(config)
     plain = {"rope_type": "default"}  # without it, yarn is read

@@ -1,4 +1,4 @@
-"""Granite 3: as Llama, with four factors: of embeddings, scores, residuals and logits."""
+"""Granite 3: Llama with multipliers of embeddings, scores, residuals and logits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Granite config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -46,12 +45,10 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {**write_granite(config), "model_type": "granite", "mlp_bias": written_biases(config)}
 
 
 def read_granite_attention(fields: Fields, defaults: Defaults) -> AttentionConfig:
-    """The attention of all Granite models."""
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, defaults, qkv_bias=bias, output_bias=bias)
     return replace(attention, scale=fields.number("attention_multiplier", 1.0, above_minimum=True))
@@ -60,7 +57,7 @@ def read_granite_attention(fields: Fields, defaults: Defaults) -> AttentionConfi
 def read_granite(
     fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]
 ) -> ModelConfig:
-    """What all Granite models have around their layers."""
+    """Model settings common to all Granite models."""
     return replace(
         read_decoder(fields, defaults, layers),
         embed_scale=fields.number("embedding_multiplier", 1.0, above_minimum=True),
@@ -70,7 +67,7 @@ def read_granite(
 
 
 def write_granite(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_granite` and `read_granite_attention`."""
+    """Inverse of `read_granite` and `read_granite_attention`."""
     attention = written_attention(config)
     return {
         **write_decoder(config),

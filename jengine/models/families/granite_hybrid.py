@@ -1,5 +1,6 @@
-"""Granite 4: Mamba-2 in most layers, attention mostly without rotation in the others, and an MLP
-that all tokens take, beside experts or alone."""
+"""Granite 4: Mamba-2 in most layers, attention (mostly unrotated) in the others, and a shared MLP
+with or without experts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,6 @@ NAMES: Names = replace(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Granite 4 config.json describes."""
     fields = Fields({"layer_types" if key == "layers_block_type" else key: hf[key] for key in hf})
     num_layers = read_num_layers(fields, DEFAULTS)
     attention = read_granite_attention(fields, DEFAULTS)
@@ -45,7 +45,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     ffn, has_rope = written_ffn(config), written_attention(config).rope is not None
     if isinstance(ffn, ExpertsConfig):
         sizes = {

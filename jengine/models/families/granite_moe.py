@@ -1,4 +1,4 @@
-"""Granite 3 with experts on every layer, and, in some, an MLP that all tokens take as well."""
+"""Granite 3 with experts on every layer and, in some, a shared MLP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ NAMES = Names(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Granite-MoE config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -52,7 +51,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     experts = written_experts(config)
     shared = {"shared_intermediate_size": experts.shared_size}
     return {

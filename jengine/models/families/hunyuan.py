@@ -1,6 +1,4 @@
-"""HunYuan (dense): queries and keys have a norm of each head behind their rotation, whose base
-a fixed number may stretch.
-"""
+"""HunYuan (dense): QK-norm per head after rotation, whose base NTK-alpha may stretch."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ ALPHA = "alpha"
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a HunYuan config.json describes."""
     plain, alpha = without_alpha(hf)
     fields = Fields(plain)
     bias = fields.flag("attention_bias", False)
@@ -57,8 +54,9 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def without_alpha(hf: Mapping[str, object]) -> tuple[dict[str, object], float | None]:
-    """The keys with a plain rotation where published files call it dynamic, and the number that
-    stretches its base, which makes it a fixed one."""
+    """Rewrite the "dynamic" rope of published files to a plain one; returns the keys and the fixed
+    NTK alpha.
+    """
     plain, alpha = dict(hf), None
     for key in ROPES:
         part = Fields(hf).part(key)
@@ -71,6 +69,5 @@ def without_alpha(hf: Mapping[str, object]) -> tuple[dict[str, object], float | 
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     bias = written_attention(config).qkv_bias
     return {**write_decoder(config), "model_type": "hunyuan_v1_dense", "attention_bias": bias}

@@ -1,5 +1,5 @@
-"""InternVL 3 in the form of transformers: a tower with scaled layers beside Qwen2 or Llama. A large
-image is cut into tiles, each encoded by itself; 2 x 2 patches are one token.
+"""InternVL 3 in transformers' form: a vision tower with layer scale, beside Qwen2 or Llama. Large
+images are cut into separately encoded tiles; 2 x 2 patches make one token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ build = qwen2_vl.build
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the tower that an InternVL config.json describes."""
     config = llava.read_text(hf, "qwen2", ARCHITECTURES[0])
     return replace(config, vision=_read_vision(Fields(hf), vision_part(hf), config))
 
@@ -96,7 +95,7 @@ def _read_vision(top: Fields, fields: Fields, config: ModelConfig) -> VisionConf
 
 
 def _side(fields: Fields, key: str, default: int) -> int:
-    """The side of a square, which may be given twice."""
+    """Side of a square, given once or as a pair of equal numbers."""
     value = fields.values.get(key, default)
     if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
         return Fields({key: value[0]}, fields.where).integer(key)
@@ -104,7 +103,6 @@ def _side(fields: Fields, key: str, default: int) -> int:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     vision = config.vision
     assert vision is not None, "read with one"
     return {
@@ -123,6 +121,5 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The checkpoint tensors of each parameter."""
     assert config.vision is not None, "read with one"
     return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions in most layers, attention with normalised heads in the others."""
+"""LFM2: gated short convolutions in most layers, attention with QK-norm in the others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ OLD_NAMES = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_emb
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an LFM2 config.json describes."""
     fields = Fields({OLD_NAMES.get(key, key): value for key, value in hf.items()})
     num_layers = read_num_layers(fields, DEFAULTS)
     hidden = fields.integer("hidden_size", DEFAULTS.hidden_size)
@@ -69,7 +68,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     mixers = [layer.mixer for layer in config.layers]
     conv = next((mixer for mixer in mixers if isinstance(mixer, ShortConvConfig)), None)
     if conv is None:
@@ -96,7 +94,9 @@ def _read_full_layers(fields: Fields, num_layers: int) -> list[bool]:
 
 
 def _read_mlp(fields: Fields) -> MlpConfig:
-    """Files give the size of a plain MLP, of which a gated one takes two thirds, rounded up."""
+    """MLP size: files give that of an ungated MLP, of which the gated one has two thirds, rounded
+    up to a multiple.
+    """
     mlp = read_mlp(fields, DEFAULTS)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return mlp

@@ -1,5 +1,5 @@
-"""Llama 4, text only: experts that read weighted tokens, layers without rotation, and rotated ones
-that attend within chunks, of 8,192 tokens in published models.
+"""Llama 4, text only: input-weighted experts, layers without rotation, and rotated layers with
+chunked attention (8,192 tokens in published models).
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ LAYER_TYPES = {"full_attention": "full", "chunked_attention": "chunked"}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Llama 4 text config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     rotated = read_rotated_layers(fields, num_layers)
@@ -84,7 +83,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     experts, own = written_experts(config), (layer.mixer for layer in config.layers)
     mixers = [mixer for mixer in own if isinstance(mixer, AttentionConfig)]
     plain = next((mixer.temperature for mixer in mixers if mixer.rope is None), None)
@@ -115,7 +113,7 @@ def _is_dense(layer: LayerConfig) -> bool:
 
 
 def _attentions(fields: Fields, rotated: Sequence[bool]) -> list[AttentionConfig]:
-    """That of each layer, given which ones are rotated."""
+    """Attention of each layer, given which ones are rotated."""
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
     steps = fields.integer("floor_scale", 8192)
@@ -139,7 +137,7 @@ def _attentions(fields: Fields, rotated: Sequence[bool]) -> list[AttentionConfig
 
 
 def _chunk(fields: Fields) -> int | None:
-    """The tokens of a chunk; None where one is the whole context."""
+    """Attention chunk size; None if it covers the whole context."""
     chunk = fields.optional_integer("attention_chunk_size", 8192)
     longest = fields.integer("max_position_embeddings", DEFAULTS.max_position)
     return None if chunk is None or chunk >= longest else chunk

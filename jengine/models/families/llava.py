@@ -1,5 +1,5 @@
-"""LLaVA 1.5: a CLIP tower beside Llama, Mistral or Qwen2. Images have one size; what the last layer
-but one makes of their patches goes through two matmuls.
+"""LLaVA 1.5: a CLIP tower beside Llama, Mistral or Qwen2. Images have one size; patches of the last
+layer but one pass a two-layer projector.
 """
 
 from __future__ import annotations
@@ -68,13 +68,12 @@ build = qwen2_vl.build
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the tower that a LLaVA config.json describes."""
     config = read_text(hf, "llama", ARCHITECTURES[0])
     return replace(config, vision=_read_vision(Fields(hf), vision_part(hf), config))
 
 
 def read_text(hf: Mapping[str, object], usual: str, architecture: str) -> ModelConfig:
-    """The decoder under `text_config`, of one of several families."""
+    """Read `text_config`, of one of several families."""
     text = text_part(hf)
     kind = text.get("model_type", usual)
     if kind not in TEXTS:
@@ -126,7 +125,7 @@ def _read_vision(top: Fields, fields: Fields, config: ModelConfig) -> VisionConf
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`, with the layers that are used alone."""
+    """Inverse of `read_config`; writes only the tower layers that are used."""
     vision = config.vision
     assert vision is not None, "read with one"
     return {
@@ -159,7 +158,7 @@ def write_text(config: ModelConfig, architecture: str) -> dict[str, object]:
 
 
 def write_tower(vision: VisionConfig) -> dict[str, object]:
-    """Keys of towers that take images of one size."""
+    """config.json keys of towers with fixed-size images."""
     return {
         "hidden_size": vision.hidden_size,
         "intermediate_size": vision.intermediate_size,
@@ -175,6 +174,5 @@ def write_tower(vision: VisionConfig) -> dict[str, object]:
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The checkpoint tensors of each parameter."""
     assert config.vision is not None, "read with one"
     return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

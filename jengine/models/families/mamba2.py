@@ -1,4 +1,4 @@
-"""Mamba-2 (state-spaces' models and Codestral Mamba): recurrent layers alone, without MLPs."""
+"""Mamba-2 (state-spaces' models and Codestral Mamba): recurrent layers only, without MLPs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ NO_MLP = MlpConfig(0)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Mamba-2 config.json describes."""
     fields = Fields(hf)
     layer = LayerConfig(_read_mixer(fields), NO_MLP)
     return read_decoder(fields, DEFAULTS, (layer,) * read_num_layers(fields, DEFAULTS))
@@ -74,7 +73,6 @@ def _read_mixer(fields: Fields) -> Mamba2Config:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     mamba = written_mamba2(config)
     return {
         **write_common(config),

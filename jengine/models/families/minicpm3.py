@@ -1,5 +1,5 @@
-"""MiniCPM3: latent attention whose rotation pairs the halves of a head, and factors of embeddings,
-residuals and logits.
+"""MiniCPM3: latent attention with half-split rotary pairs, and multipliers of embeddings, residuals
+and logits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ DIGITS = 12
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a MiniCPM3 config.json describes."""
     fields = Fields({**LATENT, **hf})
     if fields.flag("mlp_bias", False):
         fields.refuse("mlp_bias", "false: biases in the MLP are not supported")
@@ -60,7 +59,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {
         **write_latent(config),
         "model_type": "minicpm3",

@@ -1,5 +1,5 @@
-"""MiniMax-M2: many small experts, chosen by biased sigmoids, on all layers, partly rotated heads,
-and one norm for all heads of queries and of keys.
+"""MiniMax-M2: many small experts with biased sigmoid routing on all layers, partly rotated heads,
+and QK-norm over all heads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a MiniMax-M2 config.json describes."""
     fields = Fields(hf)
     if hf.get("rotary_dim") is not None and hf.get("rope_parameters") is None:
         head_dim = fields.integer("head_dim", DEFAULTS.head_dim)
@@ -72,7 +71,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     written, experts = write_decoder(config), written_experts(config)
     rope = written_attention(config).rope
     rotated = None if rope is None else rope.rotated

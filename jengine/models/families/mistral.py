@@ -1,4 +1,4 @@
-"""Mistral: as Llama, with one sliding window on every layer or on none."""
+"""Mistral: Llama with a sliding window on every layer or on none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Mistral config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     window = fields.optional_integer("sliding_window", 4096)
@@ -47,6 +46,5 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     family = {"model_type": "mistral", "sliding_window": written_window(config)}
     return {**write_decoder(config), **family}

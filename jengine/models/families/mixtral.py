@@ -1,4 +1,4 @@
-"""Mixtral: as Mistral, with experts on every layer."""
+"""Mixtral: Mistral with experts on every layer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Mixtral config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     window = fields.optional_integer("sliding_window", None)
@@ -62,7 +61,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     family: dict[str, object] = {
         "model_type": "mixtral",
         "sliding_window": written_window(config),

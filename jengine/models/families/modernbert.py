@@ -1,6 +1,7 @@
-"""ModernBERT: an encoder with rotated positions, gated MLPs and windows in two layers of three.
+"""ModernBERT: an encoder with rotary positions, gated MLPs, and a sliding window on two of three
+layers.
 
-Its first layer has no norm before attention, as the embeddings are normalised already.
+The first layer has no attention norm, as the embeddings are normalised already.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ THETAS = {"full": 160000.0, "sliding": 10000.0}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The encoder that a ModernBERT config.json describes."""
     fields = Fields(hf)
     for key in ("attention_bias", "mlp_bias", "norm_bias"):
         if fields.flag(key, False):
@@ -82,7 +82,9 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 def read_layers(
     hf: Mapping[str, object], attention: AttentionConfig, mlp: MlpConfig
 ) -> tuple[LayerConfig, ...]:
-    """Every third layer sees everything; the others see half of `local_attention` on each side."""
+    """Every third layer attends globally, the others within half of `local_attention` on each
+    side.
+    """
     fields = Fields(hf)
     count = fields.integer("num_hidden_layers", 22, maximum=MOST_LAYERS)
     every = fields.integer("global_attn_every_n_layers", 3)
@@ -102,7 +104,7 @@ def read_layers(
 
 
 def read_ropes(hf: Mapping[str, object], longest: int) -> dict[str, RopeConfig]:
-    """The rotation of both kinds of layers, in transformers 4 or 5 style."""
+    """Rotation of full and sliding layers, in the style of transformers 4 or 5."""
     if hf.get("rope_parameters") is not None:
         full, sliding = ropes_by_layer_type(hf, "local_rope_theta")
         return {
@@ -121,7 +123,9 @@ def read_ropes(hf: Mapping[str, object], longest: int) -> dict[str, RopeConfig]:
 
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
-    """The first token, or the mean of all; classes have a matmul and a norm before the last."""
+    """Default pooling: first token, or mean of all; classifiers have a matmul and a norm before the
+    last matmul.
+    """
     fields = Fields(hf)
     if not config.architecture.endswith("Classification"):
         return OwnPooling("CLS")
@@ -136,7 +140,6 @@ def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     attention = written_attention(config)
     windows = [layer.mixer.window for layer in config.layers]
     found = next((window for window in windows if window is not None), 65)

@@ -1,4 +1,4 @@
-"""MPT: scores with slopes in place of rotations (ALiBi), layer norms without biases."""
+"""MPT: ALiBi and layer norms without biases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ FIXED = {"qk_ln": False, "prefix_lm": False, "attn_uses_sequence_id": False, "al
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an MPT config.json describes."""
     fields = Fields(hf)
     refuse_unsupported(fields)
     if not fields.flag("no_bias", True):
@@ -75,7 +74,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     attention = written_attention(config)
     alibi = attention.alibi or AlibiConfig()
     return {
@@ -99,7 +97,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _read_scores(fields: Fields, attention: AttentionConfig) -> AttentionConfig:
-    """What `attn_config` says of scores."""
+    """Apply `attn_config`'s score settings."""
     for key, value in FIXED.items():
         if fields.flag(key, value) != value:
             fields.refuse(key, f"{str(value).lower()}, as in all published MPT")

@@ -1,5 +1,5 @@
-"""Nemotron-4 and Minitron: layer norms stored as their distance from one, partly rotated heads, and
-an MLP of squared ReLUs.
+"""Nemotron-4 and Minitron: layer norm weights stored minus one, partly rotated heads, squared-ReLU
+MLP.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Nemotron config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -57,7 +56,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     written = write_decoder(config, DEFAULTS.norm_eps_key)
     return {
         **written,

@@ -1,5 +1,6 @@
-"""Nemotron-H: Mamba-2, attention without rotation, and plain MLPs. In checkpoints each of them is a
-layer; here an MLP belongs to the layer of what comes before it."""
+"""Nemotron-H: Mamba-2, attention without rotation, and ungated MLPs. Checkpoints count each as a
+layer; here an MLP belongs to the layer of the mixer before it.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,6 @@ NO_MLP = MlpConfig(0, "relu_squared", gated=False)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Nemotron-H config.json describes."""
     fields = Fields(hf)
     if fields.flag("residual_in_fp32", False):
         fields.refuse("residual_in_fp32", "false, as in all published Nemotron-H")
@@ -93,7 +93,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     mamba, kinds = written_mamba2(config), list[str]()
     for layer in config.layers:
         is_full = isinstance(layer.mixer, AttentionConfig)
@@ -124,7 +123,7 @@ def _key(fields: Fields) -> str:
 
 
 def _read_kinds(fields: Fields) -> list[Kind]:
-    """What each of their layers is: by names, or by a letter each."""
+    """Kind of each checkpoint layer, from names or a pattern of letters."""
     key = _key(fields)
     given, known = fields.values.get(key), LETTERS if key.endswith("pattern") else NAMED
     if not isinstance(given, list | tuple | str) or not 1 <= len(given) <= MOST_LAYERS:

@@ -1,6 +1,6 @@
-"""Nomic's BERT: rotated positions and gated MLPs without biases, norms after each sum.
+"""Nomic's BERT: rotary positions, gated MLPs without biases, post-norms.
 
-Its config.json comes in transformers' words, and in those of the code that it was published with.
+config.json uses transformers' keys or those of the original code.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ THETA = 1000.0
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The encoder that a Nomic config.json describes."""
     given = Fields(hf)
     for key, values in FIXED.items():
         if hf.get(key) is not None and hf[key] not in values:
@@ -95,12 +94,12 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
-    """The first token, unless sentence-transformers' files say otherwise, as they do."""
+    """Default pooling: first token; sentence-transformers' files usually override it."""
     return OwnPooling("CLS")
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`, in transformers' words."""
+    """Inverse of `read_config`, with transformers' keys."""
     attention = written_attention(config)
     return {
         **write_common(config),

@@ -1,4 +1,4 @@
-"""OLMo 2: norms only after attention and MLP; queries and keys are normalised over all heads."""
+"""OLMo 2: post-norms only; QK-norm over all heads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an OLMo 2 config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -48,6 +47,5 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     family = {"model_type": "olmo2", "attention_bias": written_attention(config).qkv_bias}
     return {**write_decoder(config), **family}

@@ -1,4 +1,4 @@
-"""OLMo 3: as OLMo 2, with a window on three layers of four, and often yarn on the others."""
+"""OLMo 3: OLMo 2 with a sliding window on three of four layers, often with YaRN on the others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an OLMo 3 config.json describes."""
     fields, sliding = ropes_by_layer_type(hf, "rope_theta")
     num_layers = read_num_layers(fields, DEFAULTS)
     bias = fields.flag("attention_bias", False)
@@ -57,7 +56,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     written = write_decoder(config)
     ropes: dict[str, object] = {}
     for name, layer in zip(write_layer_types(config), config.layers, strict=True):

@@ -1,4 +1,4 @@
-"""OLMoE: experts on every layer; queries and keys are normalised over all heads."""
+"""OLMoE: experts on every layer; QK-norm over all heads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an OLMoE config.json describes."""
     fields = Fields(hf)
     if fields.values.get("clip_qkv") is not None:
         fields.refuse("clip_qkv", "null, as in all published OLMoE: clipping is not built")
@@ -55,7 +54,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     experts = written_experts(config)
     return {
         **write_decoder(config),

@@ -1,4 +1,4 @@
-"""OPT: learned positions after two unused rows, layer norms, ReLUs, biases everywhere."""
+"""OPT: learned positions (after two unused rows), layer norms, ReLU, biases everywhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ NORM_EPS = 1e-5
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that an OPT config.json describes."""
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
@@ -83,7 +82,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     attention, mlp = written_attention(config), config.layers[0].ffn
     common = write_common(config)
     return {

@@ -1,5 +1,5 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP read the same norm, biases everywhere, also of the
-logits, and partly rotated heads.
+"""Phi-1, Phi-1.5 and Phi-2: parallel block with one norm, biases everywhere including the logits,
+partly rotated heads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Phi config.json describes."""
     fields = Fields(hf)
     if fields.flag("qk_layernorm", False):
         fields.refuse("qk_layernorm", "false, as in all published Phi")
@@ -63,7 +62,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     written = write_decoder(config, DEFAULTS.norm_eps_key)
     # The same function under the name that Phi itself uses.
     gelu_new = written["hidden_act"] == "gelu_pytorch_tanh"

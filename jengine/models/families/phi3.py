@@ -1,4 +1,6 @@
-"""Phi-3, Phi-3.5 and Phi-4, also those for long contexts: as Llama, with fused tensors."""
+"""Phi-3, Phi-3.5 and Phi-4, also long-context variants: Llama with fused QKV and gate-up
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Phi-3 config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     window = fields.optional_integer("sliding_window", None)
@@ -49,7 +50,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     window = written_window(config)
     # The default pad token of transformers is outside of small vocabularies.
     family = {"model_type": "phi3", "sliding_window": window, "pad_token_id": None}

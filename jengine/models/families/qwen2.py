@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values, none on the output projection."""
+"""Qwen2 and Qwen2.5: Llama with QKV biases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Qwen2 config.json describes."""
     fields = Fields(hf)
     windows = read_layer_windows(fields, read_num_layers(fields, DEFAULTS))
     attention = read_attention(fields, DEFAULTS, qkv_bias=True)
@@ -42,5 +41,4 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {**write_decoder(config), "model_type": "qwen2", **write_layer_windows(config)}

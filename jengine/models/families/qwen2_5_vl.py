@@ -1,5 +1,5 @@
-"""Qwen2.5-VL: as Qwen2-VL, with RMS norms and gated blocks in the tower, most of whose layers see a
-window of the image. Positions of video follow the clock.
+"""Qwen2.5-VL: Qwen2-VL with RMS norms and gated MLPs in the tower, most of whose layers use
+windowed attention. Video positions follow absolute time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ build = qwen2_vl.build
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the tower that a Qwen2.5-VL config.json describes."""
     text, sections, _ = without_sections(text_part(hf))
     config = with_sections(qwen2.read_config(text), sections or qwen2_vl.SECTIONS)
     return replace(config, vision=_read_vision(Fields(hf), vision_part(hf), config))
@@ -64,7 +63,6 @@ def _read_vision(top: Fields, fields: Fields, config: ModelConfig) -> VisionConf
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     vision = config.vision
     assert vision is not None and vision.full_layers is not None, "read with them"
     tower = {
@@ -85,6 +83,5 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The checkpoint tensors of each parameter."""
     assert config.vision is not None, "read with one"
     return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

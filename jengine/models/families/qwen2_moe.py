@@ -1,4 +1,4 @@
-"""Qwen2 with experts, on all layers or on some, and an MLP behind a gate that all tokens take."""
+"""Qwen2-MoE: experts on all or some layers, and a gated shared MLP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Qwen2-MoE config.json describes."""
     fields = Fields(hf)
     if fields.flag("use_sliding_window", False):
         fields.refuse("use_sliding_window", "false, as in all published Qwen2 MoE")
@@ -55,7 +54,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {
         **write_decoder(config),
         **write_experts(config),
@@ -69,7 +67,7 @@ def read_shared_experts(
     fields: Fields, activation: Activation, *, experts: int, per_token: int, inner: int,
     shared: int, normalize: bool,
 ) -> ExpertsConfig:  # fmt: skip
-    """Experts and a gated MLP behind a gate; the sizes are the defaults."""
+    """Experts with a gated shared MLP; the sizes are defaults."""
     return ExpertsConfig(
         *read_experts_count(fields, experts, per_token, "num_experts", "num_local_experts"),
         intermediate_size=fields.integer("moe_intermediate_size", inner),
@@ -81,7 +79,7 @@ def read_shared_experts(
 
 
 def write_experts(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_shared_experts`, and which layers have them."""
+    """Inverse of `read_shared_experts`, plus which layers have experts."""
     experts = written_experts(config)
     ffns = [layer.ffn for layer in config.layers]
     return {

@@ -1,5 +1,5 @@
-"""Qwen2-VL: Qwen2 beside a tower that takes images of any size. Tokens are rotated by their frame,
-row and column; 2 x 2 patches are one token.
+"""Qwen2-VL: Qwen2 beside a tower for images of any size. Multimodal rotary positions (frame, row,
+column); 2 x 2 patches make one token.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ SECTIONS = (16, 24, 24)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the tower that a Qwen2-VL config.json describes."""
     text, sections, _ = without_sections(text_part(hf))
     config = with_sections(qwen2.read_config(text), sections or SECTIONS)
     return replace(config, vision=_read_vision(Fields(hf), vision_part(hf), config))
@@ -61,7 +60,7 @@ def _read_vision(top: Fields, fields: Fields, config: ModelConfig) -> VisionConf
 def read_shared(
     top: Fields, fields: Fields, config: ModelConfig, *, patch_size: int = 14
 ) -> dict[str, Any]:
-    """What the towers of Qwen2-VL and its successors have under the same keys."""
+    """Tower settings with the same keys in Qwen2-VL and its successors."""
     tokens = read_tokens(
         top, config.vocab_size, image=151655, video=151656, vision_start=151652, vision_end=151653
     )
@@ -82,7 +81,6 @@ def read_shared(
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     vision = config.vision
     assert vision is not None, "read with one"
     tower = {
@@ -100,7 +98,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def write_shared(vision: VisionConfig) -> dict[str, object]:
-    """The inverse of `read_shared`, without the tokens."""
+    """Inverse of `read_shared`, without token ids."""
     return {
         "depth": vision.num_layers,
         "num_heads": vision.num_heads,
@@ -115,7 +113,6 @@ def write_shared(vision: VisionConfig) -> dict[str, object]:
 
 
 def write_tokens(vision: VisionConfig) -> dict[str, object]:
-    """The ids of special tokens."""
     return {
         "image_token_id": vision.image_token,
         "video_token_id": vision.video_token,
@@ -125,11 +122,9 @@ def write_tokens(vision: VisionConfig) -> dict[str, object]:
 
 
 def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> VisionDecoder:
-    """The decoder with its tower."""
     return VisionDecoder(config, dtype=dtype, rngs=rngs)
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The checkpoint tensors of each parameter."""
     assert config.vision is not None, "read with one"
     return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

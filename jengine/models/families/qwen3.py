@@ -1,4 +1,4 @@
-"""Qwen3: queries and keys are normalised per head; head_dim is independent of hidden_size."""
+"""Qwen3: QK-norm per head; head_dim is independent of hidden_size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Qwen3 config.json describes."""
     fields = Fields(hf)
     bias = fields.flag("attention_bias", False)
     windows = read_layer_windows(fields, read_num_layers(fields, DEFAULTS))
@@ -43,7 +42,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     bias = written_attention(config).qkv_bias
     family = {"model_type": "qwen3", "attention_bias": bias}
     return {**write_decoder(config), **family, **write_layer_windows(config)}

@@ -1,4 +1,4 @@
-"""The text models of Qwen3.5: as Qwen3-Next, dense or with experts, with other names of tensors."""
+"""Qwen3.5, text models: Qwen3-Next, dense or with experts, under other tensor names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Qwen3.5 config.json describes."""
     fields = Fields(_without_images(hf))
     is_moe = MOE in (fields.values.get("architectures") or ())
     defaults = MOE_DEFAULTS if is_moe else DEFAULTS
@@ -61,7 +60,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     if config.architecture != MOE:
         return {**write_hybrid(config), "model_type": "qwen3_5_text"}
     experts = write_experts(config)
@@ -71,7 +69,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _without_images(hf: Mapping[str, object]) -> dict[str, object]:
-    """The settings without how positions in images are rotated."""
+    """Drop the rotary settings of image positions."""
     return {
         key: {name: one for name, one in value.items() if name not in OF_IMAGES}
         if isinstance(value, Mapping) and key.startswith("rope_")

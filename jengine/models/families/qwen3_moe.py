@@ -1,4 +1,4 @@
-"""Qwen3 with experts, on all layers or on some."""
+"""Qwen3-MoE: Qwen3 with experts on all or some layers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Qwen3-MoE config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     sliding = fields.flag("use_sliding_window", False)
@@ -52,7 +51,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     window = written_window(config)
     family: dict[str, object] = {
         "model_type": "qwen3_moe",

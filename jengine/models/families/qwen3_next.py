@@ -1,5 +1,6 @@
 """Qwen3-Next: gated delta nets in three of four layers, gated attention in the others, and experts
-with one that all tokens take."""
+with a shared one.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Qwen3-Next config.json describes."""
     fields = Fields(hf)
     mlp = read_mlp(fields, DEFAULTS)
     experts = read_shared_experts(
@@ -67,14 +67,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {**write_hybrid(config), **write_experts(config), "model_type": "qwen3_next"}
 
 
 def read_hybrid(
     fields: Fields, defaults: Defaults, ffns: Sequence[FfnConfig], delta: DeltaConfig
 ) -> ModelConfig:
-    """Gated attention and gated delta nets, with these feed-forward blocks."""
+    """Model of gated attention and gated delta nets, with these feed-forward blocks."""
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, defaults, qkv_bias=bias, output_bias=bias, qk_norm="head")
     attention = replace(attention, gated=True)

@@ -1,6 +1,6 @@
-"""Qwen3-VL: Qwen3 beside a tower with learned positions. What some layers of the tower make is
-added to the tokens of an image after the first layers of the decoder. Pairs of a head take turns in
-being rotated by frame, row and column.
+"""Qwen3-VL: Qwen3 beside a tower with learned positions. Intermediate tower features are added
+after the first decoder layers (deepstack). Rotary pairs alternate between frame, row and column
+(interleaved MRoPE).
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ build = qwen2_vl.build
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the tower that a Qwen3-VL config.json describes."""
     text, sections, _ = without_sections(text_part(hf))
     config = with_sections(qwen3.read_config(text), sections or SECTIONS, interleaved=True)
     return replace(config, vision=_read_vision(Fields(hf), vision_part(hf), config))
@@ -83,7 +82,6 @@ def _read_vision(top: Fields, fields: Fields, config: ModelConfig) -> VisionConf
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     vision = config.vision
     assert vision is not None, "read with one"
     tower = {
@@ -107,6 +105,5 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The checkpoint tensors of each parameter."""
     assert config.vision is not None, "read with one"
     return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-R: BERT whose table of positions begins behind that of padding."""
+"""RoBERTa and XLM-R: BERT with positions starting after the padding index."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ NAMES = encoder_names(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The encoder that a RoBERTa config.json describes."""
     fields = Fields(hf)
     config = read_encoder(fields)
     offset = fields.integer("pad_token_id", 1, minimum=0) + 1
@@ -35,7 +34,9 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
-    """The first token; classes of prompts have a matmul of their own before the last one."""
+    """Default pooling: first token; classifiers of prompts have a matmul of their own before the
+    last.
+    """
     if not config.architecture.endswith("Classification"):
         return OwnPooling("CLS")
     labels = len(label_names(Fields(hf), config.architecture))
@@ -46,7 +47,6 @@ def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     kind = "xlm-roberta" if config.architecture.startswith("XLM") else "roberta"
     return {
         **write_encoder(config),

@@ -1,4 +1,4 @@
-"""Seed-OSS: as Llama, with biases on queries, keys and values but not on the output projection."""
+"""Seed-OSS: Llama with QKV biases but none on the output projection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a Seed-OSS config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     expect_uniform_layers(fields, num_layers, "full")
@@ -52,7 +51,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     attention = written_attention(config)
     family = {
         "model_type": "seed_oss",

@@ -1,4 +1,4 @@
-"""SmolLM3: as Llama, with every fourth layer without rotation."""
+"""SmolLM3: Llama without rotation in every fourth layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a SmolLM3 config.json describes."""
     fields = Fields(hf)
     if fields.flag("use_sliding_window", False):
         fields.refuse("use_sliding_window", "false, as in SmolLM3")
@@ -56,7 +55,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {
         **write_decoder(config),
         "model_type": "smollm3",

@@ -1,4 +1,4 @@
-"""StableLM: layer norms, a quarter of each head is rotated, and, in some, a parallel block."""
+"""StableLM: layer norms, partly rotated heads and, in some models, a parallel block."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a StableLM config.json describes."""
     fields = Fields(hf)
     if fields.flag("qk_layernorm", False):
         fields.refuse("qk_layernorm", "false: a norm with weights of its own per head is not built")
@@ -54,7 +53,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     written = write_decoder(config, DEFAULTS.norm_eps_key)
     return {
         **written,

@@ -1,4 +1,4 @@
-"""StarCoder2: layer norms, an MLP without a gate, biases everywhere, one window on all layers."""
+"""StarCoder2: layer norms, an ungated MLP, biases everywhere, one sliding window for all layers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ DEFAULTS = Defaults(
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder that a StarCoder2 config.json describes."""
     fields = Fields(hf)
     num_layers = read_num_layers(fields, DEFAULTS)
     window = fields.optional_integer("sliding_window", None)
@@ -54,7 +53,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     return {
         **write_decoder(config, DEFAULTS.norm_eps_key),
         "model_type": "starcoder2",

@@ -1,5 +1,6 @@
-"""T5, its v1.1, Flan-T5 and mT5: an encoder of text and a decoder of the same layers, with learned
-biases of scores by distance in place of positions, and scores that are not scaled."""
+"""T5, v1.1, Flan-T5 and mT5: encoder-decoder with relative position biases, no positions and
+unscaled scores.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,6 @@ USUAL_POSITIONS = 512
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the encoder that a T5 config.json describes."""
     fields = Fields(hf)
     refuse_unsupported(fields)
     architecture = read_architecture(fields)
@@ -108,7 +108,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def read_biases(fields: Fields) -> DistanceBiasConfig:
-    """The buckets of distances."""
+    """Buckets of the relative position bias."""
     buckets = fields.integer("relative_attention_num_buckets", 32, maximum=4096)
     if buckets % 4:
         fields.refuse("relative_attention_num_buckets", "a multiple of 4")
@@ -119,8 +119,9 @@ def read_biases(fields: Fields) -> DistanceBiasConfig:
 
 
 def read_tied(fields: Fields, architecture: str) -> bool:
-    """Whether the head is the embedding, scaled: in mT5 it never is, and transformers 5 writes
-    `tie_word_embeddings: true` into every file."""
+    """Whether the head is the scaled embedding: never in mT5, although transformers 5 writes
+    `tie_word_embeddings: true` into every file.
+    """
     tied, scaled = (
         fields.flag(key, True) for key in ("tie_word_embeddings", "scale_decoder_outputs")
     )
@@ -128,7 +129,6 @@ def read_tied(fields: Fields, architecture: str) -> bool:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     encoder, attention, mlp = config.text_stack, written_attention(config), mlp_of(config)
     assert encoder is not None, "read with one"
     assert attention.distance_bias is not None
@@ -154,12 +154,10 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> StackedEncoderDecoder:
-    """The model."""
     return StackedEncoderDecoder(config, dtype=dtype, rngs=rngs)
 
 
 def pieces(config: ModelConfig) -> Pieces:
-    """The checkpoint tensors of each parameter."""
     encoder, hidden = config.text_stack, config.hidden_size
     assert encoder is not None, "read with one"
     found = decoder_pieces(config, names_of(config, 2))
@@ -176,14 +174,13 @@ def pieces(config: ModelConfig) -> Pieces:
 
 
 def mlp_of(config: ModelConfig) -> MlpConfig:
-    """The feed-forward block of all layers."""
     found = written_ffn(config)
     assert isinstance(found, MlpConfig), "T5 has no experts"
     return found
 
 
 def names_of(config: ModelConfig, last: int) -> Names:
-    """Names in layers whose feed-forward block is the `last` of their parts."""
+    """Tensor names of layers whose feed-forward block is sublayer `last`."""
     mlp, block = mlp_of(config), f"layer.{last}.DenseReluDense"
     up = (f"{block}.wi_0", f"{block}.wi_1") if mlp.gated else (f"{block}.wi",)
     norm = f"layer.{last}.layer_norm"
@@ -191,7 +188,7 @@ def names_of(config: ModelConfig, last: int) -> Names:
 
 
 def cross_pieces(layer: LayerConfig, hidden: int, ours: str, theirs: str) -> Pieces:
-    """Of the cross attention of one layer."""
+    """Tensors of a layer's cross attention."""
     cross = layer.cross
     assert cross is not None, "every layer of the decoder has one"
     width, part = cross.num_heads * cross.head_dim, f"{theirs}{CROSS}"

@@ -1,4 +1,4 @@
-"""Whisper: an encoder of speech, and a decoder with learned positions whose layers attend to it."""
+"""Whisper: a speech encoder, and a decoder with learned positions and cross attention."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ FIXED = {"scale_embedding": False}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    """The decoder and the encoder that a Whisper config.json describes."""
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
@@ -93,7 +92,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_config`."""
     speech = config.speech
     assert speech is not None, "read with one"
     return {
@@ -108,12 +106,10 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> SpeechDecoder:
-    """The model."""
     return SpeechDecoder(config, dtype=dtype, rngs=rngs)
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    """The checkpoint tensors of each parameter."""
     assert config.speech is not None, "read with one"
     found = {**decoder_pieces(config, NAMES), **speech_pieces(config.speech, ENCODER)}
     for number, layer in enumerate(config.layers):

@@ -1,1 +1,1 @@
-"""Heads that guess a model's next tokens from its hidden states: EAGLE, EAGLE-3, MTP, Medusa."""
+"""Draft heads on a model's hidden states: EAGLE, EAGLE-3, MTP, Medusa."""

@@ -1,8 +1,7 @@
-"""EAGLE: a decoder layer that guesses the model's next hidden state from the last one.
+"""EAGLE: predicts the next hidden state with a decoder layer, and uses the target model's head.
 
-In: hidden states of the model, or its own guesses at them, and the token after each. Out: guesses
-at the hidden states of those tokens, which the model's own head turns into logits. Must not know
-sampling.
+In: the target's hidden states, or its own predictions, and the token after each. Out: predicted
+hidden states. Must not know sampling.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Eagle(nnx.Module):
-    """fc over [embedding, hidden], and layers of the model's kind. The first has no input norm."""
+    """fc over [embedding, hidden], then layers of the target's kind. The first has no input
+    norm.
+    """
 
     def __init__(self, config: ModelConfig, embed: Embedding | None = None):
         self.config = config
@@ -48,7 +49,7 @@ class Eagle(nnx.Module):
         self.layers[0].before_attention = NoNorm()
 
     def states(self, hidden: Array, kept: Mapping[str, Array], live: Array | None = None) -> Array:
-        """What it reads of the model: its last hidden states."""
+        """Inputs from the target: its last hidden states."""
         return hidden
 
     def __call__(
@@ -68,15 +69,16 @@ class Eagle(nnx.Module):
     def logits(
         self, states: Float[Array, "rows hidden"], live: Int[Array, " rows"], target: Any
     ) -> Float32[Array, "rows vocab"]:
-        """Logits of the tokens after these states, by the head of the model it guesses for."""
+        """Logits by the target model's head."""
         return target.live_logits(states, live)
 
 
 def read_eagle(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
 ) -> GuessHeads:
-    """The head that an EAGLE config.json describes, for the model `config`. `stored` are the names
-    of the tensors in its file."""
+    """Build the head described by an EAGLE config.json for the target `config`. `stored`: tensor
+    names in its file. Raises CheckpointError.
+    """
     own, family = read_layers(hf, config)
     if own.hidden_size != config.hidden_size:
         raise another_model("an EAGLE head", "hidden_size", own.hidden_size, config.hidden_size)

@@ -1,8 +1,8 @@
-"""EAGLE-3: a decoder layer that guesses tokens from hidden states of several layers of the model.
+"""EAGLE-3: a decoder layer that predicts tokens from hidden states of several target layers.
 
-In: hidden states after some of the model's layers, or its own, and the token after each. Out: its
-own hidden states, and logits over the model's vocabulary from a head of its own, which may know
-only a part of it. Must not know sampling.
+In: hidden states after some of the target's layers, or its own, and the token after each. Out: its
+own hidden states, and logits over the target's vocabulary by its own head, which may cover a
+reduced vocabulary. Must not know sampling.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 @dataclass(frozen=True)
 class Form:
-    """What files of EAGLE-3 heads differ in."""
+    """Variants among EAGLE-3 checkpoints."""
 
     aux_layers: tuple[int, ...]  # read after so many layers; none: the last hidden states
     draft_vocab: int  # tokens that its head knows
@@ -49,7 +49,7 @@ class Form:
 
 
 class FirstLayer(nnx.Module):
-    """A decoder layer whose attention reads [embedding, hidden state], each with its own norm."""
+    """Decoder layer whose attention reads [embedding, hidden], each with its own norm."""
 
     def __init__(self, config: ModelConfig, form: Form):
         factory, shape, own = plain_factory(config), (config.hidden_size,), config.layers[0]
@@ -76,7 +76,7 @@ class FirstLayer(nnx.Module):
 
 
 class Eagle3(nnx.Module):
-    """fc over hidden states of the model, layers, and a head over a part of the vocabulary."""
+    """fc over the target's hidden states, layers, and a head over a reduced vocabulary."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Eagle3(nnx.Module):
             self.places = parameter(None, shape, (None,), jnp.int32, Initializer())
 
     def states(self, hidden: Array, kept: Mapping[str, Array], live: Array | None = None) -> Array:
-        """What it reads of the model, by one matmul over hidden states of several layers."""
+        """Inputs from the target: several layers' hidden states through fc."""
         if self.fc is None:
             return hidden
         found = [kept[point].astype(jnp.float32) for point in self.points]
@@ -133,7 +133,9 @@ class Eagle3(nnx.Module):
     def logits(
         self, states: Float[Array, "rows hidden"], live: Int[Array, " rows"], target: Any
     ) -> Float32[Array, "rows vocab"]:
-        """Logits of the tokens after these states; -inf where its head does not know a token."""
+        """Logits over the target's vocabulary; -inf for tokens outside the head's reduced
+        vocabulary.
+        """
         normed = states if self.norm_output else self.norm(states)
         if self.head is None:
             return target.live_logits(normed, live)
@@ -145,5 +147,5 @@ class Eagle3(nnx.Module):
 
 
 def point_after(layers: int) -> str:
-    """The tap point of the residual stream after so many layers."""
+    """Tap point of the residual stream after `layers` layers."""
     return f"layers.{layers - 1}.output" if layers else "embed"

@@ -1,7 +1,7 @@
-"""Files of EAGLE-3 heads: what config.json says of a head, and which tensors fill it.
+"""Reads EAGLE-3 checkpoints: config.json and the tensors that fill the head.
 
-In: config.json, and the names of the tensors in the file. Out: declarations and pieces. Must not
-know files or devices.
+In: config.json, and tensor names of the file. Out: declarations and pieces. Must not know files or
+devices.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ IGNORED = (IgnoredTensor("t2d", "which tokens the head knows follows from d2t"),
 def read_eagle3(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
 ) -> GuessHeads:
-    """The head that an EAGLE-3 config.json describes, for the model `config`. `stored` are the
-    names of the tensors in its file."""
+    """Build the head described by an EAGLE-3 config.json for the target `config`. `stored`: tensor
+    names in its file. Raises CheckpointError.
+    """
     flat = {**hf.get("transformer_layer_config", {}), **hf}
     if "transformer_layer_config" in hf:
         flat["model_type"] = hf["transformer_layer_config"].get("model_type", "llama")
@@ -64,7 +65,7 @@ def read_eagle3(
 
 
 def read_form(hf: Mapping[str, Any], config: ModelConfig) -> Form:
-    """What config.json says of the head, beside its layers."""
+    """Variant of the head, from config.json."""
     eagle: Mapping[str, Any] = hf.get("eagle_config") or {}
     if hf.get("target_hidden_size") not in (None, config.hidden_size):
         given = hf["target_hidden_size"]
@@ -102,7 +103,7 @@ def eagle3_pieces(
     names: Names,
     stored: Collection[str],
 ) -> Pieces:
-    """For each parameter's path the tensor that fills it."""
+    """Checkpoint tensors by parameter path."""
     hidden, mixer = own.hidden_size, own.layers[0].mixer
     assert isinstance(mixer, AttentionConfig), "heads have plain attention"
     first = next((name for name in FIRST_LAYERS if f"{name}.hidden_norm.weight" in stored), None)

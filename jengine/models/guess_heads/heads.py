@@ -1,8 +1,7 @@
-"""What heads that guess a model's tokens have in common: how they are described, and what they
-take from the model.
+"""Common parts of draft heads: their description, and their inputs from the target model.
 
-In: config.json of the heads, and the names of the tensors in their file. Out: declarations, and the
-checkpoint tensors that fill them. Must not know files, steps or sampling.
+In: config.json of the heads and tensor names of their file. Out: declarations, and the checkpoint
+tensors that fill them. Must not know files, steps or sampling.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NOT_OF_LAYERS = ("architectures", "tie_word_embeddings", "model_type", "auto_map
 
 
 class GuessHeads(NamedTuple):
-    """Heads that guess tokens of one model, before their parameters are read."""
+    """Draft heads for one target model, declared but not loaded."""
 
     model: nnx.Module  # their declarations
     pieces: Pieces
@@ -44,7 +43,7 @@ class GuessHeads(NamedTuple):
 
 
 def read_layers(hf: Mapping[str, Any], config: ModelConfig) -> tuple[ModelConfig, ModuleType]:
-    """The layers that config.json of an EAGLE head describes, and their family."""
+    """Layers described by an EAGLE head's config.json, and their family. Raises CheckpointError."""
     kind = hf.get("model_type", "llama")
     if kind not in FAMILIES:
         raise CheckpointError(
@@ -61,7 +60,7 @@ def read_layers(hf: Mapping[str, Any], config: ModelConfig) -> tuple[ModelConfig
 
 
 def another_model(what: str, name: str, given: int, expected: int) -> CheckpointError:
-    """The error for heads whose sizes are those of another model."""
+    """Error for heads trained for a model of other sizes."""
     return CheckpointError(
         f"config.json: {what} with {name}={given} for a model with {expected}: expected a head "
         "that was trained for this model."
@@ -69,7 +68,7 @@ def another_model(what: str, name: str, given: int, expected: int) -> Checkpoint
 
 
 def own_embedding(config: ModelConfig, stored: Collection[str]) -> tuple[Embedding | None, Pieces]:
-    """The embedding that the heads' file holds, or None: they take the model's."""
+    """The embedding in the heads' file, or (None, {}) if they use the target's."""
     if EMBED not in stored:
         return None, {}
     shape = (config.vocab_size, config.hidden_size)
@@ -78,22 +77,22 @@ def own_embedding(config: ModelConfig, stored: Collection[str]) -> tuple[Embeddi
 
 
 def matrix(config: ModelConfig, inputs: int, outputs: int) -> Linear:
-    """A matmul [inputs, outputs] of the heads."""
+    """A weight [inputs, outputs] of a head."""
     return Linear(plain_factory(config), (inputs,), (outputs,), ("embed", None))
 
 
 def matrix_pieces(name: str, inputs: int, outputs: int) -> tuple[Piece, ...]:
-    """The tensor that fills it."""
+    """Checkpoint tensor of `matrix`."""
     return (Piece(f"{name}.weight", (outputs, inputs), transpose=True),)
 
 
 def plain_factory(config: ModelConfig) -> Factory:
-    """What modules of the heads are declared with."""
+    """Factory for modules of the heads, unquantized."""
     return Factory(config, jnp.dtype(config.dtype), None)
 
 
 def embedded(
     own: Embedding | None, target: Any, tokens: Int[Array, " tokens"]
 ) -> Float32[Array, "tokens hidden"]:
-    """The rows of tokens in the heads' embedding, or in that of their model, without adapters."""
+    """Look tokens up in the heads' embedding, or the target's without adapters."""
     return (target.embed if own is None else own).base_rows(tokens)

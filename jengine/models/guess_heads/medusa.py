@@ -1,6 +1,6 @@
-"""Medusa: heads on the last hidden states, each of which guesses the token one place further on.
+"""Medusa: heads that each predict the token one position further.
 
-In: the hidden state at a row's last computed token. Out: logits of the token after the next one, of
+In: the hidden state of a row's last computed token. Out: logits of the token after the next one,
 the one after that, and so on. Must not know caches or sampling.
 """
 
@@ -29,7 +29,7 @@ LAYERS = ("medusa_num_layers", "num_hidden_layers")
 
 
 class MedusaHead(nnx.Module):
-    """Layers that add silu(linear(x)) to x, and a matmul to the vocabulary."""
+    """Residual layers x + silu(linear(x)), and a matmul to the vocabulary."""
 
     def __init__(self, factory: Factory, layers: int, *, bias: bool):
         hidden, vocab = factory.config.hidden_size, factory.config.vocab_size
@@ -50,8 +50,6 @@ class MedusaHead(nnx.Module):
 
 
 class Medusa(nnx.Module):
-    """All heads."""
-
     def __init__(self, config: ModelConfig, heads: int, layers: int, *, bias: bool):
         factory = Factory(config, jnp.dtype(config.dtype), None)
         self.heads = nnx.List([MedusaHead(factory, layers, bias=bias) for _ in range(heads)])
@@ -60,7 +58,9 @@ class Medusa(nnx.Module):
 def read_medusa(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
 ) -> GuessHeads:
-    """The heads that a Medusa config.json describes, for the model `config`."""
+    """Build the heads described by a Medusa config.json for the target `config`. Raises
+    CheckpointError.
+    """
     heads, layers = first_of(hf, HEADS), first_of(hf, LAYERS, 1)
     for name, own in (("hidden_size", config.hidden_size), ("vocab_size", config.vocab_size)):
         if hf.get(name, own) != own:
@@ -76,7 +76,7 @@ def read_medusa(
 
 
 def first_of(hf: Mapping[str, Any], names: tuple[str, ...], default: int | None = None) -> int:
-    """The positive integer under the first of these names that is there."""
+    """Positive integer under the first of these keys that is present. Raises CheckpointError."""
     value = next((hf[name] for name in names if name in hf), default)
     if type(value) is not int or value < 1:
         raise CheckpointError(
@@ -86,7 +86,7 @@ def first_of(hf: Mapping[str, Any], names: tuple[str, ...], default: int | None 
 
 
 def pieces(config: ModelConfig, heads: int, layers: int, *, bias: bool) -> Pieces:
-    """For each parameter's path the tensor that fills it."""
+    """Checkpoint tensors by parameter path."""
     hidden, found = config.hidden_size, {}
     for index in range(heads):
         for layer in range(layers):

@@ -1,4 +1,4 @@
-"""MTP: the layer after a model's last one, which was trained with it to guess one token further.
+"""Multi-token prediction (MTP): an extra decoder layer trained with the model.
 
 In: hidden states of the model, or its own, and the token after each. Out: its own hidden states,
 and logits. Must not know sampling.
@@ -41,10 +41,10 @@ COPIES = (EMBED, SHARED_HEAD)
 
 
 class Mtp(nnx.Module):
-    """A matmul over [normalized embedding, normalized hidden], a decoder layer, norm and head.
+    """Matmul over [normalised embedding, normalised hidden], a decoder layer, norm and head.
 
-    Models with several such layers have one for each guess; only the first has read all tokens
-    when it guesses, so it makes them all.
+    Of models with several MTP layers only the first is used, repeatedly: it alone has read all
+    tokens when it predicts.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Mtp(nnx.Module):
         self.head = matrix(config, hidden, config.vocab_size) if has_head else None
 
     def states(self, hidden: Array, kept: Mapping[str, Array], live: Array | None = None) -> Array:
-        """What it reads of the model: its last hidden states."""
+        """Inputs from the target: its last hidden states."""
         return hidden
 
     def __call__(
@@ -88,14 +88,14 @@ class Mtp(nnx.Module):
     def logits(
         self, states: Float[Array, "rows hidden"], live: Int[Array, " rows"], target: Any
     ) -> Float32[Array, "rows vocab"]:
-        """Logits of the tokens after these states."""
+        """Logits by its own head, or the model's."""
         if self.head is None:
             return target.live_logits(states, live)
         return self.head(states, live=live)
 
 
 def layer_prefix(config: ModelConfig, names: Names) -> str:
-    """What names of the layer's tensors begin with."""
+    """Prefix of the MTP layer's tensors."""
     root = "" if names.drafting is None else names.drafting.root
     return root or f"{names.prefix}{names.layers}.{len(config.layers)}."
 
@@ -103,8 +103,9 @@ def layer_prefix(config: ModelConfig, names: Names) -> str:
 def read_mtp(
     hf: Mapping[str, Any], config: ModelConfig, names: Names, stored: Collection[str] = ()
 ) -> GuessHeads:
-    """The MTP layer of the model `config`. `stored` are the names of its tensors, without what they
-    all begin with."""
+    """Build the MTP layer of the model `config`. `stored`: its tensor names without their prefix.
+    Raises CheckpointError.
+    """
     own_names = names.drafting or DraftingNames()
     count = hf.get(own_names.count, own_names.usual)
     if names.drafting is None or type(count) is not int or count < 1:

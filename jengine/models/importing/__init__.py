@@ -1,1 +1,1 @@
-"""Reads decoders that have no family here: by what their tensors and config.json show."""
+"""Imports decoders without a family of their own, from their tensors and config.json."""

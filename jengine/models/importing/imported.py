@@ -1,8 +1,7 @@
-"""A family made of what a model folder shows, for a decoder that has no file here.
+"""A family derived from a model folder, for architectures without a file here.
 
-In: a parsed config.json and the shapes of tensors. Out: a family that the registry takes. What is
-not understood is refused by name; what a folder cannot show is listed in ASSUMED. Must not know
-files.
+In: a parsed config.json and tensor shapes. Out: a family for the registry. What is not understood
+is refused by name; what a folder cannot show is listed in ASSUMED. Must not know files.
 """
 
 from __future__ import annotations
@@ -67,11 +66,10 @@ class ImportedFamily:
         _refuse_unread(hf, self.layout)
 
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig:
-        """The decoder that config.json and the tensors describe."""
         return _read(hf, self.layout)
 
     def write_config(self, config: ModelConfig) -> dict[str, object]:
-        """The config.json that was read, with the dtype of these weights."""
+        """The original config.json with the dtype of these weights."""
         return {**self._hf, "torch_dtype": config.dtype, "dtype": config.dtype}
 
 
@@ -105,7 +103,7 @@ def _layers(
 
 
 def _windows(fields: Fields, layers: int) -> list[int | None]:
-    """The window of each layer: of those that `layer_types` names, or of all."""
+    """Window per layer: on the layers that `layer_types` names, or on all."""
     window = fields.optional_integer("sliding_window", None)
     if fields.flag("use_sliding_window", window is not None) is False:
         window = None
@@ -118,7 +116,7 @@ def _windows(fields: Fields, layers: int) -> list[int | None]:
 
 
 def _check_sizes(fields: Fields, layout: Layout) -> None:
-    """Whether config.json and the tensors speak of one model."""
+    """Raise CheckpointError if config.json and tensor shapes disagree."""
     sizes = {
         "hidden_size": layout.hidden_size, "num_hidden_layers": layout.layers,
         "vocab_size": layout.vocab_size, "intermediate_size": layout.inner_size,
@@ -129,7 +127,7 @@ def _check_sizes(fields: Fields, layout: Layout) -> None:
 
 
 def _by_usual_names(hf: Mapping[str, object]) -> Mapping[str, object]:
-    """The same keys, and under its usual name each that has another."""
+    """Add each aliased key under its usual name."""
     found = {ours: hf[name] for name, ours in ALIASES.items() if name in hf and ours not in hf}
     return {**hf, **found}
 
@@ -154,7 +152,7 @@ def _refuse_unread(hf: Mapping[str, object], layout: Layout) -> None:
 
 
 def _asks_for_nothing(value: object) -> bool:
-    """Whether a key with this value, whatever it is, leaves a model as it would be without it."""
+    """Whether this value of an unknown key means "off"."""
     if isinstance(value, bool) or value is None:
         return not value
     return value in (0, 1, "", [], {})

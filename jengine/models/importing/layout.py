@@ -1,6 +1,6 @@
-"""Which of the shared decoder's parameters a checkpoint's tensors are, by their names and shapes.
+"""Infers the shared decoder's layout from tensor names and shapes.
 
-In: names and shapes. Out: a Layout, or a CheckpointError with the tensors that are not understood.
+In: names and shapes. Out: a Layout, or a CheckpointError that lists the tensors not understood.
 Must not know files or config.json.
 """
 
@@ -32,7 +32,7 @@ FREQUENCY = re.compile(r".*rotary_emb\.inv_freq")
 
 @dataclass(frozen=True)
 class NormNames:
-    """A set of norms of a layer: where each stands."""
+    """A known naming scheme of a layer's norms and their places."""
 
     places: Literal["before", "after", "around"]
     names: Mapping[str, str]
@@ -71,7 +71,7 @@ NORMS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """What tensors show of a decoder."""
+    """Structure of a decoder as inferred from tensors."""
 
     names: Names
     layers: int
@@ -90,7 +90,7 @@ class Layout:
 
 
 def read_layout(shapes: Mapping[str, Shape]) -> Layout:
-    """The layout of a checkpoint with these tensors."""
+    """Infer the layout. Raises CheckpointError."""
     shapes = {name: shape for name, shape in shapes.items() if not FREQUENCY.fullmatch(name)}
     prefix, embed = _embedding(shapes)
     outside, layers = _split(shapes, prefix)
@@ -136,7 +136,7 @@ def read_layout(shapes: Mapping[str, Shape]) -> Layout:
 
 
 def _embedding(shapes: Mapping[str, Shape]) -> tuple[str, str]:
-    """The prefix of the model's tensors and the name of its embedding."""
+    """Tensor prefix, and name of the embedding."""
     for name in EMBED:
         found = [key for key in shapes if re.fullmatch(rf"(.*\.)?{name}\.weight", key)]
         if len(found) == 1 and len(shapes[found[0]]) == 2:
@@ -154,7 +154,7 @@ def _layers_name(shapes: Mapping[str, Shape], prefix: str) -> str:
 def _split(
     shapes: Mapping[str, Shape], prefix: str
 ) -> tuple[dict[str, Shape], dict[int, dict[str, Shape]]]:
-    """Tensors outside of layers, and those of each layer, by their names within it."""
+    """Split tensors into those outside layers, and those of each layer by their name within it."""
     pattern = re.compile(rf"{re.escape(prefix + _layers_name(shapes, prefix))}\.(\d+)\.(.+)")
     outside: dict[str, Shape] = {}
     layers: dict[int, dict[str, Shape]] = {}
@@ -188,7 +188,7 @@ def _found(
 
 
 def _layer_norms(layer: Mapping[str, Shape]) -> NormNames:
-    """The norms directly in a layer."""
+    """The norm scheme of a layer. Raises CheckpointError."""
     found = {name.rpartition(".")[0] for name in layer if name.count(".") == 1}
     for one in NORMS:
         if set(one.names.values()) == found:
@@ -237,7 +237,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def shown(layout: Layout) -> dict[str, str]:
-    """Parameter -> the checkpoint's names of it, for people."""
+    """Inferred parameter names, for display."""
     names = layout.names
     found = {
         "embedding": names.embed_weight,

@@ -1,1 +1,1 @@
-"""From a config.json to a ModelConfig and back."""
+"""Between a config.json and a ModelConfig."""

@@ -1,6 +1,6 @@
-"""Reads the config.json of encoders with learned positions: BERT and its like.
+"""Reads the config.json of encoders with learned positions: BERT and similar models.
 
-In: fields. Out: the shared decoder's shape with attention that sees ahead. Must not know tensors.
+In: fields. Out: the shared decoder's config with bidirectional attention. Must not know tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jengine.models.tensors.checkpoint import IgnoredTensor, Names
 
 
 def encoder_names(prefix: str, *ignored: IgnoredTensor) -> Names:
-    """The names of tensors in BERT's style."""
+    """Tensor names in BERT's style."""
     return Names(
         prefix=prefix,
         embed="embeddings.word_embeddings",
@@ -37,7 +37,7 @@ def encoder_names(prefix: str, *ignored: IgnoredTensor) -> Names:
 
 
 def read_encoder(fields: Fields) -> ModelConfig:
-    """An encoder of BERT's shape."""
+    """Read an encoder of BERT's form."""
     if fields.values.get("position_embedding_type", "absolute") != "absolute":
         fields.refuse("position_embedding_type", "absolute")
     if fields.flag("is_decoder", False):
@@ -76,7 +76,7 @@ def read_encoder(fields: Fields) -> ModelConfig:
 
 
 def write_encoder(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_encoder`."""
+    """Inverse of `read_encoder`."""
     attention = written_attention(config)
     return {
         **write_common(config),

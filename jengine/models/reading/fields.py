@@ -1,7 +1,7 @@
-"""Reads a JSON object key by key: every value is checked, every refusal names its key.
+"""Validating reader of JSON objects: every value is checked, every error names its key.
 
-In: a mapping as parsed from JSON. Out: values of the type and range that were asked for, or a
-CheckpointError with what was given and what was expected. Must not know what the keys mean.
+In: a mapping parsed from JSON. Out: values of the requested type and range, or a CheckpointError
+with what was given and what was expected. Must not know what the keys mean.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 100
 
 
 class Fields:
-    """One JSON object, read key by key. A missing key gives the default; a wrong value is refused.
-
-    `default=None` means that the key must be there.
+    """One JSON object, read key by key. A missing key gives the default, a wrong value raises
+    CheckpointError; `default=None` makes the key required.
     """
 
     def __init__(self, values: object, where: str = "config.json"):
@@ -33,7 +32,7 @@ class Fields:
         self.where = where
 
     def refuse(self, key: str, expected: str) -> NoReturn:
-        """Raise the error for the value at `key`."""
+        """Raise CheckpointError for the value at `key`."""
         given = _SHOWN.repr(self.values[key]) if key in self.values else "nothing"
         raise CheckpointError(f"{self.where}: {key!r}: given {given}, expected {expected}.")
 
@@ -45,7 +44,7 @@ class Fields:
         minimum: int = 1,
         maximum: int = LARGEST_INTEGER,
     ) -> int:
-        """A whole number between the limits."""
+        """An integer within limits."""
         value = self.values.get(key, default)
         if type(value) is not int or not minimum <= value <= maximum:
             self.refuse(key, f"an integer from {minimum} to {maximum}")
@@ -54,7 +53,7 @@ class Fields:
     def optional_integer(
         self, key: str, default: int | None, *, minimum: int = 1, maximum: int = LARGEST_INTEGER
     ) -> int | None:
-        """As `integer`, and null stands for "none"."""
+        """As `integer`; null gives None."""
         if self.values.get(key, default) is None:
             return None
         return self.integer(key, default, minimum=minimum, maximum=maximum)
@@ -62,7 +61,7 @@ class Fields:
     def integers(
         self, key: str, default: int | None, *, maximum: int, each: str = "a token id"
     ) -> tuple[int, ...]:
-        """Token ids, or what `each` says: null, one, or a list of them."""
+        """A tuple of integers from null, one, or a list; `each` names them in errors."""
         value = self.values.get(key, default)
         found = () if value is None else (value,) if type(value) is int else value
         if not isinstance(found, list | tuple) or not all(
@@ -80,7 +79,7 @@ class Fields:
         maximum: float = math.inf,
         above_minimum: bool = False,
     ) -> float:
-        """A finite number between the limits; integers count as numbers."""
+        """A finite number within limits; integers count."""
         value = self.values.get(key, default)
         if type(value) is int and abs(value) <= 2**53:
             value = float(value)
@@ -96,7 +95,7 @@ class Fields:
         return value
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """A list of so many numbers above zero."""
+        """A list of `count` positive numbers."""
         values = self.values.get(key)
         if not isinstance(values, list | tuple) or len(values) != count:
             self.refuse(key, f"a list of {count} numbers")
@@ -106,20 +105,19 @@ class Fields:
         return tuple(each.number(index, above_minimum=True) for index in each.values)
 
     def optional_number(self, key: str, default: float | None) -> float | None:
-        """As `number`, above zero, and null stands for "none"."""
+        """A positive number; null gives None."""
         if self.values.get(key, default) is None:
             return None
         return self.number(key, default, above_minimum=True)
 
     def flag(self, key: str, default: bool) -> bool:
-        """true or false."""
         value = self.values.get(key, default)
         if type(value) is not bool:
             self.refuse(key, "true or false")
         return value
 
     def choice(self, key: str, default: str, known: Mapping[str, T]) -> T:
-        """The value that a known word stands for."""
+        """The value that `known` maps the word at `key` to."""
         value = self.values.get(key, default)
         if not isinstance(value, str) or value not in known:
             self.refuse(key, f"one of {', '.join(sorted(known))}")

@@ -1,6 +1,6 @@
-"""Reads a Hugging Face config.json into the shared decoder's shape.
+"""Reads a Hugging Face config.json into the shared decoder's config.
 
-In: a mapping as parsed from JSON, in transformers 4 or 5 style. Out: ModelConfig. Every value is
+In: a mapping parsed from JSON, in transformers 4 or 5 style. Out: ModelConfig. Every value is
 checked; what cannot be honoured is refused. Must not know families or tensors.
 """
 
@@ -40,7 +40,7 @@ MOST_EXPERTS = 512
 
 @dataclass(frozen=True)
 class Defaults:
-    """What transformers assumes for keys that config.json leaves out; None: derived from others."""
+    """transformers' defaults for keys that a config.json leaves out; None: derived from others."""
 
     vocab_size: int
     hidden_size: int
@@ -65,9 +65,8 @@ class Defaults:
 def read_decoder(
     fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]
 ) -> ModelConfig:
-    """The config of the shared decoder with these layers.
-
-    A family sets what only it has with `dataclasses.replace`.
+    """Read a shared decoder with these layers. Families adjust the result with
+    `dataclasses.replace`.
     """
     refuse_unsupported(fields, partial=defaults.partial_rotary is not None)
     vocab = fields.integer("vocab_size", defaults.vocab_size)
@@ -96,7 +95,7 @@ def read_attention(
     output_bias: bool = False,
     qk_norm: Literal["head", "whole", "unit"] | None = None,
 ) -> AttentionConfig:
-    """Full attention; what differs between families comes as arguments."""
+    """Read full attention; differences between families are arguments."""
     heads, kv_heads, head_dim = _read_heads(fields, defaults)
     rope = read_rope(
         fields,
@@ -117,7 +116,7 @@ def read_attention(
 
 
 def read_mlp(fields: Fields, defaults: Defaults) -> MlpConfig:
-    """A gated MLP."""
+    """Read a gated MLP."""
     return MlpConfig(
         fields.integer("intermediate_size", defaults.intermediate_size),
         read_activation(fields, defaults.activation_key, defaults.activation),
@@ -125,14 +124,14 @@ def read_mlp(fields: Fields, defaults: Defaults) -> MlpConfig:
 
 
 def read_experts_count(fields: Fields, default: int, per_token: int, *keys: str) -> tuple[int, int]:
-    """How many experts there are, under the first of these keys that is given, and per token."""
+    """Number of experts, under the first of these keys that is present, and experts per token."""
     key = next((key for key in keys if key in fields.values), keys[0])
     experts = fields.integer(key, default, maximum=MOST_EXPERTS)
     return experts, fields.integer("num_experts_per_tok", per_token, maximum=experts)
 
 
 def read_architecture(fields: Fields) -> str:
-    """The one class name under `architectures`."""
+    """The single class name under `architectures`."""
     value = fields.values.get("architectures")
     if not isinstance(value, list | tuple) or len(value) != 1 or not isinstance(value[0], str):
         fields.refuse("architectures", "a list of one class name")
@@ -140,29 +139,27 @@ def read_architecture(fields: Fields) -> str:
 
 
 def read_num_layers(fields: Fields, defaults: Defaults) -> int:
-    """The number of layers."""
     return fields.integer("num_hidden_layers", defaults.num_layers, maximum=MOST_LAYERS)
 
 
 def read_activation(fields: Fields, key: str, default: str) -> Activation:
-    """The activation by our name."""
     return cast(Activation, fields.choice(key, default, ACTIVATIONS))
 
 
 def read_bos(fields: Fields, default: int | None, vocab: int) -> int | None:
-    """The token that begins a text; a default counts only if the vocabulary holds it."""
+    """BOS token id; the default applies only if it is within the vocabulary."""
     return fields.optional_integer(
         "bos_token_id", _inside(default, vocab), minimum=0, maximum=vocab - 1
     )
 
 
 def read_eos(fields: Fields, default: int | None, vocab: int) -> tuple[int, ...]:
-    """The tokens that end a text."""
+    """EOS token ids."""
     return fields.integers("eos_token_id", _inside(default, vocab), maximum=vocab - 1)
 
 
 def read_dtype(fields: Fields) -> str:
-    """`dtype` (transformers 5), else `torch_dtype` (4); float32 where neither is said."""
+    """`dtype` (transformers 5), else `torch_dtype` (4), else float32."""
     given = [key for key in ("dtype", "torch_dtype") if fields.values.get(key) is not None]
     found = [fields.choice(key, "float32", DTYPES) for key in given]
     if len(set(found)) > 1:
@@ -172,7 +169,7 @@ def read_dtype(fields: Fields) -> str:
 
 
 def refuse_unsupported(fields: Fields, *, partial: bool = False) -> None:
-    """Keys that change what the weights mean and that no family here can honour."""
+    """Refuse keys that change the meaning of the weights and that no family here supports."""
     if not partial and fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
         fields.refuse("partial_rotary_factor", "1.0: this architecture rotates whole heads")
 
@@ -199,5 +196,5 @@ def _read_heads(fields: Fields, defaults: Defaults) -> tuple[int, int, int]:
 
 
 def _inside(token_id: int | None, vocab: int) -> int | None:
-    """A family's default id, unless the vocabulary is too small to hold it."""
+    """The default id, or None if the vocabulary is too small for it."""
     return token_id if token_id is not None and token_id < vocab else None

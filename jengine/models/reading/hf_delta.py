@@ -1,6 +1,6 @@
-"""Reads gated delta nets from a config.json, and which layers have them.
+"""Reads gated delta nets from a config.json.
 
-In: a config.json's fields. Out: a DeltaConfig, or layers. Must not know families.
+In: its fields. Out: a DeltaConfig, and which layers have one. Must not know families.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KINDS = {"linear_attention": "recurrent", "full_attention": "full"}
 
 
 def read_delta(fields: Fields, *, split: bool = False) -> DeltaConfig:
-    """The gated delta nets; `split`: their matmuls are several tensors."""
+    """Read gated delta nets; `split`: their input matmul is stored as several tensors."""
     if read_activation(fields, "hidden_act", "silu") != "silu":
         fields.refuse("hidden_act", "silu, which gated delta nets have after their convolution")
     heads = fields.integer("linear_num_key_heads", 16)
@@ -33,7 +33,7 @@ def read_delta(fields: Fields, *, split: bool = False) -> DeltaConfig:
 
 
 def read_delta_layers(fields: Fields, num_layers: int) -> set[int]:
-    """The layers that have them: by `layer_types`, or all but each n-th."""
+    """Indices of gated delta net layers, from `layer_types` or an interval."""
     if fields.values.get("layer_types") is not None:
         kinds = read_layer_types(fields, num_layers, KINDS)
         return {layer for layer, kind in enumerate(kinds) if kind == "recurrent"}
@@ -42,7 +42,7 @@ def read_delta_layers(fields: Fields, num_layers: int) -> set[int]:
 
 
 def write_delta(config: ModelConfig) -> dict[str, object]:
-    """The inverse of both."""
+    """Inverse of `read_delta` and `read_delta_layers`."""
     mixers = [layer.mixer for layer in config.layers]
     delta = next((mixer for mixer in mixers if isinstance(mixer, DeltaConfig)), None)
     if delta is None:

@@ -1,6 +1,6 @@
-"""What config.json files of BART and Whisper say alike of a decoder and the encoder that it reads.
+"""Encoder-decoder keys that BART and Whisper share.
 
-In: fields, and what transformers takes where one is missing. Out: attention, MLP, sizes; and back.
+In: fields and transformers' defaults. Out: attention, MLP and sizes; and back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jengine.models.reading.hf_write import write_activation, write_common, writ
 
 
 class Usual(NamedTuple):
-    """What transformers takes for fields that are missing."""
+    """transformers' defaults for missing keys."""
 
     heads: int
     layers: int
@@ -24,7 +24,7 @@ class Usual(NamedTuple):
 
 
 def read_attention(fields: Fields, hidden: int, key: str, usual: Usual) -> AttentionConfig:
-    """Attention without rotation, whose matmuls have biases."""
+    """Attention with biases and without rotation; `key` names the number of heads."""
     heads = fields.integer(key, usual.heads)
     if hidden % heads:
         fields.refuse(key, f"a divisor of d_model ({hidden})")
@@ -33,14 +33,13 @@ def read_attention(fields: Fields, hidden: int, key: str, usual: Usual) -> Atten
 
 
 def read_mlp(fields: Fields, usual: Usual) -> MlpConfig:
-    """The decoder's MLP."""
     width = fields.integer("decoder_ffn_dim", usual.ffn_dim)
     activation = read_activation(fields, "activation_function", "gelu")
     return MlpConfig(width, activation, gated=False, biases=True)
 
 
 def read_encoder(fields: Fields, hidden: int, vocab: int, usual: Usual) -> dict[str, Any]:
-    """What the configs of both encoders are made with."""
+    """Constructor arguments common to both encoder configs."""
     start = min(usual.start_token, vocab - 1)
     heads = read_attention(fields, hidden, "encoder_attention_heads", usual).num_heads
     return {
@@ -56,7 +55,7 @@ def read_encoder(fields: Fields, hidden: int, vocab: int, usual: Usual) -> dict[
 
 
 def write_both(config: ModelConfig) -> dict[str, object]:
-    """The fields that say this."""
+    """Inverse: the encoder's and the decoder's keys."""
     encoder = config.text_encoder if config.speech is None else config.speech
     assert encoder is not None, "read with one"
     common = write_common(config)

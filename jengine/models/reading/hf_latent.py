@@ -1,6 +1,6 @@
-"""Reads latent attention from a config.json, and writes it.
+"""Reads latent attention (MLA) from a config.json and writes it.
 
-In: a mapping as parsed from JSON. Out: LatentConfig. What cannot be honoured is refused.
+In: a mapping parsed from JSON. Out: LatentConfig. What cannot be honoured is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jengine.models.reading.hf_write import write_activation, write_common, writ
 
 
 def read_latent(fields: Fields, defaults: Defaults) -> LatentConfig:
-    """Latent attention, with the sizes of DeepSeek-V2 and V3 as defaults."""
+    """Read latent attention; default sizes are those of DeepSeek-V2 and V3."""
     if fields.values.get("index_topk") is not None:
         fields.refuse(
             "index_topk",
@@ -44,7 +44,7 @@ def read_latent(fields: Fields, defaults: Defaults) -> LatentConfig:
 
 
 def write_latent(config: ModelConfig) -> dict[str, object]:
-    """The keys of a config.json that both families share, inverse of `read_latent` included."""
+    """Decoder keys and the inverse of `read_latent`."""
     latent = config.layers[0].mixer
     if not isinstance(latent, LatentConfig) or replace(latent, norm_eps=1e-6) != latent:
         raise CheckpointError(
@@ -74,7 +74,7 @@ def write_latent(config: ModelConfig) -> dict[str, object]:
 
 
 def read_dense_layers(fields: Fields, default: int, layers: int) -> int:
-    """How many layers come before those of experts."""
+    """Number of dense layers before those with experts."""
     if fields.integer("moe_layer_freq", 1) != 1:
         fields.refuse("moe_layer_freq", "1: experts on every layer after the dense ones")
     return min(fields.integer("first_k_dense_replace", default, minimum=0), layers)

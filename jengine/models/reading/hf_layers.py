@@ -1,6 +1,6 @@
-"""Reads from a config.json which layers have a window, and which are rotated.
+"""Reads which layers have a sliding window and which are rotated.
 
-In: a config.json's fields. Out: a window or None per layer, or layers. Must not know families.
+In: a config.json's fields. Out: per layer a window or None, or layers. Must not know families.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def with_windows(layer: LayerConfig, windows: Iterable[int | None]) -> tuple[LayerConfig, ...]:
-    """Copies of this layer with these windows (None: full attention)."""
+    """Copies of a layer, one per window (None: full attention)."""
     mixer = layer.mixer
     assert isinstance(mixer, AttentionConfig | LatentConfig), "a recurrent layer has no window"
     return tuple(replace(layer, mixer=replace(mixer, window=each)) for each in windows)
 
 
 def with_sliding_rope(layer: LayerConfig, rope: RopeConfig) -> LayerConfig:
-    """The layer with this rotation, if it has a window."""
+    """Replace the rotation of a layer if it has a window."""
     mixer = layer.mixer
     if isinstance(mixer, AttentionConfig) and mixer.window is not None:
         return replace(layer, mixer=replace(mixer, rope=rope))
@@ -30,7 +30,7 @@ def with_sliding_rope(layer: LayerConfig, rope: RopeConfig) -> LayerConfig:
 
 
 def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """One window per layer as the Qwen families say it: layer_types, or max_window_layers."""
+    """Window per layer in the Qwen families' form: layer_types or max_window_layers."""
     enabled = fields.flag("use_sliding_window", False)
     window = fields.optional_integer("sliding_window", 4096) if enabled else None
     first_sliding = fields.integer("max_window_layers", 28, minimum=0)
@@ -45,7 +45,7 @@ def read_layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...
 def read_layer_pattern(
     fields: Fields, num_layers: int, window: int, full_every: int
 ) -> tuple[int | None, ...]:
-    """One window per layer as the Gemma families say it: layer_types, or each n-th is full."""
+    """Window per layer in the Gemma families' form: layer_types, or every n-th layer full."""
     found = fields.optional_integer("sliding_window", window)
     if fields.values.get("layer_types") is None:
         kinds = ["sliding" if (i + 1) % full_every else "full" for i in range(num_layers)]
@@ -57,7 +57,7 @@ def read_layer_pattern(
 
 
 def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
-    """For families without a pattern: `layer_types`, if it is there, must not ask for one."""
+    """For families with uniform layers: refuse a `layer_types` with any other kind."""
     if fields.values.get("layer_types") is None:
         return
     if any(found != kind for found in read_layer_types(fields, num_layers)):
@@ -65,7 +65,7 @@ def expect_uniform_layers(fields: Fields, num_layers: int, kind: str) -> None:
 
 
 def read_rotated_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer is rotated: a 1 for it under `no_rope_layers`, or all but each n-th."""
+    """Whether each layer is rotated, from `no_rope_layers` (1: rotated) or an interval."""
     every = fields.integer("no_rope_layer_interval", 4)
     given = fields.integers("no_rope_layers", None, maximum=1, each="a 1 for each rotated layer")
     if given and len(given) < num_layers:
@@ -76,7 +76,7 @@ def read_rotated_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def rotated_in_windows(layer: LayerConfig) -> LayerConfig:
-    """The layer, without rotation if it has no window."""
+    """Remove the rotation of a layer without a window."""
     mixer = layer.mixer
     if isinstance(mixer, AttentionConfig) and mixer.window is None:
         return replace(layer, mixer=replace(mixer, rope=None))
@@ -86,7 +86,7 @@ def rotated_in_windows(layer: LayerConfig) -> LayerConfig:
 def read_layer_types(
     fields: Fields, num_layers: int, known: Mapping[str, str] = LAYER_TYPES
 ) -> list[str]:
-    """Our name for each entry of `layer_types`."""
+    """`layer_types` mapped to our names. Raises CheckpointError."""
     value, names = fields.values.get("layer_types"), ", ".join(known)
     if not isinstance(value, list | tuple) or len(value) != num_layers:
         fields.refuse("layer_types", f"a list of {num_layers} entries, each one of {names}")

@@ -1,6 +1,6 @@
-"""Reads Mamba-2 layers from a config.json, and which layers have them.
+"""Reads Mamba-2 layers from a config.json.
 
-In: a config.json's fields. Out: a Mamba2Config, or layers. Must not know families.
+In: its fields. Out: a Mamba2Config, and which layers have one. Must not know families.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ KINDS = {
 
 
 def read_mamba2(fields: Fields, hidden: int, inner: int | None = None) -> Mamba2Config:
-    """The layers of Bamba, Granite 4 and Falcon-H1, by the names that they share. `inner`: the
-    width of values, where config.json says it."""
+    """Read Mamba-2 under the keys shared by Bamba, Granite 4 and Falcon-H1. `inner`: width of the
+    values, if configured.
+    """
     if read_activation(fields, "hidden_act", "silu") != "silu":
         fields.refuse("hidden_act", "silu, which Mamba-2 layers have after their convolution")
     heads = fields.integer("mamba_n_heads", 128)
@@ -48,7 +49,7 @@ def read_mamba2(fields: Fields, hidden: int, inner: int | None = None) -> Mamba2
 
 
 def read_time_limits(fields: Fields) -> tuple[float, float]:
-    """The least and the greatest time step; the greatest may be infinite."""
+    """Minimum and maximum time step; the maximum may be infinite."""
     given = fields.values.get("time_step_limit")
     if given is None:
         return 0.0, float("inf")
@@ -59,7 +60,7 @@ def read_time_limits(fields: Fields) -> tuple[float, float]:
 
 
 def _number(given: object) -> float:
-    """A number, also as transformers writes what JSON has no word for."""
+    """A float, also from transformers' encoding of infinity."""
     if isinstance(given, dict):
         given = given.get("__float__")
     if isinstance(given, str) and given in ("Infinity", "inf"):
@@ -68,7 +69,7 @@ def _number(given: object) -> float:
 
 
 def written_mamba2(config: ModelConfig) -> Mamba2Config:
-    """The Mamba-2 layers that a config.json describes."""
+    """The model's Mamba-2 config. Raises CheckpointError if it has none."""
     for layer in config.layers:
         for mixer in layer.mixers:
             if isinstance(mixer, Mamba2Config):
@@ -79,7 +80,7 @@ def written_mamba2(config: ModelConfig) -> Mamba2Config:
 
 
 def write_kinds(config: ModelConfig) -> list[str]:
-    """The kind of each layer, by the names of transformers 5."""
+    """Layer types in transformers 5's names."""
     return [
         "linear_attention" if isinstance(layer.mixer, Mamba2Config) else "full_attention"
         for layer in config.layers
@@ -87,7 +88,7 @@ def write_kinds(config: ModelConfig) -> list[str]:
 
 
 def write_mamba2(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_mamba2`."""
+    """Inverse of `read_mamba2`."""
     mamba = written_mamba2(config)
     return {
         "mamba_n_heads": mamba.num_heads,

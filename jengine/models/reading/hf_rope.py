@@ -1,6 +1,6 @@
-"""Reads rotary positions from a config.json, in the style of transformers 4 or 5, and writes them.
+"""Reads rotary embedding from a config.json, in transformers 4 or 5 style, and writes it.
 
-In: a mapping as parsed from JSON. Out: RopeConfig. What cannot be honoured is refused.
+In: a mapping parsed from JSON. Out: RopeConfig. What cannot be honoured is refused.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def read_rope(
     head_dim: int = 0,
     partial: float | None = None,
 ) -> RopeConfig:
-    """`rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4).
+    """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4).
 
-    `partial` is the share of a head that is rotated by default; None: always whole heads.
+    `partial` is the default share of each head that is rotated; None: always whole heads.
     """
     part = _rope_part(fields)
     kind = _rope_kind(part)
@@ -64,7 +64,7 @@ def read_rope(
 
 
 def _read_proportional(part: Fields, theta: float, head_dim: int) -> RopeConfig:
-    """The first pairs of a head are rotated as if all were."""
+    """ "proportional" rope: the first pairs of a head rotate, with frequencies as if all did."""
     if not head_dim:
         part.refuse("rope_type", "another type for this architecture")
     pairs = int(part.number(PARTIAL, 1.0, maximum=1.0) * head_dim // 2)
@@ -73,7 +73,7 @@ def _read_proportional(part: Fields, theta: float, head_dim: int) -> RopeConfig:
 
 
 def _read_rotated(fields: Fields, part: Fields, head_dim: int, default: float) -> int:
-    """How many dimensions of a head are rotated."""
+    """Number of rotated dimensions per head."""
     where = part if part.values.get(PARTIAL) is not None else fields
     rotated = int(head_dim * where.number(PARTIAL, default, maximum=1.0))
     if rotated % 2 or not rotated:
@@ -109,10 +109,10 @@ def _read_kind(part: Fields, kind: str, theta: float, max_position: int) -> Rope
 
 
 def ropes_by_layer_type(hf: Mapping[str, object], sliding_theta: str) -> tuple[Fields, Fields]:
-    """The config.json as full layers read it, and the rotation of sliding layers.
+    """Fields of full layers, and the rope of sliding layers.
 
-    transformers 5 nests one rope in `rope_parameters` for each kind of layer; in transformers 4
-    sliding layers have a plain one with the base that is found under `sliding_theta`.
+    transformers 5 nests a rope per layer type in `rope_parameters`; in 4, sliding layers have a
+    plain one with the base at `sliding_theta`.
     """
     nested = Fields(hf).part("rope_parameters")
     if nested is None:
@@ -147,7 +147,7 @@ def _read_yarn(part: Fields, theta: float, factor: float, max_position: int) -> 
 def _read_longrope(
     fields: Fields, part: Fields, theta: float, max_position: int, pairs: int
 ) -> RopeConfig:
-    """Longrope; `original_max_position_embeddings` is the model's own key in published files."""
+    """LongRoPE; published files have `original_max_position_embeddings` at the top level."""
     key = "original_max_position_embeddings"
     where = part if part.values.get(key) is not None else fields
     original = where.integer(key, max_position)
@@ -165,12 +165,12 @@ def _read_longrope(
 
 
 def _nonzero(part: Fields, key: str) -> float | None:
-    """A number; null and zero stand for "none"."""
+    """A number, or None for null and zero."""
     return None if part.values.get(key) is None else part.number(key) or None
 
 
 def write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
-    """The inverse of `read_rope`, without the base."""
+    """Inverse of `read_rope`, without the base."""
     if rope.kind == "default":
         return None
     scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
@@ -200,7 +200,7 @@ def write_rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
 
 
 def written_share(rope: RopeConfig, head_dim: int) -> float:
-    """The share of a head that is rotated, such that `int(head_dim * share)` gives it again."""
+    """Rotated share of a head such that `int(head_dim * share)` round-trips."""
     if rope.rotated is None:
         return 1.0
     share = rope.rotated / head_dim

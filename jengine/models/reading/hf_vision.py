@@ -1,7 +1,7 @@
-"""Reads what the config.json files of vision-language models have in common.
+"""Common parts of vision-language models' config.json files.
 
-In: a mapping as parsed from JSON. Out: the part of the language model as one mapping, and fields of
-the tower. Must not know families or tensors.
+In: a mapping parsed from JSON. Out: the language model's part as one mapping, and fields of the
+tower. Must not know families or tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WRITTEN_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 
 def text_part(hf: Mapping[str, object]) -> dict[str, object]:
-    """The language model's keys: those under `text_config` (newer files), or at the top."""
+    """The language model's keys, under `text_config` (newer files) or at the top level."""
     nested = Fields(hf).part("text_config")
     if nested is None:
         return dict(hf)
@@ -37,7 +37,6 @@ def text_part(hf: Mapping[str, object]) -> dict[str, object]:
 
 
 def vision_part(hf: Mapping[str, object]) -> Fields:
-    """The tower's keys."""
     found = Fields(hf).part("vision_config")
     if found is None:
         Fields(hf).refuse("vision_config", "the settings of the vision tower")
@@ -47,13 +46,13 @@ def vision_part(hf: Mapping[str, object]) -> Fields:
 def read_vision_activation(
     fields: Fields, default: str, key: str = "hidden_act"
 ) -> VisionActivation:
-    """The tower's activation by our name."""
     return fields.choice(key, default, ACTIVATIONS)
 
 
 def without_sections(text: Mapping[str, object]) -> tuple[dict[str, object], tuple[int, ...], bool]:
-    """The keys with a plain rotation, and how pairs of a head are divided among the positions of
-    frame, row and column; last, whether they take turns."""
+    """Strip MRoPE: returns the keys with a plain rope, the sections of frame, row and column, and
+    whether they are interleaved.
+    """
     plain, sections, interleaved = dict(text), (), False
     for key in ("rope_scaling", "rope_parameters"):
         part = Fields(text).part(key)
@@ -77,7 +76,7 @@ def without_sections(text: Mapping[str, object]) -> tuple[dict[str, object], tup
 def with_sections(
     config: ModelConfig, sections: tuple[int, ...], *, interleaved: bool = False
 ) -> ModelConfig:
-    """The config with a rotation by three positions."""
+    """Set MRoPE sections on all layers."""
     layers = []
     for layer in config.layers:
         mixer = layer.mixer
@@ -96,7 +95,7 @@ def with_sections(
 
 
 def write_sections(written: Mapping[str, object], config: ModelConfig) -> dict[str, object]:
-    """A written text config with the sections of its rotation."""
+    """Add MRoPE sections to a written text config."""
     rope = config.layers[0].mixer.rope
     assert rope is not None, "these families rotate"
     scaling: dict[str, object] = {"rope_type": "default", SECTIONS: list(rope.sections)}
@@ -106,7 +105,7 @@ def write_sections(written: Mapping[str, object], config: ModelConfig) -> dict[s
 
 
 def read_width(fields: Fields, key: str, default: int, config: ModelConfig) -> int:
-    """The width of the tower's embeddings, which is the decoder's."""
+    """Output width of the tower. Raises CheckpointError unless it is the decoder's hidden size."""
     width = fields.integer(key, default)
     if width != config.hidden_size:
         fields.refuse(key, f"that of the language model ({config.hidden_size})")
@@ -114,12 +113,12 @@ def read_width(fields: Fields, key: str, default: int, config: ModelConfig) -> i
 
 
 def as_architecture(text: Mapping[str, object], architecture: str) -> dict[str, object]:
-    """The keys of a language model as those of a model of its own."""
+    """Set `architectures` of a text config."""
     return {**text, "architectures": [architecture]}
 
 
 def read_tokens(fields: Fields, vocab: int, **defaults: int) -> dict[str, int]:
-    """The ids of special tokens by our names; each is under `<name>_token_id`."""
+    """Special token ids `<name>_token_id`, with their defaults."""
     return {
         f"{name}_token": fields.integer(
             f"{name}_token_id", default, minimum=0, maximum=max(vocab - 1, 0)

@@ -1,6 +1,6 @@
-"""Writes the shared decoder's shape as the keys of a config.json: the inverse of hf_config.
+"""Writes the shared decoder's config as config.json keys: the inverse of hf_config.
 
-In: a ModelConfig. Out: keys that transformers 4 and 5 both read. A family adds its own.
+In: a ModelConfig. Out: keys that transformers 4 and 5 both read. Families add their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jengine.models.reading.hf_rope import PARTIAL, write_rope_scaling, written_
 
 
 def write_decoder(config: ModelConfig, norm_eps_key: str = "rms_norm_eps") -> dict[str, object]:
-    """The inverse of `read_decoder`, in the style that transformers 4 and 5 both read."""
+    """Inverse of `read_decoder`."""
     attention = written_attention(config)
     ropes = (mixer.rope for mixer in (attention, *_mixers(config)))
     rope = next((found for found in ropes if found is not None), None)
@@ -52,20 +52,20 @@ def write_decoder(config: ModelConfig, norm_eps_key: str = "rms_norm_eps") -> di
 
 
 def written_attention(config: ModelConfig) -> AttentionConfig:
-    """The attention that a config.json describes as that of the model: of a full layer, if any."""
+    """The attention that config.json describes: of the first full-attention layer, if any."""
     mixers = [mixer for mixer in _mixers(config) if isinstance(mixer, AttentionConfig)]
     return next((mixer for mixer in mixers if mixer.window is None), mixers[0])
 
 
 def written_ffn(config: ModelConfig) -> FfnConfig:
-    """The feed-forward block that a config.json describes: a dense one, if any."""
+    """The feed-forward block that config.json describes: a dense one, if any."""
     blocks = [layer.ffn for layer in config.layers]
     blocks = [block for block in blocks if block.active_size] or blocks
     return next((block for block in blocks if isinstance(block, MlpConfig)), blocks[0])
 
 
 def written_experts(config: ModelConfig) -> ExpertsConfig:
-    """The experts that a config.json describes."""
+    """The model's experts. Raises CheckpointError if it has none."""
     for layer in config.layers:
         if isinstance(layer.ffn, ExpertsConfig):
             return layer.ffn
@@ -75,24 +75,23 @@ def written_experts(config: ModelConfig) -> ExpertsConfig:
 
 
 def written_biases(config: ModelConfig) -> bool:
-    """Whether dense feed-forward blocks have biases."""
     ffn = written_ffn(config)
     return isinstance(ffn, MlpConfig) and ffn.biases
 
 
 def written_window(config: ModelConfig) -> int | None:
-    """The window of the layers that have one."""
+    """The model's sliding window, or None."""
     return next((mixer.window for mixer in _mixers(config) if mixer.window is not None), None)
 
 
 def write_activation(config: ModelConfig) -> str:
-    """The activation by the first of the names that it is known under."""
+    """Hugging Face's name of the activation."""
     ours = written_ffn(config).activation
     return next((theirs for theirs, known in ACTIVATIONS.items() if known == ours), "silu")
 
 
 def write_common(config: ModelConfig) -> dict[str, object]:
-    """Keys that have one name in all families."""
+    """Keys with the same name in all families."""
     eos = config.eos_token_ids
     return {
         "architectures": [config.architecture],
@@ -105,7 +104,7 @@ def write_common(config: ModelConfig) -> dict[str, object]:
 
 
 def write_layer_windows(config: ModelConfig) -> dict[str, object]:
-    """The inverse of `read_layer_windows`."""
+    """Inverse of `read_layer_windows`."""
     window, kinds = written_window(config), write_layer_types(config)
     return {
         "use_sliding_window": window is not None,
@@ -116,7 +115,6 @@ def write_layer_windows(config: ModelConfig) -> dict[str, object]:
 
 
 def write_layer_types(config: ModelConfig) -> list[str]:
-    """One name per layer."""
     names = {ours: theirs for theirs, ours in LAYER_TYPES.items()}
     return [names["full" if mixer.window is None else "sliding"] for mixer in _mixers(config)]
 

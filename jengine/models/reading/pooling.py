@@ -1,4 +1,5 @@
-"""Reads how a model pools: from config.json, sentence-transformers' files and what users say.
+"""Reads how a model pools, from config.json, sentence-transformers' files and the user's
+PoolerConfig.
 
 In: parsed files. Out: a PoolingConfig. Must not know files, tokenizers or engines.
 """
@@ -52,7 +53,7 @@ MOST_LABELS = 2**20
 
 @dataclass(frozen=True)
 class OwnPooling:
-    """What a family knows of pooling in its models, where it is not that of decoders."""
+    """A family's own pooling, where it is not last-token pooling."""
 
     sequence: SequencePooling
     head: tuple[HeadLayer, ...] = ()
@@ -62,7 +63,7 @@ class OwnPooling:
 
 @dataclass(frozen=True)
 class PoolingFacts:
-    """What is known besides config.json. `dense`: of sentence-transformers, with their layers."""
+    """Pooling settings outside config.json. `dense`: sentence-transformers' Dense layers."""
 
     convert: Convert = "auto"
     user: PoolerConfig = field(default_factory=PoolerConfig)
@@ -74,14 +75,14 @@ class PoolingFacts:
 
 
 def pools_by_name(architecture: str) -> bool:
-    """Whether a class is made for pooling, by its name."""
+    """Whether a class name denotes a pooling model."""
     return not architecture.endswith(WRITING) and architecture.endswith(tuple(CONVERTED))
 
 
 def read_pooling(
     hf: Mapping[str, object], config: ModelConfig, facts: PoolingFacts, own: OwnPooling | None
 ) -> PoolingConfig:
-    """How the model that config.json describes pools."""
+    """Combine all sources into the model's pooling. Raises CheckpointError."""
     fields, architecture, user = Fields(hf), config.architecture, facts.user
     convert = converted(architecture, facts.convert)
     labels = label_names(fields, architecture) if convert == "classify" else ()
@@ -126,31 +127,31 @@ def read_pooling(
 
 
 def one_of_kind(user: PoolerConfig, kinds: Sequence[str]) -> str | None:
-    """`pooling_type`, if it is one of these."""
+    """The user's `pooling_type` if it is one of these kinds."""
     return user.pooling_type if user.pooling_type in kinds else None
 
 
 def converted(architecture: str, convert: Convert) -> Literal["embed", "classify"]:
-    """What vectors of this class are."""
+    """Whether the class embeds or classifies."""
     if convert in ("embed", "classify"):
         return cast(Literal["embed", "classify"], convert)
     return next((kind for end, kind in CONVERTED.items() if architecture.endswith(end)), "embed")
 
 
 def tasks_of(architecture: str, convert: str) -> tuple[PoolingTask, ...]:
-    """The tasks of such a model."""
+    """Tasks of a pooling model."""
     if architecture.endswith("RewardModel"):
         return ("token_classify",)
     return ("embed", "token_embed") if convert == "embed" else ("classify", "token_classify")
 
 
 def default_task(tasks: tuple[PoolingTask, ...], architecture: str) -> PoolingTask:
-    """The task of a model whose user has none in mind."""
+    """Task used when a request names none."""
     return "token_classify" if "ForTokenClassification" in architecture else tasks[0]
 
 
 def label_names(fields: Fields, architecture: str) -> tuple[str, ...]:
-    """The names of classes, by number."""
+    """Class names in order."""
     named = fields.part("id2label")
     if architecture.endswith("RewardModel"):
         return tuple(f"LABEL_{i}" for i in range(2 if "Process" in architecture else 1))
@@ -172,7 +173,7 @@ def head_of(
     convert: str,
     labels: int,
 ) -> tuple[tuple[HeadLayer, ...], bool]:
-    """The matmuls behind pooling, and whether the result is the difference of two outputs."""
+    """Matmuls after pooling, and whether the score is the difference of two outputs."""
     if convert == "embed":
         return (facts.dense or (own.head if own else ())), False
     if facts.token_ids:
@@ -189,7 +190,7 @@ def head_of(
 def from_tokens(
     fields: Fields, config: ModelConfig, ids: tuple[int, ...]
 ) -> tuple[tuple[HeadLayer, ...], bool]:
-    """Classes that are tokens: their rows of the output head."""
+    """Classifier made of rows of the output head for given tokens (rerankers)."""
     method = fields.values.get("method")
     two_way = method == "from_2_way_softmax" or fields.values.get("is_original_qwen3_reranker")
     if not two_way and method not in (None, "no_post_processing"):
@@ -203,8 +204,9 @@ def from_tokens(
 
 
 def class_activation(fields: Fields, labels: int) -> Literal["sigmoid", "softmax", "none"]:
-    """What makes probabilities of scores, as losses of transformers and sentence-transformers'
-    cross-encoders say."""
+    """Activation of class scores, from `problem_type` as in transformers, or cross-encoder
+    settings.
+    """
     usual: Literal["sigmoid", "softmax"] = "sigmoid" if labels < 2 else "softmax"
     problem = fields.values.get("problem_type")
     if problem == "single_label_classification":

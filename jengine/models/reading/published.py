@@ -1,6 +1,6 @@
-"""Settings of well-known models' config.json files, as published. No jax, no data.
+"""config.json settings of well-known models, as published. No jax, no data.
 
-For programs that need real shapes and no weights: plans on paper, compiling without a GPU.
+For uses that need real shapes and no weights: capacity plans, compiling without a GPU.
 """
 
 from __future__ import annotations

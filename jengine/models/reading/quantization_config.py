@@ -1,7 +1,7 @@
-"""Reads `quantization_config` of config.json: which modules are quantized, and how files hold them.
+"""Reads config.json's `quantization_config`.
 
-In: a parsed config.json. Out: a Quantization, or a CheckpointError that names the key. Formats that
-are not read are refused by name. Must not know files or models.
+In: a parsed config.json. Out: a Quantization, or a CheckpointError that names the key. Unsupported
+formats are refused by name. Must not know files or models.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NEVER_OTHERWISE = ("part:lm_head",)  # heads are plain unless a config names the
 
 
 def read_quantization(fields: Fields) -> Quantization | None:
-    """What `quantization_config` says, None for a plain model."""
+    """Read `quantization_config`; None for an unquantized model. Raises CheckpointError."""
     own = fields.part(KEY)
     if own is None:
         return None
@@ -116,7 +116,7 @@ def _compressed_group(own: Fields, group: Fields) -> StoredFormat:
 
 
 def _strategy(weights: Fields) -> tuple[int | None, int]:
-    """Inputs and outputs that share a scale."""
+    """Group of inputs and outputs that share a scale, from compressed-tensors' strategy."""
     size = weights.optional_integer("group_size", None, minimum=-1)
     implied = "channel" if size in (None, -1, 0) else "group"
     known = {name: name for name in ("tensor", "channel", "group", "block")}
@@ -132,7 +132,7 @@ def _strategy(weights: Fields) -> tuple[int | None, int]:
 
 
 def _compressed_activations(group: Fields) -> tuple[Activations | None, bool, bool]:
-    """What activations are rounded to, whether their scale is stored, and whether per group."""
+    """Activation quantization: format, whether scales are static, whether they are per group."""
     own = group.part("input_activations")
     if own is None:
         return None, False, False
@@ -195,7 +195,7 @@ def _read_fp8(own: Fields) -> Quantization:
 
 
 def _read_gpt_oss(own: Fields) -> Quantization:
-    """MXFP4 as gpt-oss has it: experts alone, which are one tensor of each kind."""
+    """gpt-oss's MXFP4: only experts, stacked in one tensor of each kind."""
     ignored = tuple(f"re:{name}" for name in _names(own, "modules_to_not_convert", ()))
     stored = StoredFormat("gpt_oss", WeightFormat("fp4", FP4_GROUP))
     return Quantization(((("part:mlp.experts",), stored),), ignored)
@@ -211,7 +211,7 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
 
 
 def _block(own: Fields, key: str) -> tuple[int, int]:
-    """Outputs and inputs of a block."""
+    """Outputs and inputs of a scale's block."""
     value = own.values.get(key)
     if (
         not isinstance(value, list | tuple)
@@ -238,5 +238,5 @@ def _names(own: Fields, key: str, default: Sequence[str]) -> Sequence[str]:
 
 
 def _parts(own: Fields, key: str) -> list[str]:
-    """Targets out of names that cover all modules with such consecutive parts."""
+    """Targets matching all modules whose dotted names contain these consecutive parts."""
     return [f"part:{name.strip('.')}" for name in _names(own, key, ())]

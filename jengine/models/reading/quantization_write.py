@@ -1,7 +1,7 @@
-"""Writes `quantization_config` in the form of compressed-tensors, which vLLM and transformers read.
+"""Writes `quantization_config` in compressed-tensors' form, which vLLM and transformers read.
 
-In: a Quantization. Out: the same weights in the layouts of compressed-tensors, and the keys of a
-config.json that say so. MXFP4 experts of gpt-oss stay as they are: all engines read that form only.
+In: a Quantization. Out: the same weights in compressed-tensors layouts, and config.json keys.
+gpt-oss's MXFP4 experts stay as they are: all engines read only that form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 
 
 def as_compressed(quantization: Quantization) -> Quantization:
-    """The same weights as compressed-tensors holds them, which is how they are saved."""
+    """The quantization in compressed-tensors layouts, in which it is saved."""
     groups = tuple(
         (tuple(map(_target, targets)), _compressed_layout(stored))
         for targets, stored in quantization.groups
@@ -34,7 +34,7 @@ def _compressed_layout(stored: StoredFormat) -> StoredFormat:
 
 
 def _target(target: str) -> str:
-    """A target as compressed-tensors writes it."""
+    """A target in compressed-tensors' syntax."""
     if not target.startswith("part:"):
         return target
     name = re.escape(target.removeprefix("part:"))
@@ -42,7 +42,7 @@ def _target(target: str) -> str:
 
 
 def write_quantization(quantization: Quantization) -> dict[str, object]:
-    """The inverse of `read_quantization`, for what `as_compressed` made."""
+    """Inverse of `read_quantization`, for results of `as_compressed`."""
     if any(stored.layout == "gpt_oss" for _, stored in quantization.groups):
         names = [name.removeprefix("re:") for name in quantization.ignored]
         return {"quant_method": "mxfp4", "modules_to_not_convert": names}

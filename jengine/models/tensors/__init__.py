@@ -1,1 +1,1 @@
-"""From the tensors of a checkpoint to parameters: which there are, and what they fill."""
+"""Maps checkpoint tensors to parameters."""

@@ -1,8 +1,8 @@
-"""The checkpoint tensors of attention: parameter path -> pieces.
+"""Checkpoint tensors of attention, by parameter path.
 
-The shared attention rotates lane i of a head's first half with lane i of its second half. Where a
-checkpoint rotates neighbours, or only the first lanes of a head, lanes of queries and keys change
-places here, which leaves their scores as they are.
+Our attention rotates lane i of a head's first half with lane i of its second half. For checkpoints
+that rotate neighbouring lanes, or only the first lanes, the lanes of queries and keys are permuted
+here, which leaves scores unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jengine.models.tensors.matrix_pieces import Pieces, biases, matrices
 
 
 class Lanes(NamedTuple):
-    """Some lanes of a head: where they are in our parameter, and in the checkpoint."""
+    """A range of a head's lanes, in our parameter and in the checkpoint."""
 
     ours: slice
     theirs: slice
@@ -28,8 +28,9 @@ ALL_LANES = (Lanes(EVERY, EVERY),)
 def attention_pieces(
     hidden: int, config: AttentionConfig, names: Names, layer: str, inputs: int | None = None
 ) -> Pieces:
-    """Queries, keys and values share one parameter [inputs, kv, group + 2, dim]; `inputs` is the
-    hidden size unless it is given."""
+    """QKV share one parameter [inputs, kv, group + 2, dim]; `inputs` defaults to the hidden
+    size.
+    """
     kv, heads = config.num_kv_heads, config.num_heads * config.head_dim
     if config.source is not None:
         return _reading_pieces(hidden, config, names, layer)
@@ -61,7 +62,7 @@ def attention_pieces(
 
 
 def _reading_pieces(hidden: int, config: AttentionConfig, names: Names, layer: str) -> Pieces:
-    """Of a layer without keys and values of its own."""
+    """Pieces of a layer without its own keys and values."""
     assert rotated_lanes(config, names) is ALL_LANES and not names.qkv_by_head
     heads, q, out = config.num_heads * config.head_dim, layer + names.qkv[0], names.attention_out
     pieces: Pieces = {
@@ -77,7 +78,7 @@ def _reading_pieces(hidden: int, config: AttentionConfig, names: Names, layer: s
 
 
 def rotated_lanes(config: AttentionConfig, names: Names) -> tuple[Lanes, ...]:
-    """The order of lanes in queries and keys."""
+    """Lane permutation of queries and keys."""
     dim = config.head_dim
     rotated = dim if config.rope is None or config.rope.rotated is None else config.rope.rotated
     if config.rope is None or (rotated == dim and not names.rotates_neighbours):
@@ -101,7 +102,7 @@ def rotated_lanes(config: AttentionConfig, names: Names) -> tuple[Lanes, ...]:
 def _qkv(
     hidden: int | None, config: AttentionConfig, names: Names, layer: str
 ) -> tuple[Piece, ...]:
-    """The weight, or without `hidden` the bias."""
+    """QKV weight, or the bias if `hidden` is None."""
     dim, kv, group = config.head_dim, config.num_kv_heads, config.group
     parts = (slice(0, group), group, group + 1)[: 3 - config.keys_are_values]
     qkv = [layer + name for name in names.qkv[: len(parts)]]
@@ -131,7 +132,7 @@ def _qkv(
 
 
 def _gate(hidden: int | None, config: AttentionConfig, names: Names, layer: str) -> Piece:
-    """The gates, whose tensor has each head's query and then its gate: weight or bias."""
+    """Output gate (weight or bias), interleaved per head with the query in one tensor."""
     view = (config.num_heads, 2, config.head_dim)
     name, rows, source = layer + names.qkv[0], math.prod(view), (EVERY, 1)
     if hidden is None:
@@ -142,7 +143,7 @@ def _gate(hidden: int | None, config: AttentionConfig, names: Names, layer: str)
 def _heads(
     qkv: list[str], number: int, counts: tuple[int, ...], dim: int, lanes: slice, by_head: bool
 ) -> tuple[str, tuple[int, ...], Index]:
-    """Lanes of the queries, keys or values in their tensor: its name, its view, and the slice."""
+    """Tensor name, view and slice for lanes of the queries, keys or values."""
     if len(qkv) == len(counts):
         return qkv[number], (counts[number], dim), (EVERY, lanes)
     [name] = qkv
@@ -155,7 +156,7 @@ def _heads(
 def _head_norm(
     name: str, heads: tuple[int, ...], config: AttentionConfig, names: Names
 ) -> tuple[Piece, ...]:
-    """The norm of one head, or of all `heads` as one vector."""
+    """QK-norm of one head, or of all `heads` as one vector."""
     dim, lanes = config.head_dim, rotated_lanes(config, names)
     if config.qk_norm in ("head", "behind_rotation"):
         if lanes is ALL_LANES:

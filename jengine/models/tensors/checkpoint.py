@@ -1,7 +1,7 @@
-"""Maps checkpoint tensors to parameters: names, shapes, slices, transposed or not.
+"""Pieces: how checkpoint tensors map to slices of parameters.
 
-The same pieces are used to load and to save. The names are Llama's unless a family says otherwise
-in a `Names`. Must not know files or devices.
+Used to load and to save. Names are Llama's unless a family's `Names` says otherwise. Must not know
+files or devices.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ MOST_DRAFTING_LAYERS = 4
 
 @dataclass(frozen=True)
 class Piece:
-    """A checkpoint tensor of `shape`, or its slice `source`, and the slice of a parameter it fills.
+    """A checkpoint tensor (or its slice `source`) and the slice of a parameter that it fills.
 
-    Most checkpoints store a matrix as [outputs, inputs], parameters are [inputs, outputs]
-    (`transpose`); the two axes are then split into those of `parameter[index]`. Where `source`
-    takes lanes of every head, `view` says how the first axis is split for it; a parameter of one
-    number has an axis that the tensor lacks. All steps are views
-    with an inverse. Of an `optional` tensor that a file leaves out, the parameter has zeros.
+    Most checkpoints store [outputs, inputs], parameters are [inputs, outputs] (`transpose`); both
+    axes are then split into those of `parameter[index]`. Where `source` takes lanes of every head,
+    `view` splits the first axis. All steps are invertible views. A missing `optional` tensor stands
+    for zeros.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Piece:
     optional: bool = False
 
     def place(self, shape: tuple[int, ...]) -> list[slice]:
-        """Its slice of a parameter of this shape, one per axis."""
+        """Slices of a parameter of this shape that the piece fills, one per axis."""
         index = (*self.index, *[EVERY] * (len(shape) - len(self.index)))
         return [
             slice(*one.indices(size)[:2]) if isinstance(one, slice) else slice(one, one + 1)
@@ -49,12 +48,14 @@ class Piece:
         ]
 
     def turned(self, tensor: np.ndarray) -> np.ndarray:
-        """A view of the checkpoint's tensor with its axes in the parameter's order."""
+        """View of the checkpoint's tensor in the parameter's axis order."""
         tensor = tensor.reshape(self.viewed_shape)[self.source]
         return np.moveaxis(tensor, -1, 0) if self.transpose else tensor
 
     def take(self, parameter: np.ndarray) -> np.ndarray:
-        """The inverse: the checkpoint's tensor, or its slice `source`, out of the parameter."""
+        """Inverse of `turned`: the checkpoint's tensor, or its slice `source`, from the
+        parameter.
+        """
         part = parameter[self.index]
         if not self.transpose:
             return part.reshape(self.source_shape if self.source else self.shape)
@@ -63,18 +64,17 @@ class Piece:
 
     @property
     def viewed_shape(self) -> tuple[int, ...]:
-        """The tensor's shape with its first axis split."""
+        """Tensor shape with the first axis split by `view`."""
         return (*self.view, *self.shape[1:]) if self.view else self.shape
 
     @property
     def source_shape(self) -> tuple[int, ...]:
-        """The shape of `source`."""
         # A broadcast scalar has the tensor's shape and takes no memory.
         return np.broadcast_to(0, self.viewed_shape)[self.source].shape
 
 
 def take_tensor(parts: Sequence[tuple[np.ndarray, Piece]]) -> np.ndarray:
-    """A checkpoint's tensor out of the parameters, given with its pieces, that it fills."""
+    """Assemble a checkpoint tensor from the parameters it fills."""
     parameter, first = parts[0]
     if not first.source:
         return first.take(parameter)
@@ -86,9 +86,8 @@ def take_tensor(parts: Sequence[tuple[np.ndarray, Piece]]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class IgnoredTensor:
-    """A tensor that a checkpoint may hold although no parameter needs it.
-
-    `same_as` names the tensor whose copy it must be.
+    """A tensor that a checkpoint may hold although no parameter needs it. `same_as`: it must be a
+    copy of that tensor.
     """
 
     pattern: str
@@ -96,7 +95,6 @@ class IgnoredTensor:
     same_as: str | None = None
 
     def matches(self, name: str) -> bool:
-        """Whether this rule covers the tensor of that name."""
         return re.fullmatch(self.pattern, name) is not None
 
 
@@ -113,8 +111,9 @@ FREQUENCIES = IgnoredTensor(
 
 @dataclass(frozen=True)
 class DraftingNames:
-    """What the tensors of a layer are called that was trained to guess behind the last one (MTP),
-    and how config.json and its reading of embeddings differ between families."""
+    """Tensor names of a multi-token prediction (MTP) layer, and how its config keys and embeddings
+    differ between families.
+    """
 
     # What all names begin with; empty: what those of a layer after the last one do.
     root: str = ""
@@ -131,9 +130,8 @@ class DraftingNames:
 
 @dataclass(frozen=True)
 class Names:
-    """What a family calls its tensors, without '.weight' and '.bias'; in layers, without the layer.
-
-    One name where there could be several means one tensor that holds them one after the other.
+    """A family's tensor names, without '.weight' and '.bias' (and, within layers, the layer's
+    prefix). One name where several are possible means a fused tensor.
     """
 
     # Prefix of all names but the head's. Files of a bare model, without a head, omit it.
@@ -197,12 +195,12 @@ class Names:
 
     @property
     def embed_weight(self) -> str:
-        """The tensor that a tied head is a copy of."""
+        """Name of the embedding tensor, of which a tied head is a copy."""
         return f"{self.prefix}{self.embed}.weight"
 
 
 def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
-    """The tensors by their full names, also if the file is that of a bare model, or older."""
+    """Rename tensors of bare models or older files to their full names."""
     for old, new in names.older:
         if any(name.startswith(old) for name in tensors):
             tensors = {
@@ -218,7 +216,7 @@ def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
 
 
 def ignored_in_decoder(config: ModelConfig, names: Names) -> tuple[IgnoredTensor, ...]:
-    """Tensors that old or redundant files of a family hold in addition."""
+    """Ignorable tensors in old or redundant files of a family."""
     ignored = names.ignored
     if names.drafting is not None and not names.drafting.root:
         first = len(config.layers)

@@ -1,4 +1,4 @@
-"""The checkpoint tensors of the shared decoder: parameter path -> pieces.
+"""Checkpoint tensors of the shared decoder, by parameter path.
 
 In: a ModelConfig and a family's Names. Must not know files or devices.
 """
@@ -24,7 +24,7 @@ from jengine.models.tensors.recurrent_pieces import recurrent_pieces
 
 
 def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
-    """Parameter path -> pieces, for the shared decoder body."""
+    """Pieces of the whole shared decoder."""
     vocab, hidden = config.vocab_size, config.hidden_size
     pieces: Pieces = {"embed.weight": (Piece(names.embed_weight, (vocab, hidden)),)}
     if config.learned_positions:
@@ -59,8 +59,9 @@ def layer_pieces(
     config: ModelConfig, own: LayerConfig, names: Names, ours: str, theirs: str,
     second: str | None = None,
 ) -> Pieces:  # fmt: skip
-    """The same for one layer, whose parameters and tensors have these prefixes. `second`: that of
-    its feed-forward block, where another."""
+    """Pieces of one layer; `ours` and `theirs` are its prefixes. `second`: prefix of its
+    feed-forward block's tensors, where different.
+    """
     second = theirs if second is None else second
     found = {
         **_layer_norms(config, own, names, theirs, second),
@@ -79,7 +80,7 @@ def _norm(config: ModelConfig, path: str, name: str, shape: tuple[int, ...]) -> 
 
 
 def _layer_inputs(config: ModelConfig, inputs: LayerInputsConfig, names: Names) -> Pieces:
-    """What makes the inputs of all layers."""
+    """Pieces of the per-layer inputs."""
     width, prefix = len(config.layers) * inputs.size, names.prefix
     project = [prefix + names.layer_inputs_project]
     return {
@@ -92,7 +93,7 @@ def _layer_inputs(config: ModelConfig, inputs: LayerInputsConfig, names: Names) 
 
 
 def _ending(config: ModelConfig, names: Names, layer: str) -> Pieces:
-    """What comes last in a layer."""
+    """Pieces of a layer's ending."""
     pieces: Pieces = {}
     hidden, inputs = config.hidden_size, config.layer_inputs
     if inputs is not None:

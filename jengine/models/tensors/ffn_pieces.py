@@ -1,4 +1,4 @@
-"""The checkpoint tensors of feed-forward blocks, dense or of experts: parameter path -> pieces."""
+"""Checkpoint tensors of feed-forward blocks, dense or mixture of experts, by parameter path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jengine.models.tensors.matrix_pieces import Pieces, biases, matrices
 
 
 def ffn_pieces(hidden: int, config: FfnConfig, names: Names, layer: str) -> Pieces:
-    """The tensors of one layer's block."""
+    """Pieces of one layer's block."""
     if isinstance(config, ExpertsConfig):
         return _experts_mlp(hidden, config, names, layer)
     up = tuple(layer + name for name in names.gate_up)
@@ -43,7 +43,7 @@ def _mlp(
 
 
 def _experts_mlp(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
-    """The router, the experts, and the MLP that all tokens take."""
+    """Pieces of router, experts and shared MLP."""
     count, router = config.num_experts, layer + names.router
     pieces: Pieces = {
         "mlp.router.weight": matrices(names, [router], hidden, (count,), [()]),
@@ -64,7 +64,9 @@ def _experts_mlp(hidden: int, config: ExpertsConfig, names: Names, layer: str) -
 
 
 def _apart(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
-    """Each expert's matrices are one slice of [experts, hidden, inner, 2] and the like."""
+    """Experts stored as separate tensors, each a slice of [experts, hidden, inner, 2] and the
+    like.
+    """
     inner = config.intermediate_size
     gate_up: list[Piece] = []
     down: list[Piece] = []
@@ -78,7 +80,7 @@ def _apart(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Piec
 
 
 def _stacked(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
-    """The matrices of all experts are one tensor of each kind."""
+    """Experts stored stacked, one tensor of each kind."""
     inner, count = config.intermediate_size, config.num_experts
     [name] = names.expert_gate_up
     up, down = layer + name, layer + names.expert_down

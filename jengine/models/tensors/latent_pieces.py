@@ -1,6 +1,6 @@
-"""The checkpoint tensors of latent attention, by the names that all its families share.
+"""Checkpoint tensors of latent attention, under names common to its families.
 
-In: a LatentConfig. Out: parameter path -> pieces. Must not know files or devices.
+In: a LatentConfig. Out: pieces by parameter path. Must not know files or devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODULES = {
 
 
 def latent_pieces(hidden: int, config: LatentConfig, layer: str) -> Pieces:
-    """Parameter path, in the layer -> pieces; `layer` begins the names of the layer's tensors."""
+    """Pieces by path within the layer; `layer` is the prefix of its tensors."""
     queries, rank = config.num_heads * config.query_dim, config.query_rank
     entry = config.kv_rank + config.rope_dim
     up = config.num_heads * (config.nope_dim + config.value_dim)

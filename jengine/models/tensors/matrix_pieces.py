@@ -1,7 +1,7 @@
-"""Pieces of matrices and biases: each a tensor of its own, or several in one tensor.
+"""Pieces of matrices and biases, separate or fused in one tensor.
 
-In: names in the checkpoint, sizes, and the slices of a parameter. Out: pieces. Must not know what
-the matrices are for.
+In: checkpoint names, sizes, and slices of a parameter. Out: pieces. Must not know what the matrices
+are for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ Pieces = dict[str, tuple[Piece, ...]]
 def matrices(
     names: Names, theirs: Sequence[str], inputs: int, outputs: Sequence[int], ours: Sequence[Index]
 ) -> tuple[Piece, ...]:
-    """Matrices [outputs[i], inputs] for the slices ours[i], each a tensor or all fused in one."""
+    """Pieces of matrices [outputs[i], inputs] for slices ours[i], each in its own tensor or all
+    fused in one.
+    """
     pieces = []
     for (name, rows, source), index in zip(_sources(theirs, outputs), ours, strict=True):
         weight = f"{name}.weight"
@@ -30,7 +32,7 @@ def matrices(
 
 
 def biases(theirs: Sequence[str], sizes: Sequence[int], ours: Sequence[Index]) -> tuple[Piece, ...]:
-    """Their biases."""
+    """Biases of `matrices`."""
     return tuple(
         Piece(f"{name}.bias", (size,), index, source=source)
         for (name, size, source), index in zip(_sources(theirs, sizes), ours, strict=True)
@@ -38,7 +40,7 @@ def biases(theirs: Sequence[str], sizes: Sequence[int], ours: Sequence[Index]) -
 
 
 def _sources(theirs: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[str, int, Index]]:
-    """Per size: the tensor, its length, and the slice of it; () is the whole tensor."""
+    """Per size: tensor name, its length, and the slice of it; () is the whole tensor."""
     if len(theirs) == len(sizes):
         yield from ((name, size, ()) for name, size in zip(theirs, sizes, strict=True))
         return

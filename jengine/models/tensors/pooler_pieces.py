@@ -1,4 +1,4 @@
-"""The checkpoint tensors of a pooling model's head: parameter path -> pieces.
+"""Checkpoint tensors of a pooling head, by parameter path.
 
 In: a ModelConfig with pooling. Must not know files or devices.
 """
@@ -11,7 +11,7 @@ from jengine.models.tensors.matrix_pieces import Pieces
 
 
 def pooler_pieces(config: ModelConfig) -> Pieces:
-    """Parameter path -> pieces, for the matmuls behind pooling."""
+    """Pieces of the matmuls after pooling."""
     assert config.pooling is not None, "a model that writes"
     pieces: Pieces = {}
     inputs = config.hidden_size
@@ -29,7 +29,7 @@ def pooler_pieces(config: ModelConfig) -> Pieces:
 
 
 def weight_pieces(config: ModelConfig, layer: HeadLayer, inputs: int) -> tuple[Piece, ...]:
-    """The matrix [outputs, inputs] of a tensor, or some rows of one as long as the vocabulary."""
+    """The matrix [outputs, inputs], or selected rows of a vocabulary-sized one."""
     name = f"{layer.name}.weight"
     if not layer.rows:
         return (Piece(name, (layer.outputs, inputs), transpose=True),)

@@ -1,7 +1,7 @@
-"""The tensors of quantized modules in a checkpoint: which there are, and what they fill.
+"""Checkpoint tensors of quantized modules and the parameters they fill.
 
-In: a Quantization, and the pieces of the plain model. Out: modules of the checkpoint, and pieces of
-quantized tensors under the names of `QuantizedWeights`. Must not know files or schemes.
+In: a Quantization and pieces of the plain model. Out: the checkpoint's quantized modules, and
+pieces under the names of `QuantizedWeights`. Must not know files or schemes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEQUANTIZED = "kv_up"
 
 
 class QuantizedModule(NamedTuple):
-    """A module of the checkpoint with a quantized weight [outputs, inputs]."""
+    """A checkpoint module with a quantized weight [outputs, inputs]."""
 
     name: str
     outputs: int
@@ -47,7 +47,7 @@ class QuantizedModule(NamedTuple):
 
 
 def stored_formats(quantization: Quantization, pieces: Pieces) -> dict[str, StoredFormat]:
-    """Path of a `Linear` of ours -> the format of the modules that it is made of."""
+    """Format of each of our `Linear` paths, from its checkpoint modules."""
     found: dict[str, StoredFormat] = {}
     for path, parts in pieces.items():
         if not path.endswith(WEIGHT):
@@ -72,7 +72,7 @@ def stored_formats(quantization: Quantization, pieces: Pieces) -> dict[str, Stor
 
 
 def stored_modules(quantization: Quantization, pieces: Pieces) -> Iterator[QuantizedModule]:
-    """The checkpoint's quantized modules, whose plain pieces these are."""
+    """The checkpoint's quantized modules, found from the plain pieces."""
     seen: set[str] = set()
     for path, stored in stored_formats(quantization, pieces).items():
         for piece in pieces[path + WEIGHT]:
@@ -96,7 +96,7 @@ def stored_modules(quantization: Quantization, pieces: Pieces) -> Iterator[Quant
 
 
 def quantized_pieces(quantization: Quantization, pieces: Pieces) -> dict[str, tuple[Piece, ...]]:
-    """The pieces of the quantized model, whose tensors have the names of `QuantizedWeights`."""
+    """Pieces of the quantized model, under the tensor names of `QuantizedWeights`."""
     formats = {} if quantization.on_load else stored_formats(quantization, pieces)
     found: dict[str, tuple[Piece, ...]] = {}
     for path, parts in pieces.items():
@@ -113,25 +113,25 @@ def quantized_pieces(quantization: Quantization, pieces: Pieces) -> dict[str, tu
 
 
 def tensor_names(format: WeightFormat) -> tuple[str, ...]:
-    """The tensors of a weight of this format, as `QuantizedWeights` names them."""
+    """Tensor names of a weight in this format."""
     zero = ("zero",) if format.zeros else ()
     return ("weight", "scale", *zero, *(("input_scale",) if format.static else ()))
 
 
 def columns(name: str, format: WeightFormat, inputs: int) -> int:
-    """The second dimension of such a tensor [outputs, ...]."""
+    """Second dimension of such a tensor [outputs, ...]."""
     if name == "weight":
         return inputs * format.bits // 8
     return 1 if name == "input_scale" else format.groups(inputs)
 
 
 def is_dequantized(path: str) -> bool:
-    """Whether a parameter is plain although files may hold it quantized."""
+    """Whether a parameter is used unquantized even if files store it quantized."""
     return path.removesuffix(WEIGHT).rpartition(".")[2] == DEQUANTIZED
 
 
 def _pieces(piece: Piece, name: str, format: WeightFormat) -> Iterator[Piece]:
-    """The pieces of a quantized tensor, out of that of the plain weight."""
+    """Pieces of a quantized tensor, derived from the plain weight's piece."""
     module = piece.name.removesuffix(WEIGHT)
     if _is_stacked(piece):
         experts, inputs, outputs = piece.shape
@@ -150,5 +150,5 @@ def is_matrix(piece: Piece) -> bool:
 
 
 def _is_stacked(piece: Piece) -> bool:
-    """Whether a tensor holds all experts' matrices, each [inputs, outputs]."""
+    """Whether a tensor stacks all experts' matrices, each [inputs, outputs]."""
     return len(piece.shape) == 3 and not (piece.transpose or piece.source or piece.index)

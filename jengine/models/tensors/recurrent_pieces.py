@@ -1,7 +1,7 @@
-"""The checkpoint tensors of recurrent layers: parameter path -> pieces.
+"""Checkpoint tensors of recurrent layers, by parameter path.
 
-In: a layer's config, and what the names of its tensors begin with. A tensor may fill several
-parameters: one matmul of theirs is several of ours, which are sharded in different ways.
+In: a layer's config and tensor prefix. A tensor may fill several parameters: one stored matmul
+becomes several that are sharded differently.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jengine.models.tensors.matrix_pieces import Pieces
 
 
 def recurrent_pieces(hidden: int, config: RecurrentConfig, theirs: str) -> Pieces:
-    """The tensors of one layer's mixer."""
+    """Pieces of one layer's mixer."""
     if isinstance(config, ShortConvConfig):
         return _short_conv(hidden, config, theirs)
     if isinstance(config, DeltaConfig):
@@ -25,7 +25,9 @@ def recurrent_pieces(hidden: int, config: RecurrentConfig, theirs: str) -> Piece
 def rows(
     name: str, shape: tuple[int, ...], begin: int, end: int, index: Index = ()
 ) -> tuple[Piece, ...]:
-    """Rows of a matrix or of a convolution's kernel, whose last axis comes first in ours."""
+    """Rows `begin` to `end` of a matrix, or of a convolution kernel, with the last axis moved
+    first.
+    """
     return (Piece(name, shape, index, len(shape) > 1, (slice(begin, end),)),)
 
 
@@ -110,7 +112,7 @@ Part = tuple[int, int, slice]  # rows of queries, keys or values, and their lane
 
 
 def _fused_delta(hidden: int, config: DeltaConfig, theirs: str, parts: list[Part]) -> Pieces:
-    """Two matrices, with everything of a head of keys together."""
+    """Gated delta net stored as two matrices, grouped by key head."""
     inner = config.key_heads * (config.convolved + config.share * config.value_dim)
     both = 2 * config.key_heads * config.share
     qkv_gate, beta_dt = f"{theirs}in_proj_qkvz.weight", f"{theirs}in_proj_ba.weight"
@@ -121,7 +123,7 @@ def _fused_delta(hidden: int, config: DeltaConfig, theirs: str, parts: list[Part
 
 
 def _split_delta(hidden: int, config: DeltaConfig, theirs: str, parts: list[Part]) -> Pieces:
-    """Four matrices, each with its heads one after the other."""
+    """Gated delta net stored as four matrices, each with its heads in order."""
     numbers, values = config.key_heads * config.share, config.share * config.value_dim
     qkv, shape = f"{theirs}in_proj_qkv.weight", (parts[-1][1], hidden)
     gates = slice(config.convolved, config.convolved + values)

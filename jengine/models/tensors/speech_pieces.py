@@ -1,8 +1,6 @@
-"""The checkpoint tensors of encoders of speech and text, and of cross attention: parameter path ->
-pieces.
+"""Checkpoint tensors of speech and text encoders and of cross attention, by parameter path.
 
-Keys of speech have no bias in checkpoints; that part of ours is zero. Must not know files or
-devices.
+Speech checkpoints have no key bias; that part of ours is zero. Must not know files or devices.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ TAPS = 3
 
 
 def speech_pieces(speech: SpeechConfig, prefix: str) -> Pieces:
-    """Of the encoder as a part `speech` of a model."""
+    """Pieces of the speech encoder, at `speech.` in the model."""
     hidden = speech.hidden_size
     pieces: Pieces = {
         "first.weight": (Piece(f"{prefix}conv1.weight", (hidden, speech.mels, TAPS)),),
@@ -32,7 +30,7 @@ def speech_pieces(speech: SpeechConfig, prefix: str) -> Pieces:
 
 
 def text_pieces(encoder: TextEncoderConfig, prefix: str) -> Pieces:
-    """Of the encoder as a part `encoder` of a model whose norms stand after sums."""
+    """Pieces of a post-norm text encoder, at `encoder.` in the model."""
     shape = (encoder.positions + encoder.position_offset, encoder.hidden_size)
     pieces: Pieces = {
         "position_embed.weight": (Piece(f"{prefix}embed_positions.weight", shape),),
@@ -45,7 +43,7 @@ def text_pieces(encoder: TextEncoderConfig, prefix: str) -> Pieces:
 def block_pieces(
     encoder: SpeechConfig | TextEncoderConfig, prefix: str, place: str, *, key_bias: bool
 ) -> Pieces:
-    """Of an encoder's blocks, whose norms stand before or after what they do."""
+    """Pieces of encoder blocks; `place`: norms "before" or "after" each block."""
     hidden, inner, pieces = encoder.hidden_size, encoder.intermediate_size, dict[str, Any]()
     for layer in range(encoder.num_layers):
         theirs = f"{prefix}layers.{layer}."
@@ -66,8 +64,7 @@ def cross_pieces(
     layer: LayerConfig, hidden: int, path: str, theirs: str, place: str = "before",
     *, key_bias: bool = False,
 ) -> Pieces:  # fmt: skip
-    """Of the cross attention of one layer, whose tensors have this prefix; its norm stands before
-    or after it."""
+    """Pieces of a layer's cross attention; `place` as in `block_pieces`."""
     cross = layer.cross
     if cross is None:
         return {}
@@ -83,13 +80,13 @@ def cross_pieces(
 
 
 def norm(path: str, name: str, size: int) -> Pieces:
-    """Of a layer norm."""
+    """Pieces of a layer norm."""
     weight, bias = (Piece(f"{name}.{part}", (size,)) for part in ("weight", "bias"))
     return {f"{path}.weight": (weight,), f"{path}.bias": (bias,)}
 
 
 def matrix(path: str, name: str, inputs: int, outputs: int) -> Pieces:
-    """Of a matrix with a bias."""
+    """Pieces of a matrix with bias."""
     return {
         f"{path}.weight": (Piece(f"{name}.weight", (outputs, inputs), (), True),),
         f"{path}.bias": (Piece(f"{name}.bias", (outputs,)),),
@@ -99,7 +96,7 @@ def matrix(path: str, name: str, inputs: int, outputs: int) -> Pieces:
 def projections(
     path: str, theirs: str, letters: str, inputs: int, outputs: int, *, key_bias: bool
 ) -> Pieces:
-    """Of queries, keys and values in one parameter; keys may have no bias."""
+    """Queries, keys and values fused into one parameter; the key bias may be missing."""
     named = [(number, letter, f"{theirs}{letter}_proj") for number, letter in enumerate(letters)]
     weights = [
         Piece(f"{name}.weight", (outputs, inputs), (EVERY, number), True)

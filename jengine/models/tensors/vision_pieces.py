@@ -1,6 +1,6 @@
-"""The checkpoint tensors of the shared vision tower: parameter path -> pieces.
+"""Checkpoint tensors of the shared vision tower, by parameter path.
 
-In: a VisionConfig and what a family calls its tensors. Must not know files or devices.
+In: a VisionConfig and a family's TowerNames. Must not know files or devices.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from jengine.models.tensors.matrix_pieces import Pieces
 
 @dataclass(frozen=True)
 class TowerNames:
-    """What a family calls the tensors of its tower, without '.weight' and '.bias'; in blocks,
-    without the block."""
+    """A family's tower tensor names, without '.weight' and '.bias' (and, within blocks, the block's
+    prefix).
+    """
 
     prefix: str = "visual."
     patch: str = "patch_embed.proj"
@@ -46,7 +47,7 @@ class TowerNames:
 
 
 def vision_pieces(vision: VisionConfig, names: TowerNames) -> Pieces:
-    """Parameter path -> pieces, for the tower as a part `vision` of a model."""
+    """Pieces of the tower, at `vision.` in the model."""
     hidden, own = vision.hidden_size, names.prefix
     frames = (vision.frames,) if names.patch_has_frames else ()
     shape = (hidden, vision.channels, *frames, vision.patch_size, vision.patch_size)
@@ -117,7 +118,7 @@ def _block(vision: VisionConfig, names: TowerNames, theirs: str) -> Pieces:
 def _together(
     path: str, theirs: list[str], count: int, inputs: int, outputs: int, *, bias: bool
 ) -> Pieces:
-    """A parameter [inputs, count, ...] from one tensor, or from `count` of them."""
+    """A parameter [inputs, count, ...] from one fused tensor or `count` separate ones."""
     if len(theirs) == 1:
         return _matrix(path, theirs[0], inputs, count * outputs, bias=bias)
     weights = [
