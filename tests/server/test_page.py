@@ -104,7 +104,7 @@ def test_a_request_is_sent_from_the_api_page(shown: Page) -> None:
         shown.value("document.getElementById('key').value = ''")
         refused = sent(shown, "/v1/completions")
     assert answers["/health"].startswith("200 OK\n")
-    assert '"completion_tokens":8' in answers["/v1/completions"]
+    assert '"completion_tokens": 8' in answers["/v1/completions"]
     assert '"count"' in answers["/tokenize"]
     assert refused.startswith("401 ")
 
