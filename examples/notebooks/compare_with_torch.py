@@ -19,11 +19,13 @@
 # token.
 #
 # torch runs in another process and is never imported here. Where it is not installed, a
-# bundle from another machine does: `jengine compare MODEL --save-bundle FOLDER`.
+# bundle from another machine does: `jengine compare MODEL --save-bundle FOLDER`. With neither, the
+# page of a comparison of SmolLM2-135M-Instruct is shown, which the documentation keeps.
 #
 # How to open this file as a notebook: see `first_look.py`.
 
 # %%
+import html
 import importlib.util
 import os
 import tempfile
@@ -46,14 +48,27 @@ bundle = Path(given or Path(temporary.name, "bundle"))
 # file that opens anywhere.
 
 # %%
+KEPT = Path("jengine", "docs", "pages", "comparison.html")
+
+
+def kept_page():
+    """The documentation's comparison, found from any folder of the repository."""
+    from IPython.display import HTML
+
+    places = [folder / KEPT for folder in (Path.cwd(), *Path.cwd().parents)]
+    page = next(place for place in places if place.is_file()).read_text(encoding="utf-8")
+    style = "width:100%; height:820px; border:1px solid #8884; border-radius:8px"
+    return HTML(f'<iframe srcdoc="{html.escape(page)}" style="{style}"></iframe>')
+
+
 comparison = None
 if given is not None:
     comparison = llm.compare(bundle)
 elif importlib.util.find_spec("torch") is not None:
     comparison = llm.compare("torch", save_bundle=bundle)
 else:
-    print("Nothing is compared: there is no torch here, and JENGINE_BUNDLE names no bundle.")
-comparison
+    print("There is no torch here, and JENGINE_BUNDLE names no bundle: this comparison was kept.")
+kept_page() if comparison is None else comparison
 
 # %%
 if comparison is not None:

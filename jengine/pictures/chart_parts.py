@@ -120,7 +120,9 @@ def figure(parts: Sequence[str], title: str, height: float, width: float = WIDTH
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Names with their colours."""
+    """Names with their colours; nothing for one alone, which the chart's title names."""
+    if len(entries) == 1:
+        return ""
     items = "".join(
         f'<span><i class="key {look}"></i>{html.escape(name)}</span>' for name, look in entries
     )

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.docs.pictures import PICTURES
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "jengine" / "docs"
 PAGES = sorted((DOCS / "pages").glob("*.md"))
@@ -43,6 +45,14 @@ def test_readme_is_short() -> None:
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_pictures_are_those_that_the_script_makes() -> None:
+    files = {file.name: file.stat().st_size for file in (DOCS / "pages" / "pictures").iterdir()}
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert set(files) == {f"{name}.webp" for name in PICTURES}
+    assert set(re.findall(r"\(pictures/([^)]+)\)", text)) == set(files)
+    assert sum(files.values()) < 1_000_000
 
 
 def test_every_page_is_in_the_menu() -> None:

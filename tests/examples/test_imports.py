@@ -6,8 +6,12 @@ CI runs the examples themselves; this says at once when a move has left one behi
 from __future__ import annotations
 
 import ast
-import importlib
+import html
+import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -59,3 +63,20 @@ def test_examples_use_public_names_alone() -> None:
 def test_notebooks_name_their_kernel(file: Path) -> None:
     """Without it jupytext looks for one that belongs to its own interpreter, and may find none."""
     assert "#   kernelspec:\n" in file.read_text(encoding="utf-8").split("# %%")[0]
+
+
+def test_the_comparison_without_torch_is_the_kept_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = (EXAMPLES / "notebooks" / "compare_with_torch.py").read_text(encoding="utf-8")
+    (cell,) = [one for one in notebook.split("# %%") if "def kept_page" in one]
+    *statements, shown = ast.parse(cell).body
+    monkeypatch.chdir(EXAMPLES / "notebooks")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=lambda text: text))
+    names: dict[str, Any] = {"given": None, "html": html, "importlib": importlib, "Path": Path}
+    exec(compile(ast.Module(statements, []), "cell", "exec"), names)
+    assert isinstance(shown, ast.Expr)
+    page = html.unescape(eval(compile(ast.Expression(shown.value), "cell", "eval"), names))
+    assert "SmolLM2-135M-Instruct" in page and "jengine from the truth" in page
+    assert "this comparison was kept" in capsys.readouterr().out

@@ -82,11 +82,17 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self._call("Input.dispatchKeyEvent", type=kind, **enter)
 
-    def picture(self, *, dark: bool = False) -> bytes:
-        """What the page looks like, as a PNG."""
+    def resize(self, width: int, height: int) -> None:
+        """Give the page a size of its own, whatever the window's."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+        self._call("Emulation.setScrollbarsHidden", hidden=True)
+
+    def picture(self, *, dark: bool = False, form: str = "png") -> bytes:
+        """What the page looks like."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._call("Emulation.setEmulatedMedia", features=scheme)
-        return base64.b64decode(self._call("Page.captureScreenshot")["data"])
+        return base64.b64decode(self._call("Page.captureScreenshot", format=form)["data"])
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1
