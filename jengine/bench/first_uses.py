@@ -22,24 +22,13 @@ from typing import Any, NamedTuple
 
 import jengine
 from jengine.bench.frame import Benchmark
+from jengine.bench.marathon.load import FEATURES
 from jengine.bench.marathon.server import ServerProcess
 from jengine.client.address import Address
 from jengine.client.errors import ServerBusy, ServerFailed
 from jengine.client.server import Server
 from jengine.structured_outputs import StructuredOutputsParams
 
-# What is asked for: arguments of SamplingParams, which are also fields of a body over HTTP.
-FEATURES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "sampled": {"temperature": 0.8, "seed": 1},
-    "penalties": {"temperature": 0, "presence_penalty": 0.5, "repetition_penalty": 1.1},
-    "logit_bias": {"temperature": 0, "logit_bias": {"5": 1.0}},
-    "min_tokens": {"temperature": 0, "min_tokens": 2},
-    "logprobs": {"temperature": 0, "logprobs": 5},
-    "prompt_logprobs": {"temperature": 0, "prompt_logprobs": 1},
-    "logprob_token_ids": {"temperature": 0, "logprob_token_ids": [5, 6]},
-    "structured_outputs": {"temperature": 0, "structured_outputs": {"choice": ["yes", "no"]}},
-}
 PROMPTS = (16, 200)  # tokens
 ANSWER, STREAM = 4, 200  # tokens
 # Over this many median gaps a stream is said to have stood still.
@@ -170,8 +159,6 @@ def over_http(model: str, *, cold: bool) -> Iterator[Ask]:
                 ignore_eos = "structured_outputs" not in sampling
                 body = {"model": name, "prompt": prompt, "max_tokens": most, "stream": True,
                         "ignore_eos": ignore_eos, **sampling}  # fmt: skip
-                if ids := sampling.get("logprob_token_ids"):
-                    body["logprobs"] = len(ids)  # as OpenAI's field, it says that there are any
                 return server.stream("/v1/completions", body)
 
             yield ask

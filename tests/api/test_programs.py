@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -101,6 +102,19 @@ def test_no_parameter_compiles_a_program(complete: jengine.LLM) -> None:
             assert all(one.finished for one in complete.generate(random_prompts(*lengths), params))
         assert set(complete.ledger.entries) == before, case
     assert complete.ledger.totals.late == {} and complete.ledger.totals.awaited_seconds == 0
+
+
+def test_a_soak_with_every_parameter_waits_for_no_compiler(complete: jengine.LLM) -> None:
+    """Requests of all kinds in the same batches, more than run at once."""
+    rng, before = random.Random(3), set(complete.ledger.entries)
+    params = [SamplingParams(**{"temperature": 0, "max_tokens": 3, **case})
+              for case in CASES.values() for _ in range(3)]  # fmt: skip
+    rng.shuffle(params)
+    prompts = random_prompts(*(rng.randint(1, 70) for _ in params))
+    assert all(one.finished for one in complete.generate(prompts, params))
+    assert set(complete.ledger.entries) == before
+    totals = complete.ledger.totals
+    assert (totals.awaited_seconds, totals.unexpected, totals.late) == (0, 0, {})
 
 
 def test_functions_compile_no_model(complete: jengine.LLM) -> None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from jengine.bench.first_uses import FEATURES, PROMPTS, measure, shown
+from jengine.bench.first_uses import PROMPTS, measure, shown
+from jengine.bench.marathon.load import FEATURES
 
 HELD = 0.3
 

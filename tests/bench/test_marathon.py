@@ -15,7 +15,7 @@ import pytest
 from jengine.bench.marathon.__main__ import parse, printed
 from jengine.bench.marathon.canary import Canary
 from jengine.bench.marathon.exchange import Manner, exchange
-from jengine.bench.marathon.load import Load, ending_of, request_of
+from jengine.bench.marathon.load import FEATURES, Load, ending_of, request_of
 from jengine.bench.marathon.run import Marathon, failures, run
 from jengine.bench.marathon.server import ServerProcess
 from jengine.bench.marathon.watch import Sample, Watch, gauges
@@ -122,6 +122,8 @@ def test_every_kind_of_client_is_there() -> None:
     rng = random.Random(1)
     made = [request_of(rng, number) for number in range(300)]
     assert len({kind for kind, *_ in made}) == 8
+    asked = {name for _, _, body, _ in made for name in body}
+    assert {name for feature in FEATURES.values() for name in feature} <= asked
     assert all(json.dumps(body) for _, _, body, _ in made)
 
 
@@ -175,7 +177,8 @@ GOOD: dict[str, Any] = {
     "lost_count": 0, "injections": [{"recovery_s": 3.0, "problem": ""}], "seconds": 300.0,
     "canary": {"other_tokens": [], "calm": 100, "calm_failure_count": 1},
     "forbidden_log_lines": [], "memory_slope_mib_per_minute": 0.2, "kv_usage_growth_points": 2.0,
-    "held": {"running": 0.0, "usage": 0.0}, "exit_status": 0, "orphans": 0,
+    "waited_for_compiler_s": 0.0, "held": {"running": 0.0, "usage": 0.0}, "exit_status": 0,
+    "orphans": 0,
 }  # fmt: skip
 
 
@@ -192,6 +195,8 @@ GOOD: dict[str, Any] = {
         ({"forbidden_log_lines": ["x"]}, "the log has lines"),
         ({"memory_slope_mib_per_minute": 1.5}, "memory grows"),
         ({"kv_usage_growth_points": 11.0}, "fills up"),
+        ({"waited_for_compiler_s": 0.1}, "waited for the compiler"),
+        ({"waited_for_compiler_s": None}, "waited for the compiler"),
         ({"held": {"running": 1.0}}, "held at the end"),
         ({"held": {"running": None}}, "does not tell"),
         ({"exit_status": 1}, "status 0"),

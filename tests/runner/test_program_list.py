@@ -16,6 +16,7 @@ from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.capacity.device_memory import Memory
 from jengine.capacity.layout import Layout
+from jengine.config import ModelConfig
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
@@ -32,16 +33,23 @@ from jengine.sampling.admission import row_bytes
 from tests.models.tiny_models import FAMILIES, tiny_settings
 
 LARGE = model_config(PUBLISHED["llama-8b"])
+SMALL = model_config({  # 135M parameters
+    **PUBLISHED["llama-8b"], "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49_152,
+    "max_position_embeddings": 8192, "tie_word_embeddings": True,
+})  # fmt: skip
 KNOWN = variants(20, "raw_logprobs")
 OWN_IDS = replace(KNOWN["full"], sampling=replace(KNOWN["full"].sampling, own_ids=True))
 LADDERS = Ladders((8, 32, 128, 256), (256, 512, 1024, 2048, 4096, 8192), (4,))
 
 
-def defaults(device: str, *, penalises: bool = False, **settings: Any) -> RunnerConfig:
-    """The settings of an engine for an 8B model on such a device. Compiles nothing."""
+def defaults(
+    device: str, *, model: ModelConfig = LARGE, penalises: bool = False, **settings: Any
+) -> RunnerConfig:
+    """The settings of an engine for a model on such a device. Compiles nothing."""
     args, usual = EngineArgs("any", **settings), DEVICE_DEFAULTS[device]
-    schedule = schedule_config(args.groups, LARGE, usual)
-    return runner_config(args.groups, LARGE, schedule, defaults=usual, penalises=penalises)
+    schedule = schedule_config(args.groups, model, usual)
+    return runner_config(args.groups, model, schedule, defaults=usual, penalises=penalises)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +61,7 @@ def defaults(device: str, *, penalises: bool = False, **settings: Any) -> Runner
         ("gpu", {"max_num_seqs": 4}, 7, 7),
         ("gpu", {"strict": True}, 21, 20),
         ("cpu", {}, 7, 12),
+        ("cpu", {"model": SMALL}, 7, 12),
         ("cpu", {"penalises": True}, 7, 7),
     ],
 )

@@ -17,6 +17,18 @@ from jengine.bench.marathon.exchange import PATIENT, Manner, Reply, exchange
 
 STORY = "Once upon a time there was a little fox who lived in a forest and liked to count. "
 COMPLETIONS = "/v1/completions"
+# Sampling with programs or arrays of its own: arguments of SamplingParams, and fields of bodies.
+FEATURES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.8, "seed": 1},
+    "penalties": {"temperature": 0, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+    "logit_bias": {"temperature": 0, "logit_bias": {"5": 1.0}},
+    "min_tokens": {"temperature": 0, "min_tokens": 2},
+    "logprobs": {"temperature": 0, "logprobs": 5},
+    "prompt_logprobs": {"temperature": 0, "prompt_logprobs": 1},
+    "logprob_token_ids": {"temperature": 0, "logprobs": 2, "logprob_token_ids": [5, 6]},
+    "structured_outputs": {"temperature": 0, "structured_outputs": {"choice": ["yes", "no"]}},
+}
 
 
 class Load:
@@ -79,6 +91,8 @@ def request_of(rng: random.Random, number: int) -> tuple[str, str, dict[str, Any
     if kind == "chat":
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+    elif kind == "whole":
+        body |= rng.choice(tuple(FEATURES.values()))
     elif kind == "several":
         body |= {"n": 2, "temperature": 1.0}
     elif kind == "leaving":

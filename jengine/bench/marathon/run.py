@@ -123,6 +123,7 @@ async def end_of(server: ServerProcess) -> dict[str, Any]:
     except ServerFailed:
         status = None
     return {
+        "waited_for_compiler_s": found.get("step_compile_wait_seconds_total"),
         "held": {name: found.get(name) for name in HELD},
         "exit_status": status,
         "orphans": len(server.orphans()),
@@ -184,6 +185,7 @@ def failures(marathon: Marathon, result: dict[str, Any]) -> list[str]:
         "the log has lines that must not be there": result["forbidden_log_lines"],
         "memory grows": lasts and slope is not None and slope >= 1,
         "the KV cache fills up": (result["kv_usage_growth_points"] or 0) > 10,
+        "steps waited for the compiler, or that is not told": result["waited_for_compiler_s"] != 0,
         "something is held at the end": any(result["held"].values()),
         "the server does not tell what it holds": None in result["held"].values(),
         "the server did not end with status 0": result["exit_status"] != 0,
