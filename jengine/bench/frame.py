@@ -17,40 +17,35 @@ Printed = Callable[[dict[str, Any]], str]
 
 
 class Benchmark(NamedTuple):
-    """`python -m jengine.bench.NAME`. A flag is argparse's settings, or its default alone, which is
-    of its type."""
+    """`python -m ROOM.NAME`. A flag is argparse's settings, or its default alone, which is of its
+    type."""
 
     name: str
     about: str
     flags: Mapping[str, Any]
     measure: Callable[[argparse.Namespace], dict[str, Any]]
     printed: Printed | None = None
+    room: str = "jengine.bench"
 
     def main(self, words: Sequence[str] | None = None) -> int:
         """Measure, print and keep; returns the exit status."""
         words = sys.argv[1:] if words is None else words
         parser = argparse.ArgumentParser(
-            prog=f"python -m jengine.bench.{self.name}", description=self.about.splitlines()[0]
+            prog=f"python -m {self.room}.{self.name}", description=self.about.splitlines()[0]
         )
         for flag, given in self.flags.items():
             own = given if isinstance(given, dict) else {"type": type(given), "default": given}
             parser.add_argument(flag, **own)
         parser.add_argument("--output-json", type=Path, metavar="FILE")
         args = parser.parse_args(words)
-        return keep(self.name, words, self.measure(args), args.output_json, self.printed)
+        found = {"bench": self.name, **self.measure(args)}
+        command = shown_command(f"{self.room}.{self.name}", words)
+        return keep(command, {**found, **surroundings()}, args.output_json, self.printed)
 
 
-def keep(
-    name: str,
-    words: Sequence[str],
-    found: Mapping[str, Any],
-    file: Path | None,
-    printed: Printed | None = None,
-    around: Callable[[], dict[str, Any]] = surroundings,
-) -> int:
+def keep(command: str, found: Mapping[str, Any], file: Path | None, printed: Printed | None) -> int:
     """Print lines for people and, last, the JSON; write that too. Returns 1 if something failed."""
-    command = shown_command(f"jengine.bench.{name}", words)
-    result = {"bench": name, **found, "command": command, **around()}
+    result = {**found, "command": command}
     if printed is not None:
         print(printed(result))
     print(json.dumps(result))

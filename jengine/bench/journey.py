@@ -7,9 +7,7 @@ counting begins; then the parts of its steps are traced again by themselves.
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
 import sys
 import threading
 from collections import Counter
@@ -23,7 +21,7 @@ from typing import Any
 import jax
 
 import jengine
-from jengine.bench.surroundings import surroundings
+from jengine.bench.frame import Benchmark
 
 ROOT = Path(jengine.__file__).parent.parent
 THIS_FILE = Path(__file__)
@@ -114,13 +112,10 @@ def measure(new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m jengine.bench.journey", description=__doc__)
-    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
-    wanted = parser.parse_args()
-    print(json.dumps({**measure(wanted.new_tokens), **surroundings()}, indent=1))
+main = Benchmark(
+    "journey", __doc__, {"--new-tokens": NEW_TOKENS}, lambda args: measure(args.new_tokens)
+).main
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

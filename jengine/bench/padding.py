@@ -8,8 +8,6 @@ that reading weights or multiplying by them takes at least, and every answer end
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +16,7 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config, with_sizes
+from jengine.bench.frame import Benchmark
 from jengine.bench.host import PackedOnly
 from jengine.config import CacheConfig
 from jengine.engine.core import EngineCore
@@ -162,16 +161,15 @@ def report(chats: list[Chat], device: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print the ledger, and the shares as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=tuple(DEVICE_DEFAULTS), default="gpu")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--rate", type=float, help="requests per second; all at once without it")
-    args = parser.parse_args()
-    chats = trace(args.requests, args.rate)
-    print(json.dumps({"bench": "padding", **vars(args), **report(chats, args.device)}))
+FLAGS = {
+    "--device": {"choices": tuple(DEVICE_DEFAULTS), "default": "gpu"},
+    "--requests": 2000,
+    "--rate": {"type": float, "help": "requests per second; all at once without it"},
+}
+main = Benchmark(
+    "padding", __doc__, FLAGS, lambda args: report(trace(args.requests, args.rate), args.device)
+).main
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,15 +1,21 @@
-"""Flags of the benches that run servers: the fields of their settings, and those that all have.
-
-In: a class of settings, words. Out: the settings; flags of `jengine serve` come after two dashes.
+"""The frame of a benchmark that runs servers: fields of its settings are flags, those of `jengine
+serve` come after two dashes. Must not know what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+from jengine.bench.frame import Printed, keep
+from jengine.bench.machine import client_surroundings
+from jengine.bench.surroundings import shown_command
+from jengine.errors import JengineError
 
 T = TypeVar("T")
 
@@ -19,26 +25,48 @@ def flag(default: Any, text: str, kind: type | None = None) -> Any:
     return field(default=default, metadata={"help": text, "type": kind or type(default)})
 
 
-def parsed(
-    settings: Callable[..., T], words: Sequence[str], module: str, about: str, log: tuple[str, str]
-) -> tuple[argparse.Namespace, T]:
-    """What was given, and the settings. `log`: the flag of where logs are kept, and its help."""
-    cut = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}",
-        description=about,
-        epilog="Flags of `jengine serve` come after --, such as: -- --max-num-seqs 64",
-    )
-    parser.add_argument("model", nargs="?", default="demo", help="a model folder, or demo")
-    flags = [one for one in fields(settings) if "help" in one.metadata]  # type: ignore[arg-type]
-    for one in flags:
-        shown = "" if one.default is None else f" [{one.default:g}]"
-        parser.add_argument(
-            "--" + one.name.replace("_", "-"), default=one.default, type=one.metadata["type"],
-            help=one.metadata["help"] + shown,
-        )  # fmt: skip
-    parser.add_argument(log[0], type=Path, help=log[1])
-    parser.add_argument("--output-json", type=Path, help="also write the JSON to a file")
-    given = parser.parse_args(words[:cut])
-    own = {one.name: getattr(given, one.name) for one in flags}
-    return given, settings(model=given.model, flags=tuple(words[cut + 1 :]), **own)
+@dataclass(frozen=True, kw_only=True)
+class ServerBenchmark(Generic[T]):
+    """`python -m jengine.bench.NAME [MODEL]`."""
+
+    name: str
+    about: str
+    settings: Callable[..., T]
+    log: tuple[str, str] = ("--log", "keep the server's log in this file")
+    measure: Callable[[T, Path], dict[str, Any]]  # and where logs are kept
+    printed: Printed
+
+    def parse(self, words: Sequence[str]) -> tuple[argparse.Namespace, T]:
+        """What was given, and the settings."""
+        cut = words.index("--") if "--" in words else len(words)
+        parser = argparse.ArgumentParser(
+            prog=f"python -m jengine.bench.{self.name}",
+            description=self.about,
+            epilog="Flags of `jengine serve` come after --, such as: -- --max-num-seqs 64",
+        )
+        parser.add_argument("model", nargs="?", default="demo", help="a model folder, or demo")
+        flags = [one for one in fields(self.settings) if "help" in one.metadata]  # type: ignore[arg-type]
+        for one in flags:
+            shown = "" if one.default is None else f" [{one.default:g}]"
+            parser.add_argument(
+                "--" + one.name.replace("_", "-"), default=one.default, type=one.metadata["type"],
+                help=one.metadata["help"] + shown,
+            )  # fmt: skip
+        parser.add_argument(self.log[0], dest="log", type=Path, help=self.log[1])
+        parser.add_argument("--output-json", type=Path, help="also write the JSON to a file")
+        given = parser.parse_args(words[:cut])
+        own = {one.name: getattr(given, one.name) for one in flags}
+        return given, self.settings(model=given.model, flags=tuple(words[cut + 1 :]), **own)
+
+    def main(self, words: Sequence[str]) -> int:
+        """Measure, print and keep; returns the exit status."""
+        given, settings = self.parse(words)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found = self.measure(settings, given.log or Path(folder) / "logs")
+            except JengineError as error:
+                print(f"jengine: error: {error}", file=sys.stderr)
+                return 1
+        found = {"bench": self.name, **found, **client_surroundings()}
+        command = shown_command(f"jengine.bench.{self.name}", words)
+        return keep(command, found, given.output_json, self.printed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jengine.bench.disaggregated.__main__ import parse, printed
+from jengine.bench.disaggregated.__main__ import bench, printed
 from jengine.bench.disaggregated.run import Canaries, failures, run
 
 SPEED = {
@@ -54,8 +54,8 @@ def test_what_fails_a_pair(change: dict[str, Any], words: str | None) -> None:
 
 
 def test_flags_of_the_servers_come_after_two_dashes() -> None:
-    given, settings = parse(["tiny", "--seconds", "9", "--", "--max-num-seqs", "4"])
-    assert given.logs is None and settings.model == "tiny" and settings.seconds == 9
+    given, settings = bench.parse(["tiny", "--seconds", "9", "--", "--max-num-seqs", "4"])
+    assert given.log is None and settings.model == "tiny" and settings.seconds == 9
     assert settings.flags == ("--max-num-seqs", "4")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jengine.bench.marathon.__main__ import parse, printed
+from jengine.bench.marathon.__main__ import bench, printed
 from jengine.bench.marathon.canary import Canary
 from jengine.bench.marathon.exchange import Manner, exchange
 from jengine.bench.marathon.load import FEATURES, Load, ending_of, request_of
@@ -209,9 +209,9 @@ def test_the_verdict(changed: dict[str, Any], words: str | None) -> None:
 
 
 def test_the_command_line() -> None:
-    _, marathon = parse(["m", "--seconds", "5", "--", "--max-num-seqs", "8"])
+    _, marathon = bench.parse(["m", "--seconds", "5", "--", "--max-num-seqs", "8"])
     assert marathon == Marathon(model="m", seconds=5.0, flags=("--max-num-seqs", "8"))
-    _, soak = parse(["--requests", "100"])
+    _, soak = bench.parse(["--requests", "100"])
     assert soak.is_calm and not marathon.is_calm and soak.requests == 100 and soak.flags == ()
 
 

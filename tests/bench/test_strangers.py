@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jengine.bench.strangers.__main__ import parse, printed
+from jengine.bench.strangers.__main__ import bench, printed
 from jengine.bench.strangers.bodies import Bodies
 from jengine.bench.strangers.run import Search, failures, run
 from tests.server.serving import serving
@@ -46,7 +46,7 @@ def test_the_verdict_fails_for_each_promise() -> None:
         "errors": [], "forbidden_log_lines": [], "exit_status": 0, "orphans": 0,
         "resident_mb": {"before": 100, "most": 500, "after": 200},
     }  # fmt: skip
-    search = parse(["demo", "--seconds", "3"])[1]
+    search = bench.parse(["demo", "--seconds", "3"])[1]
     assert failures(search, good) == []
     for broken in (
         {"bystanders": {"answered": 0, "failures": [], "slowest_s": 0.0}},

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from jengine.bench.disaggregated.run import FIGURES, Canaries, run
-from jengine.bench.frame import keep
-from jengine.bench.machine import client_surroundings
-from jengine.bench.server_flags import parsed
-from jengine.errors import JengineError
+from jengine.bench.server_flags import ServerBenchmark
 
 ABOUT = (
     "A prefill and a decode server behind a router, beside one that does both; then load for "
@@ -20,10 +15,10 @@ ABOUT = (
 )
 
 
-def parse(words: list[str]) -> tuple[argparse.Namespace, Canaries]:
-    """The settings; flags of the server come after two dashes."""
-    log = ("--logs", "keep the logs in this folder")
-    return parsed(Canaries, words, "jengine.bench.disaggregated", ABOUT, log)
+def measured(settings: Canaries, logs: Path) -> dict[str, Any]:
+    """Run; `logs` is a folder."""
+    logs.mkdir(parents=True, exist_ok=True)
+    return run(settings, logs, lambda line: print(line, file=sys.stderr))
 
 
 def printed(result: dict[str, Any]) -> str:
@@ -51,19 +46,15 @@ def printed(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(words: list[str]) -> int:
-    """Run and print; the status is 1 if something failed."""
-    given, settings = parse(words)
-    with tempfile.TemporaryDirectory() as folder:
-        logs = given.logs or Path(folder)
-        logs.mkdir(parents=True, exist_ok=True)
-        try:
-            found = run(settings, logs, lambda line: print(line, file=sys.stderr))
-        except JengineError as error:
-            print(f"jengine: error: {error}", file=sys.stderr)
-            return 1
-    return keep("disaggregated", words, found, given.output_json, printed, client_surroundings)
+bench = ServerBenchmark(
+    name="disaggregated",
+    about=ABOUT,
+    settings=Canaries,
+    log=("--logs", "keep the logs in this folder"),
+    measure=measured,
+    printed=printed,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(bench.main(sys.argv[1:]))

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from jengine.bench.frame import keep
-from jengine.bench.machine import client_surroundings
 from jengine.bench.marathon.run import Marathon, run
-from jengine.bench.server_flags import parsed
-from jengine.errors import JengineError
+from jengine.bench.server_flags import ServerBenchmark
 
 ABOUT = "A server under load for minutes, with faults."
-
-
-def parse(words: list[str]) -> tuple[argparse.Namespace, Marathon]:
-    """The settings; flags of the server come after two dashes."""
-    log = ("--log", "keep the server's log in this file")
-    return parsed(Marathon, words, "jengine.bench.marathon", ABOUT, log)
 
 
 def printed(result: dict[str, Any]) -> str:
@@ -49,17 +37,14 @@ def printed(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(words: list[str]) -> int:
-    """Run and print; the status is 1 if something failed."""
-    given, marathon = parse(words)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found = asyncio.run(run(marathon, given.log or Path(folder) / "server.log"))
-        except JengineError as error:
-            print(f"jengine: error: {error}", file=sys.stderr)
-            return 1
-    return keep("marathon", words, found, given.output_json, printed, client_surroundings)
+bench = ServerBenchmark(
+    name="marathon",
+    about=ABOUT,
+    settings=Marathon,
+    measure=lambda marathon, log: asyncio.run(run(marathon, log)),
+    printed=printed,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(bench.main(sys.argv[1:]))

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from jengine.bench.frame import keep
-from jengine.bench.machine import client_surroundings
-from jengine.bench.server_flags import parsed
+from jengine.bench.server_flags import ServerBenchmark
 from jengine.bench.strangers.run import Search, run
-from jengine.errors import JengineError
 
 ABOUT = "Requests made to do harm, by a server's own schema, beside honest clients."
-
-
-def parse(words: list[str]) -> tuple[argparse.Namespace, Search]:
-    """The settings; flags of the server come after two dashes."""
-    log = ("--log", "keep the server's log in this file")
-    return parsed(Search, words, "jengine.bench.strangers", ABOUT, log)
 
 
 def printed(result: dict[str, Any]) -> str:
@@ -41,17 +29,14 @@ def printed(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(words: list[str]) -> int:
-    """Run and print; the status is 1 if something failed."""
-    given, search = parse(words)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found = asyncio.run(run(search, given.log or Path(folder) / "server.log"))
-        except JengineError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    return keep("strangers", words, found, given.output_json, printed, client_surroundings)
+bench = ServerBenchmark(
+    name="strangers",
+    about=ABOUT,
+    settings=Search,
+    measure=lambda search, log: asyncio.run(run(search, log)),
+    printed=printed,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(bench.main(sys.argv[1:]))
