@@ -25,6 +25,7 @@ from jengine.server.serving.adapter_folders import adapter_folder, allowed_folde
 from tests.api.engines import SMALL_DEMO
 from tests.hub.loopback import COMMIT, OLDER, Hub, Repo
 from tests.multihost.launch import free_port
+from tests.weights.gguf.test_alone import write_model
 
 NO_CONNECTION = """
 import sys
@@ -60,6 +61,34 @@ def test_an_engine_of_a_repository(hub: Hub) -> None:
         assert llm.engine.folder == Path(constants.HF_HUB_CACHE, "models--maker--demo", "snapshots",
                                          COMMIT)  # fmt: skip
     assert [path for _, path, _ in hub.requests].count("/api/models/maker/demo") == 1
+
+
+@pytest.mark.slow
+def test_an_engine_of_a_repository_with_orbax_or_gguf(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = model_path()
+    with jengine.LLM(small, **SMALL_DEMO) as llm:
+        llm.save(tmp_path / "orbax", "orbax")
+    gguf = write_model(tmp_path / "gguf")
+    hub.repos["maker/orbax"] = Repo.of(tmp_path / "orbax")
+    hub.repos["maker/quants"] = Repo({
+        "quants/m-Q4_0.gguf": b"x", "quants/m-F32.gguf": gguf.read_bytes(), "README.md": b"#",
+    })  # fmt: skip
+    assert not any(path.endswith(".safetensors") for path in hub.repos["maker/orbax"].files)
+    params = jengine.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+    def answer(model: str | Path) -> list[int]:
+        with jengine.LLM(model, **SMALL_DEMO) as llm:
+            return list(llm.generate(["Once"], params)[0].outputs[0].token_ids)
+
+    pairs = {"maker/orbax": small, "maker/quants:F32": gguf}
+    answers = {name: answer(name) for name in pairs}
+    assert answers == {name: answer(own) for name, own in pairs.items()}
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(hub.requests)
+    assert {name: answer(name) for name in pairs} == answers
+    assert len(hub.requests) == asked
 
 
 def test_everything_that_settings_name_is_found_once(hub: Hub) -> None:
