@@ -23,6 +23,7 @@ ARCHITECTURES = ("Lfm2ForCausalLM",)
 MODELS = "LFM2"
 NAMES = Names(
     final_norm="embedding_norm",
+    embed_norm="embedding_norm",  # GGUF files call the last norm so
     before_attention="operator_norm",
     before_mlp="ffn_norm",
     q_norm="self_attn.q_layernorm",

@@ -52,6 +52,12 @@ GRANITE: Keys = {
     "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
+LLAMA_4: Keys = {
+    **LOCAL_EXPERTS, **INNER, "interleave_moe_layer_step": "interleave_moe_layer_step",
+}  # fmt: skip
+LLAMA_4_SIZES: Keys = {
+    "intermediate_size": "intermediate_size_mlp", "moe_intermediate_size": "intermediate_size",
+}  # fmt: skip
 SOFTMAX, SIGMOID = 1, 2  # what gates experts
 
 
@@ -74,12 +80,24 @@ class Architecture:
     # Queries are scaled by the size of a head, or by hidden_size / heads with so many layers.
     mean_heads_at: int | None = None
     renamed: Keys = field(default_factory=dict)  # keys of config.json that a family calls otherwise
+    # What config.json calls layers that have no heads of keys.
+    headless: str | None = None
 
 
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", "llama", turned=True),
     "llama with experts": Architecture(
         "MixtralForCausalLM", "mixtral", LOCAL_EXPERTS, turned=True
+    ),
+    "llama4": Architecture("Llama4ForCausalLM", "llama4_text", LLAMA_4, {"use_qk_norm": True},
+                           gate=SIGMOID, renamed=LLAMA_4_SIZES),
+    "llama4 of 128 experts": Architecture(
+        "Llama4ForCausalLM", "llama4_text", LLAMA_4, {"use_qk_norm": False}, gate=SIGMOID,
+        renamed=LLAMA_4_SIZES,
+    ),
+    "lfm2": Architecture(
+        "Lfm2ForCausalLM", "lfm2", {"shortconv.l_cache": "conv_L_cache"},
+        {"block_auto_adjust_ff_dim": False}, eps="norm_eps", headless="conv",
     ),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
@@ -182,6 +200,8 @@ ARCHITECTURES = {
 # values (none: any but zero), variant.
 VARIANTS = (
     ("llama", "expert_count", (), "llama with experts"),
+    # Files do not say whether heads of queries and keys have norms: in the smaller model alone.
+    ("llama4", "expert_count", (128,), "llama4 of 128 experts"),
     ("olmo2", "attention.sliding_window", (), "olmo2 with windows"),
     ("deepseek2", "expert_gating_func", (SIGMOID,), "deepseek2 with sigmoids"),
     ("granitemoe", SHARED, (), "granitemoe with shared experts"),

@@ -34,7 +34,7 @@ Q8_0 = "Q8_0"
 STORED = StoredFormat("gguf", WeightFormat("int8", 32))
 # Matrices that are multiplied as one, so that they are quantized alike or not at all.
 JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("attn_output",), ("ffn_down",))
-IN_LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+\.(?:weight|bias))")
+IN_LAYER = re.compile(r"blk\.(\d{1,4})\.((?:\w+\.){1,2}(?:weight|bias))")
 ONE_PLUS = ("rms_one_plus", "layer_one_plus")
 
 

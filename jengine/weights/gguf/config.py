@@ -16,6 +16,7 @@ PLAIN_TYPES = {"F32": "float32", "F16": "float16"}
 EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 MOST_LAYERS = 1000  # beyond which families refuse them
 PATTERN = "attention.sliding_window_pattern"
+KV_HEADS = "attention.head_count_kv"
 # Keys of config.json that are true where a tensor is there.
 PRESENT = {
     "attention_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
@@ -24,6 +25,7 @@ PRESENT = {
     "use_bias": ("blk.0.attn_q.bias",),
     "attention_out_bias": ("blk.0.attn_output.bias",),
     "mlp_bias": ("blk.0.ffn_up.bias",),
+    "conv_bias": ("blk.0.shortconv.in_proj.bias",),
     "use_qk_norm": ("blk.0.attn_q_norm.weight",),
     "qk_layernorm": ("blk.0.attn_q_norm.weight",),
 }
@@ -48,7 +50,11 @@ def config_of(header: Header) -> dict[str, object]:
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
         **own.fixed,
     }
+    if own.headless is not None:
+        config |= _headless_layers(fields, own.headless)
     for key, name in {**COMMON, **own.keys}.items():
+        if name in config:
+            continue
         found = fields.get(key)
         if found is not None or key in REQUIRED:
             config[name] = fields.number(key) if not isinstance(found, bool) else found
@@ -106,6 +112,16 @@ def _heads(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
     return found
 
 
+def _headless_layers(fields: Metadata, name: str) -> dict[str, object]:
+    """Which layers have heads of keys, and how many."""
+    counts = fields.each(KV_HEADS) or [fields.number(KV_HEADS)]
+    if len({*counts} - {0}) != 1:
+        raise fields.refuse(KV_HEADS, "one number above zero, and zeros for other layers")
+    kinds = ["full_attention" if count else name for count in counts]
+    layers = {"layer_types": kinds} if 0 in counts else {}
+    return {"num_key_value_heads": max(counts), **layers}
+
+
 def _latent_heads(fields: Metadata, heads: int) -> dict[str, object]:
     """Files say the sizes of heads, and newer ones, which have one head of keys, those of what is
     kept instead."""
@@ -139,7 +155,7 @@ def _windows(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
     if config.get("sliding_window") == 0:
         found["sliding_window"] = None
-    layers, sliding = config["num_hidden_layers"], fields.flags(PATTERN)
+    layers, sliding = config["num_hidden_layers"], fields.each(PATTERN)
     if sliding is None:
         if fields.get(PATTERN) is None:
             return found

@@ -61,13 +61,13 @@ class Metadata:
             raise self.refuse(key, "one value, the same in all layers")
         return found
 
-    def flags(self, key: str) -> list[bool] | None:
-        """Whether something is so in each layer, None where no list says it."""
+    def each(self, key: str) -> list[int] | None:
+        """What a list says of each layer, None where no list says it."""
         found = self.header.metadata.get(f"{self.name}.{key}")
         if not isinstance(found, np.ndarray):
             return None
         self.read.add(key)
-        return [bool(one) for one in found]
+        return [int(one) for one in found]
 
     def number(self, key: str, default: float | None = None) -> Any:
         """A number, which is the same in all layers."""

@@ -10,6 +10,7 @@ from jengine.models import registry
 from jengine.models.tensors.checkpoint import Names
 from jengine.models.tensors.latent_pieces import MODULES
 
+SHORT_CONV = ("conv", "in_proj", "out_proj")
 LATENT = {
     "attn_q_a": "q_down",
     "attn_q_a_norm": "q_norm",
@@ -45,6 +46,7 @@ def layer_modules(config: ModelConfig) -> dict[str, str]:
         "attn_output": names.attention_out,
         "attn_q_norm": names.q_norm,
         "attn_k_norm": names.k_norm,
+        **{f"shortconv.{name}": f"{names.recurrent}.{name}" for name in SHORT_CONV},
         "ffn_down": names.down,
         "ffn_gate_inp": names.router,
         "ffn_gate_inp_shexp": names.shared_gate,

@@ -14,11 +14,12 @@ from tests.models.tiny_models import write_tiny_native
 from tests.weights.gguf.gguf_models import Files, plain, rope_base, turned, write_gguf
 
 SLIDING = "sliding_attention"
-SLIDING = "sliding_attention"
 # Family -> llama.cpp's name, and what its tiny model must have for a file to say it all.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "mixtral": ("llama", {}),
+    "lfm2": ("lfm2", {}),
+    "llama4": ("llama4", {"floor_scale": 8192, "attn_scale": 0.1, "attention_chunk_size": 8192}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "qwen2_moe": ("qwen2moe", {}),
@@ -134,9 +135,19 @@ MODULES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{
         f"{module}.{name}_proj": f"ffn_{name}_shexp"
-        for module in ("mlp.shared_expert", "mlp.shared_experts")
+        for module in ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
         for name in ("gate", "up", "down")
     },
+    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    "feed_forward.router": "ffn_gate_inp",
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    **{f"conv.{name}": f"shortconv.{name}" for name in ("conv", "in_proj", "out_proj")},
+    **{f"feed_forward.w{at}": f"ffn_{name}" for at, name in ((1, "gate"), (3, "up"), (2, "down"))},
     "shared_mlp.output_linear": "ffn_down_shexp",
 }
 # Where the norm between attention and MLP has the name of the one behind attention.
@@ -190,6 +201,12 @@ WINDOW = {"sliding_window": "attention.sliding_window"}
 CAPS = {key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")}
 OWN_KEYS: dict[str, dict[str, str]] = {
     "mixtral": CHOSEN,
+    "lfm2": {"conv_L_cache": "shortconv.l_cache", "norm_eps": "attention.layer_norm_rms_epsilon"},
+    "llama4": {
+        **CHOSEN,
+        "intermediate_size": "expert_feed_forward_length",
+        "intermediate_size_mlp": "feed_forward_length",
+    },
     "qwen2_moe": {
         **CHOSEN,
         "moe_intermediate_size": "expert_feed_forward_length",
@@ -270,6 +287,13 @@ def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if rope.get("rope_type") == "yarn":
         given |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}
         given[ORIGINAL] = rope["original_max_position_embeddings"]
+    if family == "lfm2":
+        del given["attention.key_length"], given["attention.value_length"]
+        counts = [given["attention.head_count_kv"] * (kind != "conv")
+                  for kind in config["layer_types"]]  # fmt: skip
+        given["attention.head_count_kv"] = np.asarray(counts, np.int32)
+    if family == "llama4":
+        given["interleave_moe_layer_step"] = config["moe_layers"][0] + 1
     if family in ("gpt_oss", "minimax_m2"):
         given["expert_feed_forward_length"] = given.pop("feed_forward_length")
     if "kv_lora_rank" in config:
@@ -342,6 +366,8 @@ def one(
         array = array + 1
     if family == "gpt2" and array.ndim == 2 and own not in ("token_embd", "position_embd"):
         array = array.T
+    if own == "shortconv.conv":
+        array = array[:, 0]
     if own == "ffn_gate_inp_shexp":
         array = array[0]  # as older converters did
     yield f"{layer}{own}.{kind}", np.ascontiguousarray(array)
@@ -366,6 +392,11 @@ def split(
         for at, name in enumerate(("gate", "up")):
             half = array[..., at::2]
             yield f"ffn_{name}_exps.{kind}", half if kind == "bias" else half.swapaxes(1, 2)
+    if module == "feed_forward.experts.gate_up_proj":
+        for half, name in zip(np.split(array, 2, -1), ("gate", "up"), strict=True):
+            yield f"ffn_{name}_exps.weight", half.swapaxes(1, 2)
+    if module == "feed_forward.experts.down_proj":
+        yield "ffn_down_exps.weight", array.swapaxes(1, 2)
     if module.startswith("mlp.experts.down_proj"):
         kind = "bias" if module.endswith("_bias") else "weight"
         yield f"ffn_down_exps.{kind}", array if kind == "bias" else array.swapaxes(1, 2)

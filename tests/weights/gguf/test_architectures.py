@@ -11,6 +11,7 @@ import pytest
 
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.gguf.architectures import ARCHITECTURES, NAMES
+from jengine.weights.gguf.files import open_gguf
 from jengine.weights.safetensors_io import load_model
 from tests.models.plain_logits import plain_logits
 from tests.weights.gguf.architectures import FAMILIES, write_architecture
@@ -29,9 +30,41 @@ def test_config_and_tensors_are_those_of_the_folder(family: str, tmp_path: Path)
         np.testing.assert_allclose(found[name].read(), tensor.read(), atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize(("experts", "has_norms"), [(16, True), (128, False)])
+def test_the_larger_llama_4_has_no_norms_of_heads(
+    experts: int, has_norms: bool, tmp_path: Path
+) -> None:
+    sizes = {"num_local_experts": experts, "use_qk_norm": has_norms}
+    files = write_architecture(tmp_path, "llama4", **sizes)
+    assert read_model_config(files.gguf).layers == read_model_config(files.folder).layers
+
+
 def test_every_architecture_is_tested() -> None:
     assert {name for name, _ in FAMILIES.values()} == {*NAMES}
-    assert len(ARCHITECTURES) <= len(FAMILIES)
+    # One more, the larger Llama 4, has a test of its own.
+    assert len(ARCHITECTURES) <= len(FAMILIES) + 1
+
+
+# Tensors that converters take apart or join before they name them.
+APART = ("kv_b_proj", "gate_up_proj", "input_linear", "shared_mlp", ".experts.")
+# What converters change in names before they look them up.
+CHANGED = (("transformer.", ""), ("correction_bias", "correction.bias"), ("sinks", "sinks.weight"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tensors_have_the_names_of_ggufs_own_table(family: str, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    files = write_architecture(tmp_path, family)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(kinds[FAMILIES[family][0]], 8)
+    written = open_gguf(files.gguf).tensors
+    for name in open_checkpoint(files.folder):
+        if any(part in name for part in APART):
+            continue
+        tried = [name, *(name.replace(one, other) for one, other in CHANGED)]
+        found = {table.get_name(one, (".weight", ".bias")) for one in tried}
+        assert not found.isdisjoint(written), name
 
 
 TOKENS = [3, 5, 7, 11, 13, 17, 19, 23]
@@ -42,6 +75,7 @@ AS_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 128},
     "qwen3_moe": {"moe_intermediate_size": 768},
+    "lfm2": {},
     "gemma2": WIDE,
     "gemma3": WIDE,
     "nemotron": {"head_dim": 8},
