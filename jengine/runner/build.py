@@ -14,15 +14,15 @@ from jengine.logits_processor import ProcessorConfig
 from jengine.lora.stacks import AdapterStacks
 from jengine.lora.store import AdapterStore
 from jengine.lora.weights import adapted_weights, stack_dtype
-from jengine.runner.cross_runner import CrossRunner
-from jengine.runner.embeds_runner import EmbedsRunner
+from jengine.runner.encoder_output import EncoderOutput
+from jengine.runner.given_embeds import GivenEmbeds
 from jengine.runner.guesser import LoadedGuesser
 from jengine.runner.host_processors import HostProcessors
+from jengine.runner.host_sampling import HostSampling
+from jengine.runner.images import Images
 from jengine.runner.joint_runner import JointGroup, JointRunner
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.media_runner import MediaRunner
 from jengine.runner.pipeline_runner import PipelineRunner
-from jengine.runner.processed_runner import ProcessedRunner
 from jengine.runner.programs.background import BackgroundWarmUp
 from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.programs.encoders import Encoders, Packer
@@ -32,7 +32,7 @@ from jengine.runner.programs.programs import Programs
 from jengine.runner.programs.warm_up import ProgressBar, compile_threads, warm_up
 from jengine.runner.rehearsal import records_graphs, rehearse
 from jengine.runner.resize import Resizing
-from jengine.runner.runner import PlanRunner, Runner
+from jengine.runner.runner import Companion, PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.sizing import Sizing
 from jengine.runner.step.adapters import implementation_of
@@ -170,13 +170,22 @@ def encoders_of(
 
 
 def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> PlanRunner:
-    """The runner for the model: with stages, a pipeline runner; with processors on the host, one
-    that runs them; with images or prompts of embeddings, one that brings those."""
+    """The runner for the model: with stages, a pipeline runner."""
     if loaded.placement.num_stages > 1:
         return PipelineRunner(loaded)
+    processed = None
+    if config.host_processors:
+        shapes = config.shapes
+        limits = ProcessorConfig(loaded.vocab_size, shapes.max_rows, shapes.max_model_len)
+        processed = HostSampling(loaded, HostProcessors(config.host_processors, limits))
+    return Runner(loaded, companion_of(loaded, config, model), processed)
+
+
+def companion_of(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> Companion | None:
+    """What comes beside the plans of this model."""
     if model.vision is not None:
         ready, images = config.warm_up and config.takes_images, PatchPacker(model.vision)
-        return MediaRunner(loaded, encoders_of(loaded, config, images, warm_up=ready))
+        return Images(loaded, encoders_of(loaded, config, images, warm_up=ready))
     if model.cross_encoder is not None:
         if len(loaded.placement.processes) > 1:
             raise UnsupportedFeature(
@@ -184,14 +193,8 @@ def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) ->
                 "cross attention over several processes is not built yet. Use those of one."
             )
         encoders = encoders_of(loaded, config, cross_packer(model), warm_up=config.warm_up)
-        return CrossRunner(loaded, encoders, model.cross_encoder.positions)
-    if config.given_embeds:
-        return EmbedsRunner(loaded, config.given_embeds)
-    if not config.host_processors:
-        return Runner(loaded)
-    shapes = config.shapes
-    limits = ProcessorConfig(loaded.vocab_size, shapes.max_rows, shapes.max_model_len)
-    return ProcessedRunner(loaded, HostProcessors(config.host_processors, limits))
+        return EncoderOutput(loaded, encoders, model.cross_encoder.positions)
+    return GivenEmbeds(config.given_embeds) if config.given_embeds else None
 
 
 def cross_packer(model: ModelConfig) -> Packer:

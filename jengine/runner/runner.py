@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
@@ -57,11 +58,31 @@ class PlanRunner(Protocol):
         ...
 
 
-class Runner:
-    """Runs each plan in one step, on one replica's devices."""
+class Companion(Protocol):
+    """Arrays that come beside packed plans: embeddings, images, an encoder's output."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def take(self, plan: Plan) -> bool:
+        """Take up the plan's rows; whether some of its tokens come as embeddings."""
+        ...
+
+    def beside(self, plan: Plan, packed: PackedStep) -> Any:
+        """The packed plan with its arrays, as programs take it."""
+        ...
+
+
+class Runner:
+    """Runs each plan in one step, on one replica's devices. `companion` brings what comes beside
+    the plan, and `processed` samples from logits that the host has changed."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        companion: Companion | None = None,
+        processed: Callable[..., StepOutput] | None = None,
+    ) -> None:
         self.loaded = loaded
+        self._companion = companion
+        self._processed = processed
         self._rows = Rows(loaded.shapes)
 
     def submit(self, plan: Plan) -> PendingStep:
@@ -100,11 +121,13 @@ class Runner:
     def _needed(self, plan: Plan) -> Features:
         """The features of the plan's rows, which are up to date."""
         loaded = self.loaded
-        return needed(plan, self._rows, loaded.vocab_size, loaded.taps, loaded.processors)
+        own = needed(plan, self._rows, loaded.vocab_size, loaded.taps, loaded.processors)
+        return own if self._companion is None else replace(own, embeds=self._companion.take(plan))
 
     def _run(self, plan: Plan, packed: PackedStep, parts: dict[Part, Found]) -> StepOutput:
         """Queue the programs of a packed plan."""
-        given = self._input(plan, packed)
+        beside = self._companion
+        given = packed.buffer if beside is None else beside.beside(plan, packed)
         if Part.STEP in parts:
             forwarded, output = self.loaded.run(parts[Part.STEP], given)
         else:
@@ -118,14 +141,13 @@ class Runner:
             output = output._replace(guesses=self.loaded.run(parts[Part.GUESS], given))
         return with_prompts(self.loaded, packed, parts, output)
 
-    def _input(self, plan: Plan, packed: PackedStep) -> Any:
-        """The packed plan, and what comes beside it."""
-        return packed.buffer
-
     def _sampled(
         self, plan: Plan, packed: PackedStep, parts: dict[Part, Found], forwarded: Forwarded
     ) -> StepOutput:
         """Queue what samples a token of each slot, or pools it."""
+        if self._processed is not None:
+            temperature = self._rows.settings["temperature"]
+            return self._processed(plan, packed, parts, forwarded, temperature)
         return self.loaded.run(parts.get(Part.SAMPLE) or parts[Part.POOL], forwarded.slots)
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:

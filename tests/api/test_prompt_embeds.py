@@ -14,6 +14,7 @@ import jengine
 from jengine import SamplingParams
 from jengine.errors import RequestError, UnsupportedFeature
 from tests.api.engines import answers, is_idle, random_prompts, rebuilt, tiny_engine
+from tests.api.processor_functions import OneToken
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
 PENALISED = SamplingParams(
@@ -130,3 +131,14 @@ def test_what_it_does_not_go_with(engine: jengine.LLM, table: np.ndarray) -> Non
         engine.generate(prompt, SamplingParams(prompt_logprobs=1))
     with pytest.raises(UnsupportedFeature, match="as embeddings"):
         engine.beam_search([prompt], jengine.BeamSearchParams(2, 2))
+
+
+def test_processors_of_the_host_change_their_answers(
+    engine: jengine.LLM, table: np.ndarray, full_folder: Path
+) -> None:
+    expected = answers(engine.generate(PROMPTS[:1], GREEDY))
+    forced = GREEDY.clone(extra_args={"target_token": 7})
+    settings = {"enable_prompt_embeds": True, "logits_processors": [OneToken]}
+    with tiny_engine(full_folder, **settings) as processed:
+        given = looked_up(table, PROMPTS[:2])
+        assert answers(processed.generate(given, [GREEDY, forced])) == [*expected, [[7] * 12]]

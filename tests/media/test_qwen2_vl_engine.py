@@ -16,6 +16,7 @@ from jengine import SamplingParams
 from jengine.errors import RequestError
 from jengine.runner.variants.parts import Part
 from tests.api.engines import answers, is_idle, rebuilt, tiny_engine
+from tests.api.processor_functions import OneToken
 from tests.media.tiny_vision import (
     BEGIN,
     END,
@@ -94,6 +95,14 @@ def test_chunks_may_cut_an_image_and_rows_be_preempted(llm: jengine.LLM) -> None
         found = answers(small.generate(asked(PROMPTS), longer))
         assert small.stats().preemptions > 0
     assert found == whole
+
+
+def test_processors_of_the_host_change_their_answers(folder: Path, expected: Any) -> None:
+    forced = GREEDY.clone(extra_args={"target_token": 7})
+    settings = {"limit_mm_per_prompt": {"image": 3}, "logits_processors": [OneToken]}
+    with tiny_engine(folder, **settings) as llm:
+        found = answers(llm.generate(asked(PROMPTS[:2]), [GREEDY, forced]))
+    assert found == [expected[0], [[7] * 10]]
 
 
 def test_images_wait_for_room(llm: jengine.LLM, expected: Any) -> None:

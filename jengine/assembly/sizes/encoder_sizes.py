@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.assembly.processors import host_processors
 from jengine.assembly.settings.groups import Groups, MediaSettings, StepSettings
 from jengine.assembly.sizes.ladders import rungs
 from jengine.config import ModelConfig, ScheduleConfig
@@ -119,9 +118,6 @@ def refuse_beside_images(
         "decode_context_parallel_size": asked.parallel.decode_context_parallel_size > 1 and ahead,
         **asked.in_use("enable_prompt_embeds", "enable_lora"),
         "cpu_offload_gb and mm_encoder_tp_mode='data'": bool(asked.cache.cpu_offload_gb) and apart,
-        "logits_processors that run on the host": bool(
-            host_processors(asked.steps.logits_processors)
-        ),
         **asked.in_use("executor"),
         "speculative_config with a model that guesses": bool(drafts and drafts.model),
         **(refused_across(asked, config) if config.cross_encoder is not None else {}),

@@ -129,9 +129,6 @@ def embeds_width(asked: Groups, config: ModelConfig, stages: int) -> int:
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
         f"{config.architecture}, whose layers look tokens up,": config.layer_inputs is not None,
-        "logits_processors that run on the host": bool(
-            host_processors(asked.steps.logits_processors)
-        ),
         **asked.in_use("executor"),
     }
     for name, is_asked in others.items():

@@ -1,6 +1,6 @@
-"""A runner with logits processors of the host between the output head and the sampler.
+"""Logits processors of the host between the output head and the sampler.
 
-`submit` waits for the logits, so the host computes nothing beside the model: that is what such
+A step waits for the logits, so the host computes nothing beside the model: that is what such
 processors cost, beside two transfers of the logits.
 
 With classes in vLLM's form (`logits_processor.py`) the output head and the sampler are parts of
@@ -18,32 +18,36 @@ from jengine.runner.host_processors import HostProcessors
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
 from jengine.runner.programs.programs import Found
-from jengine.runner.runner import Runner
 from jengine.runner.step.heads import ChosenInput
 from jengine.runner.step.hidden import Forwarded
 from jengine.runner.variants.parts import Part
 
 
-class ProcessedRunner(Runner):
+class HostSampling:
     """Samples from logits that the host has changed."""
 
     def __init__(self, loaded: LoadedModel, processors: HostProcessors) -> None:
-        super().__init__(loaded)
+        self._loaded = loaded
         self._processors = processors
         self._last: tuple[PackedStep, StepOutput] | None = None  # whose tokens were not read yet
 
-    def _sampled(
-        self, plan: Plan, packed: PackedStep, parts: dict[Part, Found], forwarded: Forwarded
+    def __call__(
+        self,
+        plan: Plan,
+        packed: PackedStep,
+        parts: dict[Part, Found],
+        forwarded: Forwarded,
+        temperature: np.ndarray,
     ) -> StepOutput:
-        own = self.loaded.run(parts[Part.LOGITS], forwarded.slots)
+        """Queue what samples a token of each slot; `temperature` is by row."""
+        own = self._loaded.run(parts[Part.LOGITS], forwarded.slots)
         # The logits follow from the tokens of the step before, so these are there as well.
         logits = np.array(own)
         if self._last is not None:
             before, output = self._last
             self._processors.read(np.asarray(output.tokens)[before.slots])
         slots = packed.slots
-        temperature = self._rows.settings["temperature"]
         logits[slots] = self._processors.apply(plan, logits[slots], temperature)
-        chosen = self.loaded.run(parts[Part.CHOOSE], ChosenInput(forwarded.slots, own, logits))
+        chosen = self._loaded.run(parts[Part.CHOOSE], ChosenInput(forwarded.slots, own, logits))
         self._last = packed, chosen
         return chosen

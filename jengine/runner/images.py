@@ -1,13 +1,10 @@
-"""A runner for models with an encoder: encodes a plan's images before its step, and tells the step
-which tokens stand for which of their embeddings, and by which positions they are rotated.
+"""Images in prompts: encoded before the step of their plan, which is told which tokens stand for
+which of their embeddings, and by which positions they are rotated.
 
 Steps whose prefill chunks touch no prompt with images run as they are.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,28 +14,28 @@ from jengine.plan import NewRow, Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
 from jengine.runner.programs.encoders import Encoders
-from jengine.runner.runner import Runner
 from jengine.runner.step.forward import MediaInput
-from jengine.runner.variants.features import Features
 
 
-class MediaRunner(Runner):
+class Images:
     """Keeps the images of rows until they hold another request."""
 
     def __init__(self, loaded: LoadedModel, encoders: Encoders) -> None:
-        super().__init__(loaded)
+        self._loaded = loaded
         self._encoders = encoders
         self._spans: dict[int, list[MediaSpan]] = {}  # by row
         self._offsets = np.zeros(loaded.shapes.max_rows, np.int32)
 
-    def _needed(self, plan: Plan) -> Features:
-        self._encoders.encode(self.loaded.leaves, plan.encode)
+    def take(self, plan: Plan) -> bool:
+        """Take up the plan's images and rows; whether some of its tokens may be of images."""
+        self._encoders.encode(self._loaded.leaves, plan.encode)
         for row in plan.released:
             self._spans.pop(row, None)
         self._start(plan.new_rows)
-        chunks = plan.entries.rows[plan.num_decodes :].tolist()
-        has_images = any(row in self._spans for row in chunks)
-        return replace(super()._needed(plan), embeds=has_images)
+        return self._reads_images(plan)
+
+    def _reads_images(self, plan: Plan) -> bool:
+        return any(row in self._spans for row in plan.entries.rows[plan.num_decodes :].tolist())
 
     def _start(self, new_rows: list[NewRow]) -> None:
         """Note the images of new rows, and by how much later tokens of theirs are rotated less."""
@@ -50,13 +47,14 @@ class MediaRunner(Runner):
             offset = offset_after(new.media)
             changed |= bool(offset or self._offsets[new.row])
             self._offsets[new.row] = offset
-        state = self.loaded.state
+        state = self._loaded.state
         if changed and state.offsets is not None:
             given = jax.device_put(self._offsets.copy(), state.offsets.sharding)
-            self.loaded.state = state._replace(offsets=given)
+            self._loaded.state = state._replace(offsets=given)
 
-    def _input(self, plan: Plan, packed: PackedStep) -> Any:
-        if not any(row in self._spans for row in plan.entries.rows[plan.num_decodes :].tolist()):
+    def beside(self, plan: Plan, packed: PackedStep) -> np.ndarray | MediaInput:
+        """The packed plan, with the embeddings of its tokens."""
+        if not self._reads_images(plan):
             return packed.buffer
         tokens = packed.bucket.num_tokens
         index, planes = np.full(tokens, -1, np.int32), np.full((3, tokens), -1, np.int32)

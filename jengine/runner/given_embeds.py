@@ -1,4 +1,4 @@
-"""A runner for prompts that are given as embeddings: their rows go into the step beside its input.
+"""Prompts that are given as embeddings: their rows go into the step beside its input.
 
 Only steps with such tokens run another variant, which is compiled when it is first needed; all
 others run as they are.
@@ -9,17 +9,13 @@ does not. The model takes the rows in place of what it looks up, before any scal
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jengine.plan import Plan
-from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
-from jengine.runner.runner import Runner
 from jengine.runner.step.forward import EmbedsInput
-from jengine.runner.variants.features import Features
 
 
 class Chunk(NamedTuple):
@@ -29,15 +25,15 @@ class Chunk(NamedTuple):
     rows: np.ndarray  # f32[tokens, hidden]
 
 
-class EmbedsRunner(Runner):
+class GivenEmbeds:
     """Keeps the embeddings of rows until they hold another request."""
 
-    def __init__(self, loaded: LoadedModel, hidden: int) -> None:
-        super().__init__(loaded)
+    def __init__(self, hidden: int) -> None:
         self._hidden = hidden
         self._given: dict[int, np.ndarray] = {}  # row -> f32[prompt, hidden]
 
-    def _needed(self, plan: Plan) -> Features:
+    def take(self, plan: Plan) -> bool:
+        """Take up the plan's rows; whether some of its tokens have embeddings."""
         for row in plan.released:
             self._given.pop(row, None)
         for new in plan.new_rows:
@@ -45,8 +41,7 @@ class EmbedsRunner(Runner):
             if new.embeds is not None:
                 given = np.frombuffer(new.embeds, np.float32)
                 self._given[new.row] = given.reshape(-1, self._hidden)
-        features = super()._needed(plan)
-        return replace(features, embeds=bool(self._chunks(plan)))
+        return bool(self._chunks(plan))
 
     def _chunks(self, plan: Plan) -> list[Chunk]:
         """The chunks of the plan with given embeddings."""
@@ -58,7 +53,8 @@ class EmbedsRunner(Runner):
             first += length
         return found
 
-    def _input(self, plan: Plan, packed: PackedStep) -> Any:
+    def beside(self, plan: Plan, packed: PackedStep) -> np.ndarray | EmbedsInput:
+        """The packed plan, with the embeddings of its tokens."""
         chunks = self._chunks(plan)
         if not chunks:
             return packed.buffer

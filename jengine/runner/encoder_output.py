@@ -1,5 +1,5 @@
-"""A runner for models whose decoder attends to an encoder's output: runs the encoder for a plan's
-audio before its step, and tells every step which rows of the encoder's array each row reads.
+"""An encoder's output, to which decoders attend: the encoder runs for a plan's audio before its
+step, and every step is told which rows of the encoder's array each row reads.
 
 Audio is read by cross attention. An encoder-decoder model (Whisper) has an encoder's program that
 turns the spectrogram, made on the host (`media/log_mel.py`), into keys and values of every decoder
@@ -26,32 +26,32 @@ from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
 from jengine.runner.programs.encoders import Encoders
-from jengine.runner.runner import Runner
 from jengine.runner.step.across import CrossInput
-from jengine.runner.variants.features import Features
 
 
-class CrossRunner(Runner):
+class EncoderOutput:
     """Keeps where rows find their encoder's output until they hold another request."""
 
     def __init__(self, loaded: LoadedModel, encoders: Encoders, positions: int) -> None:
-        super().__init__(loaded)
+        self._loaded = loaded
         self._encoders = encoders
         self._places = np.full((loaded.shapes.max_rows, positions), -1, np.int32)
         self._on_device = self._put()
 
-    def _needed(self, plan: Plan) -> Features:
-        self._encoders.encode(self.loaded.leaves, plan.encode)
+    def take(self, plan: Plan) -> bool:
+        """Take up the plan's audio or texts and its rows. No token comes as an embedding."""
+        self._encoders.encode(self._loaded.leaves, plan.encode)
         if plan.new_rows:
             for new in plan.new_rows:
                 self._places[new.row] = -1
                 for span in new.media:
                     self._places[new.row, : span.length] = span.places
             self._on_device = self._put()
-        return super()._needed(plan)
+        return False
 
     def _put(self) -> jax.Array:
-        return jax.device_put(self._places.copy(), self.loaded.placement.everywhere)
+        return jax.device_put(self._places.copy(), self._loaded.placement.everywhere)
 
-    def _input(self, plan: Plan, packed: PackedStep) -> CrossInput:
+    def beside(self, plan: Plan, packed: PackedStep) -> CrossInput:
+        """The packed plan, with the encoder's array."""
         return CrossInput(packed.buffer, self._encoders.rows, self._on_device)
