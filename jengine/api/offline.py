@@ -235,7 +235,7 @@ class OfflineEngine(BaseLLM):
         The trace is one of jax.profiler, for TensorBoard or Perfetto. `profile_prefix` names a
         folder inside that one.
         """
-        folder = trace_folder(self.engine.args, profile_prefix)
+        folder = trace_folder(self.engine.args.profile_folder, profile_prefix)
         self._front.call_workers("start_profile", {"folder": folder})
 
     def stop_profile(self) -> None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError
 
 
-def trace_folder(args: EngineArgs, prefix: str | None = None) -> str:
-    """The folder of the next trace; with a prefix a folder of that name inside it."""
-    if args.profile_folder is None:
+def trace_folder(wanted: str | None, prefix: str | None = None) -> str:
+    """The folder of the next trace, as settings name it; with a prefix a folder of that name inside
+    it."""
+    if wanted is None:
         raise ConfigError(
             "start_profile() without a folder to write to: create the engine with "
             "profiler_config={'profiler': 'jax', 'dir': folder}, or use jax.profiler.trace(folder)."
         )
-    folder = Path(args.profile_folder).expanduser().absolute()
+    folder = Path(wanted).expanduser().absolute()
     return str(folder if prefix is None else folder / prefix)

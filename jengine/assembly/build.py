@@ -49,8 +49,8 @@ def build_engine(
     """Load the model and build an engine that is ready to serve. With a direction, processes of
     other nodes run its steps too. In a core's process, fronts tell their tokenizer."""
     load_plugins()
-    checked_options(args)
     asked = args.groups
+    checked_options(asked.parallel)
     join_nodes(asked.parallel, direction)
     if args.executor not in OWN_PROCESSES:
         return remote_engine(args, told_tokenizer)

@@ -38,7 +38,8 @@ def located(args: EngineArgs, check: Callable[[EngineArgs], Check]) -> EngineArg
         wanted = ModelFiles(load_format=args.load_format)
         checked = replace(options, wanted=wanted, check=check(args))
         changed["model"] = folder_of(args.model, checked)
-    if (tokenizer := tokenizer_name(args)) is not None:
+    other = args.tokenizer_revision not in (None, args.revision)
+    if (tokenizer := tokenizer_name(args.model, args.tokenizer, other=other)) is not None:
         at = replace(options, revision=args.tokenizer_revision, wanted=SETTINGS)
         changed["tokenizer"] = folder_of(tokenizer, at)
     draft = args.speculative_config or {}
@@ -53,12 +54,12 @@ def located(args: EngineArgs, check: Callable[[EngineArgs], Check]) -> EngineArg
     return replace(args, **changed) if changed else args
 
 
-def tokenizer_name(args: EngineArgs) -> str | None:
-    """The repository of a tokenizer that is not the model's own; None: there is none."""
-    if in_hub(args.tokenizer):
-        return str(args.tokenizer)
-    other = args.tokenizer_revision not in (None, args.revision)
-    return str(args.model) if other and args.tokenizer is None and in_hub(args.model) else None
+def tokenizer_name(model: Any, tokenizer: Any, *, other: bool) -> str | None:
+    """The repository of a tokenizer that is not the model's own, or of its `other` revision; None:
+    there is none."""
+    if in_hub(tokenizer):
+        return str(tokenizer)
+    return str(model) if other and tokenizer is None and in_hub(model) else None
 
 
 def folder_of(name: Any, options: HubOptions) -> str:

@@ -13,9 +13,7 @@ from jengine.assembly.device_side import device_side
 from jengine.assembly.model_source import open_model_source
 from jengine.assembly.nodes import join_nodes
 from jengine.assembly.process_checks import checked_options
-from jengine.assembly.processes.core_settings import CoreSettings
-from jengine.assembly.processes.cores import core_settings
-from jengine.assembly.processes.engine_process import model_folder
+from jengine.assembly.processes.deployment import CoreSettings, deployment_of
 from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.worker import follow
@@ -29,11 +27,11 @@ logger = logging.getLogger(__name__)
 def run_node(args: EngineArgs) -> str:
     """Run what node 0 plans until it leaves. A node that is lost ends this process."""
     bar = progress_factory(args.show_progress)
-    given = msgspec.msgpack.decode(core_settings(args, model_folder(args)), type=CoreSettings)
+    given = msgspec.msgpack.decode(deployment_of(args).core(), type=CoreSettings)
     args = EngineArgs.checked("node", **given.engine)  # as the core of node 0 has them
-    checked_options(args)
     direction = Direction()
     asked = args.groups
+    checked_options(asked.parallel)
     join_nodes(asked.parallel, direction)
     enable_compile_cache(args.compilation.get("cache_dir"))
     core = device_side(asked, open_model_source(asked.model), bar, direction).core

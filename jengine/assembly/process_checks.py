@@ -5,23 +5,23 @@ In: settings, and the processes whose devices are used. Out: a ConfigError, or n
 
 from __future__ import annotations
 
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import ParallelSettings
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.choice import OWN_PROCESSES
 from jengine.runner.runner_config import RunnerConfig
 
 
-def checked_options(args: EngineArgs) -> None:
+def checked_options(asked: ParallelSettings) -> None:
     """Refuse options of an executor that has none, and replicas that are not for this process."""
-    if args.replicas_in_processes:
+    if asked.replicas_in_processes:
         raise ConfigError(
-            f"data_parallel_backend={args.data_parallel_backend!r}: an engine of this process "
+            f"data_parallel_backend={asked.data_parallel_backend!r}: an engine of this process "
             "alone cannot have replicas in others. Use jengine.assembly.processes.engine_process."
             "start_engine_process, as LLM and AsyncLLM do."
         )
-    if args.executor in OWN_PROCESSES and args.executor_options is not None:
+    if asked.executor in OWN_PROCESSES and asked.executor_options is not None:
         raise ConfigError(
-            f"executor_options with executor={args.executor!r}: expected an executor that starts "
+            f"executor_options with executor={asked.executor!r}: expected an executor that starts "
             "workers, such as 'ray'. Leave executor_options out."
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from jengine.assembly.processes.core_shares import can_divide
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.nodes import Nodes
 from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.main import OpenLLM
 from jengine.cli.parser import Parser
@@ -93,7 +94,7 @@ def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
     """How many processes serve HTTP; 0 with --headless. One process cannot keep several cores
     busy, so there are as many as cores unless told otherwise."""
     count = arguments.api_server_count
-    check_node(arguments.headless, args)
+    check_node(arguments.headless, args.nodes)
     if arguments.headless:
         if count:
             raise ConfigError(
@@ -111,9 +112,8 @@ def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
     return count or 1
 
 
-def check_node(headless: bool, args: EngineArgs) -> None:
+def check_node(headless: bool, nodes: Nodes) -> None:
     """Node 0 has the API, the others have none."""
-    nodes = args.nodes
     if nodes.several and headless != (nodes.rank > 0):
         raise ConfigError(
             f"--node-rank {nodes.rank} of --nnodes {nodes.count} "

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from jengine import LLM, AsyncLLM
+from jengine.assembly.processes.deployment import Deployment
 from jengine.assembly.processes.engine_process import engine_over
 from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError, RequestError, UnsupportedFeature
@@ -65,7 +66,7 @@ def test_a_call_that_takes_too_long_is_given_up(full_engine: LLM) -> None:
 async def test_functions_do_not_cross_a_process_boundary() -> None:
     with child_core() as client:
         args = EngineArgs("demo", skip_tokenizer_init=True, multiprocess=True)
-        llm = AsyncLLM.over(engine_over(args, Path("demo"), client, None, 60))
+        llm = AsyncLLM.over(engine_over(Deployment(args, Path("demo")), client, None, 60))
         assert (await llm.collective_rpc("programs"))[0].programs == 3
         with pytest.raises(UnsupportedFeature, match="multiprocess=True"):
             await llm.collective_rpc(lambda runner: 1)

@@ -16,6 +16,7 @@ import pytest
 
 from jengine import LLM, AsyncLLM, SamplingParams
 from jengine.assembly.build import build_engine
+from jengine.assembly.processes.deployment import Deployment
 from jengine.assembly.processes.elastic import scale_replicas
 from jengine.assembly.processes.engine_process import engine_over
 from jengine.assembly.progress import progress_factory
@@ -110,7 +111,7 @@ LONG = SamplingParams(max_tokens=900, ignore_eos=True)
 async def engine(**settings: object) -> AsyncIterator[AsyncLLM]:
     with child_core(**settings) as client:
         args = EngineArgs("demo", skip_tokenizer_init=True, multiprocess=True)
-        found = AsyncLLM.over(engine_over(args, Path("demo"), client, None, 60))
+        found = AsyncLLM.over(engine_over(Deployment(args, Path("demo")), client, None, 60))
         try:
             yield found
         finally:
@@ -245,7 +246,7 @@ def test_models_and_arrays_of_this_process_are_refused() -> None:
 def test_llm_works_over_a_core_process_too() -> None:
     with child_core() as client:
         args = EngineArgs("demo", skip_tokenizer_init=True, multiprocess=True)
-        llm = LLM.over(engine_over(args, Path("demo"), client, None, 60))
+        llm = LLM.over(engine_over(Deployment(args, Path("demo")), client, None, 60))
         prompts = [[number + 3, 5] for number in range(20)]
         outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
         assert [one.outputs[0].token_ids for one in outputs] == [told(one, 12) for one in prompts]
@@ -257,7 +258,7 @@ def test_llm_works_over_a_core_process_too() -> None:
 def test_llm_pauses_a_core_process_and_resumes_it() -> None:
     with child_core() as client:
         args = EngineArgs("demo", skip_tokenizer_init=True, multiprocess=True)
-        llm = LLM.over(engine_over(args, Path("demo"), client, None, 60))
+        llm = LLM.over(engine_over(Deployment(args, Path("demo")), client, None, 60))
         llm.enqueue([[5, 6]], LONG, use_tqdm=False)
         llm.engine.session.step()
         llm.sleep(0, "keep")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jengine.assembly.processes.rank_settings import rank_settings
+from jengine.assembly.processes.deployment import rank_settings
 from jengine.assembly.settings.args import EngineArgs
 from jengine.connectors.choice import scheduler_half, worker_half
 from jengine.connectors.kv_events import event_settings
@@ -27,8 +27,8 @@ def test_ranks_have_ports_and_names_of_their_own() -> None:
         kv_events_config=EVENTS, kv_transfer_config=TRANSFER,
         model_loader_extra_config={"serve": "127.0.0.1:800", "secret": SECRET},
     )  # fmt: skip
-    assert rank_settings(args, 0) == {"data_parallel_size": None}
-    second = rank_settings(args, 1)
+    assert rank_settings(vars(args), 0) == {"data_parallel_size": None}
+    second = rank_settings(vars(args), 1)
     events = event_settings(second["kv_events_config"])
     assert events is not None and events.data_parallel_rank == 1
     config = second["kv_transfer_config"]
@@ -40,7 +40,7 @@ def test_a_rank_that_serves_no_weights_still_takes_them() -> None:
     taken = {"peer": "127.0.0.1:900", "serve": "127.0.0.1:800", "secret": SECRET}
     args = EngineArgs("demo", data_parallel_size=2, data_parallel_backend="process",
                       load_format="peer", model_loader_extra_config=taken)  # fmt: skip
-    kept = rank_settings(args, 1)["model_loader_extra_config"]
+    kept = rank_settings(vars(args), 1)["model_loader_extra_config"]
     assert kept == {"peer": "127.0.0.1:900", "secret": SECRET}
 
 

@@ -24,7 +24,7 @@ from urllib.error import HTTPError
 import msgspec
 import pytest
 
-from jengine.assembly.processes.cores import secret_of
+from jengine.assembly.processes.deployment import Deployment, deployment_of
 from jengine.assembly.processes.engine_process import start_engine_process
 from jengine.assembly.settings.args import EngineArgs
 from jengine.bench.marathon.server import free_port
@@ -125,10 +125,10 @@ def test_ranks_of_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     )  # fmt: skip
     assert (args.ranks.local, args.data_parallel_rpc_port) == (range(2, 4), 5000)
-    assert secret_of(args) == b"sixteen bytes at least"
+    assert Deployment(args, Path("demo")).secret == b"sixteen bytes at least"
     monkeypatch.delenv("JENGINE_DATA_PARALLEL_SECRET")
     with pytest.raises(ConfigError, match="JENGINE_DATA_PARALLEL_SECRET"):
-        secret_of(serve.engine_args(arguments_of()))
+        _ = Deployment(serve.engine_args(arguments_of()), Path("demo")).secret
     with pytest.raises(ConfigError, match="expected some ranks here"):
         headless.serve_cores(serve.engine_args(arguments_of("--data-parallel-size", "2")))
 
@@ -138,7 +138,8 @@ def test_ranks_on_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     args = serve.engine_args(arguments_of(*two, "--data-parallel-options.cpus", "0.5"))
     assert args.replicas_in_processes and args.ranks == (2, range(0))
     assert args.data_parallel_options == {"cpus": 0.5}
-    assert len(secret_of(args)) >= 32 and secret_of(replace(args, seed=1)) == secret_of(args)
+    secrets = [Deployment(one, Path("demo")).secret for one in (args, replace(args, seed=1))]
+    assert len(secrets[0]) >= 32 and secrets[1] == secrets[0]
     assert processes(*two) == 2
     for more, complaint in (
         (("--data-parallel-size-local", "1"), "Ray chooses where ranks run"),
@@ -159,7 +160,7 @@ def test_an_api_process_gets_what_the_flags_said() -> None:
     sent = msgspec.msgpack.encode(msgspec.to_builtins(settings))
     assert msgspec.convert(msgspec.msgpack.decode(sent), ServerSettings) == settings
     args = serve.engine_args(arguments_of("--max-model-len", "1k", "--dtype", "float32"))
-    first, second = (engine_settings(args, index) for index in range(2))
+    first, second = (engine_settings(deployment_of(args), index) for index in range(2))
     found = EngineArgs.checked("test", **msgspec.msgpack.decode(msgspec.msgpack.encode(first)))
     assert (found.max_model_len, found.dtype) == (1000, "float32")
     assert (first["disable_log_stats"], second["disable_log_stats"]) == (False, True)

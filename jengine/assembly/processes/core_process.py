@@ -14,7 +14,7 @@ import msgspec
 
 import jengine
 from jengine.assembly.build import build_engine
-from jengine.assembly.processes.core_settings import CoreSettings
+from jengine.assembly.processes.deployment import CoreSettings
 from jengine.assembly.settings.args import EngineArgs
 from jengine.engine.core import EngineCore
 from jengine.engine.process.child import run_core

@@ -16,7 +16,8 @@ import time
 
 from jengine.assembly.engine import Engine
 from jengine.assembly.processes.core_shares import shares
-from jengine.assembly.processes.cores import CORE_PROGRAM, replica_settings
+from jengine.assembly.processes.cores import CORE_PROGRAM
+from jengine.assembly.processes.deployment import Deployment
 from jengine.assembly.processes.replica_checks import check_replicas
 from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.client import START_SECONDS
@@ -74,7 +75,7 @@ def add_replica(engine: Engine, replicas: ProcessReplicas, count: int) -> None:
     assert folder is not None, "an engine in other processes has a folder"
     place = replicas.next_place
     share = shares(max(count, place + 1), args.devices_per_replica, os.environ)[place]
-    settings = replica_settings(args, folder, place)
+    settings = Deployment(args, folder).core(place)
     core = launch(CORE_PROGRAM, settings, share.cpus, share.env, replicas.mailbox, None)
     try:
         ready = core.wait_until_ready(seconds=START_SECONDS)

@@ -8,37 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from jengine.assembly.engine import Engine
 from jengine.assembly.front_side import engine_of
 from jengine.assembly.model_facts import ModelSource, generation_of, tokenizer_of
 from jengine.assembly.processes.core_return import CoreReturn
-from jengine.assembly.processes.cores import (
-    WHERE,
-    clients_of,
-    launch_cores,
-    secret_of,
-    shut_down,
-)
+from jengine.assembly.processes.cores import clients_of, launch_cores, shut_down
+from jengine.assembly.processes.deployment import Deployment, deployment_of
 from jengine.assembly.processes.other_ranks import other_ranks
 from jengine.assembly.processes.replica_checks import check_replicas, check_version
 from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.plain_settings import refuse_arrays
 from jengine.config import CacheConfig
 from jengine.distributed.process_replicas import ProcessReplicas
+from jengine.engine.client import EngineClient
 from jengine.engine.process.beginning import START_SECONDS, Tell
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.to_front import Progress
-from jengine.errors import ConfigError
+from jengine.engine.process.to_front import Progress, Ready
 from jengine.grammar.shared_tokenizer import TokenizerData, data_of
-from jengine.plugin_loading import load_plugins
 from jengine.scheduler.orders import order_of
 from jengine.text.tokenizer import Tokenizer
-from jengine.weights.resolve import resolve_model
 
 
 def start_engine_process(
@@ -49,34 +40,34 @@ def start_engine_process(
     Raises what the core's engine would raise here. `tell` gets its progress instead of a bar;
     `seconds` is how long a core may be silent meanwhile.
     """
-    folder = model_folder(args)
+    deployment = deployment_of(args)
     tell = tell or shown(args.show_progress)
     if args.replicas_in_processes:
-        return start_replicas(args, folder, tell, seconds)
-    (client,) = launch_cores(args, folder)
+        return start_replicas(deployment, tell, seconds)
+    (client,) = launch_cores(deployment)
     try:
-        return engine_over(args, folder, client, tell, seconds)
+        return engine_over(deployment, client, tell, seconds)
     except BaseException:
         client.shutdown()
         raise
 
 
-def start_replicas(args: EngineArgs, folder: Path, tell: Tell, seconds: float) -> Engine:
+def start_replicas(deployment: Deployment, tell: Tell, seconds: float) -> Engine:
     """Start this host's cores, wait for those of other hosts, and return when all are ready."""
-    mailbox, others = Mailbox(), other_ranks(args, folder)
+    mailbox, others = Mailbox(), other_ranks(deployment)
     clients: list[ProcessClient] = []
     try:
-        clients += launch_cores(args, folder, mailbox)
+        clients += launch_cores(deployment, mailbox)
         if others is not None:
-            clients += clients_of(others.wait(tell, seconds), mailbox, secret_of(args))
-        engine = replicas_over(args, folder, clients, mailbox, tell, seconds)
+            clients += clients_of(others.wait(tell, seconds), mailbox, deployment.secret)
+        engine = replicas_over(deployment, clients, mailbox, tell, seconds)
     except BaseException:
         shut_down(clients)
         if others is not None:
             others.close()
         raise
     if others is not None:
-        others.when_back(core_return(args, engine).take)
+        others.when_back(core_return(engine).take)
         engine.client.when_dead(lambda _: others.close())  # they end with this engine
     return engine
 
@@ -88,29 +79,30 @@ def connect_cores(
 
     Shutting it down leaves them running.
     """
-    folder = model_folder(args)
-    if not args.replicas_in_processes:
-        (address,) = addresses
-        return connect_engine_process(address, args, tell=tell, seconds=seconds)
-    mailbox = Mailbox()
-    secret = secret_of(args) if args.ranks.elsewhere else None
-    clients = clients_of(addresses, mailbox, secret)
+    deployment, mailbox = deployment_of(args), Mailbox()
+    clients: list[ProcessClient] = []
     try:
-        return replicas_over(args, folder, clients, mailbox, tell, seconds)
+        if not args.replicas_in_processes:
+            (address,) = addresses
+            clients = [ProcessClient(address)]
+            return engine_over(deployment, clients[0], tell, seconds)
+        secret = deployment.secret if args.ranks.elsewhere else None
+        clients = clients_of(addresses, mailbox, secret)
+        return replicas_over(deployment, clients, mailbox, tell, seconds)
     except BaseException:
         shut_down(clients)
         raise
 
 
-def core_return(args: EngineArgs, engine: Engine) -> CoreReturn:
+def core_return(engine: Engine) -> CoreReturn:
     """How cores of other hosts come back to an engine that has some."""
     assert isinstance(engine.client, ProcessReplicas), "an engine with cores of other hosts"
-    return CoreReturn(engine.client, secret_of(args))
+    assert engine.folder is not None, "an engine in other processes has a folder"
+    return CoreReturn(engine.client, Deployment(engine.args, engine.folder).secret)
 
 
 def replicas_over(
-    args: EngineArgs,
-    folder: Path,
+    deployment: Deployment,
     clients: Sequence[ProcessClient],
     mailbox: Mailbox,
     tell: Tell,
@@ -118,71 +110,46 @@ def replicas_over(
 ) -> Engine:
     """The engine of several cores that share a mailbox, once all are ready. The first one's
     progress is told."""
-    tokenizer = tokenizer_of(args.groups.model, folder)
+    tokenizer = tokenizer_of(deployment.args.groups.model, deployment.folder)
     told = tell_tokenizer(clients, tokenizer)
     ready = [
         client.wait_until_ready(tell if index == 0 else None, seconds)
         for index, client in enumerate(clients)
     ]
     check_replicas(clients, ready)
-    schedule, cache = ready[0].schedule, min((one.cache for one in ready), key=smallest_group)
+    cache = min((one.cache for one in ready), key=lambda one: one.fewest_blocks)
     client = ProcessReplicas(
-        clients, mailbox, cache.block_size, order_of(schedule.policy),
+        clients, mailbox, cache.block_size, order_of(ready[0].schedule.policy),
         stored_as=cache.stored_as, tokenizer=told,
     )  # fmt: skip
-    source = ModelSource(
-        ready[0].model.config, folder, tokenizer, generation_of(args.groups.model, folder)
-    )
-    args = replace(args, model=str(folder))
-    return engine_of(args, source, client, schedule, cache, ready[0].platform)
-
-
-def smallest_group(cache: CacheConfig) -> int:
-    """The blocks of a cache's smallest group."""
-    return cache.fewest_blocks
-
-
-def connect_engine_process(
-    address: str, args: EngineArgs, *, tell: Tell | None = None, seconds: float = START_SECONDS
-) -> Engine:
-    """An engine over a core that another process has started: `engine.client.address` there.
-
-    Of the settings, only those of requests count. Shutting it down leaves the core running.
-    """
-    folder = model_folder(args)
-    client = ProcessClient(address)
-    try:
-        return engine_over(args, folder, client, tell, seconds)
-    except BaseException:
-        client.shutdown()
-        raise
-
-
-def model_folder(args: EngineArgs) -> Path:
-    """The folder of the model; arrays and modules of this process are refused."""
-    load_plugins()
-    refuse_arrays(args, WHERE)
-    if not isinstance(args.model, (str, Path)):
-        raise ConfigError(
-            f"{WHERE}: model is a {type(args.model).__name__}, which is in this process; expected "
-            "the path of a folder, or 'demo'. Save it first, or leave multiprocess=True out."
-        )
-    return resolve_model(args.model).absolute()
+    return front_of(deployment, client, tokenizer, ready[0], cache)
 
 
 def engine_over(
-    args: EngineArgs, folder: Path, client: ProcessClient, tell: Tell | None, seconds: float
+    deployment: Deployment, client: ProcessClient, tell: Tell | None, seconds: float
 ) -> Engine:
     """The engine of a core, once that is ready."""
-    tokenizer = tokenizer_of(args.groups.model, folder)  # while the core loads its weights
+    # While the core loads its weights.
+    tokenizer = tokenizer_of(deployment.args.groups.model, deployment.folder)
     tell_tokenizer([client], tokenizer)
     ready = client.wait_until_ready(tell, seconds)
     check_version(client, ready)
-    source = ModelSource(
-        ready.model.config, folder, tokenizer, generation_of(args.groups.model, folder)
-    )
+    return front_of(deployment, client, tokenizer, ready, ready.cache)
+
+
+def front_of(
+    deployment: Deployment,
+    client: EngineClient,
+    tokenizer: Tokenizer | None,
+    ready: Ready,
+    cache: CacheConfig,
+) -> Engine:
+    """The engine over a client of cores, one of which said that it is ready."""
+    args, folder = deployment.args, deployment.folder
+    generation = generation_of(args.groups.model, folder)
+    source = ModelSource(ready.model.config, folder, tokenizer, generation)
     args = replace(args, model=str(folder))
-    return engine_of(args, source, client, ready.schedule, ready.cache, ready.platform)
+    return engine_of(args, source, client, ready.schedule, cache, ready.platform)
 
 
 def tell_tokenizer(

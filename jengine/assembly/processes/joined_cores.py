@@ -1,6 +1,7 @@
 """Data-parallel cores of this host, offered to a front on another one. No jax.
 
-In: settings, with the front's address. Out: why they have ended. Must not know who asked for them.
+In: a Deployment, with the front's address. Out: why they have ended. Must not know who asked for
+them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import queue
 import threading
 
 import jengine
-from jengine.assembly.processes.cores import secret_of
-from jengine.assembly.processes.engine_process import model_folder, shown
+from jengine.assembly.processes.deployment import Deployment
+from jengine.assembly.processes.engine_process import shown
 from jengine.assembly.processes.own_cores import OwnCores
-from jengine.assembly.settings.args import EngineArgs
 from jengine.distributed.joining import JoinedHost
 from jengine.engine.process.beginning import START_SECONDS
 from jengine.errors import EngineDead, JengineError
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 Ends = queue.SimpleQueue[str | None]
 
 
-def run_joined(args: EngineArgs, ends: Ends) -> str | None:
+def run_joined(deployment: Deployment, ends: Ends) -> str | None:
     """Run this host's cores for the front until something says why they end."""
-    cores = OwnCores(args, model_folder(args))
+    cores = OwnCores(deployment)
     over = threading.Event()  # cores that end now are expected to
-    threading.Thread(target=join, args=(args, cores, ends, over), daemon=True).start()
+    threading.Thread(target=join, args=(deployment, cores, ends, over), daemon=True).start()
     why = ends.get()
     over.set()
     if why is None:
@@ -39,12 +39,13 @@ def run_joined(args: EngineArgs, ends: Ends) -> str | None:
     return why
 
 
-def join(args: EngineArgs, cores: OwnCores, ends: Ends, over: threading.Event) -> None:
+def join(deployment: Deployment, cores: OwnCores, ends: Ends, over: threading.Event) -> None:
     """Start the cores, and offer them to the front."""
+    args = deployment.args
     try:
         host = checked_host("data_parallel_address", args.data_parallel_address or "")
         port = args.data_parallel_rpc_port
-        secret, tell = secret_of(args), shown(args.show_progress)
+        secret, tell = deployment.secret, shown(args.show_progress)
         cores.launch(Door(own_address(host, port), secret))
         ready = cores.wait_until_ready(tell)
         addresses = {

@@ -1,16 +1,15 @@
 """The cores that one process starts for fronts in other processes, of this host or others. No jax.
 
-In: EngineArgs. Out: the addresses of all ranks' cores, and cores that end with this process.
+In: a Deployment. Out: the addresses of all ranks' cores, and cores that end with this process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from jengine.assembly.processes.cores import launch_cores, shut_down
+from jengine.assembly.processes.deployment import Deployment
 from jengine.assembly.processes.other_ranks import OtherRanks, other_ranks
-from jengine.assembly.settings.args import EngineArgs
 from jengine.engine.process.beginning import START_SECONDS, Tell
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.to_front import Ready
@@ -20,19 +19,18 @@ from jengine.wire.hosts import Door
 class OwnCores:
     """Clients that end the cores, and the ranks that are not child processes."""
 
-    def __init__(self, args: EngineArgs, folder: Path) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         self.clients: list[ProcessClient] = []
-        self._args = args
-        self._folder = folder
+        self._deployment = deployment
         self._others: OtherRanks | None = None
 
     def expect_others(self) -> None:
         """Let the cores of other hosts join, if some ranks are theirs, and start those on Ray."""
-        self._others = other_ranks(self._args, self._folder)
+        self._others = other_ranks(self._deployment)
 
     def launch(self, door: Door | None = None) -> None:
         """Start this host's cores; a door lets fronts of other hosts in."""
-        self.clients = launch_cores(self._args, self._folder, door=door)
+        self.clients = launch_cores(self._deployment, door=door)
 
     def addresses(self, tell: Tell, seconds: float = START_SECONDS) -> list[str]:
         """Where fronts reach the core of each rank, once those of other hosts have joined."""

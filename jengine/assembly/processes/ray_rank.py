@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from jengine.assembly.processes.deployment import deployment_of
 from jengine.assembly.processes.joined_cores import Ends, run_joined
 from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import EngineDead, JengineError
@@ -19,7 +20,7 @@ def run(job: bytes) -> bytes:
     """Run the rank until its front has gone."""
     given = msgspec.msgpack.decode(job, type=dict[str, Any])
     try:
-        why = run_joined(EngineArgs.checked("data-parallel rank", **given), Ends())
+        why = run_joined(deployment_of(EngineArgs.checked("data-parallel rank", **given)), Ends())
     except JengineError as error:
         return ended_with(error)
     return msgspec.msgpack.encode(Ended()) if why is None else ended_with(EngineDead(why))

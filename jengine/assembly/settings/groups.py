@@ -62,6 +62,8 @@ class ParallelSettings:
     devices_per_replica: int
     multihost: Mapping[str, Any] | None
     executor: str
+    executor_options: Mapping[str, Any] | None
+    replicas_in_processes: bool
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
         sizes = measure(args, config)
     except JengineError as error:
         return Report([Finding("problem", "model", str(error))], {})
-    weights = check_weights(args, folder)
+    weights = check_weights(args.load_format, folder)
     if weights.level == "problem" and in_hub(args.model):
         text = f"not downloaded yet, or not wholly: `jengine pull {args.model}` does it"
         weights = Finding("note", "weights", text)
@@ -155,14 +155,14 @@ def describe(sizes: Sizes) -> Finding:
     return Finding("OK", "model", text, figures)
 
 
-def check_weights(args: EngineArgs, folder: Any) -> Finding:
+def check_weights(load_format: str, folder: Any) -> Finding:
     """Check that weights are there, complete and readable."""
-    if args.load_format == "dummy":
+    if load_format == "dummy":
         return Finding("OK", "weights", "drawn at random (load_format=dummy)")
-    if args.load_format == "peer":
+    if load_format == "peer":
         return Finding("OK", "weights", "taken from an engine that runs (load_format=peer)")
     try:
-        if stored_format(args.load_format, folder) == "orbax":
+        if stored_format(load_format, folder) == "orbax":
             return Finding("OK", "weights", f"an Orbax checkpoint in {find_checkpoint(folder)}")
         tensors = open_checkpoint(folder)
     except JengineError as error:

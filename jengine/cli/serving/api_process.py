@@ -61,7 +61,7 @@ def main() -> int:
         addresses = wait_for(folder / CORES)
         engine = connect_cores(args, addresses, lambda progress: note(in_words(progress)))
         if args.ranks.elsewhere:
-            core_return(args, engine).follow(addresses, lambda: addresses_in(folder / CORES))
+            core_return(engine).follow(addresses, lambda: addresses_in(folder / CORES))
         return engine
 
     def ready(engine: Engine, url: str) -> None:

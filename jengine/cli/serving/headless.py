@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from jengine.assembly.processes.deployment import deployment_of
 from jengine.assembly.processes.joined_cores import Ends, run_joined
 from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError
@@ -25,7 +26,7 @@ def serve_cores(args: EngineArgs) -> int:
         )
     ends = Ends()
     with signals_as(ends):
-        why = run_joined(args, ends)
+        why = run_joined(deployment_of(args), ends)
     return 0 if why is None else 1
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from jengine.assembly.processes.engine_process import model_folder, shown
+from jengine.assembly.processes.deployment import Deployment, deployment_of
+from jengine.assembly.processes.engine_process import shown
 from jengine.assembly.processes.own_cores import OwnCores
 from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.plain_settings import plain_settings
 from jengine.assembly.settings.setting import SERVER
 from jengine.cli.serving.api_process import BOARD, CORES, ApiJob
+from jengine.engine.process.beginning import Tell
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.owned_process import OwnedProcess
 from jengine.engine.process.private_folder import PrivateFolder
@@ -35,18 +36,19 @@ def serve_with_several(
     settings: ServerSettings, args: EngineArgs, count: int, *, debug: bool
 ) -> int:
     """Serve until the end, with so many API processes."""
-    cores = OwnCores(args, model_folder(args))
+    deployment = deployment_of(args)
+    cores = OwnCores(deployment)
     sock = listening_socket(settings)
     shared = PrivateFolder()
     try:
         Board.create(shared.path / BOARD, count)
         supervisor = Supervisor(settings, Board.shared(shared.path / BOARD, 0))
-        supervisor.prepare(lambda: started(cores, args, shared.path / CORES))
+        supervisor.prepare(lambda: started(cores, shown(args.show_progress), shared.path / CORES))
         supervisor.start(
             [
                 api_process(ApiJob(
                     index, str(shared.path), sock.fileno(), msgspec.to_builtins(settings),
-                    engine_settings(args, index), debug,
+                    engine_settings(deployment, index), debug,
                 ))
                 for index in range(count)
             ]
@@ -59,9 +61,8 @@ def serve_with_several(
         shared.remove()
 
 
-def started(cores: OwnCores, args: EngineArgs, file: Path) -> Sequence[ProcessClient]:
+def started(cores: OwnCores, tell: Tell, file: Path) -> Sequence[ProcessClient]:
     """Start the cores, tell the API processes where they are, and wait until they are ready."""
-    tell = shown(args.show_progress)
     cores.expect_others()
     cores.launch()
     addresses = cores.addresses(tell)
@@ -89,10 +90,7 @@ def api_process(job: ApiJob) -> OwnedProcess:
     return OwnedProcess(name, PROGRAM, msgspec.msgpack.encode(job), {}, open_files=[job.listening])
 
 
-def engine_settings(args: EngineArgs, index: int) -> dict[str, object]:
+def engine_settings(deployment: Deployment, index: int) -> dict[str, object]:
     """The engine's settings as plain data. One process logs the cores' figures for all."""
-    return plain_settings(
-        args, WHERE, SERVER,
-        model=str(model_folder(args)),
-        disable_log_stats=args.disable_log_stats or index > 0,
-    )  # fmt: skip
+    quiet = deployment.args.disable_log_stats or index > 0
+    return deployment.told(SERVER, WHERE, disable_log_stats=quiet)

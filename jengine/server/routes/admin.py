@@ -176,7 +176,7 @@ async def scale_elastic_ep(service: Service, http: Request) -> Response:
 async def start_profile(service: Service, http: Request) -> Response:
     """Start a JAX profiler trace in the server's profile folder."""
     try:
-        folder = trace_folder(service.live.engine.args)
+        folder = trace_folder(service.live.engine.args.profile_folder)
     except ConfigError as error:
         raise ApiError(
             404, "Profiling is off. Start the server with --profiler-dir DIR."
