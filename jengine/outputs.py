@@ -84,8 +84,9 @@ class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: Any = None  # StepLogprobs of the new tokens
-    prompt_logprobs: Any = None  # StepLogprobs of the whole prompt, with the first token's output
+    logprobs: StepLogprobs | None = None  # of the new tokens
+    # Of the whole prompt, with the first token's output.
+    prompt_logprobs: StepLogprobs | None = None
     captured: Any = None  # tap point -> f32 [tokens, width] of tokens not yet delivered
     # u8 or u16 [tokens, layers, chosen]: experts of tokens whose have not been delivered yet.
     routed_experts: Any = None

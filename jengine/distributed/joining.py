@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-import msgspec
 import zmq
 
-from jengine.engine.process.encoding import UNREADABLE
 from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError, EngineDead
 from jengine.wire.curve import tcp
 from jengine.wire.hosts import Door
+from jengine.wire.message import BadFrame, Message, Reader, encode
 from jengine.wire.socket_loop import Parts, SocketLoop
 
 logger = logging.getLogger(__name__)
@@ -33,18 +32,18 @@ REMIND = 30.0
 LOOK = 1.0
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
+class Join(Message, frozen=True):
     """A host's cores are ready."""
 
     addresses: dict[int, str]  # by rank
     version: str
 
 
-class Joined(msgspec.Struct, frozen=True, tag=True):
+class Joined(Message, frozen=True):
     """They are replicas now."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class Refused(Message, frozen=True):
     """They cannot be."""
 
     why: str
@@ -54,13 +53,13 @@ class Taken(Refused, frozen=True, tag=True):
     """Another connection has these ranks, as far as known."""
 
 
-class AreYouThere(msgspec.Struct, frozen=True, tag=True):
+class AreYouThere(Message, frozen=True):
     """Nothing to answer: sending it shows whether the connection is open."""
 
 
-_encoder = msgspec.msgpack.Encoder()
-_from_host = msgspec.msgpack.Decoder(Join)
-_from_desk = msgspec.msgpack.Decoder(Joined | Refused | Taken | AreYouThere)
+FromDesk = Joined | Refused | Taken | AreYouThere
+_from_host = Reader[Join](Join, "a host")
+_from_desk = Reader[FromDesk](FromDesk, "the front")
 
 
 class JoinDesk:
@@ -148,12 +147,12 @@ class JoinDesk:
 
     def _receive(self, parts: Parts) -> None:
         try:
-            join = _from_host.decode(parts[1])
-        except (*UNREADABLE, IndexError) as error:
+            join = _from_host(parts[1])
+        except (BadFrame, IndexError) as error:
             answer: Joined | Refused = Refused(f"this is not how a host joins: {error}")
         else:
             answer = self._joined(parts[0], join)
-        self._socket.send([parts[0], _encoder.encode(answer)])
+        self._socket.send([parts[0], encode(answer)])
 
     def _forget(self, connection: bytes) -> None:
         """A connection has ended: others may have its ranks."""
@@ -171,7 +170,7 @@ class JoinDesk:
                 return Refused(f"ranks {ranks}: expected some of {list(self._ranks)}")
             twice = [rank for rank in ranks if rank in self._connections]
             for other in {self._connections[rank] for rank in twice}:
-                self._socket.send([other, _encoder.encode(AreYouThere())])
+                self._socket.send([other, encode(AreYouThere())])
             if twice:
                 return Taken(f"ranks {twice} have joined already")
             again = [rank for rank in ranks if rank in self._addresses]
@@ -221,7 +220,7 @@ class JoinedHost:
                 )
 
     def _offer(self, addresses: Mapping[int, str], version: str, seconds: float) -> None:
-        self._socket.send([_encoder.encode(Join(dict(addresses), version))])
+        self._socket.send([encode(Join(dict(addresses), version))])
         if not self._answered.wait(seconds):
             raise ConfigError(
                 f"nobody has answered at {self.address} within {seconds:g} s. Is the front started "
@@ -233,7 +232,7 @@ class JoinedHost:
         self._socket.close()
 
     def _receive(self, parts: Parts) -> None:
-        message = _from_desk.decode(parts[0])
+        message = _from_desk(parts[0])
         if not isinstance(message, AreYouThere):
             self._answer = message
             self._answered.set()

@@ -1,4 +1,7 @@
-"""The bases of what processes of one engine say to each other, as msgpack."""
+"""What processes of one engine say to each other, as msgpack. No pickle.
+
+In: messages. Out: bytes, and back; bytes that are no message raise BadFrame. Must not know sockets.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,15 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
 
+from jengine.wire.arrays import pack_array, unpack_array
+
 A = TypeVar("A")
+M = TypeVar("M")
+# Bytes of one message. A prompt of a million tokens takes five million.
+MOST_BYTES = 64 * 2**20
+# What does not describe a value of the right type, or nests too deeply.
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_encoder = msgspec.msgpack.Encoder(enc_hook=pack_array)
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -23,3 +34,33 @@ class Question(Message, Generic[A], frozen=True):
         """The answer in these bytes; a msgspec.DecodeError if it is none to this question."""
         (kind,) = get_args(cls.__orig_bases__[0])
         return msgspec.msgpack.decode(data, type=kind)
+
+
+class BadFrame(ValueError):
+    """Bytes that are not a valid message."""
+
+
+class Reader(Generic[M]):
+    """Reads the messages that one kind of process sends."""
+
+    def __init__(self, kinds: Any, sender: str, most_bytes: int = MOST_BYTES) -> None:
+        """`kinds` is the union of their classes, `M`."""
+        self._decoder = msgspec.msgpack.Decoder(kinds, ext_hook=unpack_array)
+        self._sender = sender
+        self.most_bytes = most_bytes
+
+    def __call__(self, data: bytes) -> M:
+        """The message in these bytes."""
+        if len(data) > self.most_bytes:
+            raise BadFrame(f"a message of {len(data)} bytes: expected at most {self.most_bytes}")
+        try:
+            return self._decoder.decode(data)
+        except UNREADABLE as error:
+            raise BadFrame(
+                f"{self._sender} sent {len(data)} bytes that are no message: {error}"
+            ) from error
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes."""
+    return _encoder.encode(message)

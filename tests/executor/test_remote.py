@@ -18,14 +18,7 @@ import pytest
 from jengine.assembly import worker
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead, JengineError, UnexpectedCompile
-from jengine.executor.multihost.messages import (
-    Health,
-    Ready,
-    StepRefused,
-    StepResult,
-    decode,
-    encode,
-)
+from jengine.executor.multihost.messages import Health, Ready, StepRefused, StepResult, decode
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
@@ -37,6 +30,7 @@ from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import Plan
 from jengine.scheduler.scheduler import Scheduler
 from jengine.wire.connection import Connection, listen
+from jengine.wire.message import encode
 from tests.executor.plugin import VOCAB, ScriptedWorkers
 from tests.executor.scripted import ScriptedExecutor, scripted_tokens
 from tests.scheduler.scheduler_loop import make_wire

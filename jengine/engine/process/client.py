@@ -14,7 +14,6 @@ from jengine.engine.core_state import CoreState
 from jengine.engine.own_process import OwnProcess
 from jengine.engine.process.asking import Asking
 from jengine.engine.process.beginning import START_SECONDS, Beginning, Tell
-from jengine.engine.process.encoding import encode
 from jengine.engine.process.hearing import Heard
 from jengine.engine.process.life import Life, WhenDead
 from jengine.engine.process.mailbox import Mailbox
@@ -36,7 +35,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 from jengine.scheduler.refusal import refuse_impossible
-from jengine.wire.message import Message
+from jengine.wire.message import Message, encode
 from jengine.wire.socket_loop import SocketLoop
 
 A = TypeVar("A")

@@ -16,7 +16,6 @@ from jengine.engine.core_state import CoreState
 from jengine.engine.process.asking import Asking
 from jengine.engine.process.beginning import Beginning
 from jengine.engine.process.core_log import log
-from jengine.engine.process.encoding import BadFrame, decode_from_core
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.to_front import (
     Answer,
@@ -31,9 +30,11 @@ from jengine.engine.process.to_front import (
     Ready,
     Refusal,
     StepFailed,
+    decode_from_core,
 )
 from jengine.errors import EngineDead
 from jengine.kvcache.content_journal import HeldContents
+from jengine.wire.message import BadFrame
 from jengine.wire.socket_loop import Parts
 
 logger = logging.getLogger(__name__)

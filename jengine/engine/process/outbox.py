@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from jengine.engine.core_state import CoreState
-from jengine.engine.process.encoding import encode
 from jengine.engine.process.fronts import Fronts
 from jengine.engine.process.to_front import (
     CacheChanges,
@@ -27,7 +26,7 @@ from jengine.engine.process.to_front import (
 from jengine.errors import JengineError
 from jengine.kvcache.content_journal import ContentJournal, HeldContents
 from jengine.outputs import TokenDelta
-from jengine.wire.message import Message
+from jengine.wire.message import Message, encode
 
 # Seconds between two reports of the core's state: while steps end, and while none do.
 REPORT = 0.1

@@ -20,7 +20,6 @@ import zmq
 from jengine.engine.client import EngineClient
 from jengine.engine.core_state import CoreState
 from jengine.engine.in_process import refused
-from jengine.engine.process.encoding import BadFrame, decode_from_front
 from jengine.engine.process.fronts import Fronts
 from jengine.engine.process.outbox import Outbox
 from jengine.engine.process.step_loop import StepLoop
@@ -33,6 +32,7 @@ from jengine.engine.process.to_core import (
     Leave,
     Shutdown,
     TellTokenizer,
+    decode_from_front,
 )
 from jengine.engine.process.to_front import (
     Answer,
@@ -50,7 +50,7 @@ from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.request import WireRequest
 from jengine.wire.hosts import Door
-from jengine.wire.message import Message
+from jengine.wire.message import BadFrame, Message
 from jengine.wire.socket_loop import Parts, SocketLoop
 
 # Threads for questions, so that one that waits for a long step does not hold up all others.

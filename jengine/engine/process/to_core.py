@@ -5,7 +5,7 @@ from __future__ import annotations
 from jengine.engine.questions import AnyQuestion
 from jengine.grammar.shared_tokenizer import TokenizerData
 from jengine.request import WireRequest
-from jengine.wire.message import Message
+from jengine.wire.message import Message, Reader
 
 
 class Hello(Message, frozen=True):
@@ -45,3 +45,4 @@ class Shutdown(Message, frozen=True):
 
 
 FromFront = Hello | TellTokenizer | AddRequest | AbortRequest | Ask | Leave | Shutdown
+decode_from_front = Reader[FromFront](FromFront, "a front")

@@ -9,7 +9,7 @@ from jengine.engine.core_state import CoreState
 from jengine.engine.process.model_frame import ModelFrame
 from jengine.errors import EngineDead, JengineError, error_named
 from jengine.outputs import TokenDelta
-from jengine.wire.message import Message
+from jengine.wire.message import Message, Reader
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -136,3 +136,4 @@ FromCore = (
     | Refusal
     | LogRecord
 )
+decode_from_core = Reader[FromCore](FromCore, "the core")

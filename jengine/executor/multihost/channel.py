@@ -28,14 +28,13 @@ from jengine.executor.multihost.messages import (
     ReportDue,
     SampleDigest,
     Verdict,
-    encode,
 )
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import WorkerHealth
 from jengine.forks import not_in_forks
 from jengine.wire.connection import Connection
-from jengine.wire.message import Message
+from jengine.wire.message import Message, encode
 
 logger = logging.getLogger(__name__)
 # A step may fail because another process died: wait this long to learn of that.

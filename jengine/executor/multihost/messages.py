@@ -1,18 +1,12 @@
-"""The messages between processes, encoded as msgpack. No pickle.
-
-In: messages. Out: bytes, and back. Must not know sockets.
-"""
+"""The messages between processes of one engine. Must not know sockets."""
 
 from __future__ import annotations
-
-import msgspec
 
 from jengine.executor.protocol import Capacity, WorkerHealth
 from jengine.outputs import Counts, StepOutput, TokenDelta
 from jengine.plan import Plan
-from jengine.wire.arrays import pack_array, unpack_array
-from jengine.wire.deltas import read_scores
-from jengine.wire.message import Message
+from jengine.wire.connection import LARGEST_FRAME
+from jengine.wire.message import Message, Reader
 
 
 class Heartbeat(Message, frozen=True):
@@ -167,28 +161,5 @@ AnyMessage = (
     | StepResult
     | StepRefused
 )
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=pack_array)
-_decoder = msgspec.msgpack.Decoder(AnyMessage, ext_hook=unpack_array)
-
-
-def encode(message: Message) -> bytes:
-    """A message as bytes."""
-    return _encoder.encode(message)
-
-
-def decode(data: bytes) -> Message:
-    """The message in these bytes; a MsgspecError if they are none."""
-    message = _decoder.decode(data)
-    for delta in _deltas(message):
-        read_scores(delta)
-    return message
-
-
-def _deltas(message: Message) -> list[TokenDelta]:
-    if isinstance(message, StepDone):
-        return message.deltas
-    if isinstance(message, RequestAborted) and message.delta is not None:
-        return [message.delta]
-    return []
+# Connections bound the size of a frame.
+decode = Reader[AnyMessage](AnyMessage, "a process", LARGEST_FRAME)

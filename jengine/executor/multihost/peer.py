@@ -11,12 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
-from jengine.executor.multihost.messages import Fatal, Goodbye, Heartbeat, decode, encode
+from jengine.executor.multihost.messages import Fatal, Goodbye, Heartbeat, decode
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.wire.connection import Connection
-from jengine.wire.message import Message
+from jengine.wire.message import BadFrame, Message, encode
 
 Receive = Callable[[int, Message], None]
 Lost = Callable[[str], None]
@@ -90,7 +88,7 @@ class Peer:
                     receive(self.rank, message)
         except TimeoutError:
             self._report(lost, f"showed no sign of life for {self._settings.silence:g} s")
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, BadFrame) as error:
             self._report(lost, f"was lost ({error})")
         finally:
             self._connection.close()

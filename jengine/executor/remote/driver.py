@@ -28,7 +28,6 @@ from jengine.executor.multihost.messages import (
     StepRefused,
     StepResult,
     WorkerAnswers,
-    encode,
 )
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
@@ -37,7 +36,7 @@ from jengine.forks import not_in_forks
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
 from jengine.wire.connection import Connection
-from jengine.wire.message import Message
+from jengine.wire.message import Message, encode
 
 T = TypeVar("T")
 READY_SECONDS = 60.0

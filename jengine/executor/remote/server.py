@@ -26,14 +26,13 @@ from jengine.executor.multihost.messages import (
     StepRefused,
     StepResult,
     WorkerAnswers,
-    encode,
 )
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, Executor
 from jengine.plan import Plan
 from jengine.wire.connection import Connection
-from jengine.wire.message import Message
+from jengine.wire.message import Message, encode
 
 DRIVER = "the driver"
 

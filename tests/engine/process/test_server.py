@@ -10,7 +10,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jengine.engine.process.encoding import encode
+from jengine.engine.process import to_core
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.to_core import AddRequest, Hello
 from jengine.engine.questions import (
@@ -27,6 +27,7 @@ from jengine.errors import EngineDead, RequestError, UnexpectedCompile
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.plan import RowSampling
 from jengine.runner.report_types import ProgramCounts
+from jengine.wire.message import encode
 from tests.engine.process.cores import ThreadCore, eventually, read_all, thread_core, tokens
 from tests.engine.scripted import told
 from tests.engine.test_client import PROMPT, wire
@@ -268,7 +269,7 @@ def test_frames_that_break_the_protocol_are_dropped(
     before = core.server.dropped
     stranger.send(encode(AddRequest(wire("a"))))  # before Hello
     stranger.send(encode(Hello()), b"and more")
-    monkeypatch.setattr("jengine.engine.process.encoding.MOST_BYTES", 5000)
+    monkeypatch.setattr(to_core.decode_from_front, "most_bytes", 5000)
     stranger.send(encode(AddRequest(wire("b" * 5000))))
     eventually(lambda: core.server.dropped == before + 3)
     stranger.close()
