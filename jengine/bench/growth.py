@@ -25,8 +25,7 @@ from jengine.bench.read_speed import read_gb_s
 from jengine.bench.surroundings import surroundings
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
-from jengine.pictures.charts import Series, line_chart
-from jengine.pictures.page import columns, document, header, section
+from jengine.pictures.page import curves, report, write
 from jengine.runner.step.group_arrays import each_array
 from jengine.sampling_params import SamplingParams
 
@@ -219,10 +218,7 @@ def read(file: Path) -> dict[str, Any]:
 
 def draw(result: dict[str, Any], folder: Path) -> Path:
     """Write the page of charts; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "growth.html"
-    file.write_text(page(result), encoding="utf-8")
-    return file
+    return write(page(result), folder / "growth.html")
 
 
 def page(result: dict[str, Any]) -> str:
@@ -245,8 +241,7 @@ def page(result: dict[str, Any]) -> str:
     for count, steps in by_rows(result).items():
         lead = f"Milliseconds, by context of each row; rows: {count}."
         charts.append(chart("Time of a decode step", lead, steps, "context", lines))
-    headline = f"Growth: {findings(result)}"
-    return document("Growth", header(headline, about) + columns(charts))
+    return report(f"Growth: {findings(result)}", [about], charts, name="Growth")
 
 
 def by_rows(result: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
@@ -277,9 +272,5 @@ def chart(
     unit: float = 1,
 ) -> str:  # fmt: skip
     """One section: a line for each of up to three columns."""
-    series = [
-        Series(name, look, [row[key] / unit for row in rows])
-        for (key, name), look in zip(lines.items(), ("ours", "second", "apart"), strict=False)
-    ]
-    labels = [f"{row[across]:,}" for row in rows]
-    return section(title, line_chart(series, labels, title=title), lead)
+    values = {name: [row[key] / unit for row in rows] for key, name in lines.items()}
+    return curves(title, lead, values, [f"{row[across]:,}" for row in rows])

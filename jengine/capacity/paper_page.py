@@ -5,13 +5,12 @@ In: a Paper. Out: HTML, whose figures are those that the plan has for other batc
 
 from __future__ import annotations
 
-import html
 from dataclasses import replace
 
 from jengine.capacity.paper import Paper
 from jengine.capacity.paper_report import advice, as_text, heading
-from jengine.pictures.charts import Series, bars, line_chart
-from jengine.pictures.page import columns, document, header, section
+from jengine.pictures.charts import Series, bars
+from jengine.pictures.page import as_written, curves, report, section
 
 
 def as_page(paper: Paper) -> str:
@@ -20,11 +19,11 @@ def as_page(paper: Paper) -> str:
     verdict = (
         "It fits." if paper.fits else "It does not fit. " + " ".join(filter(None, advice(paper)))
     )
-    parts = [header(title, f"{layout}. {verdict}")]
-    parts.append(section("Memory of one device", memory_chart(paper), "Shares of what is usable."))
-    parts.append(columns(speed_charts(paper)))
-    parts.append(section("The plan", f"<pre>{html.escape(as_text(paper))}</pre>"))
-    return document(f"jengine plan: {paper.name}", "".join(parts))
+    memory = section("Memory of one device", memory_chart(paper), "Shares of what is usable.")
+    return report(
+        title, [f"{layout}. {verdict}"], speed_charts(paper), above=[memory],
+        below=[as_written("The plan", as_text(paper))], name=f"jengine plan: {paper.name}",
+    )  # fmt: skip
 
 
 def memory_chart(paper: Paper) -> str:
@@ -55,7 +54,7 @@ def speed_charts(paper: Paper) -> list[str]:
     labels = list(map(str, sizes))
     lead = f"By requests of {paper.work.context:,} tokens that decode at once in a replica."
     return [
-        section(words, line_chart([Series(words, "ours", values)], labels, title=words), lead)
+        curves(words, lead, {words: values}, labels)
         for words, values in (
             ("Output tokens per second of all replicas", all_of_them),
             ("Milliseconds per token of one request", each),

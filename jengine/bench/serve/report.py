@@ -12,8 +12,7 @@ from typing import Any
 
 from jengine.bench.machine import hardware_of
 from jengine.bench.serve.figures import CURVE, LATENCIES, Metric
-from jengine.pictures.charts import Series, line_chart
-from jengine.pictures.page import columns, document, header, section
+from jengine.pictures.page import curves, report, section, write
 
 FACTS = {
     "completed": "requests answered",
@@ -32,25 +31,19 @@ PLACES = 120
 
 def draw(result: dict[str, Any], folder: Path) -> Path:
     """Write the page; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "serve.html"
-    file.write_text(page(result), encoding="utf-8")
-    return file
+    return write(page(result), folder / "serve.html")
 
 
 def page(result: dict[str, Any]) -> str:
     """The whole page."""
     about = f"{result['command']}, commit {result['commit']}, {hardware_of(result)}"
     title = f"{result['model_id']} on {result['server']}"
-    parts = [header(title, about)]
-    parts.append(section("Figures", facts(result)))
     charts = [percentiles(metric, result) for metric in LATENCIES]
-    parts.append(columns(charts))
-    parts.append(over_time(result["timeline"]))
+    below = [over_time(result["timeline"])]
     if result["first_errors"]:
         items = "".join(f"<li>{html.escape(error)}</li>" for error in result["first_errors"])
-        parts.append(section("First errors", f"<ul>{items}</ul>"))
-    return document(title, "".join(parts))
+        below.append(section("First errors", f"<ul>{items}</ul>"))
+    return report(title, [about], charts, above=[section("Figures", facts(result))], below=below)
 
 
 def facts(result: dict[str, Any]) -> str:
@@ -69,8 +62,7 @@ def percentiles(metric: Metric, result: dict[str, Any]) -> str:
     if not any(values):
         return ""
     labels = [f"p{one:g}" for one in CURVE]
-    chart = line_chart([Series(metric.name, "ours", values)], labels, title=metric.title)
-    return section(metric.title, chart, "Milliseconds, by percentile.")
+    return curves(metric.title, "Milliseconds, by percentile.", {metric.name: values}, labels)
 
 
 def over_time(timeline: dict[str, list[int]]) -> str:
@@ -79,13 +71,12 @@ def over_time(timeline: dict[str, list[int]]) -> str:
     if not tokens:
         return ""
     every = -(-len(tokens) // PLACES)
-    series = [
-        Series("tokens in a second", "ours", averages(tokens, every)),
-        Series("requests running", "second", averages(requests, every)),
-    ]
+    lines = {
+        "tokens in a second": averages(tokens, every),
+        "requests running": averages(requests, every),
+    }
     labels = [str(second) for second in range(0, len(tokens), every)]
-    lead = "By seconds since the first request."
-    return section("Timeline", line_chart(series, labels, title="Timeline"), lead)
+    return curves("Timeline", "By seconds since the first request.", lines, labels)
 
 
 def averages(numbers: Sequence[int], every: int) -> list[float]:

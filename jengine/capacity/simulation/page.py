@@ -5,16 +5,14 @@ In: results, each with a name. Out: HTML. Must not calculate figures.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jengine.capacity.simulation.report import TITLES, as_text, limits
 from jengine.capacity.simulation.results import CURVE
-from jengine.pictures.charts import Series, bars, line_chart
-from jengine.pictures.page import columns, document, header, section
+from jengine.pictures.charts import Series, bars
+from jengine.pictures.page import as_written, curves, report, section
 
-LOOKS = ("ours", "second", "apart")
 # Longer lists of replicas are not shown one by one.
 MOST_BARS = 16
 OVER_TIME = {
@@ -30,28 +28,22 @@ def page(results: Mapping[str, dict[str, Any]]) -> str:
     first = next(iter(results.values()))
     title = headline(first)
     others = (f"{name}: {headline(one)}" for name, one in results.items() if one is not first)
-    parts, charts = [header(title, first["command"], verdict(first), *others)], list[str]()
+    charts, figures = list[str](), {name: one["figures"] for name, one in results.items()}
     labels = [f"p{p:g}" for p in CURVE]
-    for name, words in TITLES.items():
-        lines = series({key: one["figures"]["curves_ms"][name] for key, one in results.items()})
-        chart = line_chart(lines, labels, title=words)
-        charts.append(section(words.capitalize(), chart, "Milliseconds, by percentile."))
-    for name, (words, lead) in OVER_TIME.items():
-        lines = series({key: one["figures"]["over_time"][name] for key, one in results.items()})
-        until = first["figures"]["over_time"]["until"]
-        labels = [f"{seconds:.0f} s" for seconds in until]
-        charts.append(section(words, line_chart(lines, labels, title=words), lead))
-    for key, one in results.items():
-        busy = one["figures"]["busy"]
-        if len(busy) <= MOST_BARS:
-            names = [str(index) for index in range(len(busy))]
-            chart = bars(names, [Series("busy", "ours", busy)], title="busy")
-            charts.append(section(f"Share of time busy, {key}", chart, "By replica."))
-    parts.append(columns(charts))
-    for key, one in results.items():
-        text = f"<pre>{html.escape(as_text(one))}</pre>"
-        parts.append(section(key, text, one["command"]))
-    return document(title, "".join(parts))
+    for key, words in TITLES.items():
+        lines = {name: one["curves_ms"][key] for name, one in figures.items()}
+        charts.append(curves(words.capitalize(), "Milliseconds, by percentile.", lines, labels))
+    labels = [f"{seconds:.0f} s" for seconds in first["figures"]["over_time"]["until"]]
+    for key, (words, lead) in OVER_TIME.items():
+        lines = {name: one["over_time"][key] for name, one in figures.items()}
+        charts.append(curves(words, lead, lines, labels))
+    for name, one in figures.items():
+        if len(one["busy"]) <= MOST_BARS:
+            names = [str(index) for index in range(len(one["busy"]))]
+            chart = bars(names, [Series("busy", "ours", one["busy"])], title="busy")
+            charts.append(section(f"Share of time busy, {name}", chart, "By replica."))
+    texts = [as_written(name, as_text(one), one["command"]) for name, one in results.items()]
+    return report(title, [first["command"], verdict(first), *others], charts, below=texts)
 
 
 def headline(result: Mapping[str, Any]) -> str:
@@ -76,10 +68,3 @@ def verdict(result: Mapping[str, Any]) -> str:
         f"{figures['good_share']:.1%} of all requests within {limits(figures)}: a goodput of "
         f"{figures['request_goodput']:,.2f} requests a second."
     )
-
-
-def series(values: Mapping[str, Sequence[float]]) -> list[Series]:
-    """One line for each result."""
-    return [
-        Series(name, look, line) for (name, line), look in zip(values.items(), LOOKS, strict=False)
-    ]
