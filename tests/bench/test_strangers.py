@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from jengine.bench.marathon.exchange import Reply
+from jengine.bench.strangers import run as strangers
 from jengine.bench.strangers.__main__ import bench, printed
-from jengine.bench.strangers.bodies import Bodies
+from jengine.bench.strangers.bodies import Bodies, Case
 from jengine.bench.strangers.run import Search, failures, run
 from tests.server.serving import serving
 
@@ -58,3 +61,35 @@ def test_the_verdict_fails_for_each_promise() -> None:
         {"resident_mb": {"before": 100, "most": 500, "after": 401}},
     ):
         assert len(failures(search, {**good, **broken})) == 1
+
+
+def test_a_late_answer_is_told_with_the_requests_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Harmless:
+        def case(self, number: int) -> Case:
+            return Case(f"/{number}", b"", leaves=False)
+
+    async def work() -> list[dict[str, Any]]:
+        answered, never = asyncio.Event(), asyncio.Event()
+
+        async def exchange(port: int, method: str, path: str, body: Any, manner: Any) -> Reply:
+            await (answered if path == "/honest" else never).wait()
+            answered.clear()
+            return Reply(200, {}, "")
+
+        monkeypatch.setattr(strangers, "exchange", exchange)
+        others = strangers.Strangers(0, cast("Bodies", Harmless()), 7)
+        honest = strangers.Bystanders(0, others, most_latency=0.0)
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for one in (others.attack(), honest.ask("/honest", {}), others.attack()):
+                tasks.append(group.create_task(one))
+                await asyncio.sleep(0)
+            answered.set()
+            while not honest.late:
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+        return honest.late
+
+    (found,) = asyncio.run(work())
+    assert found["beside"] == [7, 8]

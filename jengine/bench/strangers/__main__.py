@@ -23,6 +23,7 @@ def printed(result: dict[str, Any]) -> str:
         f"Memory: {memory['before']} MB before, {memory['most']} at most, {memory['after']} after",
         *(f"Error: {line}" for line in result["errors"]),
         *(f"Bystander: {line}" for line in bystanders["failures"]),
+        *(f"Late by requests {one['beside']}: {one['seconds']} s" for one in bystanders["late"]),
         *(f"Log: {line}" for line in result["forbidden_log_lines"]),
         "FAILED: " + "; ".join(result["failed"]) if result["failed"] else "Passed.",
     ]

@@ -62,17 +62,20 @@ class Strangers:
         self.sent = 0
         self.statuses: Counter[str] = Counter()
         self.errors: list[str] = []
+        self.next = first
+        self.unanswered: set[int] = set()  # numbers of the requests under way
         self._port = port
         self._bodies = bodies
-        self._next = first
 
     async def attack(self) -> None:
         """Send until it is cancelled."""
         while True:
-            number, self._next = self._next, self._next + 1
+            number, self.next = self.next, self.next + 1
             case = self._bodies.case(number)
             manner = LEAVING if case.leaves else Manner(patience=60.0)
+            self.unanswered.add(number)
             reply = await exchange(self._port, "POST", case.path, case.body, manner)
+            self.unanswered.discard(number)
             self.sent += 1
             self.statuses[f"{case.path}: {reply.status}"] += 1
             if not case.leaves and is_error(reply, len(case.body)):
@@ -83,17 +86,24 @@ class Strangers:
 class Bystanders:
     """Clients that ask for a word, and how long they wait for it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, strangers: Strangers, most_latency: float) -> None:
         self.seconds: list[float] = []
         self.failures: list[str] = []
+        self.late: list[dict[str, Any]] = []  # answers beyond `most_latency`
         self._port = port
+        self._strangers = strangers
+        self._most_latency = most_latency
 
     async def ask(self, path: str, body: dict[str, Any]) -> None:
         """Ask until it is cancelled."""
         while True:
-            began = time.monotonic()
+            began, first = time.monotonic(), self._strangers.next
+            beside = set(self._strangers.unanswered)
             reply = await exchange(self._port, "POST", path, body, Manner(patience=30.0))
-            self.seconds.append(time.monotonic() - began)
+            self.seconds.append(waited := time.monotonic() - began)
+            if waited > self._most_latency:
+                beside.update(range(first, self._strangers.next))
+                self.late.append({"seconds": round(waited, 3), "beside": sorted(beside)})
             if reply.status != 200:
                 self.failures.append(f"{path}: {reply.status} {reply.problem or reply.body[:200]}")
             await asyncio.sleep(0.1)
@@ -129,7 +139,8 @@ async def searched(search: Search, server: ServerProcess) -> dict[str, Any]:
         if (await exchange(server.port, "POST", path, example)).status in ABSENT:
             del bodies.routes[path]
     strangers = Strangers(server.port, bodies, search.first)
-    bystanders, watch = Bystanders(server.port), Watch(server, lambda: False)
+    bystanders = Bystanders(server.port, strangers, search.most_latency)
+    watch = Watch(server, lambda: False)
     for path, body in HONEST:  # compiles what they need
         await exchange(server.port, "POST", path, body)
     before = megabytes(server)
@@ -159,6 +170,7 @@ async def searched(search: Search, server: ServerProcess) -> dict[str, Any]:
             "failures": bystanders.failures[:SHOWN],
             "median_s": round(seconds[len(seconds) // 2], 3) if seconds else None,
             "slowest_s": round(seconds[-1], 3) if seconds else None,
+            "late": bystanders.late[:SHOWN],
         },
         "resident_mb": {
             "before": before,
