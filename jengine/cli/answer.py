@@ -1,7 +1,6 @@
-"""Shows an answer while it is generated, and measures its speed.
+"""Streams an answer to the terminal and measures its speed.
 
-In: an iterator of Pieces, or of RequestOutputs that each hold the new text only. Out: an Answer.
-Must not know commands.
+In: an iterator of Pieces, or of delta RequestOutputs. Out: an Answer. Must not know commands.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of an answer. `total`: all tokens so far, where a server has counted them."""
+    """Increment of an answer. `total`: all completion tokens so far, where a server counts them."""
 
     text: str = ""
     thought: str = ""  # of the model's reasoning, which is no part of the answer
@@ -30,7 +29,9 @@ class Piece:
 
 
 def pieces_of(outputs: Generator[RequestOutput]) -> Generator[Piece]:
-    """An engine's stream as pieces. Closing it closes the stream, which aborts the request."""
+    """Convert an engine's stream to pieces. Closing it closes the stream, which aborts the
+    request.
+    """
     with closing(outputs):
         for output in outputs:
             part = output.outputs[0]
@@ -45,7 +46,7 @@ def pieces_of(outputs: Generator[RequestOutput]) -> Generator[Piece]:
 
 @dataclass
 class Answer:
-    """The text of one answer, its number of tokens, and how long they took."""
+    """Text, token count and timings of one answer."""
 
     text: str = ""
     prompt_tokens: int = 0
@@ -59,12 +60,12 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second of the whole request, prefill included."""
+        """Generated tokens per second over the whole request, prefill included."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def speed(self) -> str:
-        """Tokens, time to first token and speed, on one line."""
+        """One line: tokens, time to first token, tokens per second."""
         if self.seconds_to_first is None:
             return f"no token in {self.seconds:.2f} s"
         stopped = " until it was stopped" if self.interrupted else ""
@@ -74,7 +75,7 @@ class Answer:
         )
 
     def take(self, piece: Piece) -> str:
-        """Add what is new and return its text."""
+        """Add a piece and return its text."""
         if piece.prompt_tokens is not None:
             self.prompt_tokens = piece.prompt_tokens
         self.tokens = self.tokens + piece.tokens if piece.total is None else piece.total
@@ -91,8 +92,9 @@ def stream_answer(
     write: Callable[[str], None],
     aside: Callable[[str], None] = lambda _: None,
 ) -> Answer:
-    """Write an answer as it comes, and its reasoning aside. Ctrl-C ends the answer, not the
-    engine."""
+    """Write an answer as it streams, with its reasoning to `aside`. Ctrl-C ends the answer, not the
+    engine.
+    """
     answer, thinking = Answer(), False
     with closing(pieces):
         try:

@@ -1,6 +1,6 @@
-"""`jengine bench`: measures speed and memory, and keeps the command, commit and machine with them.
+"""`jengine bench`: measures speed and memory; keeps command, commit and machine with the result.
 
-Prints a summary, and one JSON object as the last line. The measurements are in measurements.py.
+Prints a summary, and one JSON object as the last line. Measurements are in measurements.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ LEAST = {
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help="what to measure")
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
     parser.add_argument(
@@ -159,7 +158,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Measure, print, and JSON as the last line."""
+    """Run the measurement; the last line printed is JSON."""
     check(arguments)
     arguments.command = command_line(arguments)
     measured, printed = KINDS[arguments.kind](arguments, open_llm, terminal.note)
@@ -176,7 +175,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse combinations of flags that argparse accepts."""
+    """Raise ConfigError for combinations of flags that argparse accepts."""
     if arguments.from_file is not None and arguments.kind != "growth":
         raise ConfigError("--from: only bench growth reads an earlier result.")
     if arguments.plots is not None and arguments.kind not in PAGES:
@@ -205,8 +204,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """The command without this machine's paths: absolute paths are cut to their last part, so it is
-    to be typed in the folder with the model and the trace."""
+    """The command to reproduce the result, with absolute paths cut to their last component."""
     words = ["jengine", "bench", arguments.kind]
     words += [own_name(arguments.model)] if arguments.model else []
     for name, default in DEFAULTS.items():
@@ -221,11 +219,11 @@ def command_line(arguments: argparse.Namespace) -> str:
 
 
 def shared_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Settings that an engine has too, where none is started."""
+    """Engine settings also used by benchmarks that start no engine."""
     given = vars(arguments)
     return {name: given[name] for name in SHARED if name in given and name not in DEFAULTS}
 
 
 def own_name(word: str) -> str:
-    """The last part of an absolute path; any other word as it is."""
+    """Last component of an absolute path; other words unchanged."""
     return Path(word).name if Path(word).is_absolute() else word

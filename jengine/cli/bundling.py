@@ -1,6 +1,6 @@
-"""The work of `jengine cache`: save compiled programs as a bundle, load one, list either.
+"""Work of `jengine cache`: save compiled programs as a bundle, load one, list either.
 
-In: parsed arguments. Out: files, and lines on the terminal. What a bundle is, is described in
+In: parsed arguments. Out: files, and lines on the terminal. The format is described in
 runner/disk/warm_bundle.py.
 """
 
@@ -39,7 +39,7 @@ OUTSIDE_PROGRAMS = ("tokenizer", "chat_template", "show_progress", "disable_log_
 
 
 def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> None:
-    """Start an engine, and save the cache entries that it has used."""
+    """Start an engine and save the compilation cache entries that it used."""
     if arguments.file is None or arguments.model is None:
         raise ConfigError("cache save: give the file to write and the model: save FILE MODEL.")
     file = Path(arguments.file)
@@ -69,7 +69,7 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
 
 
 def described(arguments: argparse.Namespace, settings: dict[str, Any], directory: Path) -> Manifest:
-    """A manifest without its entries."""
+    """The bundle's manifest, without entries."""
     compilation = dict(settings["compilation_config"])
     compilation.pop("cache_dir", None)  # a path of this machine
     given = {**settings, "compilation_config": compilation}
@@ -87,7 +87,7 @@ def described(arguments: argparse.Namespace, settings: dict[str, Any], directory
 
 
 def checked_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The engine's settings; refused where its programs are not compiled in this process."""
+    """Engine settings. Raises ConfigError if programs would be compiled in other processes."""
     settings = engine_arguments(arguments)
     if settings.get("executor", "auto") not in ("auto", "local"):
         raise ConfigError(
@@ -103,7 +103,7 @@ def checked_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """Check a bundle and put its entries into the cache."""
+    """Verify a bundle and add its entries to the compilation cache."""
     if arguments.file is None:
         raise ConfigError("cache load: give the bundle: load FILE.")
     directory = cache_directory(arguments.cache_dir)
@@ -147,7 +147,6 @@ def show(arguments: argparse.Namespace, terminal: Terminal) -> None:
 
 
 def library_folder() -> Path:
-    """Where CPU kernels are kept."""
     try:
         return cpu_library_folder()
     except NoKernels as reason:
@@ -155,7 +154,9 @@ def library_folder() -> Path:
 
 
 def cache_directory(wanted: Any) -> Path:
-    """The cache that an engine with this cache_dir uses."""
+    """Compilation cache that an engine with this cache_dir uses. Raises ConfigError if it is
+    off.
+    """
     directory = enable_compile_cache(wanted)
     if directory is None:
         raise ConfigError(

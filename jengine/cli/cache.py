@@ -1,4 +1,4 @@
-"""`jengine cache`: compiled programs as a file that other machines of the same kind can start from.
+"""`jengine cache`: bundles of compiled programs, to start on other machines of the same kind.
 
 In: arguments. Out: a file, or a filled cache. The work is in bundling.py, which imports jax.
 """
@@ -32,7 +32,6 @@ KINDS = ("save", "load", "show")
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help="save, load or show")
     parser.add_argument("file", metavar="FILE", nargs="?", help="the bundle")
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
@@ -46,7 +45,6 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Save, load or show."""
     bundling = importlib.import_module(
         "jengine.cli.bundling"
     )  # imports jax, which help does not need

@@ -1,6 +1,7 @@
-"""`jengine chat`: talk with a model in this process, or with one that a server has.
+"""`jengine chat`: a conversation with a local model or a server's.
 
-Ctrl-C stops an answer; at the prompt, twice leaves. Lines from a pipe are answered one by one.
+Ctrl-C stops an answer; pressed twice at the prompt, it exits. Lines from a pipe are answered one by
+one.
 """
 
 from __future__ import annotations
@@ -59,7 +60,6 @@ COMMANDS = ("/reset", "/system", "/stats", "/save", "/help", "/exit")
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument(
         "model", metavar="MODEL", help="a folder, org/name, demo, or a server's URL"
     )
@@ -74,7 +74,6 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Answer one message, or messages until the end."""
     given: dict[str, Any] = {"max_tokens": None, **sampling_arguments(arguments)}
     # Refuses wrong settings before the engine starts, which takes long.
     SamplingParams(**given)
@@ -96,7 +95,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def talk(chat: Chat, quick: str | None) -> int:
-    """Answer one message, or messages until the end."""
+    """Answer `quick`, or messages until the input ends."""
     if quick is not None:
         return int(chat.ask(quick).error is not None)
     if chat.terminal.interactive:
@@ -106,30 +105,30 @@ def talk(chat: Chat, quick: str | None) -> int:
 
 
 def enable_line_editing() -> None:
-    """Arrow keys and history at the prompt: input() uses readline once it is imported."""
+    """Enable arrow keys and history: input() uses readline once it is imported."""
     if importlib.util.find_spec("readline"):
         importlib.import_module("readline")
 
 
 class ChatModel(Protocol):
-    """A model that answers messages."""
+    """A model that answers chat messages."""
 
     @property
     def ready(self) -> str:
-        """A sentence that says so."""
+        """Sentence announcing the model."""
         ...
 
     @property
     def max_model_len(self) -> int | None:
-        """The longest prompt and answer together, where it is known."""
+        """Context length, if known."""
         ...
 
     def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
-        """Answer; closing the generator stops the answer."""
+        """Stream an answer; closing the generator aborts it."""
         ...
 
     def stats(self) -> object:
-        """What it does at the moment, for people."""
+        """Current load, for display."""
         ...
 
 
@@ -143,19 +142,20 @@ class EngineModel:
         self.max_model_len = llm.max_model_len
 
     def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
-        """Answer. The model's chat template is a program of unknown origin: it may never end."""
+        """Stream an answer. Templating has a time limit, since a chat template is untrusted code
+        that may not terminate.
+        """
         with given_up_after(RENDER_SECONDS, "the chat template"):
             answers = self._llm.stream_chat(messages, self._params)
         return pieces_of(answers)
 
     def stats(self) -> object:
-        """What the engine does at the moment."""
         return self._llm.stats()
 
 
 @dataclass
 class Chat:
-    """One conversation with one model."""
+    """A conversation with one model."""
 
     model: ChatModel
     max_tokens: int | None
@@ -184,12 +184,14 @@ class Chat:
         terminal: Terminal,
         arguments: argparse.Namespace,
     ) -> Chat:
-        """A conversation in which nothing has been said but the system prompt."""
+        """A new conversation with only the system prompt."""
         conversation = Conversation(arguments.system_prompt)
         return cls(model, given["max_tokens"], terminal, conversation, arguments.stats)
 
     def run(self) -> int:
-        """Answer messages until the input ends. The status is 1 if one was refused in a pipe."""
+        """Answer messages until the input ends. Exit status 1 if input was a pipe and a message was
+        refused.
+        """
         while (message := self._next_message()) is not None:
             if message.startswith("/"):
                 self._command(message)
@@ -198,7 +200,7 @@ class Chat:
         return int(bool(self.refused) and not self.terminal.interactive)
 
     def ask(self, message: str) -> Answer:
-        """Stream the answer to a message and keep both; without an answer, neither is kept."""
+        """Stream the answer to a message and keep both; if it fails, keep neither."""
         self.last = None
         self.conversation.add("user", message)
         try:
@@ -215,9 +217,8 @@ class Chat:
         return answer
 
     def _next_message(self) -> str | None:
-        """A message, or None to leave: at the end of the input, or for Ctrl-C twice in a row.
-
-        Once is not enough: it may have been meant for an answer that has just ended.
+        """The next message, or None at end of input or after two consecutive Ctrl-C: one may have
+        been meant for an answer that just ended.
         """
         try:
             message = read_message(self.terminal.read_line)

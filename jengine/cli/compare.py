@@ -1,7 +1,7 @@
 """`jengine compare`: whether the engine's numerical errors are within those of torch.
 
-The exit status is 0 if they are, 1 if something is suspicious or wrong, 2 if nothing was compared.
-With `--against "jengine ..."` configurations of the engine are compared, without a verdict.
+Exit status: 0 if they are, 1 if something is suspicious or wrong, 2 if nothing was compared. With
+`--against "jengine ..."` configurations of the engine are compared, without a verdict.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ ENGINE_FLAGS = settings_of("compare")
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", help="a folder, org/name, or demo")
     group = parser.add_argument_group("comparison")
     group.add_argument(
@@ -87,7 +86,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Compare, print, write. An error ends with status 2, as it is not a verdict."""
+    """Compare, print and write. Errors end with status 2, as they are no verdict."""
     try:
         settings = engine_arguments(arguments)
         check_outputs(arguments)
@@ -108,7 +107,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
-    """Refuse files that could not be written, before the comparison takes minutes."""
+    """Raise ConfigError for output files that cannot be written, before the comparison runs."""
     for flag in ("report", "json"):
         file = getattr(arguments, flag)
         if file is not None and (Path(file).is_dir() or not Path(file).absolute().parent.is_dir()):
@@ -118,7 +117,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
 def compare(
     arguments: argparse.Namespace, settings: dict[str, Any], terminal: Terminal, open_llm: OpenLLM
 ) -> Comparison:
-    """Run the comparison with torch; jax is imported only now."""
+    """Compare with torch; imports jax only now."""
     research = importlib.import_module("jengine.research.compare")
     options = options_of(arguments, settings, terminal)
     return research.compare_folder(arguments.model, options, settings, open_llm)
@@ -127,7 +126,7 @@ def compare(
 def options_of(
     arguments: argparse.Namespace, settings: dict[str, Any], terminal: Terminal
 ) -> Options:
-    """What was chosen, for either kind of comparison."""
+    """Options of either kind of comparison."""
     research = importlib.import_module("jengine.research.options")
     prompts = None
     if arguments.prompts is not None:
@@ -148,7 +147,7 @@ def options_of(
 
 
 def tap_patterns(text: str) -> list[str]:
-    """Tap points from layer numbers, ranges of them, and names."""
+    """Tap point patterns from layer numbers, ranges and names."""
     patterns: list[str] = []
     for part in text.split(","):
         first, dash, last = (word.strip() for word in part.partition("-"))
@@ -220,7 +219,6 @@ def show(comparison: Comparison, terminal: Terminal) -> None:
 
 
 def write(comparison: Comparison, arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """Write the files that were asked for."""
     if arguments.report is not None:
         comparison.save_report(arguments.report)
         terminal.note(f"Wrote {arguments.report}.")

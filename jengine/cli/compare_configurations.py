@@ -1,6 +1,6 @@
-"""`jengine compare --against "jengine ..."`: configurations of the engine against each other.
+"""`jengine compare --against "jengine ..."`: compares engine configurations.
 
-In: parsed arguments. Out: a table on the terminal, and the files that were asked for.
+In: parsed arguments. Out: a table on the terminal, and requested files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNUSED = ("save_bundle", "torch_python")
 
 
 def is_wanted(arguments: argparse.Namespace) -> bool:
-    """Whether configurations are compared, and not jengine with torch."""
+    """Whether --against names a jengine configuration rather than torch."""
     words = shlex.split(arguments.against)
     if words[:1] == [OURS]:
         return True
@@ -55,7 +55,7 @@ def compare(
     terminal: Terminal,
     open_llm: OpenLLM,
 ) -> int:
-    """Compare, print and write; the status says that it was done, as there is no verdict."""
+    """Compare, print and write. The status is 0: there is no verdict."""
     for name in UNUSED:
         if getattr(arguments, name) is not None:
             flag = name.replace("_", "-")
@@ -84,14 +84,14 @@ def compare(
 
 
 def expanded(each: str) -> tuple[str, ...]:
-    """The flags that one `--each` stands for."""
+    """Flags that one `--each` stands for."""
     return SCHEMES if each == "schemes" else (each,)
 
 
 def parsed(
     words: list[str], model: str, only: tuple[str, ...], terminal: Terminal
 ) -> dict[str, Any]:
-    """The engine settings in these flags."""
+    """Parse engine settings from these flags."""
     parser = Parser(prog=f"jengine compare: {shlex.join(words)}", stderr=terminal.stderr)
     add_engine_flags(parser, only=only)
     arguments = parser.parse(words)
@@ -100,12 +100,11 @@ def parsed(
 
 
 def name_of(settings: Mapping[str, Any]) -> str:
-    """The flags of a configuration."""
+    """Display name of a configuration: its flags."""
     return shlex.join(flag_words(dict(settings))) or "as it is"
 
 
 def show(comparison: SchemeComparison, terminal: Terminal) -> None:
-    """Print the table."""
     terminal.say(
         f"{comparison.tokens} tokens of {comparison.prompts} prompts; the truth is "
         f"{comparison.truth!r}."

@@ -1,7 +1,7 @@
-"""Flags in a YAML file, under their names, as vLLM's `--config` reads them.
+"""Reads flags from a YAML file, as vLLM's `--config`.
 
-In: a parser, what it read from the command line, and a file. Out: the same namespace with the
-file's values for flags that the command line does not have. Must not know flags.
+In: a parser, the parsed command line, and a file. Out: the namespace with the file's values for
+flags not on the command line. Must not know flags.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jengine.errors import ConfigError
 
 
 def with_config_file(parser: Parser, arguments: argparse.Namespace, file: str) -> Any:
-    """The namespace; the command line's own values go before the file's."""
+    """Merge the file's values; the command line takes precedence."""
     words = list[str]()
     parser.where = f"{file}: "
     for name, value in content(file).items():
@@ -36,7 +36,7 @@ def with_config_file(parser: Parser, arguments: argparse.Namespace, file: str) -
 
 
 def content(file: str) -> dict[str, Any]:
-    """The values of a file by the names of their flags."""
+    """Parse the file. Raises ConfigError."""
     try:
         return msgspec.yaml.decode(Path(file).read_bytes(), type=dict[str, Any])
     except OSError as error:
@@ -49,7 +49,7 @@ def content(file: str) -> dict[str, Any]:
 
 
 def words_of(name: str, value: Any) -> list[str]:
-    """A flag as words of a command line; none where the value is null."""
+    """A YAML value as command-line words; none for null."""
     if isinstance(value, bool):
         return [flag(name if value else f"no-{name}")]
     if isinstance(value, list):
@@ -60,5 +60,4 @@ def words_of(name: str, value: Any) -> list[str]:
 
 
 def flag(name: str) -> str:
-    """The flag of a name with dashes or underscores."""
     return "--" + name.replace("_", "-")

@@ -1,6 +1,6 @@
-"""A conversation: messages by role, and the reading of messages that span several lines.
+"""Chat history, and multi-line input of messages.
 
-In: lines. Out: messages in the form that chat templates take. Must not know models or commands.
+In: lines. Out: messages as chat templates take them. Must not know models or commands.
 """
 
 from __future__ import annotations
@@ -18,41 +18,40 @@ ReadLine = Callable[[str], str]
 
 @dataclass
 class Conversation:
-    """The system prompt and the turns so far."""
-
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """All of it, in the form that `LLM.chat` takes."""
+        """All messages, system prompt included, as `LLM.chat` takes them."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.turns]
 
     def add(self, role: str, content: str) -> None:
-        """Append a message."""
         self.turns.append({"role": role, "content": content})
 
     def drop_unanswered(self) -> bool:
-        """Take back a user's message that has no answer: templates refuse two in a row from the
-        same role. Says whether there was one."""
+        """Remove a trailing user message without an answer, since templates refuse two in a row.
+        Returns whether there was one.
+        """
         if not self.turns or self.turns[-1]["role"] != "user":
             return False
         self.turns.pop()
         return True
 
     def reset(self) -> None:
-        """Forget all turns; the system prompt stays."""
+        """Drop all turns except the system prompt."""
         self.turns.clear()
 
     def save(self, file: Path) -> None:
-        """Write it as a JSON list of messages."""
         text = json.dumps(self.messages, ensure_ascii=False, indent=2)
         file.write_text(text + "\n", encoding="utf-8")
 
 
 def read_message(read_line: ReadLine) -> str:
-    r'''One message. A line that ends in \ goes on; """ opens a block and closes it.'''
+    """Read one message. A trailing backslash continues the line; three double quotes open and close
+    a block.
+    """
     line = read_line(PROMPT)
     if line.lstrip().startswith(BLOCK):
         return read_block(line.lstrip()[len(BLOCK) :], read_line)
@@ -65,7 +64,7 @@ def read_message(read_line: ReadLine) -> str:
 
 
 def read_block(first: str, read_line: ReadLine) -> str:
-    """The lines up to the one that ends with three quotes."""
+    """Read lines up to one that ends with three double quotes."""
     lines = [first]
     while not lines[-1].rstrip().endswith(BLOCK):
         if not extend(lines, read_line):
@@ -75,7 +74,7 @@ def read_block(first: str, read_line: ReadLine) -> str:
 
 
 def extend(lines: list[str], read_line: ReadLine) -> bool:
-    """Add a line, or return False: a message that the input's end cuts short still counts."""
+    """Append a line, or return False at end of input: a truncated message still counts."""
     try:
         lines.append(read_line(MORE))
     except EOFError:

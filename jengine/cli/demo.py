@@ -1,6 +1,6 @@
-"""`jengine demo`: starts the model that ships with jengine and asks it three questions.
+"""`jengine demo`: runs the bundled model on three questions.
 
-Needs no GPU, no network and no account. Compiles only two or three programs.
+Needs no GPU, network or account; compiles only two or three programs.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ SMALL_ENGINE: dict[str, Any] = {
 
 
 def add_flags(parser: Parser) -> None:
-    """This command takes only the flags of all commands."""
+    """No flags of its own."""
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Ask the questions, and say what to type next."""
+    """Ask the questions and suggest a next command."""
     began = time.perf_counter()
     terminal.say(BANNER)
     with engine_to_the_end(open_llm, "demo", SMALL_ENGINE) as llm:
@@ -75,7 +75,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def ask(llm: LLM, question: str, terminal: Terminal) -> Answer:
-    """Show a question and stream its answer."""
     terminal.say(f"> {question}")
     params = SamplingParams(
         temperature=0, max_tokens=MAX_TOKENS, output_kind=RequestOutputKind.DELTA

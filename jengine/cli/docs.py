@@ -1,7 +1,7 @@
-"""`jengine docs`: opens the documentation that was built here, or says how to build it.
+"""`jengine docs`: opens locally built documentation, or says how to build it.
 
-In: the folder of the repository. Out: a browser window, and the path on the last line. Pages and
-their search work from file: URLs, so nothing is served.
+In: the repository's folder. Out: a browser window, and the path on the last line. Pages and search
+work from file: URLs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`jengine doctor`: check this machine, or whether a model fits it, and say what to type next."""
+"""`jengine doctor`: checks this machine, or whether a model fits it, and suggests a command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ MODEL_FLAGS = settings_of("doctor")
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -44,7 +43,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Check and print. The status is 1 if something keeps jengine from working."""
+    """Check and print. Exit status 1 if something keeps jengine from working."""
     settings = engine_arguments(arguments)
     with interrupts_end_the_process():
         findings = [finding for subject in SUBJECTS for finding in check_machine(subject)]
@@ -65,13 +64,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def first_command(findings: list[Finding]) -> str:
-    """The first command to try on a machine that works."""
+    """Command to suggest on a working machine."""
     lacking = any(one.subject == "demo model" and one.level != "OK" for one in findings)
     return "jengine chat FOLDER" if lacking else "jengine demo"
 
 
 def check_machine(subject: str) -> list[Finding]:
-    """The findings on one subject; a package that cannot be imported is one."""
+    """Findings on one subject; a failed import is one."""
     try:
         return list(importlib.import_module(f"jengine.cli.checks.{subject}").check())
     except ImportError as error:
@@ -79,7 +78,7 @@ def check_machine(subject: str) -> list[Finding]:
 
 
 def check_model(model: str, settings: dict[str, Any]) -> tuple[list[Finding], str]:
-    """The findings on a model, and the command that runs it."""
+    """Findings on a model, and the command that runs it."""
     try:
         report = importlib.import_module("jengine.cli.checks.model").check(model, settings)
     except ImportError as error:
@@ -90,7 +89,6 @@ def check_model(model: str, settings: dict[str, Any]) -> tuple[list[Finding], st
 
 
 def show_text(findings: list[Finding], command: str, failed: bool, terminal: Terminal) -> None:
-    """One line per finding, then what to type next."""
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         terminal.say(f"{finding.level:<7}  {finding.subject:<{width}}  {finding.text}")
@@ -99,7 +97,6 @@ def show_text(findings: list[Finding], command: str, failed: bool, terminal: Ter
 
 
 def show_json(findings: list[Finding], command: str, failed: bool, terminal: Terminal) -> None:
-    """Print the findings as JSON."""
     report = {
         "working": not failed,
         "findings": [dataclasses.asdict(finding) for finding in findings],

@@ -1,7 +1,8 @@
-"""Engine settings for one person at a terminal: few rows and one step variant start sooner.
+"""Engine settings for a single user at a terminal: few rows and one step variant, for a quick
+start.
 
-In: what the user gave, and the sampling settings in the model's generation_config.json. Out: the
-same with defaults that a command line wants. Other variants are compiled when first needed.
+In: the user's settings, and sampling settings of the model's generation_config.json. Out: the
+settings with these defaults. Other variants compile at first use.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NEUTRAL = {name: one.default for name, one in PARAMETERS.items() if one.adjusts}
 def few_requests(
     settings: Mapping[str, Any], sampling: Mapping[str, Any], most: int | None
 ) -> dict[str, Any]:
-    """Settings for at most this many requests at once (None: many) that are sampled like this."""
+    """Settings for at most `most` concurrent requests (None: many) with this sampling."""
     result = dict(settings)
     if most is not None:
         result.setdefault("max_num_seqs", most)
@@ -37,7 +38,7 @@ def few_requests(
 
 
 def models_sampling(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling settings that the model's folder gives every request."""
+    """Sampling defaults in the model's generation_config.json."""
     if settings.get("generation_config", "auto") != "auto":
         return {}
     options = EngineArgs.checked("jengine", model=model, **settings).hub
@@ -48,7 +49,7 @@ def models_sampling(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def variant(sampling: Mapping[str, Any]) -> str:
-    """The cheapest step variant that can sample like this."""
+    """The cheapest step variant for this sampling."""
     if sampling.get("logprobs") is not None:
         return "full"
     if any(sampling.get(name, usual) != usual for name, usual in NEUTRAL.items()):

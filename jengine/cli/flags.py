@@ -1,7 +1,7 @@
-"""The flags that commands share: settings of the engine and of sampling.
+"""Flags of engine and sampling settings, shared by commands.
 
-In: a parser. Out: flags on it, and later the keyword arguments that the user gave; what was not
-given is left to the Python API. Must not know commands.
+In: a parser. Out: flags on it, later the given keyword arguments; defaults are left to the Python
+API. Must not know commands.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHARED = ("seed",)
 def add_engine_flags(
     parser: Parser, only: Sequence[str] | None = None, *, short: bool = False
 ) -> None:
-    """One flag for each engine setting, or for those in `only`; vLLM's short ones beside them."""
+    """Add a flag per engine setting, or for those in `only`; `short` adds vLLM's abbreviations."""
     parser.unbuilt = unbuilt_flags()
     group = parser.add_argument_group("engine", "None of these is needed to begin.")
     wanted = {name: ENGINE_HELP[name] for name in only or ENGINE_HELP}
@@ -59,14 +59,14 @@ def add_engine_flags(
 
 
 def form_of(default: Any) -> dict[str, Any]:
-    """How argparse reads a flag that is taken and has no effect, by the setting's default."""
+    """argparse options for a flag that is accepted without effect."""
     if isinstance(default, bool) or default in ([True, False], [False, True]):
         return {"action": argparse.BooleanOptionalAction}
     return {"nargs": "+"} if default is None else {}
 
 
 def add_sampling_flags(parser: Parser, leave_out: Sequence[str] = (), **better_help: str) -> None:
-    """One flag for each sampling setting that makes sense on a command line."""
+    """Add a flag per sampling setting that makes sense on a command line."""
     group = parser.add_argument_group(
         "sampling", "The model's generation_config.json may change the [defaults]."
     )
@@ -77,7 +77,7 @@ def add_sampling_flags(parser: Parser, leave_out: Sequence[str] = (), **better_h
 
 
 def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The engine settings that were given, checked now because starting an engine takes long."""
+    """Given engine settings, validated before an engine is started."""
     given = given_engine_settings(arguments)
     if "chat_template" in given:
         given["chat_template"] = template_text("--chat-template", given["chat_template"])
@@ -86,19 +86,19 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def given_engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The engine settings that were given, as they were given."""
+    """Given engine settings, unvalidated."""
     names = {*ENGINE_HELP, BACKEND, *SPECULATION, *IDLE}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def sampling_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The sampling settings that were given."""
+    """Given sampling settings."""
     names = {*SAMPLING_HELP, *SHARED}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def unbuilt_flags() -> dict[str, str]:
-    """Flags of other engines whose feature does not exist here yet."""
+    """Unsupported flags of other engines, with advice."""
     return {
         "--" + name.replace("_", "-"): setting.instead
         or f"a setting of {setting.feature} that is not built yet"
@@ -125,6 +125,6 @@ def flag_words(settings: dict[str, Any]) -> list[str]:
 
 
 def check_file(flag: str, file: str) -> None:
-    """Refuse a file to write whose folder does not exist, before any work is done."""
+    """Raise ConfigError if an output file's folder does not exist."""
     if not Path(file).absolute().parent.is_dir():
         raise ConfigError(f"{flag} {file!r}: expected a file in a folder that exists.")

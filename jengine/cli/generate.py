@@ -1,6 +1,6 @@
-"""`jengine generate`: continue prompts from the command line, a file or stdin.
+"""`jengine generate`: completes prompts from the command line, a file or stdin.
 
-A single prompt is streamed as bare text; several are printed as pairs, or as JSON lines.
+A single prompt is streamed as bare text; several are printed as pairs or JSON lines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ examples:
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", help="a folder, org/name, or demo")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="a prompt; - reads stdin")
     parser.add_argument("--file", metavar="FILE", help="prompts from a file, one per line")
@@ -55,7 +54,6 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Generate and print."""
     prompts = read_prompts(arguments, terminal)
     given: dict[str, Any] = {"max_tokens": MAX_TOKENS, **sampling_arguments(arguments)}
     # Refuses wrong settings before the engine starts, which takes long.
@@ -75,7 +73,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def read_prompts(arguments: argparse.Namespace, terminal: Terminal) -> list[str]:
-    """All prompts: from the arguments, where - stands for stdin, then from the file."""
+    """Prompts from arguments (- is stdin), then from the file. Raises ConfigError."""
     prompts = [terminal.read_all() if word == "-" else word for word in arguments.prompts]
     if arguments.file is not None:
         try:
@@ -91,7 +89,7 @@ def read_prompts(arguments: argparse.Namespace, terminal: Terminal) -> list[str]
 
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams, terminal: Terminal) -> int:
-    """Write one answer while it is generated."""
+    """Stream one completion. Returns the exit status."""
     outputs = llm.stream(prompt, params.clone(output_kind=RequestOutputKind.DELTA))
     with terminal.answer() as write:
         answer = stream_answer(pieces_of(outputs), write)
@@ -104,7 +102,7 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams, terminal: Terminal
 
 
 def show_pairs(outputs: list[RequestOutput], terminal: Terminal) -> None:
-    """Prompts with their answers; of a single prompt, the answers alone."""
+    """Print prompts with their completions; for a single prompt only completions."""
     for output in outputs:
         if len(outputs) > 1:
             terminal.say(f"Prompt: {output.prompt}")
@@ -115,7 +113,7 @@ def show_pairs(outputs: list[RequestOutput], terminal: Terminal) -> None:
 
 
 def show_json(outputs: list[RequestOutput], terminal: Terminal) -> None:
-    """The fields of each RequestOutput, one JSON object per line."""
+    """Print each RequestOutput as a JSON line."""
     for output in outputs:
         # Log-probability tables are lists of dicts only once they are copied.
         fields = dataclasses.asdict(output)
@@ -124,7 +122,7 @@ def show_json(outputs: list[RequestOutput], terminal: Terminal) -> None:
 
 
 def report_errors(outputs: list[RequestOutput], terminal: Terminal) -> int:
-    """Exit status 1 if a request failed, with a line for each that did."""
+    """Print failed requests; returns exit status 1 if there are any."""
     failed = [output for output in outputs if output.error]
     for output in failed:
         terminal.note(f"jengine: error: request {output.request_id}: {output.error}")

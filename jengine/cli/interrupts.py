@@ -1,7 +1,7 @@
-"""What interrupts the main thread: Ctrl-C while libraries load and steps compile, and deadlines.
+"""Ctrl-C while libraries load and steps compile, and deadlines of Python code.
 
-A KeyboardInterrupt raised inside a library's callback or start-up code is swallowed there or turned
-into another error. Nothing needs to be finished in these phases, so the process ends at once.
+KeyboardInterrupt inside library callbacks or start-up code is swallowed or turned into other
+errors. Nothing needs cleanup in these phases, so the process ends at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.errors import RequestError
 
 @contextmanager
 def interrupts_end_the_process() -> Iterator[None]:
-    """Ctrl-C ends the process at once, unless the caller's program handles it itself."""
+    """Within, Ctrl-C ends the process, unless the caller has a handler of its own."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -31,8 +31,9 @@ def interrupts_end_the_process() -> Iterator[None]:
 
 @contextmanager
 def given_up_after(seconds: float, what: str) -> Iterator[None]:
-    """Code of Python that runs longer within gets a RequestError, where the system has timers and
-    this is the main thread. `what` names it."""
+    """Within, Python code that runs longer than `seconds` gets a RequestError about `what`; only in
+    the main thread and where the system has timers.
+    """
 
     def late(number: int, frame: FrameType | None) -> None:
         raise RequestError(f"{what} took longer than {seconds:g} seconds and was given up.")

@@ -1,7 +1,7 @@
-"""Ends a command's process at once, with all output flushed.
+"""Ends a command's process quickly, with output flushed.
 
-A normal exit of Python joins the thread that compiles step programs in the background and frees
-every object of jax, torch and transformers, which takes seconds and changes nothing.
+A normal exit joins background compilation and frees every object of jax, torch and transformers,
+which takes seconds.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ IN_PROCESS = ("auto", "local")
 def engine_to_the_end(open_llm: OpenLLM, model: str, settings: Mapping[str, Any]) -> Iterator[LLM]:
     """An engine for the rest of a command.
 
-    An engine in this process is not shut down, which would wait for the program that is being
-    compiled in the background. An engine with workers in other processes is.
+    An in-process engine is not shut down, which would wait for background compilation; one with
+    worker processes is.
     """
     llm = open_llm(model, **settings)
     try:
@@ -41,7 +41,7 @@ def engine_to_the_end(open_llm: OpenLLM, model: str, settings: Mapping[str, Any]
 
 
 def leave(status: int) -> NoReturn:
-    """Flush and end the process without waiting for threads and without freeing memory."""
+    """Flush and exit without joining threads or freeing memory."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

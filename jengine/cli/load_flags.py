@@ -1,6 +1,6 @@
-"""The flags of `jengine bench serve`, under the names that `vllm bench serve` has for them.
+"""Flags of `jengine bench serve`, named as in `vllm bench serve`.
 
-In: a parser. Out: flags on it, and later the settings that were given. Must not know loads.
+In: a parser. Out: flags on it, and later the given settings. Must not know loads.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", json.loads: "JSON"}
 
 
 def add_load_flags(parser: Parser) -> None:
-    """The flags; what is not given is absent from the namespace."""
+    """Add the flags; those not given are absent from the namespace."""
     groups = {
         "serve: the server": SERVER,
         "serve: the requests": DATA,
@@ -130,7 +130,7 @@ def add_load_flags(parser: Parser) -> None:
 
 
 def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of a load that were given."""
+    """Given load settings."""
     given = vars(arguments)
     found = {field.name: given[field.name] for field in fields(LoadSettings) if field.name in given}
     for short, name in LENGTHS.items():
@@ -141,14 +141,14 @@ def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def by_flag(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a load by their flags: those of sampling are not in one."""
+    """Flatten load settings by flag, sampling included."""
     return {name: one for name, one in settings.items() if name != "sampling"} | settings.get(
         "sampling", {}
     )
 
 
 def refuse_load_flags(arguments: argparse.Namespace) -> None:
-    """Refuse flags of bench serve where something else is measured."""
+    """Raise ConfigError if bench serve's flags are given with another kind."""
     if vars(arguments).get("clock_model") is not None:
         raise ConfigError("--clock-model: only bench serve has this flag.")
     given = by_flag(load_arguments(arguments))
@@ -159,7 +159,7 @@ def refuse_load_flags(arguments: argparse.Namespace) -> None:
 
 
 def load_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings of a load as words of a command line, without secrets."""
+    """Load settings as command-line words, without secrets."""
     words: list[str] = []
     for name, value in by_flag(settings).items():
         if name in (*SECRET, *SHARED):
@@ -175,5 +175,5 @@ def load_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def quoted(words: list[str]) -> str:
-    """Words as a shell takes them."""
+    """Shell-quoted words."""
     return shlex.join(words)

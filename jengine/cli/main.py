@@ -1,7 +1,7 @@
-"""The program `jengine`: runs the command that its first argument names.
+"""Entry point of the program `jengine`.
 
-In: the arguments after `jengine`. Out: an exit status: 0, 1 for an error, 2 for arguments that are
-not understood, 130 for Ctrl-C. Must not know what the commands do; only the chosen one is imported.
+In: arguments. Out: exit status: 0, 1 for an error, 2 for invalid arguments, 130 for Ctrl-C. Must
+not know what commands do; only the chosen one is imported.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ New here? Type: jengine demo
 
 
 class Command(Protocol):
-    """The contents of a command's file."""
+    """Contents of a command's file."""
 
     USAGE: str
     EXAMPLES: str
@@ -80,7 +80,7 @@ def open_engine(model: str, **settings: Any) -> LLM:
 
 
 def entry() -> NoReturn:
-    """The program `jengine`: run the command line and end the process."""
+    """Run the command line and exit the process."""
     leave(main())
 
 
@@ -132,7 +132,7 @@ def run_command(words: list[str], terminal: Terminal, open_llm: OpenLLM) -> int:
 
 
 def command_parser(name: str, command: Command, terminal: Terminal) -> Parser:
-    """The parser of a command, with the flags that all commands have."""
+    """Parser of a command, with the common flags."""
     parser = Parser(
         prog=f"jengine {name}",
         usage=f"jengine {name} {command.USAGE}",
@@ -146,14 +146,14 @@ def command_parser(name: str, command: Command, terminal: Terminal) -> Parser:
 
 
 def overview() -> str:
-    """The help of `jengine` itself."""
+    """Help text of `jengine` itself."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return OVERVIEW.format(commands="\n".join(lines))
 
 
 def configure_logging(debug: bool) -> None:
-    """Log warnings; with --debug, everything of jengine."""
+    """Log warnings; with --debug, all of jengine's records."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     if debug:
         logging.getLogger("jengine").setLevel(logging.DEBUG)

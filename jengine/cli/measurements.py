@@ -1,7 +1,7 @@
-"""What `jengine bench` runs: one function per kind of measurement.
+"""Measurements of `jengine bench`, one function per kind.
 
-In: parsed flags. Out: a result for JSON, and its lines for people. The modules of jengine.bench are
-imported by the function that needs them.
+In: parsed flags. Out: a result for JSON, and its printed lines. Each function imports the module of
+jengine.bench that it needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Note = Callable[[str], object]  # shows a line about the progress
 
 
 def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
-    """Tokens per second on a workload; with --against, in turns with a peer."""
+    """Tokens per second on a workload; --against alternates with a peer."""
     bench = importlib.import_module("jengine.bench.throughput")
     workloads = importlib.import_module("jengine.bench.workloads")
     # What is misspelt is said before an engine takes its time to start.
@@ -62,7 +62,7 @@ def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> 
 
 
 def plainer(settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Settings of the same engine without drafts, or else without quantization, and its name."""
+    """Settings of the baseline: without drafts, or else without quantization, and its name."""
     peers = {"speculative_config": "without drafts", "quantization": "plain weights"}
     for name, called in peers.items():
         if settings.get(name) is not None:
@@ -73,12 +73,12 @@ def plainer(settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def deterministic(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the same engine in deterministic mode, which may compile a single program."""
+    """Settings in deterministic mode, which may compile a single program."""
     return {**settings, "deterministic": True, "compilation_config": {"wait_for": "all"}}
 
 
 def latency(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
-    """Seconds that one batch takes."""
+    """Seconds per batch."""
     bench = importlib.import_module("jengine.bench.latency")
     beams = arguments.use_beam_search
     variant = "scored" if beams else "greedy" if arguments.n == 1 else "sampled"
@@ -97,7 +97,7 @@ def latency(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Mea
 
 
 def startup(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
-    """Seconds from the start of a process to its first token."""
+    """Seconds from process start to first token."""
     bench = importlib.import_module("jengine.bench.startup")
     args = importlib.import_module("jengine.assembly.settings.args").EngineArgs
     settings = token_engine(arguments)
@@ -113,7 +113,7 @@ def startup(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Mea
 
 
 def load(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
-    """Gigabytes of weights per second."""
+    """Gigabytes of weights loaded per second."""
     bench = importlib.import_module("jengine.bench.load")
     settings = engine_arguments(arguments)
     dtype = settings.pop("dtype", "auto")
@@ -125,7 +125,7 @@ def load(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measur
 
 
 def growth(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
-    """Measure how time and memory grow, or show what an earlier run measured."""
+    """Growth of time and memory over a run, or an earlier result."""
     bench = importlib.import_module("jengine.bench.growth")
     if arguments.from_file is not None:
         result = bench.read(Path(arguments.from_file))
@@ -149,14 +149,14 @@ def growth(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Meas
 
 
 def host(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
-    """Milliseconds of Python per step."""
+    """Milliseconds of host time per step."""
     bench = importlib.import_module("jengine.bench.host")
     result = bench.measure_all(arguments.running, arguments.steps)
     return result, bench.printed(result)
 
 
 def serve(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
-    """What users of a server see while it is under load, or what an earlier run saw."""
+    """A server's latencies under load, or an earlier result."""
     settings = LoadSettings(**load_arguments(arguments))
     report = importlib.import_module("jengine.bench.serve.printed")
     runs = importlib.import_module("jengine.bench.serve.runs")
@@ -178,7 +178,7 @@ def serve(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measu
 def token_engine(
     arguments: argparse.Namespace, variants: list[str] | None = None
 ) -> dict[str, Any]:
-    """Engine settings: no tokenizer, and only the step variants that the benchmark runs."""
+    """Engine settings without tokenizer and with only the step variants needed."""
     settings = engine_arguments(arguments)
     if variants is not None:
         compilation = settings.get("compilation_config", {})

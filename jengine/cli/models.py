@@ -1,7 +1,7 @@
-"""`jengine models`: which models are cached, which are supported, and what is understood of one.
+"""`jengine models`: cached models, supported architectures, or how a folder would be read.
 
-In: a folder, of which config.json and the headers of weights are read. Out: how its tensors are
-read, or exactly what is not understood.
+In: a folder, of which config.json and weight headers are read. Out: how its tensors map, or what is
+not understood.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ examples:
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument(
         "action", metavar="ACTION", choices=("cached", "list", "check"), nargs="?",
         default="cached", help="cached, list or check [cached]",
@@ -46,7 +45,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """List models or families, or check a folder: exit status 1 if it is not understood."""
+    """List or check. Exit status 1 if a folder is not understood."""
     if arguments.action == "cached":
         show_cached(arguments.json, terminal)
         return 0
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def show_cached(as_json: bool, terminal: Terminal) -> None:
-    """One line for each model of the download cache."""
+    """List models of the download cache."""
     found = list(cached_models())
     if as_json:
         rows = [{**one._asdict(), "folder": str(one.folder)} for one in found]
@@ -76,7 +75,7 @@ def show_cached(as_json: bool, terminal: Terminal) -> None:
 
 
 def checked(folder: Path) -> dict[str, Any]:
-    """What is understood of a folder; raises a CheckpointError for what is not."""
+    """How a folder is read. Raises CheckpointError for what is not understood."""
     registry = importlib.import_module("jengine.models.registry")
     folders = importlib.import_module("jengine.weights.folder")
     importing = importlib.import_module("jengine.models.importing.imported")
@@ -104,7 +103,6 @@ def checked(folder: Path) -> dict[str, Any]:
 
 
 def write(found: dict[str, Any], as_json: bool, terminal: Terminal) -> None:
-    """One line for each item."""
     if as_json:
         terminal.say(json.dumps(found, indent=2))
         return

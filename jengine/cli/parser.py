@@ -1,7 +1,7 @@
-"""An argparse parser that takes dashes and underscores alike and suggests the nearest flag.
+"""argparse parser that treats dashes and underscores alike and suggests similar flags.
 
-In: the arguments after a command. Out: a namespace, or a message and exit status 2.
-Must not know commands or settings.
+In: a command's arguments. Out: a namespace, or a message and exit status 2. Must not know commands
+or settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.errors import nearest_name
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command. `unbuilt`: flag of another engine -> why it is not taken."""
+    """Parser of one command. `unbuilt`: unsupported flags of other engines, with the reason."""
 
     def __init__(self, *, stderr: TextIO, **rest: Any) -> None:
         super().__init__(
@@ -28,19 +28,18 @@ class Parser(argparse.ArgumentParser):
         self.where = ""  # where the words are written, if that is no command line
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The namespace; flags and positional words may come in any order."""
+        """Parse; flags and positional arguments may be interleaved."""
         parsed, unknown = self.parse_known_intermixed_args(plain_words(words))
         if unknown:
             self.error(self._why_unknown(unknown[0]))
         return parsed
 
     def takes_several(self, flag: str) -> bool:
-        """Whether a flag stands for a list."""
         action = self._option_string_actions.get(flag)
         return action is None or action.nargs == "+" or isinstance(action, argparse._AppendAction)
 
     def error(self, message: str) -> NoReturn:
-        """One line that says what is wrong, one that says where to look; exit status 2."""
+        """Print the problem and where to look; exit status 2."""
         print(f"{self.prog}: error: {self.where}{message}", file=self.stderr)
         print(f"See {self.prog} --help.", file=self.stderr)
         sys.exit(2)
@@ -57,18 +56,18 @@ class Parser(argparse.ArgumentParser):
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """For scripts of their own: flags as `jengine` takes them, dashes and underscores alike."""
+    """For users' own scripts: accepts flags as `jengine` does, dashes and underscores alike."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As argparse does, with `--flag.key value` as a JSON object."""
+        """As argparse, with `--flag.key value` collected into a JSON object."""
         words = sys.argv[1:] if args is None else args
         return super().parse_known_args(plain_words(words), namespace)
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
-    """Flags in one spelling: dashes for underscores, and `--flag.key value` as a JSON object."""
+    """Normalise flags: dashes for underscores, `--flag.key value` as JSON."""
     result: list[str] = []
     rest = deque(words)
     while rest:

@@ -1,4 +1,6 @@
-"""`jengine plan`: whether a model fits devices that need not be here, and how fast it could be."""
+"""`jengine plan`: whether a model fits given devices, which need not be present, and its speed
+bound.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,6 @@ ENGINE_FLAGS = settings_of("plan")
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", help="a model folder, or the name of a shape")
     devices = parser.add_argument_group("devices")
     devices.add_argument("--device", choices=sorted(ACCELERATORS), default="h200", help="[h200]")
@@ -99,7 +100,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Calculate and print. The status is 1 if the work does not fit."""
+    """Calculate and print. Exit status 1 if it does not fit."""
     settings = engine_arguments(arguments)
     if arguments.html:
         check_file("--html", arguments.html)

@@ -1,4 +1,4 @@
-"""How far an engine's start is, in words for the answer of /health."""
+"""Engine startup progress as text, for /health."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from jengine.engine.process.to_front import Progress
 
 
 def in_words(progress: Progress) -> str:
-    """One line."""
     words = progress.stage
     if progress.total:
         words += f": {progress.done:g} of {progress.total:g} {progress.unit}".rstrip()

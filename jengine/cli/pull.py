@@ -1,4 +1,4 @@
-"""`jengine pull`: downloads a model of the Hugging Face Hub, so that it starts without network."""
+"""`jengine pull`: downloads a model from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FLAGS = settings_of("pull")
 
 
 def advised(check: Check) -> Check:
-    """The check, whose error says how the model is downloaded all the same."""
+    """Wrap a check so that its error says how to download anyway."""
 
     def with_advice(folder: Path) -> None:
         try:
@@ -57,7 +57,6 @@ def advised(check: Check) -> Check:
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("model", metavar="NAME", help="org/name, or org/name:QUANTIZATION")
     parser.add_argument("--part", choices=tuple(PARTS), default="model", help="[model]")
     parser.add_argument(
@@ -67,7 +66,6 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Download, and print where it is."""
     settings = engine_arguments(arguments)
     name = hub_name(arguments.model)
     if name is None:

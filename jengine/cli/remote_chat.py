@@ -1,6 +1,6 @@
-"""`jengine chat URL`: a model that a server of OpenAI's API has.
+"""`jengine chat URL`: a model behind an OpenAI-compatible server.
 
-In: a URL and sampling settings. Out: the pieces of answers. Starts no engine and imports no jax.
+In: a URL and sampling settings. Out: pieces of answers. Starts no engine and imports no jax.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVER_FLAGS = ("model_name", "api_key")
 
 
 def add_server_flags(parser: Parser) -> None:
-    """Flags that only a URL takes."""
+    """Add flags that require a URL."""
     group = parser.add_argument_group("server", "With a URL in place of a model.")
     rest: dict[str, Any] = {"default": argparse.SUPPRESS}
     group.add_argument(
@@ -38,7 +38,7 @@ def add_server_flags(parser: Parser) -> None:
 
 
 def refuse_server_flags(arguments: argparse.Namespace) -> None:
-    """Refuse flags of a server where a model was named."""
+    """Raise ConfigError for such flags without a URL."""
     for name in SERVER_FLAGS:
         if name in vars(arguments):
             flag = name.replace("_", "-")
@@ -46,7 +46,7 @@ def refuse_server_flags(arguments: argparse.Namespace) -> None:
 
 
 def open_server(arguments: argparse.Namespace, given: dict[str, Any]) -> RemoteModel:
-    """The server's model; asks the server which it has."""
+    """Choose the server's model, asking which it serves. Raises ConfigError."""
     known = vars(arguments)
     own = [name for name in known if name in ENGINE_HELP and name not in SHARED]
     if own:
@@ -66,7 +66,7 @@ def open_server(arguments: argparse.Namespace, given: dict[str, Any]) -> RemoteM
 
 
 class RemoteModel:
-    """A model of a server. What was not given is left to the server's defaults."""
+    """A served model. Settings not given are left to the server."""
 
     def __init__(
         self, server: Server, name: str, max_model_len: int | None, sampling: dict[str, Any]
@@ -76,7 +76,7 @@ class RemoteModel:
         self.ready = f"Talking with {name} at {server.address}."
 
     def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
-        """Answer. The generator's end, or its closing, closes the connection."""
+        """Stream an answer; closing the generator closes the connection."""
         body = {
             "model": self._name,
             "messages": messages,
@@ -98,7 +98,7 @@ class RemoteModel:
                     )
 
     def stats(self) -> str:
-        """How many requests the server has."""
+        """The server's current number of requests."""
         try:
             return f"{self._server.get('/load')['server_load']} requests at {self._server.address}"
         except (JengineError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""`jengine replay`: run the steps of a recording again and compare them token by token."""
+"""`jengine replay`: reruns a recording's steps and compares them token by token."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ differ between kernels and meshes.
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("file", metavar="FILE", help="a recording")
     parser.add_argument("--model", help="its model, if that is not where it was any more")
     add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Replay and report."""
     changed = given_engine_settings(arguments)
     if arguments.model:
         changed["model"] = arguments.model

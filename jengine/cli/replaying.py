@@ -1,6 +1,6 @@
-"""What `jengine replay` does: an engine like the recorded one, its steps again, and a report.
+"""Work of `jengine replay`.
 
-In: a file and changed settings. Out: the report in words, and the exit status.
+In: a file and changed settings. Out: a printed report and the exit status.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = 10  # differences
 def replay_file(
     file: str, changed: Mapping[str, Any], terminal: Terminal, open_llm: OpenLLM
 ) -> int:
-    """Replay a file with some settings changed. The exit status is 0 if every token is the same."""
+    """Replay a file with some settings changed. Exit status 0 if every token matches."""
     recording = read_recording(Path(file))
     settings = replay_settings(recording, changed)
     with open_llm(**settings, skip_tokenizer_init=True) as llm:
@@ -38,7 +38,6 @@ def replay_file(
 
 
 def printed(recording: Recording, report: ReplayReport) -> str:
-    """The report in words."""
     origin = recording.origin
     lines = [
         f"Recording of {origin.model or 'a live model'} by jengine {origin.version}, written "

@@ -1,4 +1,4 @@
-"""`jengine route`: passes requests on to several servers."""
+"""`jengine route`: load balancer for several servers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ Servers join and leave while requests run, with --admin-key KEY; one that leaves
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("servers", metavar="URL", nargs="+", help="servers that answer")
     parser.add_argument("--prefill", metavar="URL", nargs="+", default=[],
                         help="servers that compute prompts for those")  # fmt: skip
@@ -54,7 +53,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: object) -> int:
-    """Route until a signal comes."""
+    """Route until a signal."""
     for url in (*arguments.servers, *arguments.prefill):
         Address.of(url)  # refused before anything is opened
     if arguments.health_every <= 0 or arguments.prefill_seconds <= 0:

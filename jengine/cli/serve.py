@@ -1,7 +1,7 @@
-"""`jengine serve`: the OpenAI API over HTTP, for one model.
+"""`jengine serve`: OpenAI-compatible HTTP server for one model.
 
-In: a model and flags, with vLLM's names. Out: a server that runs until a signal comes. It listens
-before the engine is loaded, so that health is answered from the first moment.
+In: a model and flags, named as in vLLM. Out: a server that runs until a signal. It listens before
+the engine is loaded, so that /health always answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ examples:
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
     parser.add_argument("--model", dest="model_flag", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -62,7 +61,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Serve until the end."""
+    """Serve until a signal."""
     arguments.model = arguments.model or arguments.model_flag
     if arguments.model is None:
         raise ConfigError("MODEL is missing: give a model folder, org/name, or demo.")
@@ -85,14 +84,15 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def found(args: EngineArgs) -> EngineArgs:
-    """The settings with local folders for what they name."""
+    """Resolve models named in the settings to local folders."""
     locating = importlib.import_module("jengine.assembly.located")
     return locating.located(args, locating.checked_elsewhere)
 
 
 def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
-    """How many processes serve HTTP; 0 with --headless. One process cannot keep several cores
-    busy, so there are as many as cores unless told otherwise."""
+    """Number of API processes; 0 with --headless. By default one per engine core, since one process
+    cannot keep several busy.
+    """
     count = arguments.api_server_count
     check_node(arguments.headless, args.nodes)
     if arguments.headless:
@@ -113,7 +113,7 @@ def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
 
 
 def check_node(headless: bool, nodes: Nodes) -> None:
-    """Node 0 has the API, the others have none."""
+    """Raise ConfigError unless exactly node 0 has the API."""
     if nodes.several and headless != (nodes.rank > 0):
         raise ConfigError(
             f"--node-rank {nodes.rank} of --nnodes {nodes.count} "
@@ -123,8 +123,9 @@ def check_node(headless: bool, nodes: Nodes) -> None:
 
 
 def engine_args(arguments: argparse.Namespace) -> EngineArgs:
-    """The engine's settings; a server logs its figures, and runs data-parallel replicas in
-    processes of their own, unless told not to."""
+    """Engine settings with a server's defaults: statistics are logged, and data-parallel replicas
+    run in processes.
+    """
     given: dict[str, Any] = {"disable_log_stats": False, **engine_arguments(arguments)}
     parser = vars(arguments).get("reasoning_parser")
     if parser is not None:  # a flag of the server's, and a setting of grammars
@@ -138,15 +139,17 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
 
 
 def replicas_in(given: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Where data-parallel replicas run by default. Of cores in processes, one that dies takes only
-    its own requests; those of a mesh over hosts, and of devices that cannot be divided among
-    processes, share one."""
+    """Default place of data-parallel replicas.
+
+    In processes, a crash takes only one replica's requests. A mesh over hosts, or devices that
+    cannot be divided among processes, need one process.
+    """
     over_hosts = given.get("multihost") is not None or given.get("executor") == "multihost"
     return "local" if over_hosts or not can_divide(environ) else "process"
 
 
 def warn_if_open(settings: ServerSettings) -> None:
-    """Warn if others than this machine may reach the server without a key."""
+    """Warn if the server is reachable from other machines without an API key."""
     local = settings.uds is not None or settings.host in ("127.0.0.1", "::1", "localhost")
     if not local and not settings.api_key:
         logger.warning(

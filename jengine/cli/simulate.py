@@ -1,4 +1,4 @@
-"""`jengine simulate`: replicas that are not here, on a virtual clock, with the real scheduler."""
+"""`jengine simulate`: simulates replicas on a virtual clock with the real scheduler."""
 
 from __future__ import annotations
 
@@ -41,13 +41,11 @@ examples:
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of this command."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, or a shape")
     add_simulation_flags(parser)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Simulate, print, and write files."""
     check(arguments)
     failures = failures_of(arguments)
     settings = {} if arguments.model is None else engine_arguments(arguments)
@@ -79,7 +77,6 @@ def scenario_of(
     settings: dict[str, Any],
     failures: list[tuple[int, float, float | None, int]],
 ) -> Any:
-    """The scenario that the flags describe."""
     room = importlib.import_module("jengine.capacity.simulation.scenario")
     trace = importlib.import_module("jengine.capacity.simulation.trace")
     given = vars(arguments)

@@ -1,6 +1,6 @@
-"""The flags of `jengine simulate`: tables, and what they may say.
+"""Flags of `jengine simulate`.
 
-In: parsed flags. Out: checked values, and the command kept with a result. Must not simulate.
+In: parsed flags. Out: validated values, and the command kept with a result. Must not simulate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUTINGS = ("prefix", "load", "turns")
 
 
 class Flag(NamedTuple):
-    """One flag: what it takes, its default, its unit or choices, and its help."""
+    """Type, default, unit or choices, and help of a flag."""
 
     kind: type
     default: Any
@@ -84,7 +84,7 @@ FAIL = re.compile(r"(prefill:)?(\d+)@(\d+\.?\d*)(?:-(\d+\.?\d*))?")
 
 
 def add_simulation_flags(parser: Parser) -> None:
-    """The flags of the tables, and those of engines that a plan on paper knows."""
+    """Add simulation flags, and engine flags that capacity planning uses."""
     tables = (("replicas", REPLICA_FLAGS), ("requests", TRACE_FLAGS), ("results", OTHER_FLAGS))
     for title, flags in tables:
         group = parser.add_argument_group(title)
@@ -112,12 +112,11 @@ def add_simulation_flags(parser: Parser) -> None:
 
 
 def dashed(name: str) -> str:
-    """The flag of a field."""
     return "--" + name.replace("_", "-")
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse what argparse accepts and no simulation can be."""
+    """Raise ConfigError for combinations that argparse accepts."""
     if (arguments.model is None) == (arguments.table is None):
         raise ConfigError("simulate: expected a MODEL, or --table with the steps of one.")
     for name in POSITIVE:
@@ -136,7 +135,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def failures_of(arguments: argparse.Namespace) -> list[tuple[int, float, float | None, int]]:
-    """Replica, when it dies, when it is back, and whether it is one of the first pool (0)."""
+    """Parse --fail: (replica, time of death, time of return, pool; 0 is the first pool)."""
     found = []
     for word in arguments.fail:
         match = FAIL.fullmatch(word)
@@ -152,7 +151,7 @@ def failures_of(arguments: argparse.Namespace) -> list[tuple[int, float, float |
 
 
 def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
-    """The command that is kept with a result: what decides the figures, and files by name."""
+    """The command kept with a result: everything that affects it, files by name."""
     words = ["jengine", "simulate", *([Path(arguments.model).name] if arguments.model else [])]
     for name, flag in {**REPLICA_FLAGS, **TRACE_FLAGS, **OTHER_FLAGS}.items():
         value = getattr(arguments, name)

@@ -1,6 +1,6 @@
-"""Where a command reads and writes: answers on stdout, everything about them on stderr.
+"""Streams of a command: results on stdout, everything else on stderr.
 
-Tests hand in plain text buffers. Must not know commands or models.
+Tests pass text buffers. Must not know commands or models.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ DIM, NORMAL = "\033[2m", "\033[0m"
 
 
 class OutputLost(JengineError):
-    """What a command has to say cannot be written."""
+    """Output cannot be written."""
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """The three streams of a command."""
-
     stdin: TextIO
     stdout: TextIO
     stderr: TextIO
 
     @property
     def interactive(self) -> bool:
-        """Whether a person types and reads here."""
+        """Whether both input and output are a terminal."""
         return self.stdin.isatty() and self.stdout.isatty()
 
     def write(self, text: str) -> None:
-        """Write text unchanged, and flush."""
+        """Write text unchanged and flush. Raises OutputLost."""
         try:
             self.stdout.write(text)
             self.stdout.flush()
@@ -50,8 +48,7 @@ class Terminal:
 
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
-        """A writer for the pieces of an answer: a terminal gets whole words, wrapped at its width;
-        a file or a pipe gets the text as it is."""
+        """Writer for streamed text: word-wrapped on a terminal, unchanged otherwise."""
         if not self.stdout.isatty():
             yield self.write
             return
@@ -66,17 +63,17 @@ class Terminal:
         self.write(line + "\n")
 
     def note(self, line: str) -> None:
-        """Write a line to stderr, so that it is not among redirected answers."""
+        """Write a line to stderr, away from redirected results."""
         dimmed = f"{DIM}{line}{NORMAL}" if self.stderr.isatty() else line
         print(dimmed, file=self.stderr, flush=True)
 
     def aside(self, text: str) -> None:
-        """Write text to stderr unchanged, dimmed at a terminal."""
+        """Write text to stderr, dimmed on a terminal."""
         self.stderr.write(f"{DIM}{text}{NORMAL}" if self.stderr.isatty() else text)
         self.stderr.flush()
 
     def read_line(self, prompt: str) -> str:
-        """Read a line without its end; EOFError at the end. A pipe sees no prompt."""
+        """Read a line without its end. Raises EOFError. No prompt on a pipe."""
         if self.interactive:
             return input(prompt)
         line = self._decoded(self.stdin.readline)
@@ -85,7 +82,6 @@ class Terminal:
         return line.rstrip("\r\n")
 
     def read_all(self) -> str:
-        """Read all of stdin."""
         return self._decoded(self.stdin.read)
 
     @staticmethod
@@ -97,10 +93,10 @@ class Terminal:
 
 
 def standard_terminal() -> Terminal:
-    """stdin, stdout and stderr; characters that the terminal cannot encode are replaced.
+    """Process streams, with unencodable characters replaced.
 
-    Python has None for a stream whose file is closed. It becomes the null device, so that no file
-    that is opened later gets its number.
+    Closed streams (None) become the null device, so that no file opened later gets their
+    descriptor.
     """
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115

@@ -1,7 +1,7 @@
-"""Breaks lines between words while text arrives in pieces.
+"""Word-wraps streamed text.
 
-In: pieces of an answer. Out: the same text with line breaks where the terminal is full. A word is
-held back until it is complete. Must not know where the text comes from.
+In: pieces of text. Out: the same with line breaks at the terminal's width; a word is held back
+until complete. Must not know where the text comes from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 class WordWrap:
-    """A writer for a terminal of `width()` columns, which may change; `end` writes the rest."""
+    """Writer for a terminal whose `width()` may change; call `end` last."""
 
     def __init__(self, write: Callable[[str], None], width: Callable[[], int]) -> None:
         self._write, self._width = write, width
@@ -19,7 +19,7 @@ class WordWrap:
         self._gap = self._word = ""
 
     def __call__(self, text: str) -> None:
-        """Write what is complete of the text so far."""
+        """Write all complete words."""
         for character in text:
             if character == "\n":
                 self.end()
@@ -34,7 +34,7 @@ class WordWrap:
                     self.end()
 
     def end(self) -> None:
-        """Write the word that is held back, on the next line if this one has no room for it."""
+        """Write the held-back word, on a new line if it does not fit."""
         if not self._word:
             return
         width = max(self._width(), 1)
@@ -49,7 +49,7 @@ class WordWrap:
 
 
 def columns(text: str) -> int:
-    """Columns of a terminal that a text takes: Chinese letters two, combining accents none."""
+    """Display width: East Asian wide characters count 2, combining marks 0."""
     return sum(
         0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF")
         for one in text

@@ -1,4 +1,4 @@
-"""The devices that JAX sees, and their free memory."""
+"""Doctor: devices seen by JAX and their free memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check() -> list[Finding]:
-    """One finding per device, then the host's memory."""
+    """One finding per device, and one for the host's memory."""
     try:
         start_backend(EngineArgs.gpu_memory_utilization)  # with the memory pool that engines get
     except ConfigError as error:
@@ -44,7 +44,7 @@ def describe(device: jax.Device) -> Finding:
 
 
 def unused_gpu(platform: str) -> list[Finding]:
-    """A GPU with a driver that JAX does not use."""
+    """A note if there is an NVIDIA driver but JAX runs on the CPU."""
     if platform != "cpu" or not NVIDIA_DRIVER.exists():
         return []
     text = "an NVIDIA driver is installed, but JAX uses the CPU: pip install 'jax[cuda12]'"

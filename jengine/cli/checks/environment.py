@@ -1,4 +1,6 @@
-"""Environment variables that change how JAX and jengine behave, and settings of JAX that do not."""
+"""Doctor: environment variables that affect JAX and jengine, and JAX settings that the engine
+overrides.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,11 @@ ALL_TRANSFERS = "jax_transfer_guard"
 
 
 def check() -> list[Finding]:
-    """The variables and the settings of this process."""
     return [*findings(os.environ), *settings(foreign_settings())]
 
 
 def settings(found: Mapping[str, Any]) -> list[Finding]:
-    """Settings of JAX that hold for code beside the engine only."""
+    """JAX settings of this process that do not apply to the engine."""
     return [
         Finding(
             "note", "environment",
@@ -45,7 +46,7 @@ def settings(found: Mapping[str, Any]) -> list[Finding]:
 
 
 def findings(environment: Mapping[str, str]) -> list[Finding]:
-    """The variables of `environment` that matter."""
+    """Set variables that matter."""
     found = [
         Finding("note", "environment", f"{name}={environment[name]}: {meaning}")
         for name, meaning in MEANING.items()
@@ -63,5 +64,5 @@ def findings(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def _reaching() -> set[str]:
-    """JAX's settings under which the engine runs if they are set."""
+    """JAX settings that do apply to the engine."""
     return jax.config.values.keys() - OWN.keys() - {ALL_TRANSFERS}

@@ -1,4 +1,4 @@
-"""One finding of `jengine doctor`: how serious, about what, and what to do. Plain data."""
+"""One finding of `jengine doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Level = Literal["OK", "note", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line. A problem stops jengine from working as it is meant to; a note does not."""
+    """A "problem" keeps jengine from working properly; a "note" does not."""
 
     level: Level
     subject: str

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub as this machine is set to use it. Makes no request, and shows no token."""
+"""Doctor: Hugging Face Hub settings. Makes no request and shows no token."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jengine.hub.failures import endpoint, is_offline, shown_bytes, token_source
 
 
 def check() -> list[Finding]:
-    """The hub's address, the download cache, and where the token comes from."""
+    """Findings on the hub's address, the download cache and the token's source."""
     return [address(), downloads(), token()]
 
 
 def address() -> Finding:
-    """Which hub names are looked up in."""
+    """The hub's address, and whether it is offline."""
     if is_offline():
         text = f"{endpoint()}, not asked: HF_HUB_OFFLINE is set, so only what is cached starts"
         return Finding("note", "hub", text)
@@ -23,7 +23,6 @@ def address() -> Finding:
 
 
 def downloads() -> Finding:
-    """The download cache."""
     folder, found = cache_folder(None), list(cached_models())
     place = next(one for one in (folder, *folder.parents) if one.exists())
     if not os.access(place, os.W_OK):
@@ -36,7 +35,6 @@ def downloads() -> Finding:
 
 
 def token() -> Finding:
-    """Where the token comes from."""
     source = token_source(None)
     text = "none: public models need none; HF_TOKEN or `hf auth login` gives one"
     return Finding("OK", "hub token", text if source is None else f"that of {source}")

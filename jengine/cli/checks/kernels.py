@@ -1,4 +1,4 @@
-"""Whether the CPU's own kernels can run: they are compiled here, which takes some seconds once."""
+"""Doctor: whether the CPU kernels run. Compiles them, which takes some seconds once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPILED = 1.0
 
 
 def check() -> list[Finding]:
-    """One finding where JAX runs on a CPU, else none."""
+    """One finding if JAX runs on a CPU, else none."""
     try:
         start_backend(EngineArgs.gpu_memory_utilization)
     except ConfigError:  # the devices' own check says why
@@ -30,7 +30,7 @@ def check() -> list[Finding]:
 
 
 def described(problem: str | None, seconds: float) -> Finding:
-    """By what and for what the kernels are compiled, or what XLA has to do without them."""
+    """The kernels' compiler and instruction set, or what XLA falls back to without them."""
     if problem is None:
         how = f"compiled in {seconds:.0f} s" if seconds > COMPILED else "compiled earlier"
         return Finding("OK", "kernels", f"matmuls and attention run on kernels for this CPU's "

@@ -1,7 +1,7 @@
-"""Whether a model fits this machine, and with which settings. Reads headers, no weights.
+"""Doctor: whether a model fits this machine, and with which settings. Reads headers, no weights.
 
-In: a model folder and engine settings. Out: findings, and the settings to add. The sizes come from
-the same functions that build the engine.
+In: a model folder and engine settings. Out: findings, and settings to add. Sizes come from the
+functions that build the engine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from jengine.weights.resolve import in_hub, resolve_model
 
 @dataclass(frozen=True)
 class Report:
-    """The findings, and the settings that make the model fit."""
+    """Findings, and settings that make the model fit."""
 
     findings: list[Finding]
     settings: dict[str, int]
@@ -48,7 +48,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes that a model needs, and bytes that are free for its cache."""
+    """Memory needed by a model, and left for its KV cache, in bytes."""
 
     args: EngineArgs
     model: ModelConfig
@@ -57,11 +57,10 @@ class Sizes:
 
     @property
     def schedule(self) -> ScheduleConfig:
-        """The limits of a step, as the engine sets them."""
         return schedule_config(self.args.groups, self.model)
 
     def request_bytes(self, tokens: int) -> int:
-        """Cache of one request of this length, in an engine with this max_model_len."""
+        """KV cache bytes of one request of this length."""
         asked = replace(self.args, max_model_len=tokens).groups
         wanted = runner_config(asked, self.model, schedule_config(asked, self.model))
         return sum(
@@ -71,7 +70,7 @@ class Sizes:
 
     @property
     def bytes_per_token(self) -> int:
-        """Cache of one more token, while it is inside all windows."""
+        """KV cache bytes per token within all sliding windows."""
         wanted = runner_config(self.args.groups, self.model, self.schedule)
         block_size = wanted.shapes.block_size
         groups = [one for one in self.model.groups if not one.spec.is_state]
@@ -79,7 +78,7 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """The longest request that fits, 1 if none does."""
+        """Longest request that fits in tokens; 1 if none does."""
         low, high = 1, self.schedule.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
@@ -91,7 +90,7 @@ class Sizes:
 
 
 def check(name: str, settings: Mapping[str, Any]) -> Report:
-    """Check one model: configuration, weights, tokenizer, fit."""
+    """Check a model's configuration, weights, tokenizer and memory."""
     try:
         args = EngineArgs.checked("jengine", model=name, **settings)
         start_backend(args.gpu_memory_utilization)
@@ -114,7 +113,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
 
 
 def tokenizer_of(args: EngineArgs, folder: Path) -> Any:
-    """The folder of the tokenizer, or the tokenizer."""
+    """The tokenizer's folder or object."""
     if not in_hub(args.tokenizer):
         return args.tokenizer or folder
     options = replace(args.hub, revision=args.tokenizer_revision, wanted=SETTINGS)
@@ -122,7 +121,7 @@ def tokenizer_of(args: EngineArgs, folder: Path) -> Any:
 
 
 def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
-    """Sizes without reading or allocating a weight."""
+    """Compute sizes without reading or allocating weights."""
     model = abstract_model(config)
     as_rounded(model)
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
@@ -139,7 +138,7 @@ def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
 
 
 def describe(sizes: Sizes) -> Finding:
-    """The model's bytes."""
+    """Finding with the model's sizes."""
     config = sizes.model
     figures = {
         "parameter_bytes": sizes.parameters,
@@ -156,7 +155,7 @@ def describe(sizes: Sizes) -> Finding:
 
 
 def check_weights(load_format: str, folder: Any) -> Finding:
-    """Check that weights are there, complete and readable."""
+    """Check that weight files are present, complete and readable."""
     if load_format == "dummy":
         return Finding("OK", "weights", "drawn at random (load_format=dummy)")
     if load_format == "peer":
@@ -172,7 +171,7 @@ def check_weights(load_format: str, folder: Any) -> Finding:
 
 
 def check_tokenizer(folder: Any) -> tuple[Finding, bool]:
-    """Load the tokenizer; also whether it can render a chat."""
+    """Load the tokenizer. Returns the finding, and whether it has a chat template."""
     try:
         tokenizer = model_tokenizer(Path(folder))
     except JengineError as error:
@@ -185,7 +184,7 @@ def check_tokenizer(folder: Any) -> tuple[Finding, bool]:
 
 
 def check_fit(sizes: Sizes) -> tuple[list[Finding], dict[str, int]]:
-    """The longest context and the number of requests that fit, and the settings for it."""
+    """Longest context and concurrency that fit, with the settings for them."""
     schedule, longest = sizes.schedule, sizes.longest
     if longest < 2:
         short = sizes.request_bytes(2) - sizes.budget

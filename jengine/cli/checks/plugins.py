@@ -1,4 +1,4 @@
-"""Packages that add to jengine: their entry points in the group `jengine.plugins`."""
+"""Doctor: installed plugins (entry points `jengine.plugins`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jengine.plugin_loading import installed_plugins, load_plugins
 
 
 def check() -> Iterator[Finding]:
-    """Each plugin, and whether all of them can be called."""
+    """List plugins, and report if any fails to load."""
     plugins = installed_plugins()
     if not plugins:
         yield Finding("OK", "plugins", "none is installed")

@@ -1,4 +1,4 @@
-"""The folders on disk: the compile cache and the demo model."""
+"""Doctor: compilation cache and demo model on disk."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ DEMO_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def check() -> list[Finding]:
-    """Check the compile cache and the demo model."""
     return [compile_cache(default_cache_dir()), demo_model(model_path())]
 
 
 def compile_cache(directory: Path) -> Finding:
-    """The directory of compiled programs; without one every start compiles again."""
+    """The compilation cache; without one every start recompiles."""
     problem = prepare_private(directory)
     if problem:
         text = f"{directory}: {problem}. Until then every start compiles everything again"
@@ -30,7 +29,7 @@ def compile_cache(directory: Path) -> Finding:
 
 
 def demo_model(folder: Path) -> Finding:
-    """The model that `jengine demo` runs."""
+    """The model of `jengine demo`."""
     missing = [name for name in DEMO_FILES if not (folder / name).is_file()]
     if missing:
         text = f"{folder} lacks {', '.join(missing)}. Install jengine again; other models work"

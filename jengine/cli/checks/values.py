@@ -1,4 +1,4 @@
-"""Whether every number of a model's weights is finite: reads all of them once.
+"""Doctor: whether all weights are finite; reads them once.
 
 In: a model folder. Out: one finding that names the tensors. Safetensors only: an Orbax checkpoint
 would have to be restored as a whole.
@@ -25,7 +25,6 @@ MOST_NAMED = 8
 
 
 def check(name: str, settings: Mapping[str, Any]) -> Finding:
-    """Look at every number of the weights."""
     try:
         args = EngineArgs.checked("jengine", model=name, **settings)
         folder = resolve_model(args.model, args.hub)
@@ -48,7 +47,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Finding:
 
 
 def numbers_not_finite(tensor: TypedTensor) -> int:
-    """How many numbers of a tensor are NaN or infinite; types that are not read have none."""
+    """Number of NaN or infinite values; 0 for dtypes that cannot be checked."""
     if tensor.dtype not in READABLE:
         return 0
     values = tensor.read().reshape(-1)

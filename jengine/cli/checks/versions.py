@@ -1,4 +1,4 @@
-"""Installed packages, and whether jax, jaxlib and the accelerator's plugins fit together.
+"""Doctor: installed packages, and whether jax, jaxlib and accelerator plugins match.
 
 Reads installed metadata only. Must not import what it checks.
 """
@@ -25,20 +25,19 @@ OPTIONAL = {
 
 
 def check() -> list[Finding]:
-    """Versions, plugins, and what else could be installed."""
+    """Findings on versions, plugins and optional packages."""
     python = Finding("OK", "versions", f"jengine {jengine.__version__}, "
                      f"Python {platform.python_version()} on {platform.platform()}")  # fmt: skip
     return [python, *needed(installed(NEEDED)), *plugins(all_versions()), optional()]
 
 
 def installed(names: tuple[str, ...]) -> dict[str, str | None]:
-    """The version of each package, None if it is missing."""
+    """Version of each package, None if it is missing."""
     versions = all_versions()
     return {name: versions.get(name) for name in names}
 
 
 def all_versions() -> dict[str, str]:
-    """The version of every installed package."""
     return {
         dist.metadata["Name"].lower().replace("_", "-"): dist.version
         for dist in metadata.distributions()
@@ -47,7 +46,7 @@ def all_versions() -> dict[str, str]:
 
 
 def needed(versions: dict[str, str | None]) -> list[Finding]:
-    """Missing packages, and jax with a jaxlib of another version."""
+    """Missing packages, and mismatched jax and jaxlib."""
     missing = [name for name, version in versions.items() if version is None]
     present = [f"{name} {version}" for name, version in versions.items() if version]
     findings = [Finding("OK", "versions", ", ".join(present), {"packages": versions})]
@@ -62,7 +61,7 @@ def needed(versions: dict[str, str | None]) -> list[Finding]:
 
 
 def plugins(versions: dict[str, str]) -> list[Finding]:
-    """Accelerator plugins must be of jaxlib's version, or JAX quietly uses the CPU."""
+    """Accelerator plugins must match jaxlib's version, or JAX silently uses the CPU."""
     jaxlib = versions.get("jaxlib")
     findings = []
     for name, version in sorted(versions.items()):
@@ -77,7 +76,6 @@ def plugins(versions: dict[str, str]) -> list[Finding]:
 
 
 def optional() -> Finding:
-    """Packages for optional features."""
     versions = installed(tuple(OPTIONAL))
     have = [f"{name} {version}" for name, version in versions.items() if version]
     lack = [f"{name} ({OPTIONAL[name]})" for name, version in versions.items() if not version]

@@ -1,1 +1,1 @@
-"""What `jengine serve` does: flags, log, one process or several, hosts without an API."""
+"""Work of `jengine serve`: flags, logs, one process or several, headless nodes."""

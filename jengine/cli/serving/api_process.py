@@ -1,6 +1,6 @@
-"""The program of one of several API processes, which `several_servers` starts.
+"""Program of one of several API processes.
 
-In: a job on standard input, and a socket that listens. Out: the exit status of its server.
+In: a job on standard input, and a listening socket. Out: its server's exit status.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GLANCE = 0.05
 
 
 class ApiJob(msgspec.Struct, frozen=True):
-    """What an API process is told at its start, on its standard input."""
+    """What an API process reads from standard input at startup."""
 
     index: int
     folder: str  # that the processes of this server share
@@ -47,7 +47,6 @@ class ApiJob(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Serve until told to end."""
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ApiJob)
     settings = msgspec.convert(job.settings, ServerSettings)
     configure_server_logs(
@@ -78,19 +77,18 @@ def main() -> int:
 
 
 def wait_for(file: Path) -> list[str]:
-    """The cores' addresses, once the supervisor knows them all."""
+    """Wait until the supervisor has written the cores' addresses, and return them."""
     while not file.exists():
         time.sleep(GLANCE)
     return addresses_in(file)
 
 
 def addresses_in(file: Path) -> list[str]:
-    """The cores' addresses."""
     return msgspec.msgpack.decode(file.read_bytes(), type=list[str])
 
 
 def show_when_all_serve(board: Board, box: Callable[[], str]) -> None:
-    """Print the box when requests are taken, whichever process they reach."""
+    """Print the startup box once all processes take requests."""
     while board.worst_phase(0) is Phase.STARTING:
         time.sleep(GLANCE)
     if board.worst_phase(0).takes_requests:

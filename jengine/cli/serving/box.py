@@ -1,4 +1,4 @@
-"""The box that `jengine serve` prints when requests are taken: what is served, where, how much."""
+"""The startup box of `jengine serve`: what is served, where, and limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from jengine.server.settings import ServerSettings
 
 
 def box_of(engine: Engine, settings: ServerSettings, url: str) -> str:
-    """The box."""
     root = url + settings.root_path
     lines = [f"jengine serves {', '.join(settings.served_model_name)}", "", f"API       {root}/v1"]
     if any(endpoint.path == "/" for endpoint in ENDPOINTS):
@@ -22,14 +21,14 @@ def box_of(engine: Engine, settings: ServerSettings, url: str) -> str:
 
 
 def cache_line(engine: Engine) -> str:
-    """How many tokens the cache holds, and how many of the longest requests at once."""
+    """Cache size in tokens, and in requests of maximum length."""
     tokens = (engine.cache.fewest_blocks - 1) * engine.cache.block_size
     longest = engine.schedule.max_model_len
     return f"{tokens:,} tokens: {tokens / longest:.2f} requests of {longest:,} tokens at once"
 
 
 def queue_line(engine: Engine, settings: ServerSettings) -> str:
-    """What may be open before more is refused."""
+    """Queue limits after which requests are refused."""
     line = f"up to {settings.queue_limit(engine.schedule.max_num_seqs):,} completions run or wait"
     if settings.max_num_queued_tokens is not None:
         line += f", with {settings.max_num_queued_tokens:,} prompt tokens waiting"
@@ -37,7 +36,7 @@ def queue_line(engine: Engine, settings: ServerSettings) -> str:
 
 
 def programs_line(engine: Engine) -> str:
-    """How many programs are compiled, and how many are still to come."""
+    """Numbers of programs compiled and still to compile."""
     counts = engine.program_counts()
     line = f"{counts.programs} compiled"
     if counts.programs_to_come:

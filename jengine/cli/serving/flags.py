@@ -1,6 +1,6 @@
-"""The flags of `jengine serve` that are the server's own, and the settings they make.
+"""Server flags of `jengine serve`, and the settings they make.
 
-In: a parser; later a namespace and the environment, which may hold the keys. Out: ServerSettings.
+In: a parser; later a namespace and the environment, which may hold API keys. Out: ServerSettings.
 Must not know the engine's flags.
 """
 
@@ -93,7 +93,6 @@ ENVIRONMENT = {
 
 
 def add_server_flags(parser: Parser) -> None:
-    """One flag for each setting of the server."""
     group = parser.add_argument_group("server")
     for name, choices in ALWAYS.items():
         how: dict[str, Any] = {"choices": choices} if choices else {"action": "store_true"}
@@ -108,7 +107,7 @@ def add_server_flags(parser: Parser) -> None:
 def server_settings(
     arguments: argparse.Namespace, environment: Mapping[str, str]
 ) -> ServerSettings:
-    """The settings that were given, and those of the environment."""
+    """Settings from flags and environment variables. Raises ConfigError."""
     names = set(get_type_hints(ServerSettings))
     given: dict[str, Any] = {
         name: value for name, value in vars(arguments).items() if name in names
@@ -131,7 +130,7 @@ def server_settings(
 
 
 def check(settings: ServerSettings) -> None:
-    """Refuse settings of other types than theirs, and those that do not fit each other."""
+    """Raise ConfigError for settings of wrong type or that contradict each other."""
     check_types(settings)
     if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
         raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser NAME.")
@@ -146,5 +145,4 @@ def check(settings: ServerSettings) -> None:
 
 
 def flag(name: str) -> str:
-    """The flag of a setting."""
     return "--" + name.replace("_", "-")

@@ -1,7 +1,7 @@
-"""`jengine serve --headless`: data-parallel cores for a front on another host, and no API.
+"""`jengine serve --headless`: data-parallel cores for a front on another host, without an API.
 
-In: settings of the engine. Out: the exit status: 0 after a signal, 1 if the cores cannot join, have
-all died, or the front has gone.
+In: engine settings. Out: exit status: 0 after a signal, 1 if cores cannot join, have all died, or
+the front is gone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def serve_cores(args: EngineArgs) -> int:
 
 @contextmanager
 def signals_as(ends: Ends) -> Iterator[None]:
-    """Take SIGTERM and Ctrl-C as the end."""
+    """Within, SIGTERM and Ctrl-C end the cores."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda *_: ends.put(None)) for number in numbers]
     try:

@@ -1,4 +1,4 @@
-"""Log lines of a server, in the form that users of vLLM search for."""
+"""Log format of a server, as known from vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMES = "%m-%d %H:%M:%S"
 def configure_server_logs(
     uvicorn_level: str, *, debug: bool, process_name: str = "APIServer"
 ) -> None:
-    """Log jengine from INFO on to stderr, each line with its process, time and place."""
+    """Log jengine from INFO to stderr, with process, time and place."""
     formatter = logging.Formatter(FORMAT, TIMES)
     root = logging.getLogger()
     if not root.handlers:
@@ -30,7 +30,7 @@ def configure_server_logs(
 
 
 def with_process_name(name: str, record: logging.LogRecord) -> bool:
-    """Name this process in its own records; those of an engine's core have its name already."""
+    """Set this process's name on its own records; those forwarded from a core have one."""
     if record.process == os.getpid():
         record.processName = name
     return True

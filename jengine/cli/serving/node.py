@@ -1,7 +1,7 @@
-"""`jengine serve --headless --node-rank N`: a node that runs steps for the server on node 0.
+"""`jengine serve --headless --node-rank N`: a worker node of the server on node 0.
 
-In: settings of the engine. Out: the exit status: 0 after a signal, else 1, so that who started it
-starts it again for the next server.
+In: engine settings. Out: exit status: 0 after a signal, else 1, so that a supervisor restarts it
+for the next server.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def serve_node(args: EngineArgs) -> int:
 
 
 def end_on_signals() -> None:
-    """End at once when a signal comes, also while this process waits in a collective. Node 0
-    notices, and ends the others."""
+    """Exit immediately on a signal, even while waiting in a collective; node 0 notices and ends the
+    other nodes.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # also in threads that start from now on
 
     def wait() -> None:

@@ -1,6 +1,6 @@
-"""What `jengine serve` does once its flags are read: an engine in its own process, and a server.
+"""`jengine serve` with one API process, and the engine core in its own process.
 
-In: settings of server and engine. Out: the exit status of the server.
+In: settings of server and engine. Out: the server's exit status.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jengine.server.settings import ServerSettings
 
 
 def serve(settings: ServerSettings, args: EngineArgs, terminal: Terminal) -> int:
-    """Serve until the end."""
+    """Serve until a signal."""
 
     def ready(engine: Engine, url: str) -> None:
         terminal.note(box_of(engine, settings, url))
@@ -29,7 +29,9 @@ def serve(settings: ServerSettings, args: EngineArgs, terminal: Terminal) -> int
 
 
 def start_engine(args: EngineArgs, note: Callable[[str], None]) -> Engine:
-    """The engine, whose core has a process of its own: steps and requests do not share a CPU."""
+    """Start the engine with its core in a separate process, so that steps and requests do not share
+    a CPU.
+    """
     bars = shown(args.show_progress)
 
     def tell(progress: Progress) -> None:

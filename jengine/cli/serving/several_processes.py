@@ -1,6 +1,6 @@
-"""`jengine serve --api-server-count N`: a supervisor, its cores, and N processes that serve HTTP.
+"""`jengine serve --api-server-count N`: a supervisor, its cores, and N HTTP processes.
 
-In: settings of server and engine. Out: the exit status. This process starts and ends the others.
+In: settings of server and engine. Out: exit status. This process starts and stops the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WHERE = "--api-server-count"
 def serve_with_several(
     settings: ServerSettings, args: EngineArgs, count: int, *, debug: bool
 ) -> int:
-    """Serve until the end, with so many API processes."""
+    """Serve until a signal with `count` API processes."""
     deployment = deployment_of(args)
     cores = OwnCores(deployment)
     sock = listening_socket(settings)
@@ -62,7 +62,7 @@ def serve_with_several(
 
 
 def started(cores: OwnCores, tell: Tell, file: Path) -> Sequence[ProcessClient]:
-    """Start the cores, tell the API processes where they are, and wait until they are ready."""
+    """Start cores, publish their addresses, and wait until they are ready."""
     cores.expect_others()
     cores.launch()
     addresses = cores.addresses(tell)
@@ -78,19 +78,19 @@ def started(cores: OwnCores, tell: Tell, file: Path) -> Sequence[ProcessClient]:
 
 
 def write_addresses(file: Path, addresses: Sequence[str]) -> None:
-    """Tell the API processes where the cores are; they see all of it or nothing."""
+    """Publish the cores' addresses atomically for the API processes."""
     complete = file.with_suffix(".new")
     complete.write_bytes(msgspec.msgpack.encode(addresses))
     os.replace(complete, file)
 
 
 def api_process(job: ApiJob) -> OwnedProcess:
-    """One API process, which has not been started."""
+    """An API process, not yet started."""
     name = f"API process {job.index}"
     return OwnedProcess(name, PROGRAM, msgspec.msgpack.encode(job), {}, open_files=[job.listening])
 
 
 def engine_settings(deployment: Deployment, index: int) -> dict[str, object]:
-    """The engine's settings as plain data. One process logs the cores' figures for all."""
+    """Serialisable engine settings; only one process logs the cores' statistics."""
     quiet = deployment.args.disable_log_stats or index > 0
     return deployment.told(SERVER, WHERE, disable_log_stats=quiet)
