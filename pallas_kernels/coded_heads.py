@@ -87,10 +87,7 @@ def store_heads(
 
 @triton.jit
 def fp8_bits(x):
-    """Bits of x rounded to E4M3, ties to even, for
-    x
-    up to 448.
-    """
+    """Bits of x rounded to E4M3, ties to even, for |x| up to 448."""
     size = tl.abs(x)
     bits = size.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - REBIASED

@@ -1,5 +1,5 @@
-"""Strings: text to token ids on the way in, token ids to text on the way out.
+"""Strings: text to token ids on input, token ids to text on output.
 
-In: prompts and chat messages from users, token ids from the engine. Out: token ids, text.
-Must not know: arrays, devices, the scheduler, HTTP. Only `tokenizer.py` imports transformers.
+In: prompts and chat messages from users, token ids from the engine. Out: token ids, text. Must not
+know: arrays, devices, the scheduler, HTTP. Only `tokenizer.py` imports transformers.
 """

@@ -1,8 +1,7 @@
-"""Images and videos among the parts of chat messages: taken out, with a plain part for each.
+"""Extracts images and videos from chat messages, leaving plain parts in their places.
 
-In: messages as the OpenAI API has them. Out: messages with `{"type": "image"}` in place of images
-and `{"type": "video"}` in place of frames, as templates read them, and these in their order. Must
-not open any of them.
+In: messages as in the OpenAI API. Out: messages with `{"type": "image"}` or `{"type": "video"}`
+parts, as templates read them, and the media in order. Must not open any of them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ REFUSED = {
 
 
 class ImagePart(NamedTuple):
-    """One image of a conversation."""
+    """An image or video of a conversation, and where it was found."""
 
     given: Any  # a URL, or a PIL image; of a video a list of them
     where: str
@@ -35,7 +34,7 @@ class ImagePart(NamedTuple):
 
 
 def without_images(messages: Any) -> tuple[Any, list[ImagePart]]:
-    """The messages with a mark in place of each image, and the images."""
+    """Replace each image by a plain part. Returns the messages and the images."""
     found: list[ImagePart] = []
     if not isinstance(messages, list | tuple):
         return messages, found
@@ -43,7 +42,9 @@ def without_images(messages: Any) -> tuple[Any, list[ImagePart]]:
 
 
 def with_text(parts: Sequence[Any], placeholder: str) -> str:
-    """The content of a message as one string, with what stands for its images before its text."""
+    """A message's content as one string, with image placeholders before the text. Raises
+    RequestError for videos.
+    """
     if any(part.get("type") == "video" for part in parts):
         raise RequestError("This chat template reads texts alone, which a video has no place in.")
     texts = [part["text"] for part in parts if part.get("type") == "text"]

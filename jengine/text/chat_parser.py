@@ -1,8 +1,8 @@
-"""An assistant's answer to its parts: reasoning, content and tool calls.
+"""Splits an assistant's answer into reasoning, content and tool calls.
 
-In: the answer's text in pieces of any size. Out: the parts of it that are certain by now. Streams
-and whole answers both go through `ChatParser`, so they cannot differ. It never raises on a text.
-Must not know: tokens, HTTP. The formats are in `reasoning_parsers` and `tool_parsers`.
+In: text in pieces of any size. Out: the parts that are certain so far. Streams and whole answers
+both use `ChatParser`, so they cannot differ. Never raises on a text. Must not know: tokens, HTTP.
+Formats are in `reasoning_parsers` and `tool_parsers`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tool_parser_names() -> list[str]:
 
 
 def check_parser_names(reasoning_parser: str | None, tool_parser: str | None) -> None:
-    """Raise ConfigError unless both are None or known, and go together."""
+    """Raise ConfigError for unknown parsers, or two that exclude each other."""
     for option, name, known in (
         ("reasoning_parser", reasoning_parser, reasoning_parser_names()),
         ("tool_call_parser", tool_parser, tool_parser_names()),
@@ -71,27 +71,29 @@ def check_parser_names(reasoning_parser: str | None, tool_parser: str | None) ->
 
 
 def needs_special_tokens(reasoning_parser: str | None, tool_parser: str | None) -> bool:
-    """Whether answers must be detokenized with their special tokens for these parsers."""
+    """Whether these parsers need special tokens kept in the detokenized text."""
     check_parser_names(reasoning_parser, tool_parser)
     reasoning = reasoning_parser is not None and REASONING_PARSERS[reasoning_parser].special_tokens
     return reasoning or (tool_parser is not None and TOOL_PARSERS[tool_parser].special_tokens)
 
 
 class ForcedCalls(NamedTuple):
-    """The form of an answer that a grammar makes of calls alone: those of the named function have
-    only their arguments, else there is a list."""
+    """Format of an answer that a grammar restricts to tool calls: with `name` only that function's
+    arguments, else a list of calls.
+    """
 
     name: str | None = None
 
     def parse(self, reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-        """The calls."""
         if self.name is None:
             return parse_forced_list(reader, calls)
         return parse_forced_arguments(reader, calls, self.name)
 
 
 def end_of_reasoning(reasoning_parser: str | None, prompt: str) -> str | None:
-    """The text that ends the reasoning of an answer to this prompt; None if it has none."""
+    """Text that ends the reasoning of an answer to this prompt; None if it starts without
+    reasoning.
+    """
     if reasoning_parser is None:
         return None
     return REASONING_PARSERS[reasoning_parser].end(prompt)
@@ -99,18 +101,17 @@ def end_of_reasoning(reasoning_parser: str | None, prompt: str) -> str | None:
 
 @final
 class ChatParser:
-    """Reads one answer: `push` each piece of its text, `finish` once at its end.
+    """Parser of one answer: `push` each piece of text, then `finish`.
 
-    - `reasoning_parser`, `tool_parser`: names as of vLLM's flags. None leaves reasoning or calls
-      in the content; give no `tool_parser` where the request has no tools or wants no calls.
-    - `tools`: the request's tools; the schemas of their arguments decide types where the format
-      has none.
-    - `prompt`: the rendered prompt (its end will do): a template may have opened or closed the
-      reasoning already.
+    - `reasoning_parser`, `tool_parser`: names as in vLLM's flags. None leaves reasoning or calls in
+      the content; give no `tool_parser` if the request has no tools or wants no calls.
+    - `tools`: the request's tools, whose schemas type arguments where the format has no types.
+    - `prompt`: the rendered prompt (its end suffices); a template may have opened or closed
+      reasoning.
     - `response_template`: the tokenizer's, for the parser `hf`.
-    - `parallel_tool_calls`: False keeps the first call only.
-    - `new_id`: makes the ids of calls; by default in the form that the format needs.
-    - `forced`: the answer is JSON of calls, as a grammar made it; then give no `tool_parser`.
+    - `parallel_tool_calls`: False keeps only the first call.
+    - `new_id`: makes call ids; default: the format's own form.
+    - `forced`: the answer is JSON of calls enforced by a grammar; then give no `tool_parser`.
 
     Blank text between calls, or before the first one, is dropped.
     """
@@ -149,11 +150,11 @@ class ChatParser:
         self._has_calls = self._has_content = False
 
     def push(self, text: str) -> list[ChatPart]:
-        """The parts that are certain after this piece of text."""
+        """Parts that are certain after this text."""
         return merge_parts(self._keep(self._parse(text)))
 
     def finish(self) -> list[ChatPart]:
-        """The parts that were held back. A call that the text's end cuts off stays cut off."""
+        """Parts held back. A call truncated by the end stays truncated."""
         parts = list(self._keep(self._parse_end()))
         if self._blank and not self._has_calls:
             parts.append(Content("".join(self._blank)))
@@ -177,7 +178,7 @@ class ChatParser:
                 yield part
 
     def _keep(self, parts: Iterable[ChatPart]) -> Iterator[ChatPart]:
-        """Leave out blank content around calls, and calls that are not wanted."""
+        """Filter out blank content around calls, and unwanted calls."""
         for part in parts:
             if isinstance(part, ToolStart | ToolArguments):
                 if not (self._only_first_call and part.index):

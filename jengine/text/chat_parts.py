@@ -1,7 +1,4 @@
-"""What an assistant's answer is made of, once its markup has been read.
-
-Plain data, in the order in which the model wrote it. Must not know: who reads or writes it.
-"""
+"""Parts of a parsed answer, in the model's order. Plain data."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ class Content(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """A piece of what the model thinks before it answers."""
+    """A piece of the reasoning."""
 
     text: str
 
 
 class ToolStart(NamedTuple):
-    """A tool call begins; `index` counts the calls of the answer from 0."""
+    """Start of a tool call; `index` counts the answer's calls from 0."""
 
     index: int
     id: str
@@ -30,14 +27,14 @@ class ToolStart(NamedTuple):
 
 
 class ToolArguments(NamedTuple):
-    """A piece of a call's arguments. All pieces of a call, joined, are one JSON text."""
+    """A piece of a call's arguments; a call's pieces concatenate to one JSON text."""
 
     index: int
     text: str
 
 
 class Given(NamedTuple):
-    """What is known before an answer comes: its prompt, and the model's description of answers."""
+    """Context of an answer: its prompt, and the model's response template."""
 
     prompt: str = ""
     response_template: Mapping[str, Any] | None = None
@@ -47,7 +44,7 @@ ChatPart = Content | Reasoning | ToolStart | ToolArguments
 
 
 def merge_parts(parts: Iterable[ChatPart]) -> list[ChatPart]:
-    """The same answer in as few parts as possible: neighbours of one kind are joined."""
+    """Join adjacent parts of the same kind."""
     merged: list[ChatPart] = []
     texts: list[str] = []  # of the last part, which is joined once it is complete
     for part in parts:

@@ -1,9 +1,9 @@
-"""Chat messages to one prompt string, by the chat template of the tokenizer or of the caller.
+"""Renders chat messages to a prompt string with a chat template.
 
-In: messages as the OpenAI API has them, images taken out; options, variables. Out: a string
-to encode with `add_special_tokens=False`, since the template writes the special tokens itself.
-Templates are programs of unknown origin: only transformers' sandbox renders them. A template may
-still run for long, so a server renders in a worker with a deadline.
+In: messages as in the OpenAI API, images extracted; options, variables. Out: a string to encode
+with `add_special_tokens=False`, since templates write special tokens themselves. Templates are
+untrusted programs: only transformers' sandbox renders them, and a server does so in a worker with a
+deadline.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _TemplateFacts(NamedTuple):
 
 
 class TemplateReads(NamedTuple):
-    """What a chat template reads besides the messages."""
+    """Variables and features that a chat template reads besides the messages."""
 
     variables: frozenset[str]  # that chat_template_kwargs may set
     tools: bool
@@ -59,7 +59,7 @@ class TemplateReads(NamedTuple):
 
 
 def checked_content_format(given: Any) -> str:
-    """The form that was asked for; None is "auto"."""
+    """Validate chat_template_content_format; None is "auto". Raises RequestError."""
     if given is not None and given not in CONTENT_FORMATS:
         raise RequestError(
             f"chat_template_content_format={given!r}: expected one of {', '.join(CONTENT_FORMATS)}."
@@ -68,14 +68,14 @@ def checked_content_format(given: Any) -> str:
 
 
 def is_reserved(variable: str) -> bool:
-    """Whether chat_template_kwargs may never set this variable, whatever a template reads."""
+    """Whether chat_template_kwargs may not set this variable."""
     return variable in _RESERVED
 
 
 def template_reads(
     tokenizer: Tokenizer, chat_template: str | None, tools: Sequence[Mapping[str, Any]] | None
 ) -> TemplateReads:
-    """What the template that `render_chat` would choose reads; it is not run."""
+    """What the template chosen by `render_chat` reads, by static analysis."""
     template = _choose_template(tokenizer, chat_template, _checked_tools(tools))
     variables = _read_template(template).variables
     developer = any(f"{quote}developer{quote}" in template for quote in "'\"")
@@ -94,12 +94,11 @@ def render_chat(
     image: str | None = None,
     content_format: str | None = None,
 ) -> str:
-    """The prompt for one conversation. Whatever is wrong with it raises RequestError.
+    """Render a conversation to a prompt. Raises RequestError.
 
-    `image` is the text that stands for an image, where a template reads texts alone; None: the
-    model takes none. `content_format` says in which form the template gets a message's content:
-    one of CONTENT_FORMATS. Tools are left out, and the log says so once, where the template does
-    not read them.
+    `image` is the placeholder text of an image for templates that read only text; None: the model
+    takes no images. `content_format` is one of CONTENT_FORMATS. Tools are dropped, and logged once,
+    if the template does not read them.
     """
     wanted = checked_content_format(content_format)
     _check_messages(messages, images=image is not None)
@@ -129,7 +128,7 @@ def render_chat(
 
 
 def run_template(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> str:
-    """What a chat template writes of messages, or a RequestError, whatever goes wrong in it."""
+    """Run a chat template. Raises RequestError for any failure in it."""
     confined = tokenizer.confined_for(0)
     if confined is not None:
         return confined.run_template(messages, options)
@@ -202,7 +201,7 @@ def _check_part(part: object, where: str) -> None:
 
 
 def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The tools as plain dicts; no tools and an empty list are the same."""
+    """Validated tools as plain dicts; None for an empty list."""
     if tools is None:
         return None
     if not isinstance(tools, list | tuple):
@@ -217,7 +216,7 @@ def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, 
 
 @lru_cache(maxsize=32)
 def _warn_of_unread_tools(template: str) -> None:
-    """One line in the log for each template."""
+    """Log once per template that it ignores tools."""
     logger.warning(
         "Tools were given, but this chat template does not read tools, so the model is not told of "
         "them. Choose a template that describes tools with --chat-template. The template begins "
@@ -244,8 +243,9 @@ def _check_variables(facts: _TemplateFacts, chat_template_kwargs: Mapping[str, A
 def _fit_content(
     message: Message, facts: _TemplateFacts, image: str, wanted: str
 ) -> dict[str, Any]:
-    """The message with its content as one string or as parts: as asked, or ("auto") in a form that
-    the template can read."""
+    """Convert the message's content to a string or to parts, as requested or ("auto") as the
+    template reads it.
+    """
     content = message.get("content")
     takes_parts = facts.loops_over_content if wanted == "auto" else wanted == "openai"
     takes_strings = wanted == "string" or not takes_parts or facts.tests_for_string
@@ -259,8 +259,7 @@ def _fit_content(
 
 
 def _fit_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """The message with the arguments of its tool calls as objects, which templates write as JSON;
-    OpenAI's clients give them as JSON texts."""
+    """Decode tool call arguments from JSON text to objects, which templates serialise."""
     calls = message.get("tool_calls")
     if not calls:
         return {name: value for name, value in message.items() if name != "tool_calls"}
@@ -285,7 +284,7 @@ def _fit_call(call: object, where: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _read_template(template: str) -> _TemplateFacts:
-    """What the template's syntax tree shows; the template is not run."""
+    """Facts from the template's syntax tree, without running it."""
     if len(template) > MOST_TEMPLATE:
         raise RequestError(
             f"The chat template has {len(template)} characters; expected {MOST_TEMPLATE} at most."
@@ -305,7 +304,7 @@ def _read_template(template: str) -> _TemplateFacts:
 
 
 def _is_content(expression: nodes.Node) -> bool:
-    """Whether it reads `content`, `x.content` or `x['content']`, filtered or not."""
+    """Whether an expression reads `content`, `x.content` or `x['content']`, filtered or not."""
     if isinstance(expression, nodes.Filter) and expression.node is not None:
         return _is_content(expression.node)
     if isinstance(expression, nodes.Getitem):
@@ -316,7 +315,7 @@ def _is_content(expression: nodes.Node) -> bool:
 
 
 class _GenerationBlock(Extension):
-    """Lets the parser pass transformers' `{% generation %}` block."""
+    """Makes the parser accept transformers' `{% generation %}` block."""
 
     tags = {"generation"}
 

@@ -1,7 +1,7 @@
-"""A tokenizer in processes that can be killed: for texts that would hold up all others here.
+"""Tokenizes in killable processes, for texts that would block others here.
 
-In: texts and conversations of strangers. Out: what `Tokenizer` gives, or a RequestError once the
-deadline of the errand or the memory of a process is over. Every process has a tokenizer of its own.
+In: untrusted texts and conversations. Out: what `Tokenizer` returns, or RequestError when the
+deadline or memory limit is exceeded. Each process has its own tokenizer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROGRAM: Final = "jengine.text.tokenizing_process"
 
 
 class ConfinedTokenizer:
-    """Answers by at most `size` processes, which start with the first text."""
+    """Pool of at most `size` processes, started with the first text."""
 
     def __init__(
         self, hf: PreTrainedTokenizerBase, *, size: int, seconds: float, most_bytes: int
@@ -41,38 +41,35 @@ class ConfinedTokenizer:
     def encode(
         self, text: str, special: bool, max_tokens: int | None, side: calls.Side | None
     ) -> list[int]:
-        """Token ids of a text."""
         return unpacked(self._ask(calls.Encode(text, special, max_tokens, side)))
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens are text like any other."""
+        """Token ids, with special tokens in the text treated as plain text."""
         return unpacked(self._ask(calls.EncodePlain(text)))
 
     def encode_pair(
         self, first: str, second: str, max_tokens: int | None
     ) -> tuple[list[int], list[int]]:
-        """Token ids of two texts, and the type of each token."""
+        """Token ids and token types of a text pair."""
         count, *both = unpacked(self._ask(calls.EncodePair(first, second, max_tokens)))
         return both[:count], both[count:]
 
     def beginning(self, text: str, tokens: int) -> str:
-        """The text's beginning that has at most so many tokens."""
+        """Longest prefix of the text with at most `tokens` tokens."""
         return text[: int(self._ask(calls.Beginning(text, tokens)))]
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """The text of token ids."""
         found = self._ask(calls.Decode(ids, skip_special_tokens))
         return found.decode("utf-8", "surrogatepass")
 
     def run_template(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> str:
-        """What a chat template writes."""
+        """Run a chat template in a process."""
         asked = calls.RunTemplate(json.dumps(messages), json.dumps(options))
         return self._ask(asked).decode("utf-8", "surrogatepass")
 
     def close(self) -> None:
-        """End all processes."""
         self.pool.close()
 
     def _ask(self, call: calls.Call) -> bytearray:
@@ -88,7 +85,7 @@ class ConfinedTokenizer:
         return msgspec.msgpack.encode({"folder": str(self._folder), "most_bytes": self._most_bytes})
 
     def _own_folder(self) -> Path:
-        """A folder with the files of this very tokenizer, until this object ends."""
+        """Temporary folder with this tokenizer's files, removed with this object."""
         folder = Path(tempfile.mkdtemp(prefix="jengine-tokenizer-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._hf.save_pretrained(folder)
@@ -96,5 +93,5 @@ class ConfinedTokenizer:
 
 
 def unpacked(found: bytearray) -> list[int]:
-    """Numbers from their bytes."""
+    """Decode packed integers."""
     return array("i", bytes(found)).tolist()

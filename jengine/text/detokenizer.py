@@ -1,8 +1,8 @@
-"""Token ids of one output, pushed as they come, to text that only ever grows.
+"""Incremental detokenization of one output.
 
-In: the prompt's token ids once, then output token ids. Out: the new text of each push.
-Half a character is never given out: if an answer ends inside one, its bytes are withheld.
-Must not know: stop strings, requests, transformers.
+In: the prompt's token ids once, then output token ids. Out: new text per push, which is never
+revised. Incomplete UTF-8 characters are withheld, also at the end. Must not know: stop strings,
+requests, transformers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ _SHORTEST_TAIL, _LONGEST_TAIL = 4, 24
 
 @final
 class Detokenizer:
-    """Incremental decoding of one output stream.
+    """Incremental decoder: `push(token_ids)` returns new text, `finish()` the rest.
 
-    `push(token_ids)` returns the new text, `finish()` the rest; all of it together is the whole
-    decode of prompt and output less the prompt's own text and a character left unfinished at the
-    end, unless broken bytes change text that was given out. Ids without a token give no text.
-    `spaces_between_special_tokens=False` removes what the decoder puts between two added tokens.
+    Together they equal decoding prompt and output at once, minus the prompt's text and an
+    incomplete final character, unless broken bytes change text already returned. Unknown ids give
+    no text. `spaces_between_special_tokens=False` removes separators between added tokens.
     """
 
     def __init__(
@@ -55,12 +54,13 @@ class Detokenizer:
         self._prime(prompt_token_ids)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens settle; may be empty."""
+        """Text settled by these tokens; may be empty."""
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
-        """The rest, less the bytes of an unfinished character, as in vLLM. (Decoding all the ids
-        at once shows them as U+FFFD.)"""
+        """The withheld text, without bytes of an incomplete character, as in vLLM (a full decode
+        shows U+FFFD).
+        """
         text = self._pending_text().rstrip(REPLACEMENT) if self._pending else ""
         self._pending = []
         return self._without_prompt_rest(text)
@@ -91,15 +91,19 @@ class Detokenizer:
         return self._settle() if len(self._pending) >= _MOST_HELD else ""
 
     def _recover(self, token_id: int) -> str:
-        """Go on after bytes that changed the text already given out (byte fallback does this). As
-        in vLLM the stream begins anew with this token: what was held back before it is lost, and
-        so is a space that decoders leave out at the beginning of a text."""
+        """Recover when bytes change text already returned (byte fallback).
+
+        As in vLLM, decoding restarts at this token: text held back before it is lost, as is a
+        leading space that decoders strip.
+        """
         self._pending = []
         self._reopen([])
         return self._step(token_id)
 
     def _settle(self) -> str:
-        """Give out what no later byte can change: re-reading a long run takes quadratic time."""
+        """Release text that no later byte can change; re-reading a long run would take quadratic
+        time.
+        """
         text = self._pending_text()
         if not text:
             self._pending = []
@@ -112,7 +116,7 @@ class Detokenizer:
         return settled + "".join([self._step(token_id) for token_id in kept])
 
     def _unfinished_tail(self, text: str) -> list[int]:
-        """The fewest last ids that can be cut off without changing the text; [] if none can."""
+        """Shortest suffix of ids whose removal keeps the rest's text unchanged; [] if none."""
         for length in (1, 2, 3):
             head, tail = self._pending[:-length], self._pending[-length:]
             if text == self._text_after_window(head) + self._decode(tail):
@@ -130,7 +134,7 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, self._skip_special_tokens)
 
     def _reopen(self, window: list[int]) -> None:
-        """A new stream after `window`, which it must not give out again."""
+        """Restart the stream after `window`, which is not returned again."""
         # A stream takes its context for unread text while it ends with U+FFFD.
         self._window = [] if self._decode(window).endswith(REPLACEMENT) else window
         self._next_text = _open_stream(self._tokenizer, self._window, self._skip_special_tokens)
@@ -146,7 +150,7 @@ class Detokenizer:
         self._prompt_rest = self._pending_text() if self._pending else ""
 
     def _prompt_tail(self, prompt_token_ids: Sequence[int]) -> list[int]:
-        """The shortest end of the prompt that has text and does not start inside a character."""
+        """Shortest end of the prompt that has text and starts on a character boundary."""
         tail: list[int] = []
         for length in range(_SHORTEST_TAIL, min(len(prompt_token_ids), _LONGEST_TAIL) + 1):
             tail = self._visible(prompt_token_ids[-length:])

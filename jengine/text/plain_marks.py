@@ -1,8 +1,7 @@
-"""Special tokens of media in what users write: text and nothing else.
+"""Neutralises media special tokens in users' texts.
 
-In: messages before a chat template writes them. Out: the same with a mark in place of each such
-word, and the parts of what the template wrote, of which some are encoded as plain text. A mark has
-digits that nobody outside of the process can guess.
+In: messages before templating. Out: messages with an unguessable mark in place of each such word,
+and the templated text split so that those words are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ DIGITS = 16
 
 
 class PlainMarks:
-    """Marks for some words; one for each."""
+    """One unguessable mark per word."""
 
     def __init__(self, words: Sequence[str]) -> None:
         secret = "".join(chr(FIRST + secrets.randbelow(16)) for _ in range(DIGITS))
@@ -30,19 +29,19 @@ class PlainMarks:
         self._any_mark = re.compile("|".join(map(re.escape, self._words)))
 
     def hidden(self, messages: Any) -> Any:
-        """The messages with marks in their texts."""
+        """Replace words by marks in messages."""
         if not self._marks or not isinstance(messages, list | tuple):
             return messages
         return [self._in_message(one) if isinstance(one, Mapping) else one for one in messages]
 
     def shown(self, text: str) -> str:
-        """A text with words in place of marks."""
+        """Replace marks by words."""
         return (
             self._any_mark.sub(lambda found: self._words[found[0]], text) if self._marks else text
         )
 
     def parts(self, text: str) -> list[tuple[str, bool]]:
-        """The parts of a text with marks, and whether each is a word that a mark stood for."""
+        """Split a text at marks: (text, whether it was a marked word)."""
         if not self._marks:
             return [(text, False)]
         parts, end = list[tuple[str, bool]](), 0

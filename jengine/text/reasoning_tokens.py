@@ -1,7 +1,6 @@
-"""How many tokens of an answer are reasoning, counted as they come, by the ids of the marks.
+"""Counts reasoning tokens incrementally by the ids of the delimiters.
 
-In: token ids. Out: a count, the same in pieces and at once. Only where each mark is one token, as
-in models that were trained to write them.
+In: token ids. Out: a count. Only where each delimiter is a single token.
 """
 
 from __future__ import annotations
@@ -16,23 +15,22 @@ from jengine.text.tokenizer import Tokenizer
 
 
 class MarkIds(NamedTuple):
-    """The tokens that are no reasoning themselves, and those of them that end it."""
+    """Ids of delimiters, which do not count, and those that end reasoning."""
 
     silent: frozenset[int]
     ends: frozenset[int]
 
 
 class ReasoningTokens:
-    """The count of one answer."""
+    """Reasoning token count of one answer."""
 
     def __init__(self, ids: MarkIds, *, inside: bool) -> None:
-        """`inside`: whether the answer begins inside its reasoning."""
+        """`inside`: the answer begins inside reasoning."""
         self.count = 0
         self._ids = ids
         self._inside = inside
 
     def push(self, token_ids: Iterable[int]) -> None:
-        """These tokens come next."""
         if not self._inside:
             return
         for token_id in token_ids:
@@ -43,7 +41,7 @@ class ReasoningTokens:
 
 
 def reasoning_tokens(tokenizer: Tokenizer, parser: str, prompt: str) -> ReasoningTokens | None:
-    """A counter for an answer to this prompt; None where ids do not tell."""
+    """A counter for an answer to this prompt; None if ids do not determine it."""
     ids = _mark_ids(tokenizer, parser)
     if ids is None:
         return None

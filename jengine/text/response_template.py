@@ -1,8 +1,8 @@
-"""A checkpoint's own description of its answers: `response_template` in the tokenizer's settings.
+"""A checkpoint's `response_template` in transformers' format.
 
-In: the JSON of transformers' format. Out: which literal marks open and close reasoning, content and
-tool calls, and how a call's JSON is read. Templates with regular expressions are refused: they come
-with a model, and one that backtracks could stop a server.
+In: its JSON. Out: literal marks that open and close reasoning, content and tool calls, and how
+calls are encoded. Templates with regular expressions are refused: they come with a model, and
+catastrophic backtracking could stop a server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Template(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Region:
-    """A part of an answer; `opens` is empty for what is outside of all marks."""
+    """A part of an answer; `opens` is empty for text outside all marks."""
 
     name: str
     opens: tuple[str, ...]
@@ -52,24 +52,23 @@ class Region:
 
 @dataclass(frozen=True)
 class ResponseTemplate:
-    """The regions of an answer. `outside` is the one without marks; `anchors` begin an answer."""
+    """Regions of an answer. `outside` has no marks; `anchors` begin an answer."""
 
     regions: tuple[Region, ...]
     outside: Region
     anchors: tuple[str, ...]
 
     def region_of(self, mark: str) -> Region:
-        """The region that a mark opens."""
+        """Region opened by a mark."""
         return next(region for region in self.regions if mark in region.opens)
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """The marks that open regions."""
         return tuple(mark for region in self.regions for mark in region.opens)
 
 
 def load_response_template(given: Mapping[str, Any] | None) -> ResponseTemplate:
-    """The template of a tokenizer, or ConfigError with what is wrong with it."""
+    """Load a tokenizer's template. Raises ConfigError."""
     if given is None:
         raise ConfigError(
             "The parser 'hf' needs a response_template in the model's tokenizer_config.json, and "
@@ -127,7 +126,7 @@ def _marks(given: str | list[str] | None) -> tuple[str, ...]:
 
 
 def calls_of(region: Region, value: Any) -> list[tuple[str, Any]]:
-    """Name and arguments of each call in a region's JSON; empty if any is not a call."""
+    """(name, arguments) of each call in a region's JSON; empty if any is invalid."""
     if region.transform is not None:
         items = value if region.each and isinstance(value, list) else [value]
         scopes = [item if region.each and isinstance(item, dict) else {} for item in items]
@@ -148,7 +147,7 @@ def calls_of(region: Region, value: Any) -> list[tuple[str, Any]]:
 
 
 def _filled(transform: Any, scope: Mapping[str, Any]) -> Any:
-    """A transform with its placeholders replaced; None where there is nothing for one."""
+    """A transform with placeholders filled in; None for missing values."""
     if isinstance(transform, dict):
         return {key: _filled(value, scope) for key, value in transform.items()}
     if isinstance(transform, list):

@@ -1,7 +1,7 @@
-"""Stop strings as a filter: text goes in piece by piece, text that is safe to show comes out.
+"""Stop string filter over streamed text.
 
-In: the new text of each token. Out: released text, and the stop string once one is complete.
-Must not know: tokens, requests, streaming or not.
+In: each token's new text. Out: text safe to show, and the stop string once complete. Must not know:
+tokens, requests, streaming.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jengine.errors import RequestError
 
 
 class Checked(NamedTuple):
-    """`text` may be shown; `stop` is the stop string that ended the output, if one did."""
+    """Released text, and the stop string that ended the output, if any."""
 
     text: str
     stop: str | None
@@ -21,12 +21,11 @@ class Checked(NamedTuple):
 
 @final
 class StopChecker:
-    """Finds the stop string that completes earliest; of several at one place the first listed.
+    """Finds the stop string that completes first; among those at one place, the first listed.
 
-    The output is cut where the match starts, or where it ends if the string is included.
-    `push(text, search=True)` looks for matches that complete in `text`. The last
-    `max(len(stop)) - 1` characters are held back, none if the string is included;
-    `finish()` releases them.
+    The output is cut before the match, or after it if the string is included. `push(text,
+    search=True)` finds matches completing in `text`. The last `max(len(stop)) - 1` characters are
+    held back (none if the string is included) until `finish()`.
     """
 
     def __init__(self, stop: Sequence[str], include_stop_str_in_output: bool) -> None:
@@ -38,7 +37,7 @@ class StopChecker:
         self._recent = ""  # the last characters: all held back, or all shown if included
 
     def push(self, text: str, *, search: bool = True) -> Checked:
-        """Take in new text. After a stop string, do not push again."""
+        """Add text. Do not push after a stop string."""
         recent, self._recent = self._recent, ""
         joined = recent + text
         shown = len(recent) if self._include else 0
@@ -52,12 +51,12 @@ class StopChecker:
         return Checked(joined[shown:] if self._include else joined[:split], None)
 
     def finish(self) -> str:
-        """The text still held back: no stop string came."""
+        """The held-back text; no stop string was found."""
         held, self._recent = self._recent, ""
         return "" if self._include else held
 
     def _earliest(self, text: str, searched: int) -> tuple[int, str] | None:
-        """Where the first match to complete after `searched` characters ends, and its string."""
+        """(end, stop string) of the earliest match that completes after `searched` characters."""
         ends = [
             (start + len(stop), stop)
             for stop in self._stop

@@ -1,9 +1,8 @@
-"""Reading text that arrives in pieces, as if all of it were there.
+"""Parser combinators over text that arrives in pieces.
 
-In: pieces of text of any size. Out: whatever a parser makes of them. A parser is a generator
-over a `TextReader`: it yields results as they become certain, and None when it needs more text.
-So a parser is written like one for whole strings, and its results do not depend on the pieces.
-Every primitive reads each character a bounded number of times.
+In: pieces of text. Out: parse results. A parser is a generator over a `TextReader`: it yields
+results as they become certain, and None to wait for more text, so results do not depend on
+chunking. Every primitive reads each character a bounded number of times.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ Parsing = Generator[Part | None, None, Returned]
 
 @final
 class Markers:
-    """Literal strings to search for. No marker may be contained in another one.
-
-    That rule makes the first match in an incomplete text the first one in the complete text, too.
+    """Literal strings to search for. None may be contained in another: then the first match in a
+    partial text is the first in the full text.
     """
 
     def __init__(self, *markers: str) -> None:
@@ -34,12 +32,12 @@ class Markers:
         self._longest = max(map(len, markers))
 
     def find(self, text: str, start: int) -> tuple[int, str]:
-        """Where the first marker is, and which; (-1, "") if there is none."""
+        """(position, marker) of the first match; (-1, "") if none."""
         match = self._search(text, start)
         return (match.start(), match.group()) if match else (-1, "")
 
     def unfinished(self, text: str, start: int) -> int:
-        """Where a marker may have begun that the text's end cuts off; its length if nowhere."""
+        """Position where a truncated marker may start; the text's length if none."""
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
             tail = text[at:]
             if any(marker.startswith(tail) for marker in self._markers):
@@ -49,7 +47,7 @@ class Markers:
 
 @final
 class TextReader:
-    """The text that has come and was not taken yet. `ended` says that no more will come."""
+    """Unconsumed text. `ended`: no more will come."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -57,32 +55,32 @@ class TextReader:
         self.ended = False
 
     def feed(self, text: str) -> None:
-        """Append text. Parsers take what they have looked at, so little is copied here."""
+        """Append text; consumed text is dropped, so little is copied."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def peek(self) -> str:
-        """The next character, or an empty string if it is not there (yet)."""
+        """Next character, or "" if not available yet."""
         return self._text[self._at : self._at + 1]
 
     def take(self, count: int | None = None) -> str:
-        """All the text that is there, or at most `count` characters of it."""
+        """Consume all available text, or at most `count` characters."""
         start = self._at
         self._at = len(self._text) if count is None else min(start + count, len(self._text))
         return self._text[start : self._at]
 
     def put_back(self, count: int) -> None:
-        """Give back the last characters, which were taken after the last `feed`."""
+        """Unread the last characters, consumed since the last `feed`."""
         assert count <= self._at, "only text that is still there can be given back"
         self._at -= count
 
     def take_while(self, run: re.Pattern[str]) -> str:
-        """The text from here that `run`, a character class that repeats, matches."""
+        """Consume the longest match of `run`, a repeated character class."""
         match = run.match(self._text, self._at)
         return self.take(match.end() - self._at) if match else ""
 
     def take_until(self, markers: Markers) -> tuple[str, str]:
-        """Text that belongs to no marker, and the marker after it if there is one; both taken."""
+        """Consume text up to and including the next marker. Returns (text, marker or "")."""
         start = self._at
         found, marker = markers.find(self._text, start)
         if found < 0:
@@ -91,7 +89,7 @@ class TextReader:
         return self._text[start:found], marker
 
     def sees(self, expected: str) -> bool | None:
-        """Whether the text goes on with `expected`; None while that is open."""
+        """Whether `expected` follows; None while undecided."""
         there = self._text[self._at : self._at + len(expected)]
         if there == expected:
             return True
@@ -100,9 +98,8 @@ class TextReader:
 
 @final
 class Parser(Generic[Part]):
-    """Runs a generator over a reader: `push` text, `finish` at its end; both return results.
-
-    What a generator has not read when it returns is dropped, and so is what comes later.
+    """Drives a generator over a reader: `push` text, `finish` at the end; both return results. Text
+    left unread when the generator returns is dropped.
     """
 
     def __init__(self, parse: Callable[[TextReader], Parsing[Part, object]]) -> None:
@@ -135,7 +132,7 @@ class Parser(Generic[Part]):
 def pass_until(
     reader: TextReader, markers: Markers, make: Callable[[str], Part]
 ) -> Parsing[Part, str]:
-    """Yield the text before the next marker as it comes; return the marker, "" at the end."""
+    """Yield text up to the next marker as it arrives; return the marker, "" at the end."""
     while True:
         text, marker = reader.take_until(markers)
         if text:
@@ -146,7 +143,7 @@ def pass_until(
 
 
 def pass_rest(reader: TextReader, make: Callable[[str], Part]) -> Parsing[Part, None]:
-    """Yield the text up to the end as it comes."""
+    """Yield all remaining text as it arrives."""
     while True:
         if text := reader.take():
             yield make(text)
@@ -156,7 +153,7 @@ def pass_rest(reader: TextReader, make: Callable[[str], Part]) -> Parsing[Part, 
 
 
 def collect_until(reader: TextReader, markers: Markers) -> Parsing[Part, tuple[str, str]]:
-    """Return the text before the next marker and the marker, "" at the end."""
+    """Return (text before the next marker, marker); the marker is "" at the end."""
     texts: list[str] = []
     while True:
         text, marker = reader.take_until(markers)
@@ -167,14 +164,14 @@ def collect_until(reader: TextReader, markers: Markers) -> Parsing[Part, tuple[s
 
 
 def next_character(reader: TextReader) -> Parsing[Part, str]:
-    """Return the next character without taking it, "" at the end."""
+    """Return the next character without consuming it, "" at the end."""
     while not (character := reader.peek()) and not reader.ended:
         yield None
     return character
 
 
 def take_run(reader: TextReader, run: re.Pattern[str]) -> Parsing[Part, str]:
-    """Return all the characters from here that `run`, a character class that repeats, matches."""
+    """Return the longest match of `run`, a repeated character class."""
     texts: list[str] = []
     while True:
         texts.append(reader.take_while(run))
@@ -184,14 +181,14 @@ def take_run(reader: TextReader, run: re.Pattern[str]) -> Parsing[Part, str]:
 
 
 def goes_on_with(reader: TextReader, expected: str) -> Parsing[Part, bool]:
-    """Return whether the text goes on with `expected`, without taking it."""
+    """Return whether `expected` follows, without consuming it."""
     while (seen := reader.sees(expected)) is None:
         yield None
     return seen
 
 
 def take_expected(reader: TextReader, expected: str) -> Parsing[Part, bool]:
-    """Take `expected` if the text goes on with it; return whether it did."""
+    """Consume `expected` if it follows; return whether it did."""
     seen = yield from goes_on_with(reader, expected)
     if seen:
         reader.take(len(expected))

@@ -1,8 +1,7 @@
-"""The texts of single tokens, as log-probability tables show them; each is decoded once.
+"""Memoised texts of single tokens, for log-probability tables.
 
-In: token ids and the tokens before them. Out: what each would add to the text. Most tokens have a
-text of their own; one that is part of a character depends on the tokens before it.
-Must not know: log-probabilities, requests.
+In: token ids and preceding tokens. Out: the text each adds. Tokens that are part of a character
+depend on the tokens before. Must not know: log-probabilities, requests.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from jengine.text.tokenizer import REPLACEMENT, Tokenizer
 
 @final
 class TokenTexts:
-    """Texts of one tokenizer's tokens. Safe to use from several threads."""
+    """Token texts of one tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -26,7 +25,7 @@ class TokenTexts:
         self._before = usual[-1:]
 
     def of(self, token_ids: list[int], context: Sequence[int]) -> list[str]:
-        """What each of these tokens would add to a text that ends with `context`."""
+        """Text that each token would add after `context`."""
         known = self._known
         missing = {number for number in (*token_ids, *context[-1:]) if number not in known}
         if missing:

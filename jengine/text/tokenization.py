@@ -1,7 +1,7 @@
 """Options of tokenizing one prompt: vLLM's tokenization_kwargs.
 
-In: options by name. Out: the same, checked, and applied to a text and to token ids.
-Must not know tokenizers, requests or the model.
+In: options by name. Out: validated options, applied to texts and token ids. Must not know
+tokenizers, requests or the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRUNCATION = (*NO_TRUNCATION, True, "longest_first")
 
 @dataclass(frozen=True)
 class Tokenization:
-    """Options of one call. The defaults change nothing."""
+    """Options of one call; defaults change nothing."""
 
     # None: special tokens are added to a text, and not to a conversation, whose template has them.
     add_special_tokens: bool | None = None
@@ -35,7 +35,7 @@ class Tokenization:
     do_lower_case: bool = False
 
     def longest(self, max_model_len: int, answer_room: int = 1) -> int | None:
-        """How many tokens are kept at most, if there is such a limit."""
+        """Token limit for truncation, or None. Raises RequestError."""
         limit = self.truncate_prompt_tokens
         if limit is not None and limit > max_model_len:
             raise RequestError(
@@ -45,7 +45,7 @@ class Tokenization:
         return max_model_len - answer_room if limit == -1 else limit
 
     def cut(self, items: Sequence[Any], limit: int, usual: Side) -> Any:
-        """The first or the last `limit` characters or tokens; `usual`: if no side was named."""
+        """First or last `limit` items; `usual` is the default side."""
         side = self.truncation_side or usual
         if len(items) <= limit:
             return items
@@ -56,7 +56,7 @@ AS_USUAL = Tokenization()
 
 
 def checked_tokenization(given: Mapping[str, Any] | None) -> Tokenization:
-    """The options of `tokenization_kwargs`; what is unknown or wrong is refused."""
+    """Validate `tokenization_kwargs`. Raises RequestError."""
     if given is None:
         return AS_USUAL
     if not isinstance(given, Mapping):
@@ -88,7 +88,7 @@ def _option(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> An
 
 
 def _limit(given: Mapping[str, Any]) -> int | None:
-    """truncate_prompt_tokens, or the same limit from transformers' truncation and max_length."""
+    """truncate_prompt_tokens, or its equivalent from transformers' truncation and max_length."""
     limit = given.get("truncate_prompt_tokens")
     truncation = _option(given, "truncation", TRUNCATION)
     if truncation not in NO_TRUNCATION:

@@ -1,8 +1,7 @@
-"""A tokenizer with a small interface: encode, decode, and the text of a single token.
+"""A small tokenizer interface over transformers: encode, decode, text of one token.
 
-In: a local folder, or a live transformers tokenizer of the user. Out: `Tokenizer`.
-Never runs code from a checkpoint and never opens the network.
-Must not know: requests, streaming, chat messages.
+In: a local folder, or a user's live transformers tokenizer. Out: `Tokenizer`. Never runs code from
+a checkpoint nor opens the network. Must not know: requests, streaming, chat messages.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ _VOCABULARY_FILES = (
 
 @final
 class Tokenizer:
-    """What the engine needs of a transformers tokenizer; `hf` is the tokenizer itself.
+    """Wraps a transformers tokenizer, `hf`. `backend` is its Rust tokenizer, None for slow Python
+    ones.
 
-    `backend` is the Rust tokenizer, or None for one written in Python (slower, but it works).
-    The vocabulary's size and its added tokens are read once: add your own tokens before wrapping.
+    Vocabulary size and added tokens are read once: add tokens before wrapping.
     """
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
@@ -74,20 +73,19 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The tokenizer's own EOS; a generation config may name more."""
+        """The tokenizer's EOS; a generation config may list more."""
         number: int | None = self.hf.eos_token_id
         return number
 
     @property
     def response_template(self) -> dict[str, Any] | None:
-        """The model's own description of its answers, if it has one."""
+        """The model's response template, if any."""
         given = self.hf.init_kwargs.get("response_template")
         # Newer versions of transformers keep it as an attribute instead.
         return vars(self.hf).get("response_template", given)
 
     @property
     def truncation_side(self) -> Literal["left", "right"]:
-        """Where this tokenizer cuts a text that is too long."""
         return "left" if self.hf.truncation_side == "left" else "right"
 
     def encode(
@@ -99,10 +97,8 @@ class Tokenizer:
         max_tokens: int | None = None,
         side: Literal["left", "right"] | None = None,
     ) -> list[int]:
-        """Token ids of `text`; longer than `max_chars` is refused before any work is done.
-
-        More than `max_tokens` are cut on `side` (None: the tokenizer's own), special tokens
-        excepted.
+        """Encode a text. Texts longer than `max_chars` are refused before any work; ids beyond
+        `max_tokens` are truncated on `side` (default: the tokenizer's), special tokens excepted.
         """
         _check_text(text, max_chars)
         confined = self.confined_for(len(text))
@@ -123,7 +119,7 @@ class Tokenizer:
         return list(encoded["input_ids"])
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens are text like any other."""
+        """Encode with special tokens in the text treated as plain text."""
         confined = self.confined_for(len(text))
         if confined is not None:
             return confined.encode_plain(text)
@@ -136,8 +132,9 @@ class Tokenizer:
     def encode_pair(
         self, first: str, second: str, max_tokens: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """Token ids of two texts as models read pairs, and the type of each; none where types are
-        not told. More than `max_tokens` are cut."""
+        """Encode a text pair. Returns ids and token types (empty if the tokenizer has none),
+        truncated to `max_tokens`.
+        """
         _check_text(first, None)
         _check_text(second, None)
         confined = self.confined_for(len(first) + len(second))
@@ -149,7 +146,7 @@ class Tokenizer:
         return list(found["input_ids"]), list(found.get("token_type_ids") or ())
 
     def beginning(self, text: str, tokens: int) -> str:
-        """The text's beginning that has at most so many tokens."""
+        """Longest prefix of the text with at most `tokens` tokens."""
         _check_text(text, None)
         confined = self.confined_for(len(text))
         if confined is not None:
@@ -165,8 +162,9 @@ class Tokenizer:
         return text
 
     def confined_for(self, size: int) -> ConfinedTokenizer | None:
-        """What does the work on a text of so many characters in place of this object: where this
-        is a server's, and the text long, or one of many. Raises GivenUp if no one waits for it."""
+        """The process pool for a text of this size, or None to work here: pools are for long texts
+        or batches on a server. Raises GivenUp if the request was abandoned.
+        """
         errand = errands.current.get()
         if errand is not None:
             errand.check()
@@ -174,7 +172,7 @@ class Tokenizer:
         return self.confined if is_long else None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`, without transformers' clean-up so that it equals streamed text."""
+        """Decode without transformers' clean-up, so that it equals streamed text."""
         if self.backend is not None:
             return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         text = self.hf.decode(
@@ -186,9 +184,8 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int, context: Sequence[int] = ()) -> str:
-        """What one token adds to the tokens before it (`context`; the last three are enough).
-
-        A token that leaves a character unfinished gives "", the one that finishes it gives it all.
+        """Text a token adds after `context` (its last three tokens suffice). A token that leaves a
+        character incomplete gives "", the one that completes it the whole character.
         """
         # One token before shows a leading space; up to three may hold the start of a character.
         for length in range(min(1, len(context)), min(3, len(context)) + 1):
@@ -200,12 +197,11 @@ class Tokenizer:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds the files of a tokenizer."""
     return any((folder / name).is_file() for name in _VOCABULARY_FILES)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a local model folder. Raises CheckpointError for anything else."""
+    """Load a local model folder's tokenizer. Raises CheckpointError."""
     folder = Path(path)
     _check_folder(folder)
     # Importing it takes as long as importing jax, and engines of tokens do without.
@@ -228,7 +224,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def wrap_tokenizer(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Tokenizer:
-    """A user's live transformers tokenizer as ours (ours is returned unchanged)."""
+    """Wrap a user's live transformers tokenizer; a Tokenizer is returned as is."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     from transformers import PreTrainedTokenizerBase
@@ -262,7 +258,7 @@ def _check_text(text: str, max_chars: int | None) -> None:
 
 
 def _added_text(before: str, text: str) -> str:
-    """The end of `text` that `before` does not have, were it finished or not."""
+    """Suffix of `text` not in `before`, allowing for an incomplete end of `before`."""
     if text.startswith(before):
         return text[len(before) :]
     return text.removeprefix(before.rstrip(REPLACEMENT))
@@ -287,7 +283,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_regular(folder: Path) -> None:
-    """Refuse what is neither a file nor a folder: reading a FIFO waits for whoever writes it."""
+    """Refuse special files: reading a FIFO would block."""
     for entry in folder.iterdir():
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise CheckpointError(

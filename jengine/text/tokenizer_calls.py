@@ -1,4 +1,4 @@
-"""What a process that tokenizes is asked: one struct for each call, as both sides know it."""
+"""Requests to a tokenizing process, one struct per call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Side = Literal["left", "right"]
 
 
 class Encode(msgspec.Struct, tag=True):
-    """Token ids of a text; more than `max_tokens` are cut on `side`."""
+    """See `Tokenizer.encode`."""
 
     text: str
     add_special_tokens: bool
@@ -19,13 +19,13 @@ class Encode(msgspec.Struct, tag=True):
 
 
 class EncodePlain(msgspec.Struct, tag=True):
-    """Token ids of a text in which special tokens are text like any other."""
+    """See `Tokenizer.encode_plain`."""
 
     text: str
 
 
 class EncodePair(msgspec.Struct, tag=True):
-    """Token ids of two texts, and the type of each token."""
+    """See `Tokenizer.encode_pair`."""
 
     first: str
     second: str
@@ -33,21 +33,19 @@ class EncodePair(msgspec.Struct, tag=True):
 
 
 class Beginning(msgspec.Struct, tag=True):
-    """How many characters the beginning of a text with so many tokens has."""
+    """Number of characters of the longest prefix with `tokens` tokens."""
 
     text: str
     tokens: int
 
 
 class Decode(msgspec.Struct, tag=True):
-    """The text of token ids."""
-
     ids: list[int]
     skip_special_tokens: bool
 
 
 class RunTemplate(msgspec.Struct, tag=True):
-    """What a chat template writes of messages: JSON of both and of its variables."""
+    """Render a chat template; messages and options as JSON."""
 
     messages: str
     options: str

@@ -1,6 +1,4 @@
-"""The process that tokenizes long texts, and runs chat templates on them, with a tokenizer of its
-own. See `confined_tokenizer`.
-"""
+"""Program of a tokenizing process; see `confined_tokenizer`."""
 
 from __future__ import annotations
 
@@ -19,14 +17,13 @@ from jengine.text.tokenizer import Tokenizer, load_tokenizer
 
 
 class Job(msgspec.Struct):
-    """The folder of its tokenizer, and how much memory it may have for a call."""
+    """Tokenizer folder, and the memory limit per call."""
 
     folder: str
     most_bytes: int
 
 
 def answer_of(tokenizer: Tokenizer, call: calls.Call) -> tuple[Part, ...]:
-    """The answer to one call."""
     match call:
         case calls.Encode(text, special, most, side):
             return (packed(tokenizer.encode(text, special, max_tokens=most, side=side)),)
@@ -47,12 +44,12 @@ def answer_of(tokenizer: Tokenizer, call: calls.Call) -> tuple[Part, ...]:
 
 
 def packed(ids: list[int]) -> Part:
-    """Numbers as bytes."""
+    """Encode integers as bytes."""
     return array("i", ids).tobytes()
 
 
 def prepare(job: bytearray) -> tuple[Answer, int]:
-    """What answers, and its memory."""
+    """Build the answering function, and return its memory limit."""
     settings = msgspec.msgpack.decode(job, type=Job)
     tokenizer = load_tokenizer(settings.folder)
 

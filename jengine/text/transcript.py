@@ -1,7 +1,7 @@
-"""The text and tokens of one completion, from the engine's token deltas.
+"""Text and tokens of one completion, from token deltas.
 
-In: sampling options, prompt token ids, then every delta. Out: text, token ids, why it ended.
-Must not know: the engine, the scheduler, logprobs, how outputs are sent.
+In: sampling options, prompt ids, then every delta. Out: text, token ids, finish reason. Must not
+know: the engine, the scheduler, logprobs, how outputs are sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TranscriptDelta(NamedTuple):
-    """What became visible since the last delta was taken."""
+    """Text and tokens that became visible since the last call."""
 
     text: str
     token_ids: list[int]
@@ -26,18 +26,16 @@ class TranscriptDelta(NamedTuple):
 
 @final
 class Transcript:
-    """Call `push` for each delta, then read the results.
+    """Accumulates deltas; applies detokenization and stop strings.
 
-    - `push(token_ids, finish_reason=None, stop_reason=None) -> bool` takes a delta and what the
-      engine says about its end ("stop" means: the last token is an EOS or stop token). True tells
-      the caller to abort the request in the engine: a stop string ended it here first.
-      Anything pushed after the end is dropped.
+    - `push(token_ids, finish_reason=None, stop_reason=None) -> bool` adds a delta ("stop": its
+      last token is an EOS or stop token). True: a stop string ended it, so abort the request in the
+      engine. Deltas after the end are dropped.
     - `finish(finish_reason, stop_reason=None)` ends it from outside (abort, error).
-    - `visible_text()` is the text so far that may be shown, `take_delta()` the part of it and the
-      token ids that were not taken before. Once `finished`, both are complete.
-    - `token_ids`, `finished`, `finish_reason`, `stop_reason` are plain attributes; `token_ids`
-      has the EOS or stop token but nothing after the token that completed a stop string, so cut
-      logprobs to its length.
+    - `visible_text()` is the text that may be shown, `take_delta()` what is new of text and token
+      ids. Both are complete once `finished`.
+    - `token_ids` includes the EOS or stop token, but nothing after the token that completed a stop
+      string: cut logprobs to its length.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class Transcript:
         finish_reason: str | None = None,
         stop_reason: str | int | None = None,
     ) -> bool:
-        """Take a delta; True if the caller must now abort the request in the engine."""
+        """Add a delta. Returns True if the caller must abort the request in the engine."""
         if self.finished:
             return False
         silent_last = finish_reason == "stop" and not self._include_stop
@@ -97,7 +95,7 @@ class Transcript:
         return False
 
     def finish(self, finish_reason: str, stop_reason: str | int | None = None) -> None:
-        """End the completion and make visible what was held back. Twice is harmless."""
+        """End the completion and release held-back text. Idempotent."""
         if self.finished:
             return
         if self._detokenizer is not None:
@@ -107,11 +105,9 @@ class Transcript:
             self.finish_reason, self.stop_reason = finish_reason, stop_reason
 
     def visible_text(self) -> str:
-        """All the text that may be shown by now."""
         return "".join(self._pieces)
 
     def take_delta(self) -> TranscriptDelta:
-        """Visible text and token ids since the last call."""
         text = "".join(self._pieces[self._taken_pieces :])
         token_ids = self.token_ids[self._taken_tokens :]
         self._taken_pieces, self._taken_tokens = len(self._pieces), len(self.token_ids)

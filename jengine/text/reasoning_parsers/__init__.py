@@ -1,9 +1,9 @@
 """Reasoning parsers by vLLM's names: they split an answer into reasoning and the rest.
 
-To add one, write a generator over a `TextReader` that takes a `Given` (the prompt) and yields
-Reasoning and Content (`thinking.py` is an example), and give it a line in `REASONING_PARSERS`. It
-must never raise, whatever the text is. Tool calls pass through as Content, for a tool parser.
-`tests/text/test_reasoning_parsers.py` checks every parser of the table for its chunking.
+To add one, write a generator over a `TextReader` that takes a `Given` and yields Reasoning and
+Content (see `thinking.py`), and add it to `REASONING_PARSERS`. It must never raise. Tool calls pass
+as Content, for a tool parser. `tests/text/test_reasoning_parsers.py` checks every parser for
+chunking.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ ParseReasoning = Callable[[TextReader, Given], Parsing[ChatPart, None]]
 
 
 class Marks(NamedTuple):
-    """An answer that begins inside its reasoning may repeat `start`; any of `ends` ends it."""
+    """Reasoning delimiters: an answer that starts inside reasoning may repeat `start`; any of
+    `ends` ends it.
+    """
 
     start: str
     ends: tuple[str, ...]
 
 
 class ReasoningFormat(NamedTuple):
-    """How a family of models marks its reasoning.
+    """How a model family marks reasoning.
 
-    `special_tokens`: its marks are special tokens, which must be kept in the text. `end` gives what
-    ends the reasoning of an answer to a prompt, None where an answer may begin without any: a
-    grammar of the answer begins after it. `marks` are those between which all tokens are reasoning,
-    where it is as simple as that.
+    `special_tokens`: marks are special tokens and must be kept in the text. `end(prompt)`: text
+    that ends the reasoning of an answer, after which a grammar begins; None if the answer may have
+    no reasoning. `marks`: the delimiters, where reasoning is simply what is between them.
     """
 
     parse: ParseReasoning
@@ -55,7 +56,7 @@ HARMONY_FINAL = "<|channel|>final<|message|>"
 
 
 def unknown_end(prompt: str) -> None:
-    """Templates of answers do not say how reasoning ends: a grammar leaves no room for any."""
+    """Response templates do not say how reasoning ends, so a grammar allows none."""
 
 
 REASONING_PARSERS = {

@@ -1,10 +1,10 @@
-"""Reasoning in a channel, as Gemma 4 writes it.
+"""Reasoning in a channel, as in Gemma 4.
 
     <|channel>thought
     I look it up.<channel|>The answer.
 
-The model decides whether to think: without a channel everything is Content, unless the prompt
-ends inside an open one. A tool call ends reasoning, too.
+The model decides whether to think: without a channel everything is Content, unless the prompt ends
+inside an open one. A tool call also ends reasoning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OUTSIDE = Markers(_START, _END)
 
 
 def parse_gemma4(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
-    """Channels are Reasoning without their name; closing marks that close nothing are dropped."""
+    """Parse channels to Reasoning, without their name; unmatched closing marks are dropped."""
     marker = _START if _ends_in_channel(given.prompt) else ""
     while marker := marker or (yield from pass_until(reader, _OUTSIDE, Content)):
         while marker == _START:
@@ -35,5 +35,7 @@ def _ends_in_channel(prompt: str) -> bool:
 
 
 def end_of_channel(prompt: str) -> str | None:
-    """The closing mark, if the prompt ends inside a channel. Else the model need not open one."""
+    """The closing mark if the prompt ends inside a channel; else None, as the model need not open
+    one.
+    """
     return _END if _ends_in_channel(prompt) else None

@@ -1,8 +1,8 @@
-"""Reasoning between a start tag and an end tag, which models write before their answer.
+"""Reasoning between a start and an end tag, before the answer.
 
-In: a model's text, and how its prompt ends. Out: Reasoning, then Content.
-The start tag is often the last thing in the prompt, or left out: then the answer begins inside
-the reasoning. Must not know: tool calls, beyond the tag that shows that reasoning is over.
+In: a model's text and its prompt's end. Out: Reasoning, then Content. The start tag is often at the
+end of the prompt or omitted: then the answer begins inside reasoning. Must not know: tool calls,
+except the tag that implies that reasoning is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TURNS = ("<|im_start|>", "<|start_header_id|>", "<｜Assistant｜>", "<start_of
 
 
 class Tags(NamedTuple):
-    """`call` is the tag of a tool call, which ends reasoning without an end tag."""
+    """Delimiters; `call` is a tool call's tag, which ends reasoning too."""
 
     start: str = THINK_START
     end: str = THINK_END
@@ -39,7 +39,7 @@ def parse_qwen3(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
 
 
 def _parse_thinking(reader: TextReader, prompt: str, tags: Tags) -> Parsing[ChatPart, None]:
-    """Everything up to the end tag is reasoning, unless the prompt has closed it already."""
+    """Everything up to the end tag is Reasoning, unless the prompt has closed it."""
     if not prompt_has_ended_reasoning(prompt, tags.start, tags.end):
         inside = Markers(tags.start, tags.end, *([tags.call] if tags.call else []))
         while (marker := (yield from pass_until(reader, inside, Reasoning))) == tags.start:
@@ -53,7 +53,7 @@ def _parse_thinking(reader: TextReader, prompt: str, tags: Tags) -> Parsing[Chat
 
 
 def prompt_has_ended_reasoning(prompt: str, start: str, end: str) -> bool:
-    """Whether the prompt's last turn, the one to go on with, has closed its reasoning."""
+    """Whether the prompt's last turn has already closed its reasoning."""
     turn = max(prompt.rfind(mark) for mark in _TURNS)
     last = prompt[turn:] if turn >= 0 else prompt[-256:]
     closed = last.rfind(end)
@@ -63,5 +63,5 @@ def prompt_has_ended_reasoning(prompt: str, start: str, end: str) -> bool:
 
 
 def end_of_thinking(prompt: str) -> str | None:
-    """The end tag, unless the prompt has closed the reasoning."""
+    """The end tag, or None if the prompt has closed the reasoning."""
     return None if prompt_has_ended_reasoning(prompt, THINK_START, THINK_END) else THINK_END

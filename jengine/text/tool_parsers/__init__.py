@@ -1,9 +1,8 @@
 """Tool parsers by vLLM's names: they split an answer into content and tool calls.
 
-To add one, write a generator over a `TextReader` that takes a `Calls` and yields Content,
-ToolStart and ToolArguments (`hermes.py` is an example), and give it a line in `TOOL_PARSERS`. It
-must never raise, whatever the text is; what is not a call is Content, as the model wrote it.
-`tests/text/test_tool_parsers.py` checks every parser of the table for its chunking.
+To add one, write a generator over a `TextReader` that takes a `Calls` and yields Content, ToolStart
+and ToolArguments (see `hermes.py`), and add it to `TOOL_PARSERS`. It must never raise; what is no
+call is Content, verbatim. `tests/text/test_tool_parsers.py` checks every parser for chunking.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ ParseTools = Callable[[TextReader, Calls], Parsing[ChatPart, None]]
 
 
 class ToolFormat(NamedTuple):
-    """How a family of models writes tool calls.
+    """How a model family writes tool calls.
 
-    `special_tokens`: its marks are special tokens, which must be kept in the text. `new_id` makes
-    ids in the form that the family's chat templates accept. `with_reasoning` names the reasoning
-    parser whose work this parser does as well, because the format does not separate the two.
+    `special_tokens`: marks are special tokens and must be kept in the text. `new_id`: makes ids in
+    the form that its chat templates accept. `with_reasoning`: the reasoning parser that this parser
+    includes.
     """
 
     parse: ParseTools

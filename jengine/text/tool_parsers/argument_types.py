@@ -1,7 +1,7 @@
-"""The type of an argument whose format has none, by the schema that the request gives for it.
+"""Types untyped arguments by the request's JSON schema.
 
-In: the raw text of an argument and its JSON schema. Out: JSON. Schemas come from users, so every
-form of one is accepted and what is not understood means a string.
+In: an argument's raw text and schema. Out: JSON. Schemas come from users: any form is accepted, and
+what is not understood means string.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ALIASES = {
 
 
 def schema_types(schema: object) -> frozenset[str]:
-    """The names of all types that the schema lets through; those of a string if it says none."""
+    """Type names that the schema allows; string if it says none."""
     found: set[str] = set()
     waiting = [schema]
     seen = 0
@@ -64,7 +64,7 @@ def is_string(schema: object) -> bool:
 
 
 def typed_json(raw: str, schema: object) -> str:
-    """The text as JSON of the first type that fits: the narrowest first, a string if none does."""
+    """JSON of the narrowest allowed type that fits, else a string."""
     types = schema_types(schema)
     for name, read in _READERS.items():
         if name in types:
@@ -76,7 +76,7 @@ def typed_json(raw: str, schema: object) -> str:
 
 
 def plain_json(raw: str) -> str:
-    """The text as JSON where the request says nothing: a number, a boolean, null or a string."""
+    """JSON of an argument without schema: number, boolean, null or string."""
     if raw in ("true", "false", "null"):
         return raw
     return typed_json(raw, {"type": ["integer", "number", "string"]})

@@ -1,7 +1,7 @@
-"""The tool calls of one answer, as parsers report them.
+"""Collects the tool calls of one answer.
 
-In: names and arguments in the order of the text. Out: ToolStart and ToolArguments with index and
-id. Must not know: any format.
+In: names and arguments in text order. Out: ToolStart and ToolArguments with index and id. Must not
+know: any format.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ def random_call_id() -> str:
 
 @final
 class Calls:
-    """Numbers the calls and holds the JSON schemas of the tools' arguments.
-
-    `schemas[tool][argument]` is what the request says about an argument; a parser whose format
-    has no types uses it.
-    """
+    """Numbers calls, and holds `schemas[tool][argument]` of the request."""
 
     def __init__(
         self,
@@ -41,33 +37,32 @@ class Calls:
         self._new_id = new_id
 
     def start(self, name: str, call_id: str | None = None) -> ToolStart:
-        """The next call begins."""
         self.count += 1
         return ToolStart(self.count - 1, call_id or self._new_id(), name)
 
     def arguments(self, text: str) -> ToolArguments:
-        """A piece of the latest call's arguments."""
+        """A piece of the current call's arguments."""
         return ToolArguments(self.count - 1, text)
 
     def whole(self, name: str, arguments: str) -> Iterator[ToolStart | ToolArguments]:
-        """A call whose arguments are complete."""
+        """A call with complete arguments."""
         yield self.start(name)
         yield self.arguments(arguments)
 
 
 def to_json(value: object) -> str:
-    """The value as vLLM writes arguments: characters as they are, but no half of a pair."""
+    """JSON as vLLM writes arguments: non-ASCII unescaped, lone surrogates escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return _SURROGATES.sub(lambda half: f"\\u{ord(half.group()):04x}", text)
 
 
 def string_piece(text: str) -> str:
-    """A piece of a JSON string, without quotes."""
+    """Escape a piece of a JSON string, without quotes."""
     return to_json(text)[1:-1]
 
 
 def unescape(raw: str) -> str:
-    """What is between the quotes of a JSON string; as it is if it is not valid."""
+    """Unescape the inside of a JSON string; invalid ones are returned as is."""
     if "\\" not in raw:
         return raw
     try:
@@ -78,7 +73,7 @@ def unescape(raw: str) -> str:
 
 
 def argument_schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Tool name -> argument name -> schema, from the tools of a chat or a Responses request."""
+    """Tool name -> argument name -> schema, for chat and Responses requests."""
     schemas: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = tool.get("function", tool)

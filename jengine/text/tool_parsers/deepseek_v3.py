@@ -1,12 +1,12 @@
-"""Calls between DeepSeek's tokens, in the forms of V3 and of V3.1.
+"""DeepSeek V3 and V3.1 tool calls.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
     ```json
     {"city": "Oslo"}
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-V3.1 writes the name before the separator and the arguments right after it. The token that ends a
-call does so wherever it stands.
+V3.1 puts the name before the separator and the arguments right after it. A call's end token ends it
+wherever it occurs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARGUMENTS = Markers("{")
 
 
 def parse_deepseek_v3(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """Content up to the next call, then the call between its tokens, and so on."""
+    """Alternate between Content and calls."""
     while marker := (yield from pass_until(reader, _OUTSIDE, Content)):
         if marker == _CALL:
             yield from _pass_call(reader, calls)

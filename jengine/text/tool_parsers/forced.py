@@ -1,9 +1,9 @@
-"""Calls that a grammar forced: an answer that is JSON and nothing else.
+"""Tool calls enforced by a grammar: the answer is only JSON.
 
     [{"name": "get_weather", "parameters": {"city": "Oslo"}}]
 
-or, where the request names the function, its arguments alone. What comes before or after the JSON,
-as from a server that could not force it, is Content.
+or, if the request names the function, only its arguments. Text around the JSON, as from a server
+that could not enforce it, is Content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from jengine.text.tool_parsers.json_text import SEPARATORS, SPACE, parse_call_ob
 
 
 def parse_forced_list(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """The calls of a list."""
     opening = yield from take_run(reader, SPACE)
     if not (yield from take_expected(reader, "[")):
         yield Content(opening)
@@ -38,7 +37,6 @@ def parse_forced_list(reader: TextReader, calls: Calls) -> Parsing[ChatPart, Non
 
 
 def parse_forced_arguments(reader: TextReader, calls: Calls, name: str) -> Parsing[ChatPart, None]:
-    """The arguments of the named function."""
     yield from take_run(reader, SPACE)
     if not (yield from next_character(reader)):
         return  # the answer ended before it began

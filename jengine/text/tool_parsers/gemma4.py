@@ -1,10 +1,10 @@
-"""Calls in Gemma 4's notation, translated to JSON as they come.
+"""Gemma 4 tool calls, translated to JSON as they stream.
 
     <|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:3,units:[<|"|>C<|"|>]}<tool_call|>
 
-Keys and values stand without quotes, strings between marks. Values without marks get the types of
-the request's schemas; without a schema they are what JSON would take them for. The closing mark
-ends a call wherever it stands, and closes what is open in it.
+Keys and values are unquoted, strings are between marks. Unmarked values get the schema's types, or
+what JSON would take them for. The closing mark ends a call wherever it occurs and closes open
+containers.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 @dataclass
 class _Container:
-    """An object or a list that is open, and the schema of what is in it."""
+    """An open object or list, and its schema."""
 
     closer: str
     schema: object
     has_items: bool = False
 
     def schema_of(self, key: str) -> object:
-        """The schema of an item; None if the request says nothing about it."""
+        """Schema of an item, or None."""
         if not isinstance(self.schema, Mapping):
             return None
         if self.closer == "]":
@@ -63,7 +63,7 @@ class _Container:
 
 
 def parse_gemma4(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """Content up to the next mark, then the call, and so on."""
+    """Alternate between Content and calls."""
     while marker := (yield from pass_until(reader, _OUTSIDE, Content)):
         if marker == _START:
             yield from _pass_call(reader, calls)
@@ -92,7 +92,7 @@ def _pass_call(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
 
 @final
 class _Translation:
-    """The arguments of one call, from its opening brace to its end."""
+    """Translates one call's arguments, from its opening brace."""
 
     def __init__(self, reader: TextReader, calls: Calls, top: _Container) -> None:
         self._reader = reader
@@ -101,7 +101,7 @@ class _Translation:
         self._value_end = _VALUE_ENDS[top.closer]
 
     def run(self) -> Parsing[ChatPart, None]:
-        """Yield the arguments as JSON; what the end of the text cuts off stays open."""
+        """Yield the arguments as JSON; truncated ones stay open."""
         reader = self._reader
         yield self._calls.arguments("{")
         while self._open:
@@ -123,7 +123,7 @@ class _Translation:
         return self._calls.arguments("]" if self._open.pop().closer == "]" else "}")
 
     def _pass_item(self, container: _Container) -> Parsing[ChatPart, bool]:
-        """Yield the next item of a container; return whether it was complete."""
+        """Yield a container's next item; return whether it was complete."""
         reader, key = self._reader, ""
         before = ", " if container.has_items else ""
         if container.closer != "]":

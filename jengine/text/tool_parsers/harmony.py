@@ -1,12 +1,12 @@
-"""Messages in channels: gpt-oss's answers, with reasoning and tool calls.
+"""gpt-oss's harmony format: messages in channels, with reasoning and tool calls.
 
     <|channel|>analysis<|message|>I look it up.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>
     {"city": "Oslo"}<|call|>
 
-(without the line breaks). The prompt ends with `<|start|>assistant`. A message to `functions.` is a
-call, one in the channel `analysis` is Reasoning, and `final` and commentary to nobody are Content.
-Messages to built-in tools are left out. Text without marks is Content.
+(without line breaks). The prompt ends with `<|start|>assistant`. Messages to `functions.` are
+calls, the channel `analysis` is Reasoning, `final` and commentary without recipient are Content.
+Messages to built-in tools are dropped. Unmarked text is Content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = type[Content] | type[Reasoning]
 
 
 def parse_harmony(reader: TextReader, calls: Calls | None) -> Parsing[ChatPart, None]:
-    """The messages of an answer; calls are left out if there is no `calls`."""
+    """Parse an answer's messages; calls are dropped if `calls` is None."""
     written: set[Kind] = set()
     while True:
         header, marker = yield from collect_until(reader, _HEADER_END)
@@ -41,12 +41,14 @@ def parse_harmony(reader: TextReader, calls: Calls | None) -> Parsing[ChatPart, 
 
 
 def parse_harmony_without_calls(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
-    """As a reasoning parser: the prompt says nothing, as every message names its channel."""
+    """As a reasoning parser; the prompt is irrelevant, as every message names its channel."""
     return parse_harmony(reader, None)
 
 
 def _kind_of(header: str) -> Kind | str | None:
-    """What a message is, the function's name of a call, None for what is not shown."""
+    """Classify a message header: `Reasoning`, `Content`, the function name of a tool call, or None
+    for a hidden message.
+    """
     channel = recipient = ""
     for word in header.replace("<|", " <|").split():
         if word.startswith(_CHANNEL):
@@ -61,7 +63,7 @@ def _kind_of(header: str) -> Kind | str | None:
 
 
 def _pass_text(reader: TextReader, kind: Kind, written: set[Kind]) -> Parsing[ChatPart, None]:
-    """Yield a message; a line break separates it from an earlier one of its kind."""
+    """Yield a message, separated by a line break from an earlier one of its kind."""
     while True:
         text, marker = reader.take_until(_ENDS)
         if text and kind in written:

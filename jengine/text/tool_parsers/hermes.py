@@ -1,11 +1,11 @@
-"""Calls as JSON objects between tags: Hermes, Qwen 2.5 and Qwen 3.
+"""JSON tool calls between tags: Hermes, Qwen 2.5 and Qwen 3.
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
     </tool_call>
 
-The closing tag ends a call wherever it stands, also inside broken JSON. A call whose name never
-comes is Content, tags included.
+The closing tag ends a call wherever it occurs, even inside broken JSON. A call without a name is
+Content, tags included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _START, _END = "<tool_call>", "</tool_call>"
 
 
 def parse_hermes(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """Content up to the next opening tag, then the call inside the tags, and so on."""
+    """Alternate between Content and calls."""
     while (yield from pass_until(reader, Markers(_START), Content)):
         yield from _pass_call(reader, calls)
 

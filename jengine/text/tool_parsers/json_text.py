@@ -1,8 +1,8 @@
-"""One JSON text inside a longer one: where it ends, and the call that an object describes.
+"""Scans one JSON value inside a text, and tool calls described by objects.
 
-In: a reader at the start of a JSON value. Out: its raw text as it comes, or a tool call.
-The text is not validated beyond finding its end: arguments reach the client as the model wrote
-them. Depth is a number, so nesting costs nothing.
+In: a reader at the start of a value. Out: its raw text as it streams, or a tool call. Only the end
+is found, nothing else validated: arguments reach the client verbatim. Depth is a counter, so
+nesting costs nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ SEPARATORS = re.compile(r"[ \t\r\n,]+")
 def pass_value(
     reader: TextReader, make: Callable[[str], Part], *, opened: bool = False
 ) -> Parsing[Part, bool]:
-    """Yield the raw text of one value as it comes; return whether it was complete.
-
-    `opened` says that its first character, a brace, has been taken.
+    """Yield a value's raw text as it arrives; return whether it was complete. `opened`: its opening
+    brace is consumed already.
     """
     if opened:
         yield make("{")
@@ -83,7 +82,7 @@ def _pass_string(reader: TextReader, make: Callable[[str], Part]) -> Parsing[Par
 
 
 def collect_value(reader: TextReader) -> Parsing[Part, tuple[str, bool]]:
-    """Return the raw text of one value, and whether it was complete."""
+    """Return (raw text of a value, whether it was complete)."""
     texts: list[str] = []
     value = pass_value(reader, lambda text: text)
     while True:
@@ -100,11 +99,11 @@ def collect_value(reader: TextReader) -> Parsing[Part, tuple[str, bool]]:
 def parse_call_object(
     reader: TextReader, calls: Calls, opening: str, *, needs_arguments: bool = False
 ) -> Parsing[ChatPart, bool]:
-    """Yield the call that an object with `name` and `arguments` (or `parameters`) describes.
+    """Yield the call in an object with `name` and `arguments` or `parameters`, after its opening
+    brace; return whether there was one.
 
-    The reader is past the opening brace. Returns whether there was a call. If the name never
-    comes, or no arguments though a call needs them, what was read is Content with `opening` before
-    it. Arguments follow as they come; if they are a string, they are the text that it holds.
+    Without a name, or required arguments, everything read is Content, preceded by `opening`.
+    Arguments stream; if they are a JSON string, its text is used.
     """
     read = [opening]  # to be given back if this is no call
     name = arguments = ""
@@ -152,12 +151,12 @@ def _pass_arguments(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]
 
 
 def _text_of(raw: str) -> str:
-    """The text that a JSON string holds, also if its end is missing; other values as they are."""
+    """Decode a JSON string, possibly truncated; other values verbatim."""
     return unescape(raw[1:].removesuffix('"')) if raw.startswith('"') else raw
 
 
 def _next_key(reader: TextReader, read: list[str]) -> Parsing[ChatPart, str]:
-    """Go on to the value of the object's next member; return its key, "" if there is none."""
+    """Advance to the next member's value; return its key, "" if there is none."""
     read.append((yield from take_run(reader, SEPARATORS)))
     if (yield from next_character(reader)) != '"':
         read.append((yield from _take_one(reader, "}")))
@@ -172,5 +171,5 @@ def _next_key(reader: TextReader, read: list[str]) -> Parsing[ChatPart, str]:
 
 
 def _take_one(reader: TextReader, expected: str) -> Parsing[Part, str]:
-    """Take the next character if it is the expected one; return it, else ""."""
+    """Consume the next character if it is `expected`; return it, else ""."""
     return reader.take(1) if (yield from next_character(reader)) == expected else ""

@@ -1,9 +1,9 @@
-"""Calls as bare JSON objects: Llama 3.1 and later.
+"""Bare JSON tool calls: Llama 3.1 and later.
 
     <|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}; {...}
 
-The tag may be missing. An object is a call if it has a name and arguments or parameters; other
-objects and the text around are Content.
+The tag is optional. Objects with a name and arguments or parameters are calls; everything else is
+Content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BETWEEN = re.compile(r"[\s;,]+")
 
 
 def parse_llama3_json(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """Content up to the next object, then the call if it is one, and so on."""
+    """Alternate between Content and calls."""
     while opening := (yield from pass_until(reader, _OPENINGS, Content)):
         if opening == _TAG:
             opening += yield from take_run(reader, SPACE)
@@ -43,7 +43,7 @@ def parse_llama3_json(reader: TextReader, calls: Calls) -> Parsing[ChatPart, Non
 
 
 def _drop_separator(reader: TextReader) -> Parsing[ChatPart, None]:
-    """Take what separates calls; it is Content if no other call follows."""
+    """Drop separators between calls; they are Content if no call follows."""
     between = yield from take_run(reader, _BETWEEN)
     character = yield from next_character(reader)
     if character not in ("", "{") and not (yield from goes_on_with(reader, _TAG)):

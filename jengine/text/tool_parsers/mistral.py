@@ -1,10 +1,10 @@
-"""Calls after a token: Mistral's models.
+"""Mistral tool calls.
 
     [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]...       since tokenizer version 11
     [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}}, ...]            before
 
-`[ARGS]` may be missing, and `[CALL_ID]` with an id may stand before it. Ids of calls are nine
-letters and digits, as Mistral's chat templates demand.
+`[ARGS]` is optional, and `[CALL_ID]` with an id may precede it. Call ids are nine letters and
+digits, as Mistral's chat templates require.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mistral_call_id() -> str:
 
 
 def parse_mistral(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """Content up to the next token, then one call or a list of calls, and so on."""
+    """Alternate between Content and one call or a list."""
     marker = ""
     while marker or (yield from pass_until(reader, Markers(_CALLS), Content)):
         space = yield from take_run(reader, SPACE)
@@ -65,7 +65,7 @@ def _pass_list(reader: TextReader, calls: Calls, opening: str) -> Parsing[ChatPa
 
 
 def _pass_named(reader: TextReader, calls: Calls, opening: str) -> Parsing[ChatPart, str]:
-    """Yield a call that begins with its name; return the token of the next one."""
+    """Yield a call that begins with its name; return the token that starts the next."""
     name, end = yield from collect_until(reader, _NAME_END)
     if end in ("", "\n", _CALLS) or not name.strip():
         yield Content(opening + name + ("" if end == _CALLS else end))

@@ -1,7 +1,7 @@
-"""Python literals to JSON, read once from left to right without evaluating anything.
+"""Translates Python literals to JSON in one pass, without evaluation.
 
-In: a reader at the start of a value. Out: the text that was read, and the value as JSON. Nesting
-is bounded; names, calls, operators, sets and prefixed strings are refused.
+In: a reader at the start of a value. Out: the text read, and the value as JSON. Nesting is bounded;
+names, calls, operators, sets and prefixed strings are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 
 @dataclass(frozen=True)
 class PythonValue:
-    """What was read, to be given back if it is refused, and its JSON."""
+    """Text read so far, returned as Content on failure, and its JSON."""
 
     read: list[str] = field(default_factory=list)
     json: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ def _next_after_space(reader: TextReader, value: PythonValue) -> Parsing[Part, s
 def _begin_item(
     reader: TextReader, value: PythonValue, container: _Container
 ) -> Parsing[Part, bool]:
-    """Write what stands before an item: a comma, and the key in a dict."""
+    """Translate what precedes an item: comma, and a dict's key."""
     if container.has_items:
         value.json.append(", ")
     container.has_items = True
@@ -136,7 +136,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def _number(raw: str) -> str:
-    """The number as JSON; an empty string if it is none, or none that JSON can hold."""
+    """The number as JSON; "" if invalid or not representable."""
     if len(raw) > _MAX_NUMBER or not raw:
         return ""
     if _JSON_NUMBER.fullmatch(raw):

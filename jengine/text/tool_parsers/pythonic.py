@@ -1,11 +1,9 @@
-"""Calls as a Python list of function calls: Llama 3.2, Llama 4, ToolACE.
+"""Tool calls as a Python list of function calls: Llama 3.2, Llama 4, ToolACE.
 
     [get_weather(city='Oslo', days=3), get_time(zones=["CET"])]
 
-The list must begin the answer. Arguments are keywords with literal values: strings, numbers, True,
-False, None, lists, tuples and dicts with string keys. Nothing is evaluated or compiled: a value
-is translated to JSON as it is read. A call is reported when it is complete; what is not such a
-list is Content.
+The list must begin the answer. Arguments are keywords with literal values, translated to JSON
+without evaluation. A call is reported when complete; anything else is Content.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 def parse_pythonic(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """The calls of a list at the start of the answer, then Content."""
+    """Parse a list of calls at the start, then Content."""
     space = yield from take_run(reader, _SPACE)
     tag = _START if (yield from take_expected(reader, _START)) else ""
     if tag:
@@ -75,7 +73,7 @@ def _call_name(reader: TextReader, value: PythonValue) -> Parsing[ChatPart, str]
 
 
 def _translate_arguments(reader: TextReader, value: PythonValue) -> Parsing[ChatPart, bool]:
-    """Translate up to the closing parenthesis; return whether all of it could be."""
+    """Translate up to the closing parenthesis; return whether all of it was valid."""
     before = "{"
     while True:
         value.read.append((yield from take_run(reader, _SEPARATOR)))

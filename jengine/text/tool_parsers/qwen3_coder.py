@@ -1,4 +1,4 @@
-"""Calls as tags: Qwen3-Coder and the models after it.
+"""Qwen3-Coder tool calls as tags.
 
     <tool_call>
     <function=get_weather>
@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-The format has no types: the schemas of the request's tools decide them. A string argument is
-passed on as it comes, any other when it is complete. The outer tags may be missing.
+Untyped: the tools' schemas decide types. String arguments stream, others are reported when
+complete. The outer tags are optional.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VALUE_END = Markers(_END_PARAMETER, _PARAMETER, _END_FUNCTION, _END_CALL)
 
 
 def parse_qwen3_coder(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """Content up to the next opening tag, then the call, and so on."""
+    """Alternate between Content and calls."""
     marker = ""
     while marker := marker or (yield from pass_until(reader, _OPENINGS, Content)):
         opening = marker
@@ -59,7 +59,9 @@ def parse_qwen3_coder(reader: TextReader, calls: Calls) -> Parsing[ChatPart, Non
 
 
 def _pass_arguments(reader: TextReader, calls: Calls, name: str) -> Parsing[ChatPart, str]:
-    """Yield the arguments; return the tag of a next call that begins without this one's end."""
+    """Yield the arguments; return the opening tag of a next call that starts before this one's end
+    tag.
+    """
     schemas = calls.schemas.get(name, {})
     before = "{"
     _, marker = yield from collect_until(reader, _IN_CALL)
@@ -90,7 +92,7 @@ def _pass_arguments(reader: TextReader, calls: Calls, name: str) -> Parsing[Chat
 
 
 def _pass_string(reader: TextReader, calls: Calls) -> Parsing[ChatPart, str]:
-    """Yield a string without the line breaks around it; return the marker that ends it."""
+    """Yield a string without surrounding line breaks; return the marker that ends it."""
     yield calls.arguments('"')
     yield from take_expected(reader, "\n")
     held = ""

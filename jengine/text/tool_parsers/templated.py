@@ -1,7 +1,7 @@
-"""Answers as the model's own `response_template` describes them.
+"""Parses answers by the model's `response_template`.
 
-In: text, the template, and the prompt, whose end may lie inside a region. Out: Reasoning, Content
-and calls. A call is reported when its region ends; one that is no valid JSON is Content.
+In: text, the template, and the prompt, which may end inside a region. Out: Reasoning, Content and
+calls. A call is reported when its region ends; invalid JSON is Content.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from jengine.text.tool_parsers.calls import Calls, to_json
 
 
 def parse_templated(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    """Reasoning, content and calls."""
     return _parse(reader, calls.given, calls)
 
 
 def parse_templated_without_calls(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
-    """Reasoning and content; calls are content."""
+    """As a reasoning parser: calls stay Content."""
     return _parse(reader, given, None)
 
 
@@ -61,7 +60,7 @@ def _parse(reader: TextReader, given: Given, calls: Calls | None) -> Parsing[Cha
 
 
 def _pass_outside(reader: TextReader, template: ResponseTemplate) -> Parsing[ChatPart, str]:
-    """Yield what is outside of all regions; return the mark that opens the next one."""
+    """Yield text outside regions; return the mark that opens the next."""
     kind = Reasoning if template.outside.name == THINKING else Content
     closes = template.outside.closes
     if not template.opens and not closes:
@@ -109,7 +108,7 @@ def _calls_in(region: Region, body: str) -> list[tuple[str, str]]:
 
 
 def _region_at_end(template: ResponseTemplate, prompt: str) -> Region:
-    """The region in which the prompt's last turn ends."""
+    """Region that the prompt's end is in."""
     starts = [prompt.rfind(anchor) + len(anchor) for anchor in template.anchors if anchor in prompt]
     at, region = max(starts, default=len(prompt)), template.outside
     while True:

@@ -1,1 +1,1 @@
-"""Tokenizers made of the vocabularies in GGUF files."""
+"""Builds tokenizers from GGUF vocabularies."""

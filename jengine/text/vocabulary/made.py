@@ -1,7 +1,7 @@
-"""A tokenizer made of the vocabulary in a GGUF file.
+"""Builds a tokenizer from a GGUF file's metadata.
 
-In: the file's metadata. Out: a `Tokenizer`, with its special tokens and chat templates. Must not
-know how files are read.
+In: metadata. Out: a `Tokenizer` with special tokens and chat templates. Must not know how files are
+read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TAKES_SPACES, NOT_SPACES = "phi3", {"<unk>", "<s>", "<|endoftext|>"}
 
 
 def made_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
-    """The tokenizer, or a CheckpointError that says why there is none."""
+    """Build the tokenizer. Raises CheckpointError."""
     # Importing it takes as long as importing jax, and engines of tokens do without.
     from transformers import PreTrainedTokenizerFast
 
@@ -73,7 +73,7 @@ def _added(vocabulary: Vocabulary, text: str, special: bool) -> AddedToken:
 
 
 def _around(vocabulary: Vocabulary) -> Any:
-    """What writes the tokens around a text, and around two."""
+    """Post-processor that adds special tokens around a text or a pair."""
     bos, eos, sep = ADDS[vocabulary.model]
     is_bytes = vocabulary.model == "gpt2"
     if is_bytes:
@@ -100,7 +100,7 @@ def _template(vocabulary: Vocabulary, first: list[str | None], last: list[str | 
 
 
 def _templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The chat template, or several by name."""
+    """Chat template, or several by name."""
     plain = metadata.get(TEMPLATE)
     named = {
         key.removeprefix(f"{TEMPLATE}."): value

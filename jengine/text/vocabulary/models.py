@@ -1,7 +1,7 @@
-"""A `tokenizers.Tokenizer` of each kind of vocabulary, without its special tokens.
+"""Builds a `tokenizers.Tokenizer` per vocabulary type, without special tokens.
 
-In: a Vocabulary. Out: normalizer, pre-tokenizer, model and decoder as the tokenizer.json of such
-models has them. Must not know files.
+In: a Vocabulary. Out: normalizer, pre-tokenizer, model and decoder as in such models'
+tokenizer.json. Must not know files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_PIECE = 256  # characters of a token that merging can make
 
 
 def splitting_of(vocabulary: Vocabulary) -> Splitting:
-    """How texts are split, or an error about a name that is not known."""
+    """Pre-tokenization rules. Raises CheckpointError for unknown ones."""
     if vocabulary.splitting not in SPLITTINGS:
         raise vocabulary.refuse(
             f"its texts are split as {vocabulary.splitting!r} (tokenizer.ggml.pre), which is not"
@@ -37,7 +37,7 @@ def splitting_of(vocabulary: Vocabulary) -> Splitting:
 
 
 def byte_pairs(vocabulary: Vocabulary) -> Tokenizer:
-    """GPT-2's: bytes as letters, merged by a list."""
+    """GPT-2's byte-level BPE."""
     splitting = splitting_of(vocabulary)
     found = Tokenizer(models.BPE(
         _ids(vocabulary.tokens), merges_of(vocabulary), fuse_unk=False, byte_fallback=False,
@@ -48,15 +48,14 @@ def byte_pairs(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def scored_pairs(vocabulary: Vocabulary) -> Tokenizer:
-    """SentencePiece's byte pairs: characters merged by the scores of what they make, and bytes of
-    those that are no tokens."""
+    """SentencePiece BPE with byte fallback: merges ranked by the scores of the merged tokens."""
     tokens = spaced(vocabulary)
     merges = merges_of(vocabulary) or scored_merges(vocabulary, tokens)
     return _sentence_pieces(vocabulary, tokens, merges, vocabulary.flag("add_space_prefix", True))
 
 
 def listed_pairs(vocabulary: Vocabulary) -> Tokenizer:
-    """Gemma 4's: the same, merged by a list."""
+    """Gemma 4's: as `scored_pairs`, with a merge list."""
     prefix = vocabulary.flag("add_space_prefix", False)
     return _sentence_pieces(vocabulary, spaced(vocabulary), merges_of(vocabulary), prefix)
 
@@ -79,7 +78,7 @@ def _sentence_pieces(
 
 
 def unigrams(vocabulary: Vocabulary) -> Tokenizer:
-    """SentencePiece's unigrams: the tokens whose scores add up to most."""
+    """SentencePiece unigram model."""
     pairs = list(zip(vocabulary.tokens, map(float, vocabulary.scores), strict=True))
     unknown = vocabulary.id_of("unk")
     has_bytes = bool(np.any(vocabulary.types == BYTE))
@@ -97,7 +96,7 @@ def unigrams(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def word_pieces(vocabulary: Vocabulary) -> Tokenizer:
-    """BERT's: the longest tokens from the left of every word."""
+    """BERT's WordPiece: greedy longest match within words."""
     tokens = [_word_piece(token) for token in vocabulary.tokens]
     unknown = vocabulary.role("unk")
     if unknown is None:
@@ -121,7 +120,7 @@ BUILDERS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
 
 
 def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """The pairs of a list, whose first halves may begin with a space."""
+    """Pairs of the merge list; a first half may begin with a space."""
     found = []
     for merge in vocabulary.merges:
         at = merge.find(" ", 1)
@@ -132,8 +131,9 @@ def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def scored_merges(vocabulary: Vocabulary, tokens: list[str]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, best first. Runs of spaces, which SentencePiece takes
-    before it merges, come in the order of their ids."""
+    """All token pairs that merge to a token, by score. Runs of spaces, which SentencePiece matches
+    before merging, come in id order.
+    """
     ids = _ids(tokens)
     found: list[tuple[tuple[float, float], int, int, str, str]] = []
     merged = np.isin(vocabulary.types, (NORMAL, USER_DEFINED))
@@ -156,12 +156,14 @@ def _pairs(token: str, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def spaced(vocabulary: Vocabulary) -> list[str]:
-    """The tokens as SentencePiece writes them: files have tokens of users in plain spaces."""
+    """Tokens in SentencePiece's spelling of spaces; files store user-defined ones as plain
+    spaces.
+    """
     return [SPACE * len(one) if one and not one.strip(" ") else one for one in vocabulary.tokens]
 
 
 def added_tokens(vocabulary: Vocabulary) -> list[tuple[str, bool]]:
-    """Tokens that are found before texts are split, and whether they are special."""
+    """Tokens matched before pre-tokenization, and whether each is special."""
     special = {(vocabulary.role(role) or "") for role in ("bos", "eos", "unk", "sep", "mask")}
     special |= {*vocabulary.with_type(CONTROL, UNKNOWN)}
     plain = [one for one in vocabulary.with_type(USER_DEFINED) if one.strip(" ")]
@@ -174,7 +176,7 @@ def _ids(tokens: list[str]) -> dict[str, int]:
 
 
 def _word_piece(token: str) -> str:
-    """BERT's spelling of a token: GGUF marks beginnings of words, and BERT all others."""
+    """BERT's spelling: GGUF marks word starts, BERT word continuations."""
     if token.startswith("[") and token.endswith("]"):
         return token
     return token[1:] if token.startswith(SPACE) else f"##{token}"
@@ -185,7 +187,7 @@ def _is_upper(token: str) -> bool:
 
 
 def _set(found: Tokenizer, normal: Any, split: Any, decode: Any) -> None:
-    """The parts around a model; None is none."""
+    """Set the parts around a model; None is none."""
     if normal is not None:
         found.normalizer = normal
     if split is not None:

@@ -1,6 +1,5 @@
-"""How texts are split before byte pairs are merged, by the names that GGUF files give to it.
-
-Data: a name stands for a normalizer, steps, and flags of llama.cpp's. Must not know vocabularies.
+"""Pre-tokenization rules by the names in GGUF files. Data: normalizer, steps, and llama.cpp's
+flags.
 """
 
 from __future__ import annotations
@@ -56,28 +55,28 @@ BLOOM = " ?[^(\\s|[.,!?…。，、।۔،])]+"
 
 
 def split(pattern: str) -> Step:
-    """Matches stand alone, and so does what is between them."""
+    """Split at matches, which stand alone."""
     return lambda: pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
 def words() -> Any:
-    """GPT-2's words, in bytes."""
+    """GPT-2's word pattern, in bytes."""
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
 def plain_bytes() -> Any:
-    """The bytes of what is split already."""
+    """Byte mapping without splitting."""
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
 def digits() -> Any:
-    """Every digit alone."""
+    """Split digits individually."""
     return pre_tokenizers.Digits(individual_digits=True)
 
 
 @dataclass(frozen=True)
 class Splitting:
-    """Steps, the last of which makes bytes."""
+    """Pre-tokenizer steps, the last of which maps to bytes."""
 
     steps: tuple[Step, ...]
     nfc: bool = False  # whether texts are composed first
@@ -87,11 +86,9 @@ class Splitting:
     adds_sep: bool = False  # the same
 
     def normalizer(self) -> Any:
-        """Of texts, before they are split."""
         return normalizers.NFC() if self.nfc else None
 
     def pre_tokenizer(self) -> Any:
-        """All steps."""
         return pre_tokenizers.Sequence([step() for step in self.steps])
 
 

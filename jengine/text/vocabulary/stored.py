@@ -1,4 +1,4 @@
-"""The vocabulary in a GGUF file's metadata, checked.
+"""Reads and checks the vocabulary of a GGUF file.
 
 In: metadata. Out: `Vocabulary`. Must not know tokenizers.
 """
@@ -31,7 +31,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens by id, with what a file says of each and of all."""
+    """Tokens with scores and types, and metadata of the vocabulary."""
 
     where: str
     model: str
@@ -44,7 +44,7 @@ class Vocabulary:
     metadata: Mapping[str, Any]
 
     def flag(self, name: str, default: bool) -> bool:
-        """A setting."""
+        """A boolean setting."""
         found = self.metadata.get(PREFIX + name)
         if found is None:
             return default
@@ -53,7 +53,7 @@ class Vocabulary:
         return bool(found)
 
     def id_of(self, role: str) -> int | None:
-        """The token in a role, None where there is none."""
+        """Token id of a role such as "bos", or None."""
         key = f"{PREFIX}{ROLES.get(role, role)}_token_id"
         found = self.metadata.get(key)
         if found is None:
@@ -64,21 +64,20 @@ class Vocabulary:
         return found if 0 <= found < len(self.tokens) else None
 
     def role(self, role: str) -> str | None:
-        """The text of the token in a role."""
+        """Token text of a role, or None."""
         found = self.id_of(role)
         return None if found is None else self.tokens[found]
 
     def with_type(self, *types: int) -> list[str]:
-        """Tokens of these types."""
         return [self.tokens[one] for one in np.flatnonzero(np.isin(self.types, types))]
 
     def refuse(self, why: str) -> CheckpointError:
-        """An error about this vocabulary."""
+        """CheckpointError about this vocabulary."""
         return CheckpointError(f"{self.where}: {why}. {ADVICE}")
 
 
 def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
-    """The vocabulary, without the unused tokens at its end."""
+    """Read the vocabulary, without trailing unused tokens. Raises CheckpointError."""
     model = metadata.get(f"{PREFIX}model")
     tokens = _texts(metadata, "tokens", where)
     if not isinstance(model, str) or not tokens:
