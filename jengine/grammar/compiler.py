@@ -1,8 +1,8 @@
-"""Compiles grammars in a few threads, with a deadline, and keeps what was compiled.
+"""Compiles grammars in a few threads, with a deadline, and caches them.
 
-In: GrammarSpecs. Out: llguidance matchers in their first state, or RequestErrors that name what is
-wrong. llguidance releases the GIL and bounds its own work, so a thread is never lost: a grammar
-that takes longer than the deadline is refused, and its thread goes on to the next one soon after.
+In: GrammarSpecs. Out: llguidance matchers in their initial state, or RequestErrors that name the
+problem. llguidance releases the GIL and bounds its own work, so a thread is never lost: a grammar
+past the deadline is refused, and its thread becomes free soon after.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 
 
 class Compilation:
-    """One grammar: waiting for its turn, being compiled, or compiled."""
+    """A grammar that is queued, compiling, or compiled."""
 
     def __init__(self, spec: GrammarSpec) -> None:
         self.spec = spec
@@ -45,11 +45,13 @@ class Compilation:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has had its turn."""
+        """Whether compiling has started."""
         return self.began is not None
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """Call this when it has its turn, and when it ends; at once for what has happened."""
+        """Call back when compiling starts and when it ends; at once for what has happened
+        already.
+        """
         assert self.future is not None, "made by begin"
         self.listeners.append(tell)
         self.future.add_done_callback(lambda _: tell())
@@ -58,22 +60,22 @@ class Compilation:
 
     @property
     def is_late(self) -> bool:
-        """Whether it takes longer than is allowed."""
+        """Whether compiling exceeds the deadline."""
         return self.began is not None and time.monotonic() - self.began > DEADLINE
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` returns, or raises, without waiting."""
+        """Whether `result` returns or raises without waiting."""
         return self.future is not None and (self.future.done() or self.is_late)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is over, but no longer than so many seconds. Whether it is."""
+        """Wait up to `seconds` for the end; returns whether it is over."""
         assert self.future is not None, "made by begin"
         wait([self.future], seconds)
         return self.is_over
 
     def result(self) -> LLMatcher | None:
-        """The matcher; None if grammars are only checked here. Raises what is wrong."""
+        """The matcher, or None if grammars are only validated here. Raises RequestError."""
         assert self.future is not None and self.is_over, "wait until it is over"
         if self.future.done():
             return self.future.result()
@@ -84,10 +86,9 @@ class Compilation:
 
 
 class GrammarCompiler:
-    """Grammars by their source. Every method may be called from any thread.
+    """Cache of compilations by source. Thread-safe.
 
-    `tokenizer` makes the tokenizer when the first grammar is compiled, or before. Without one,
-    grammars are only checked.
+    `tokenizer` makes the tokenizer for the first grammar. Without one, grammars are only validated.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class GrammarCompiler:
 
     @property
     def tokenizer(self) -> LLTokenizer | None:
-        """The tokenizer; None if grammars are only checked. Slow the first time."""
+        """The tokenizer, or None if grammars are only validated. Slow the first time."""
         with self._making:
             if self._tokenizer is None and self._make_tokenizer is not None:
                 self._tokenizer = self._make_tokenizer()
@@ -116,16 +117,17 @@ class GrammarCompiler:
 
     @property
     def kept_bytes(self) -> int:
-        """What the kept grammars take, by estimate."""
+        """Estimated bytes of cached grammars."""
         return self._bytes
 
     def prepare(self) -> None:
-        """Import llguidance and make the tokenizer in a thread, before a grammar asks for them:
-        beside running streams either one is a pause for all."""
+        """Import llguidance and make the tokenizer in a thread, before a grammar needs them; either
+        stalls all running streams.
+        """
         self._pool.submit(self._prepare)
 
     def begin(self, spec: GrammarSpec) -> Compilation:
-        """The compilation of this grammar, which begins now unless it is known."""
+        """Start compiling a grammar, unless it is cached or running."""
         source = spec.source
         with self._lock:
             found = self._known.get(source)
@@ -138,7 +140,9 @@ class GrammarCompiler:
         return found
 
     def compiled(self, spec: GrammarSpec) -> LLMatcher | None:
-        """Wait for the compiled grammar. Raises a RequestError if it is wrong or takes too long."""
+        """Wait for a compiled grammar. Raises RequestError if it is invalid or too slow,
+        CapacityError if the queue is.
+        """
         found, end = self.begin(spec), time.monotonic() + PATIENCE
         while not found.wait(0.1 if found.began is None else DEADLINE):
             if found.began is None and time.monotonic() > end:
@@ -149,11 +153,10 @@ class GrammarCompiler:
         return found.result()
 
     def close(self) -> None:
-        """Compile nothing more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _forget_oldest(self) -> None:
-        """Drop grammars that were not asked for lately. The newest, and unfinished ones, stay."""
+        """Evict least recently used grammars, except the newest and unfinished ones."""
         for source, kept in list(self._known.items())[:-1]:
             if self._bytes <= self._cache_bytes:
                 return
@@ -185,7 +188,7 @@ class GrammarCompiler:
 
 
 def explained(problem: str) -> str:
-    """llguidance's message on one line, of bounded length; unsupported keywords by their names."""
+    """llguidance's message as one bounded line, naming unsupported keywords."""
     keywords = _KEYWORDS.search(problem)
     if keywords:
         names = keywords[1].replace('"', "")

@@ -1,7 +1,6 @@
-"""What runs llguidance itself. Imported for the first grammar, as few engines have any.
+"""Direct calls of llguidance; imported for the first grammar.
 
-In: GrammarSpecs and tokenizers. Out: llguidance's matchers, and its threads. Must not know
-deadlines, or what is kept.
+In: GrammarSpecs and tokenizers. Out: matchers and threads. Must not know deadlines or caching.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ from jengine.structured_outputs import GrammarSpec
 
 
 def limits() -> LLParserLimits:
-    """llguidance's bounds. Messages do not show the state of a parser."""
+    """llguidance's resource limits; messages without parser state."""
     return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
 def compiled(spec: GrammarSpec, tokenizer: LLTokenizer | None) -> tuple[LLMatcher | None, str]:
-    """The matcher, None without a tokenizer; and what is wrong with the grammar, if anything."""
+    """Return (matcher, error); the matcher is None without a tokenizer, the error "" for a valid
+    grammar.
+    """
     grammar = llguidance_grammar(spec)
     if tokenizer is None:
         wrong, found = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
@@ -31,5 +32,5 @@ def compiled(spec: GrammarSpec, tokenizer: LLTokenizer | None) -> tuple[LLMatche
 
 
 def mask_threads() -> LLExecutor:
-    """Threads that compute masks."""
+    """llguidance's thread pool for masks."""
     return LLExecutor()

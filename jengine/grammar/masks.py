@@ -1,8 +1,7 @@
-"""Token masks of many answers at once.
+"""Computes token masks of many answers at once.
 
-In: matchers. Out: a bit mask over the vocabulary for each. Where there are processors for it, many
-are computed in one call, on llguidance's own threads and without the GIL. Must not know plans or
-rows.
+In: matchers. Out: a bitmask over the vocabulary for each. With enough processors they are computed
+in one call, on llguidance's threads without the GIL. Must not know plans or rows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LEAST_PARALLEL, LEAST_PROCESSORS = 16, 4
 
 
 class Follower(Protocol):
-    """A matcher, or what stands for one."""
+    """A matcher, or a stand-in with its interface."""
 
     @property
     def refusal(self) -> Refusal | None: ...
@@ -47,7 +46,7 @@ class Follower(Protocol):
 
 
 class MaskFiller:
-    """Fills masks for a vocabulary: that of a compiler's tokenizer is no smaller."""
+    """Fills masks over the logits' vocabulary; the compiler's tokenizer may have a larger one."""
 
     def __init__(self, compiler: GrammarCompiler, words: int) -> None:
         self._compiler = compiler
@@ -56,7 +55,7 @@ class MaskFiller:
         self._least = LEAST_PARALLEL if (os.cpu_count() or 1) >= LEAST_PROCESSORS else 1 << 30
 
     def filled(self, matchers: Sequence[Follower]) -> np.ndarray:
-        """i32[matchers, words]: which tokens may follow, one bit per token."""
+        """Bitmask of allowed next tokens per matcher, i32[matchers, words]."""
         deciding = [
             (grammar, place)
             for place, one in enumerate(matchers)
@@ -88,5 +87,5 @@ class MaskFiller:
 
 
 def leaves_no_choice(masks: np.ndarray) -> np.ndarray:
-    """bool[masks]: whether a mask allows one token only."""
+    """Whether each mask allows exactly one token, bool[masks]."""
     return np.bitwise_count(masks.view(np.uint32)).sum(axis=1) == 1

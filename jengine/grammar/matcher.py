@@ -1,6 +1,6 @@
-"""Where one answer is in its grammar: which tokens may follow.
+"""Grammar state of one answer.
 
-In: the answer's tokens in order. Out: bit masks over the vocabulary. Must not know plans or rows.
+In: the answer's tokens in order. Out: bitmasks over the vocabulary. Must not know plans or rows.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NOT_ALLOWED = "doesn't satisfy the grammar"  # llguidance's words for a token th
 
 
 class Matcher:
-    """Follows one answer.
+    """Matcher of one answer.
 
-    `ends` are the tokens that llguidance allows where the grammar may end; `stop_ids` are what ends
-    this request, with those among them or, under ignore_eos, without.
+    `ends` are the tokens that llguidance allows where the grammar may end; `stop_ids` are the
+    request's own (without EOS under ignore_eos).
     """
 
     __slots__ = (
@@ -57,11 +57,13 @@ class Matcher:
 
     @property
     def has_begun(self) -> bool:
-        """Whether tokens must follow the grammar now, and not only after some others."""
+        """Whether the grammar applies now; before that, tokens of reasoning are free."""
         return not self._begins_after
 
     def advance(self, tokens: Sequence[int]) -> bool:
-        """Take sampled tokens. False if the grammar refuses one: then `refusal` says why."""
+        """Advance by sampled tokens. Returns False if the grammar rejects one; `refusal` says
+        why.
+        """
         for token in tokens:
             if self.refusal:
                 break
@@ -80,7 +82,7 @@ class Matcher:
             self._fail(f"refuses token {token}")
 
     def copy(self) -> Matcher:
-        """One that stands at the same place, and goes on alone."""
+        """An independent copy of the state."""
         other = Matcher.__new__(Matcher)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
@@ -90,11 +92,13 @@ class Matcher:
 
     @property
     def deciding(self) -> LLMatcher | None:
-        """What says which tokens may follow; None where any may."""
+        """The llguidance matcher that constrains the next token; None where any token is
+        allowed.
+        """
         return None if self.is_terminated or self.refusal or self._begins_after else self._grammar
 
     def fill(self, mask: np.ndarray) -> None:
-        """Write which tokens may follow, i32[words], one bit per token."""
+        """Write the mask of allowed next tokens, i32[words]."""
         if self.deciding is None:
             mask.fill(ANY_TOKEN)
             return
@@ -103,7 +107,7 @@ class Matcher:
         self.settle(mask)
 
     def settle(self, mask: np.ndarray) -> None:
-        """Finish a mask that was computed by `deciding`: stop ids, and any token after an error."""
+        """Adjust a mask computed by `deciding`: stop ids, and all tokens after an error."""
         if self.deciding is None:
             return
         if self._grammar.is_error():
@@ -113,7 +117,7 @@ class Matcher:
             self._fill_stops(mask.view(np.uint32))
 
     def _fill_stops(self, bits: np.ndarray) -> None:
-        """Allow stop ids exactly where the answer may end, unless nothing else is allowed."""
+        """Allow stop ids exactly where the answer may end, or where nothing else is allowed."""
         if self._grammar.is_accepting():
             for word, bit in self._stops:
                 bits[word] |= bit
@@ -126,7 +130,7 @@ class Matcher:
                 bits[word] = before
 
     def forced(self) -> list[int]:
-        """The tokens that must follow, as far as the grammar leaves no choice."""
+        """Tokens that the grammar forces next (jump-ahead)."""
         return [] if self.deciding is None else self._grammar.compute_ff_tokens()
 
     def _fail(self, what: str) -> None:
@@ -137,7 +141,9 @@ class Matcher:
 
 
 class FailedMatcher:
-    """Stands for a grammar that was not compiled: its request ends with its first token."""
+    """Stand-in for a grammar that failed to compile: rejects the first token, which ends the
+    request.
+    """
 
     is_terminated = False
 
@@ -145,18 +151,14 @@ class FailedMatcher:
         self.refusal = refusal
 
     def advance(self, tokens: Sequence[int]) -> bool:
-        """Refuse every token."""
         return False
 
     def copy(self) -> FailedMatcher:
-        """The same."""
         return self
 
     deciding = None  # any token may follow: none will count
 
-    def settle(self, mask: np.ndarray) -> None:
-        """Nothing is left to do."""
+    def settle(self, mask: np.ndarray) -> None: ...
 
     def forced(self) -> list[int]:
-        """None."""
         return []

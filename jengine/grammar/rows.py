@@ -1,9 +1,8 @@
-"""What follows the answers of rows with a grammar or a budget of reasoning, kept by plans and
-outputs alone.
+"""Grammar and thinking-budget state per row, derived only from plans and outputs.
 
-In: plans, and the tokens that were sampled. Out: plans with token masks, and the reasons for tokens
-that a grammar refused. A row has at most one step in flight, so its matcher stands where its
-answer does when its next step is planned: then guesses at its next tokens are checked as well.
+In: plans, and sampled tokens. Out: plans with token masks, and reasons for rejected tokens. A row
+has at most one step in flight, so its matcher is up to date when its next step is planned; drafts
+are checked then too.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LEAST_JUMP = 2
 
 @dataclass(slots=True)
 class MaskedRow:
-    """A row with a grammar or a budget."""
+    """A row with a grammar or a thinking budget."""
 
     number: int
     matcher: Follower  # where the answer is, as far as it is read
@@ -42,14 +41,14 @@ class MaskedRow:
 
 
 class CheckedDraft(NamedTuple):
-    """A draft that the grammar takes, and the matcher behind it."""
+    """A draft accepted by the grammar, and the matcher state after it."""
 
     token: int
     matcher: Follower
 
 
 class MaskedEntry(NamedTuple):
-    """One entry of a plan in flight, whose tokens a grammar is waiting for."""
+    """An entry of a plan in flight whose tokens a matcher waits for."""
 
     item: int  # among the entries that want tokens
     row: MaskedRow
@@ -57,7 +56,7 @@ class MaskedEntry(NamedTuple):
 
 
 class GrammarRows:
-    """Row -> matcher. `vocab_size`: of the logits."""
+    """Matchers by row. `vocab_size` is that of the logits."""
 
     def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
         self._compiler = compiler
@@ -66,9 +65,12 @@ class GrammarRows:
         self._drafts: dict[int, list[CheckedDraft]] = {}  # of rows in the plan being made
 
     def checked(self, row: int, guesses: Sequence[int] | None, most: int) -> list[int]:
-        """The drafts that a row may run, at most so many: the tokens that its grammar forces, else
-        the guesses up to the first one that it refuses or that ends the answer. Without guesses
-        they are those of the row's last step, which the device runs whatever is forced."""
+        """Drafts that a row may run, at most `most`: tokens forced by its grammar, else guesses up
+        to the first rejected or final one.
+
+        `guesses` None: those the device made in the row's last step, which it runs whatever is
+        forced.
+        """
         masked = self._rows.get(row)
         if masked is None:
             return []
@@ -83,7 +85,7 @@ class GrammarRows:
         return [one.token for one in found]
 
     def mask(self, plan: Plan) -> tuple[Plan, list[MaskedEntry]]:
-        """The plan with masks for its entries that need one, and those entries."""
+        """Add token masks to a plan. Returns it with the entries that need masks."""
         for row in plan.released:
             self._rows.pop(row, None)
         for new in plan.new_rows:
@@ -99,7 +101,7 @@ class GrammarRows:
         return (msgspec.structs.replace(plan, masks=masks) if masks else plan), entries
 
     def _entries(self, plan: Plan) -> list[MaskedEntry]:
-        """The entries of a plan that sample for a row with a grammar."""
+        """Entries of a plan that sample for a row with a matcher."""
         wanted, drafts, self._drafts = plan.entries.wants_tokens, self._drafts, {}
         sampled, lengths = plan.entries.rows[wanted].tolist(), plan.entries.lengths[wanted].tolist()
         entries = []
@@ -115,7 +117,7 @@ class GrammarRows:
         return entries
 
     def _masks(self, entries: Sequence[MaskedEntry]) -> TokenMasks | None:
-        """The masks of entries that the device does not have yet; None if it has all."""
+        """Masks that differ from those on the device; None if none does."""
         self._fill([one.row for one in entries if one.row.mask is None])
         places, masks = list[tuple[int, int]](), list[bytes]()
         for _, row, _ in entries:
@@ -136,14 +138,16 @@ class GrammarRows:
         return TokenMasks(rows.tobytes(), after.tobytes(), b"".join(masks))
 
     def _fill(self, rows: Sequence[MaskedRow]) -> np.ndarray:
-        """The next masks of rows, which they keep."""
+        """Compute and keep the rows' next masks."""
         masks = self._filler.filled([row.matcher for row in rows])
         for row, mask in zip(rows, masks, strict=True):
             row.mask = mask.tobytes()
         return masks
 
     def followed(self, output: StepOutput, entries: Sequence[MaskedEntry]) -> StepOutput:
-        """The output after its tokens were taken by their matchers; refused tokens are marked."""
+        """Advance matchers by an output's tokens; rejected ones are marked in the returned
+        output.
+        """
         refused: dict[int, int] = {}  # item -> place of the refused token
         going: list[MaskedEntry] = []
         tokens, guesses = output.tokens.tolist(), output.guesses
@@ -172,7 +176,7 @@ class GrammarRows:
         return output._replace(tokens=marked, refusals={**output.refusals, **reasons})
 
     def _jumped(self, entries: Sequence[MaskedEntry]) -> dict[int, list[int]]:
-        """Item -> tokens that a grammar forces. Every other row has its next mask now."""
+        """Forced tokens by item (jump-ahead); computes all other rows' next masks."""
         if not entries:
             return {}
         forced: dict[int, list[int]] = {}
@@ -186,7 +190,7 @@ class GrammarRows:
         return forced
 
     def _follower_of(self, new: NewRow) -> Follower:
-        """What follows the row's answer, of which it has taken what there is so far."""
+        """Build a row's matcher and advance it by the tokens so far."""
         sampling, prompt = new.sampling, new.token_ids[: new.prompt_length]
         follower = (
             None if sampling.grammar is None else self._matcher_of(sampling.grammar, sampling)
@@ -209,6 +213,7 @@ class GrammarRows:
 
 
 def may_jump(sampling: RowSampling) -> bool:
-    """Whether a row's forced tokens need not be sampled: not where their log-probabilities are
-    wanted, or where the device counts tokens for penalties and bad words."""
+    """Whether forced tokens may skip sampling: not if their log-probabilities are wanted or the
+    device counts tokens for penalties or bad words.
+    """
     return sampling.logprobs is None and not sampling.counts_tokens

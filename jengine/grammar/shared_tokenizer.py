@@ -1,7 +1,8 @@
-"""The tokenizer that grammars are over, as plain data: it goes from a front to a core.
+"""The tokenizer that grammars need, serialised from a front to a core.
 
-In: our Tokenizer, at the front. Out: what `tokens` makes llguidance's of, in the core, which so
-imports no transformers: that takes seconds, in which no step could run. Must not know llguidance.
+In: our Tokenizer, at the front. Out: data from which `tokens` builds llguidance's in the core,
+which thus need not import transformers, seconds in which no step could run. Must not know
+llguidance.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TokenizerData(msgspec.Struct, frozen=True):
 
 
 def data_of(tokenizer: Tokenizer) -> TokenizerData:
-    """Of a tokenizer that `check_tokenizer` takes."""
+    """Serialise a tokenizer accepted by `check_tokenizer`."""
     assert tokenizer.backend is not None, "checked"
     text = tokenizer.backend.to_str()
     if not text.startswith(NEITHER):  # on a copy: other threads tokenize with the original
@@ -50,7 +51,7 @@ def data_of(tokenizer: Tokenizer) -> TokenizerData:
 
 
 class SharedTokenizer:
-    """A core's place for it. All fronts of a core have the same one: the first told counts."""
+    """A core's copy; all fronts have the same tokenizer, so the first one counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +59,7 @@ class SharedTokenizer:
         self._listener: Callable[[], None] | None = None
 
     def tell(self, data: TokenizerData) -> None:
-        """A front has this tokenizer."""
+        """Receive a front's tokenizer."""
         with self._lock:
             listener = None if self._data else self._listener
             self._data = self._data or data
@@ -66,7 +67,7 @@ class SharedTokenizer:
             listener()
 
     def when_told(self, listener: Callable[[], None]) -> None:
-        """Call this once it is there."""
+        """Call back once the tokenizer is there."""
         with self._lock:
             self._listener = listener
             told = self._data is not None
@@ -75,7 +76,9 @@ class SharedTokenizer:
 
     @property
     def data(self) -> TokenizerData:
-        """The tokenizer. Fronts tell it before they send a request with a grammar."""
+        """The tokenizer, which fronts send before any request with a grammar. Raises
+        UnsupportedFeature.
+        """
         if self._data is None:
             raise UnsupportedFeature(f"{NAME}: no front of this core has told its tokenizer.")
         return self._data

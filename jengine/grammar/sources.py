@@ -1,4 +1,4 @@
-"""A GrammarSpec as the text that llguidance compiles. Sizes and nesting are checked here.
+"""Converts GrammarSpecs to llguidance's syntax; checks size and nesting.
 
 In: a GrammarSpec. Out: llguidance's grammar, or a RequestError that names the field. Must not know
 tokenizers.
@@ -25,7 +25,6 @@ _OUTSIDE_OF_BRACKETS = re.compile(r"\\.|[^\\()\[\]{}]+", re.DOTALL)
 
 
 def llguidance_grammar(spec: GrammarSpec) -> str:
-    """The grammar in llguidance's own form."""
     _check_size(spec)
     try:
         return _MAKERS[spec.kind](spec)
@@ -50,7 +49,7 @@ def _check_size(spec: GrammarSpec) -> None:
 
 
 def nesting(text: str) -> int:
-    """How deep the brackets of a text are nested, at most. An estimate: strings count as well."""
+    """Maximum nesting depth of brackets; an estimate, as strings count too."""
     depth = deepest = 0
     for character in _OUTSIDE_OF_BRACKETS.sub("", text):
         depth = depth + 1 if character in "([{" else max(depth - 1, 0)

@@ -1,8 +1,8 @@
-"""Structural tags as Lark grammars: text with parts between marks, each with a form of its own.
+"""Converts structural tags to Lark grammars.
 
-In: the value of `structural_tag`, in vLLM's older form (structures and triggers) or its newer one
-(a `format` of nested parts). Out: a grammar in llguidance's form, or a RequestError that names the
-part. Must not know tokenizers: marks are written as text, also where a model has tokens for them.
+In: `structural_tag` in vLLM's older form (structures and triggers) or its newer one (a nested
+`format`). Out: llguidance's grammar, or a RequestError that names the part. Must not know
+tokenizers: tags are written as text, even where the model has tokens for them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEAD = f"%llguidance {{}}\n{TEXT}: /(.|\\n)*/\n"
 
 
 def grammar_of_tags(given: Any, *, whitespace: bool) -> str:
-    """The grammar. `whitespace`: whether JSON may have some between its tokens."""
+    """The grammar. `whitespace`: JSON may contain whitespace between tokens."""
     if not isinstance(given, Mapping):
         raise RequestError(f"{TOP}: expected an object with structures and triggers, or a format.")
     form = given.get("format") if "format" in given else _older(given)
@@ -35,7 +35,7 @@ def grammar_of_tags(given: Any, *, whitespace: bool) -> str:
 
 
 def _older(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The newer form of structures and triggers."""
+    """Convert structures and triggers to the newer form."""
     structures, triggers = given.get("structures"), given.get("triggers")
     if not isinstance(structures, list) or not structures or not triggers:
         raise RequestError(
@@ -53,7 +53,7 @@ def _older(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Writer:
-    """Writes parts as expressions of Lark, and collects the rules that they need."""
+    """Converts parts to Lark expressions, and collects their rules."""
 
     def __init__(self, whitespace: bool) -> None:
         self.rules: list[str] = []
@@ -61,7 +61,6 @@ class Writer:
         self._whitespace = whitespace
 
     def part(self, given: Any, where: str) -> str:
-        """The expression of one part."""
         kind = given.get("type") if isinstance(given, Mapping) else None
         write = PARTS.get(kind) if isinstance(kind, str) else None
         if write is None:
@@ -72,17 +71,17 @@ class Writer:
         return write(self, given, where)
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """The name of a new rule for an expression."""
+        """Add a rule for an expression; returns its name."""
         name = f"part_{len(self.rules)}"
         self.rules.append(f"{name}{attributes}: {expression}")
         return name
 
     def text_up_to(self, ends: Sequence[str]) -> str:
-        """Any text that has one of these at its end, and nowhere before."""
+        """Any text up to the first occurrence of one of `ends`."""
         return self.rule(f"{TEXT} ({' | '.join(map(literal, ends))})", "[lazy]")
 
     def schema(self, given: Mapping[str, Any], where: str) -> str:
-        """JSON that fits a schema."""
+        """JSON matching a schema."""
         schema = given.get("json_schema")
         if given.get("style", "json") != "json":
             raise RequestError(f"{where}.style={given['style']!r:.80}: only json is built.")
@@ -94,19 +93,19 @@ class Writer:
         return f"%json {json.dumps({**schema, **options})}"
 
     def regex(self, given: Mapping[str, Any], where: str) -> str:
-        """Text that a regular expression matches."""
+        """Text matching a regular expression."""
         pattern = _SLASH.sub(lambda found: found[1] or "\\/", text_of(given, "pattern", where))
         return self.rule(f"/{pattern}/")
 
     def grammar(self, given: Mapping[str, Any], where: str) -> str:
-        """Text of another grammar."""
+        """Text matching an embedded grammar."""
         name = f"grammar_{len(self.grammars)}"
         lark = any_to_lark(text_of(given, "grammar", where))
         self.grammars.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
 
     def sequence(self, given: Mapping[str, Any], where: str) -> str:
-        """Parts one after the other. Free text ends where the text or tag behind it begins."""
+        """Parts in sequence; free text ends where the following text or tag begins."""
         elements, made = list_of(given, "elements", where), []
         position = 0
         while position < len(elements):
@@ -131,11 +130,11 @@ class Writer:
         )
 
     def tag(self, given: Mapping[str, Any], where: str) -> str:
-        """A part between two marks."""
+        """A part between begin and end tags."""
         return self.rule(f"{literal(text_of(given, 'begin', where))} {self.tag_rest(given, where)}")
 
     def tag_rest(self, given: Mapping[str, Any], where: str) -> str:
-        """What follows a tag's beginning."""
+        """Content and end of a tag."""
         end, content = given.get("end"), given.get("content")
         ends = [end] if isinstance(end, str) else end
         if not isinstance(ends, list) or not all(isinstance(one, str) for one in ends) or not ends:
@@ -146,7 +145,7 @@ class Writer:
         return f"{self.part(content, f'{where}.content')} {closing}"
 
     def triggered(self, given: Mapping[str, Any], where: str) -> str:
-        """Free text in which a trigger must become one of the tags that begin with it."""
+        """Free text in which a trigger must continue to one of the tags that start with it."""
         triggers, tags = list_of(given, "triggers", where), list_of(given, "tags", where)
         bodies: dict[str, list[str]] = {}
         for index, one in enumerate(tags):
@@ -168,7 +167,7 @@ class Writer:
         return self.rule(f"({choices}){'+' if given.get('at_least_one') else '*'} {TEXT}")
 
     def separated(self, given: Mapping[str, Any], where: str) -> str:
-        """Tags with a text between each two."""
+        """Tags joined by a separator."""
         tags = list_of(given, "tags", where)
         choices = self.rule(
             " | ".join(self.tag(one, f"{where}.tags[{i}]") for i, one in enumerate(tags))
@@ -179,7 +178,7 @@ class Writer:
         return self.rule(made if given.get("at_least_one") else f"({made})?")
 
     def repeated(self, given: Mapping[str, Any], where: str) -> str:
-        """A part several times."""
+        """A repeated part."""
         content = self.part(given.get("content"), f"{where}.content")
         if given["type"] != "repeat":
             return self.rule(f"({content}){SUFFIXES[given['type']]}")
@@ -209,12 +208,12 @@ PARTS: dict[str, Callable[[Writer, Mapping[str, Any], str], str]] = {
 
 
 def literal(text: str) -> str:
-    """A text as Lark writes it."""
+    """A Lark string literal."""
     return json.dumps(text)
 
 
 def text_of(given: Any, name: str, where: str) -> str:
-    """A field that must be text."""
+    """A required text field. Raises RequestError."""
     value = given.get(name) if isinstance(given, Mapping) else None
     if not isinstance(value, str) or (not value and name != "value"):
         raise RequestError(f"{where}.{name}={value!r:.80}: expected text.")
@@ -222,7 +221,7 @@ def text_of(given: Any, name: str, where: str) -> str:
 
 
 def list_of(given: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    """A field that must be a list with something in it."""
+    """A required nonempty list field. Raises RequestError."""
     value = given.get(name)
     if not isinstance(value, list) or not value:
         raise RequestError(f"{where}.{name}={value!r:.80}: expected a list, not an empty one.")
@@ -230,12 +229,14 @@ def list_of(given: Mapping[str, Any], name: str, where: str) -> list[Any]:
 
 
 def is_free(part: Any) -> bool:
-    """Whether a part is any text."""
+    """Whether a part is free text."""
     return isinstance(part, Mapping) and part.get("type") == "any_text"
 
 
 def beginning(part: Any, where: str) -> str:
-    """The text with which a part begins, where free text before it must end."""
+    """Literal start of a part, up to which preceding free text extends. Raises RequestError if it
+    has none.
+    """
     names = {"const_string": "value", "tag": "begin"}
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in names:
@@ -246,7 +247,7 @@ def beginning(part: Any, where: str) -> str:
 
 
 def without_beginning(part: Mapping[str, Any], start: str) -> dict[str, Any]:
-    """The rest of a part whose beginning was written already."""
+    """A part without its start, which was consumed by free text."""
     if part["type"] == "const_string":
         return {"type": "const_string", "value": ""}
     return {**part, "type": "tag_rest"}

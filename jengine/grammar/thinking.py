@@ -1,11 +1,11 @@
-"""Keeps a budget of reasoning: where it is spent, the tokens that end reasoning must follow.
+"""Enforces thinking budgets: once spent, the tokens that end reasoning are forced.
 
-In: the prompt's and the answer's tokens in order. Out: bit masks over the vocabulary, alone or on
-top of a grammar's. Must not know plans or rows.
+In: tokens of prompt and answer in order. Out: bitmasks, alone or combined with a grammar's. Must
+not know plans or rows.
 
-As in vLLM, reasoning is what follows the last start mark of prompt and answer together, unless an
-end mark begins behind it. Tokens of the prompt count. An answer whose model leaves the start mark
-out, and whose prompt has none, has no reasoning here.
+As in vLLM, reasoning starts at the last start mark in prompt and answer, unless an end mark
+follows; tokens of the prompt count. A model that omits the start mark, with none in the prompt, has
+no reasoning here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ NOWHERE = -1
 
 
 class BudgetFollower:
-    """Follows one answer, from the end of its prompt on. `inner` follows its grammar, if it has
-    one: while that decides which tokens may follow, reasoning ends only where it may."""
+    """Budget state of one answer. `inner` is its grammar's matcher, if any; while that constrains
+    tokens, reasoning ends only where the grammar allows.
+    """
 
     __slots__ = (
         "_budget",
@@ -62,21 +63,19 @@ class BudgetFollower:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the grammar refuses the answer."""
+        """The grammar's rejection, if any."""
         return None if self._inner is None else self._inner.refusal
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the answer is complete."""
         return self._stopped or (self._inner is not None and self._inner.is_terminated)
 
     @property
     def deciding(self) -> LLMatcher | None:
-        """The grammar that says which tokens may follow, if there is one."""
         return None if self._inner is None else self._inner.deciding
 
     def advance(self, tokens: Sequence[int]) -> bool:
-        """Take sampled tokens. False if the grammar refuses one."""
+        """Advance by sampled tokens. Returns False if the grammar rejects one."""
         for token in tokens:
             if token >= 0 and not self._stopped:
                 self._take(token)
@@ -93,7 +92,7 @@ class BudgetFollower:
         self._stopped = token in self._stop_ids
 
     def copy(self) -> BudgetFollower:
-        """One that stands at the same place, and goes on alone."""
+        """An independent copy of the state."""
         other = BudgetFollower.__new__(BudgetFollower)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
@@ -101,8 +100,7 @@ class BudgetFollower:
         return other
 
     def settle(self, mask: np.ndarray) -> None:
-        """Leave only the token that ends reasoning, where it must come and the grammar allows it;
-        elsewhere the mask stays the grammar's."""
+        """Restrict a mask to the forced end's next token, if due and allowed by the grammar."""
         if self._inner is not None:
             self._inner.settle(mask)
         token = self._next_of_end()
@@ -114,8 +112,7 @@ class BudgetFollower:
             bits[word] = bit
 
     def forced(self) -> list[int]:
-        """The tokens that must follow: those that the grammar forces while it decides, else those
-        that end reasoning, as far as nothing else is to be decided between them."""
+        """Tokens forced by the grammar, else by the spent budget."""
         if self._inner is not None and self._inner.deciding is not None:
             return self._inner.forced()
         found = list[int]()
@@ -127,8 +124,9 @@ class BudgetFollower:
         return found
 
     def _next_of_end(self) -> int | None:
-        """The next token of the forced end, which goes on where the answer has begun with it; None
-        while there is no reasoning, or tokens are left, and after the answer's end."""
+        """Next token of the forced end, continuing one the answer has begun; None outside
+        reasoning, with budget left, or after the answer.
+        """
         if self.is_terminated or self.refusal:
             return None
         begin, end = self._last_start, self._budget.marks.forced_end
@@ -141,12 +139,12 @@ class BudgetFollower:
 
 
 def ends_with(tokens: Sequence[int], mark: Sequence[int]) -> bool:
-    """Whether the last tokens are these."""
+    """Whether `tokens` end with `mark`."""
     return not mark or tuple(tokens[-len(mark) :]) == tuple(mark)
 
 
 def last_place(tokens: Sequence[int], mark: Sequence[int]) -> int:
-    """Where the mark begins the last time that it occurs; `NOWHERE` if it does not."""
+    """Start of the mark's last occurrence, or `NOWHERE`."""
     if len(tokens) < len(mark):
         return NOWHERE
     windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), len(mark))

@@ -1,4 +1,4 @@
-"""Whether grammars can follow a tokenizer. Must not know llguidance."""
+"""Checks whether grammars support a tokenizer. Must not know llguidance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jengine.text.tokenizer import Tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer | None) -> None:
-    """Refuse tokenizers whose tokens' bytes are not known."""
+    """Raise UnsupportedFeature if the tokens' bytes are unknown."""
     if tokenizer is None:
         raise UnsupportedFeature(
             f"{NAME} needs a tokenizer (skip_tokenizer_init=True was given). Leave it out."

@@ -1,9 +1,9 @@
-"""A tokenizer as llguidance needs it: the bytes of every token, and which ones end a text.
+"""Builds llguidance's tokenizer: the bytes of each token, and the end tokens.
 
-In: a tokenizer as plain data. Out: llguidance's. Made once per engine: it takes up to a second for
-a large vocabulary, and no other thread of Python runs meanwhile. llguidance reads tokens as
-byte-level BPE, byte fallback and metaspace write them; tokens that are plain text are given to it
-here. Other tokenizers are refused: with wrong bytes a grammar would allow wrong texts.
+In: a tokenizer as plain data. Out: llguidance's, built once per engine: up to a second for a large
+vocabulary, holding the GIL. llguidance understands byte-level BPE, byte fallback and metaspace;
+tokens that are plain text are passed here. Other tokenizers are refused: with wrong bytes a grammar
+would allow wrong texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jengine.structured_outputs import NAME
 def llguidance_tokenizer(
     data: TokenizerData, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> LLTokenizer:
-    """For a model whose logits have `vocab_size` entries."""
+    """Build it for logits of `vocab_size`. Raises UnsupportedFeature."""
     ends = [*eos_token_ids]
     if not ends and data.eos_token_id is not None:
         ends = [data.eos_token_id]
@@ -43,7 +43,7 @@ def llguidance_tokenizer(
 
 
 class PlainTokens:
-    """A tokenizer whose tokens are the texts that they stand for."""
+    """A tokenizer whose tokens are their own text."""
 
     def __init__(self, data: TokenizerData, size: int, eos: int) -> None:
         self._backend = backend = Backend.from_str(data.json)
@@ -55,6 +55,6 @@ class PlainTokens:
         self.special_token_ids = sorted({*data.special_ids, *unused})
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Its token ids."""
+        """Encode a text."""
         plain = text if isinstance(text, str) else text.decode("utf-8", "replace")
         return self._backend.encode(plain, add_special_tokens=False).ids
