@@ -1,6 +1,6 @@
-"""Addresses that anyone may reach: those of no private network, in whatever form they are written.
+"""Classifies IP addresses as public or not.
 
-In: an address as a resolver gives it. Out: whether it is public.
+In: an address as a resolver returns it. Out: whether it is public.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
 
 
 def is_public(address: str) -> bool:
-    """Whether an address, and any that it holds, is one of the whole internet and of one host."""
+    """Whether an address, and any IPv4 address embedded in it, is globally routable and unicast."""
     one = ip_address(address.split("%")[0])
     if isinstance(one, IPv6Address):
         if one in LOCAL_NAT64:
@@ -24,7 +24,7 @@ def is_public(address: str) -> bool:
 
 
 def held(one: IPv6Address) -> tuple[IPv4Address, ...]:
-    """The addresses of IPv4 that lead on from this one."""
+    """IPv4 addresses embedded in an IPv6 one (mapped, 6to4, Teredo, NAT64)."""
     if any(one in network for network in LAST_BITS):
         return (IPv4Address(int(one) & 0xFFFFFFFF),)
     found = (one.ipv4_mapped, one.sixtofour, *(one.teredo or ()))

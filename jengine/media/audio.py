@@ -1,4 +1,4 @@
-"""Audio as users give it, arrays with a sampling rate. Out: samples at the model's rate."""
+"""Validates users' audio arrays and resamples them to the model's rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ AT_ONCE = 2**19  # numbers of a Fourier transform that are worked on at once
 
 
 def samples_of(given: Any, rate: int, what: str) -> np.ndarray:
-    """float32 [samples] at this rate, of a pair (array, its own rate), or an array at this rate."""
+    """Samples f32 at `rate`, from (array, its rate) or an array already at `rate`. Raises
+    RequestError.
+    """
     own = rate
     if isinstance(given, (tuple, list)) and len(given) == 2 and np.ndim(given[1]) == 0:
         given, own = given
@@ -38,7 +40,7 @@ def samples_of(given: Any, rate: int, what: str) -> np.ndarray:
 
 
 def checked_rate(given: Any, what: str) -> int:
-    """A sampling rate."""
+    """Validate a sampling rate. Raises RequestError."""
     is_number = isinstance(given, (int, float, np.integer, np.floating))
     if not is_number or given != int(given) or not LEAST_RATE <= given <= MOST_RATE:
         raise RequestError(
@@ -49,10 +51,8 @@ def checked_rate(given: Any, what: str) -> int:
 
 
 def resampled(samples: np.ndarray, own: int, wanted: int) -> np.ndarray:
-    """The samples at another rate, without the frequencies that it cannot hold.
-
-    The spectrum is cut off or filled up. Silence on both sides keeps the end from reaching the
-    beginning, as a spectrum is that of a sound that repeats.
+    """Band-limited resampling by cropping or padding the spectrum. Silence on both sides avoids
+    wrap-around.
     """
     if own == wanted:
         return samples
@@ -68,11 +68,11 @@ def resampled(samples: np.ndarray, own: int, wanted: int) -> np.ndarray:
 
 
 def lowest_bins(samples: np.ndarray, before: int, rows: int, columns: int, bins: int) -> np.ndarray:
-    """c128[bins]: the lowest frequencies of samples between silences, `before` of them in front and
-    rows x columns with them in all.
+    """Lowest frequencies of zero-padded samples, c128[bins]; `before` zeros in front, rows x
+    columns in all.
 
-    A Fourier transform in two steps, over every columns-th sample and then over these: a whole one
-    would take many times the memory, most of all where the length has large factors.
+    A two-step Fourier transform: a single one takes many times the memory, above all for lengths
+    with large factors.
     """
     whole = np.zeros((rows, columns), np.float32)
     whole.reshape(-1)[before : before + len(samples)] = samples

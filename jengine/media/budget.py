@@ -1,7 +1,6 @@
-"""How much memory media may take, counted before it is taken.
+"""Memory budget for decoding media.
 
-In: bytes that decoding pictures or sounds will take. Out: room for them, once others have given
-theirs back, or an error.
+In: bytes that decoding will take. Out: a reservation, once others are released, or an error.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PATIENCE = 30.0  # seconds until there is room, for who has no deadline
 
 
 class Budget:
-    """Bytes that all requests have together. From any thread."""
+    """Byte budget shared by all requests. Thread-safe."""
 
     def __init__(self, most: int = SERVER_BYTES, what: str = "pictures") -> None:
         self.most, self.what = most, what
@@ -34,8 +33,9 @@ class Budget:
         self._changed = threading.Condition()
 
     def take(self, size: int) -> int:
-        """Take so many bytes, or all where that is less, and return how many; waits until others
-        are done. Who holds some must not wait for more: so nobody waits for each other."""
+        """Reserve up to `size` bytes (capped at the total), waiting for others; returns the amount.
+        To rule out deadlock, holders must not wait for more.
+        """
         errand, size = errands.current.get(), min(size, self.most)
         seconds = PATIENCE if errand is None else max(errand.left, 0.0)
         with self._changed:
@@ -50,14 +50,14 @@ class Budget:
         return size
 
     def give_back(self, size: int) -> None:
-        """So many bytes are free again. A finalizer may call it at any moment."""
+        """Release bytes. Reentrant: a finalizer may call it at any moment."""
         with self._changed:
             self.taken -= size
             self._changed.notify_all()
 
     @contextmanager
     def room_for(self, size: int) -> Iterator[None]:
-        """Within, so many bytes are taken."""
+        """Reserve bytes within the context."""
         taken = self.take(size)
         try:
             yield
@@ -66,7 +66,7 @@ class Budget:
 
 
 def check_request(name: str, size: int, most: int) -> None:
-    """Refuse a request whose media take more than one may have."""
+    """Raise RequestError if a request's media exceed the per-request limit."""
     if size > most:
         raise RequestError(
             f"{name} of the request take {size} bytes; expected at most {most} in all. Send fewer "

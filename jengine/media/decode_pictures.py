@@ -1,6 +1,4 @@
-"""The process that decodes pictures: of the bytes of files it makes sizes or parts, or says what is
-wrong. See `decoding_process`.
-"""
+"""Program of a picture-decoding process; see `decoding_process`."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ MOST_BYTES = 2 * 2**30  # of memory
 
 
 def answer(message: bytearray) -> tuple[frames.Part, ...]:
-    """Sizes, and the pixels of parts."""
+    """Answer with sizes, or pixels of parts."""
     head, files = divided(message)
     order = msgspec.msgpack.decode(head, type=Measure | Cut)
     if isinstance(order, Cut):
@@ -29,7 +27,7 @@ def answer(message: bytearray) -> tuple[frames.Part, ...]:
 
 
 def cut_of(order: Cut, file: bytes) -> tuple[frames.Part, ...]:
-    """The parts of a picture, if it has the size that is expected."""
+    """Parts of a picture, or only its size if that is not the expected one."""
     with opened(file, order.name) as image:
         image = plain(image, order.name)
         size = (image.height, image.width)
@@ -41,13 +39,13 @@ def cut_of(order: Cut, file: bytes) -> tuple[frames.Part, ...]:
 
 
 def packed(sizes: Sizes) -> tuple[bytes, ...]:
-    """The head of an answer."""
+    """Encoded head of an answer."""
     head = msgspec.msgpack.encode(sizes)
     return LENGTH.pack(len(head)), head
 
 
 def prepare(job: bytearray) -> tuple[Answer, int]:
-    """What answers, and its memory."""
+    """The answering function and its memory limit."""
     return answer, MOST_BYTES
 
 

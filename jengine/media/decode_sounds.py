@@ -1,6 +1,4 @@
-"""The process that decodes sounds: of the bytes of a file it makes samples at a model's rate, or
-says what is wrong. See `sounds`.
-"""
+"""Program of a sound-decoding process; see `sounds`."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ MOST_BYTES = 2 * 2**30  # of memory
 
 
 def answer(message: bytearray) -> tuple[frames.Part, ...]:
-    """f32[samples]."""
+    """Answer with samples, f32[samples]."""
     (rate,) = RATE.unpack_from(message)
     given = read_file(bytes(memoryview(message)[RATE.size :]), NAME)
     return (samples_of(given, rate, NAME).data.cast("B"),)
 
 
 def prepare(job: bytearray) -> tuple[Answer, int]:
-    """What answers, and its memory."""
+    """The answering function and its memory limit."""
     return answer, MOST_BYTES
 
 

@@ -1,7 +1,7 @@
-"""Decodes pictures from strangers in processes of their own, with limits of memory and time.
+"""Decodes untrusted pictures in separate processes with memory and time limits.
 
-In: the bytes of files. Out: sizes, and parts of pictures as a model sees them, or a RequestError. A
-decoder that crashes, takes too much memory or does not end costs that request alone.
+In: file contents. Out: sizes, and parts of pictures for the model, or a RequestError. A decoder
+that crashes, exhausts memory or hangs costs only its request.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NAME = "\0"  # in place of what the picture is called
 
 
 class Measure(msgspec.Struct, tag=True, array_like=True):
-    """Asks for the sizes of pictures."""
+    """Request for sizes of pictures."""
 
     names: list[str]
     lengths: list[int]  # of their files
 
 
 class Cut(msgspec.Struct, tag=True, array_like=True):
-    """Asks for parts of one picture, if it has this size."""
+    """Request for parts of a picture, given its expected size."""
 
     name: str
     size: tuple[int, int]
@@ -44,28 +44,29 @@ class Cut(msgspec.Struct, tag=True, array_like=True):
 
 
 class Sizes(msgspec.Struct, array_like=True):
-    """Rows and columns: of pictures, or of the one picture and of its parts, which follow."""
+    """(height, width) of pictures, or of a picture followed by its parts."""
 
     whole: list[tuple[int, int]]
     parts: list[tuple[int, int]] = []
 
 
 class Decoders:
-    """A few processes, started when they are first needed. From any thread."""
+    """Pool of decoding processes, started at first use. Thread-safe."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         size = max(1, min(os.cpu_count() or 1, MOST_PROCESSES))
         self.pool = ConfinedPool(PROGRAM, size=size, seconds=seconds, what=NAME)
 
     def sizes(self, names: Sequence[str], files: Sequence[bytes]) -> list[tuple[int, int]]:
-        """Height and width of each picture, by the heads of their files."""
+        """(height, width) of each picture, from file headers."""
         order = Measure(list(names), list(map(len, files)))
         found, _ = self._asked(order, files, names[0])
         return found.whole
 
     def cut(self, data: bytes, order: Cut) -> tuple[tuple[int, int], list[np.ndarray]]:
-        """The size that a picture turned out to have, and u8[rows, columns, 3] of its parts; none
-        of these if that is another one."""
+        """Return a picture's actual size, and u8[rows, columns, 3] parts; none if the size is not
+        the expected one.
+        """
         found, rest = self._asked(order, [data], order.name)
         parts, begin = list[np.ndarray](), 0
         for rows, columns in found.parts:
@@ -87,7 +88,7 @@ class Decoders:
 
 
 def divided(message: bytearray) -> tuple[memoryview, memoryview]:
-    """The head of a message, and what follows it."""
+    """Split a message into head and payload."""
     view = memoryview(message)
     (length,) = LENGTH.unpack_from(view)
     end = LENGTH.size + length

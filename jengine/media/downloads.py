@@ -1,6 +1,6 @@
-"""A file over HTTP, all of it within one deadline: looking up, connecting, TLS, head and body.
+"""HTTP download within one deadline for lookup, connection, TLS, head and body.
 
-In: a URL's parts, and how to reach hosts. Out: bytes, or an error that says what was missing.
+In: a URL's parts, and ways to resolve and connect. Out: bytes, or an error.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ Connect = Callable[[str, int, float], socket.socket]
 
 
 def resolved(host: str, port: int) -> list[str]:
-    """The addresses of a host."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 def connected(address: str, port: int, seconds: float) -> socket.socket:
-    """A socket to an address."""
     return socket.create_connection((address, port), seconds)
 
 
 class Deadline:
-    """When a download must have ended; no later than the errand that it is for."""
+    """Deadline of a download, no later than its request's."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._errand = errands.current.get() or errands.Errand(math.inf)
@@ -45,7 +43,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """The seconds that are left; TimeoutError if there are none."""
+        """Seconds left. Raises TimeoutError."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -53,8 +51,9 @@ class Deadline:
 
     @contextmanager
     def closing(self, sock: socket.socket) -> Iterator[None]:
-        """Within, the socket ends with the deadline, or with the errand, whatever is done with it.
-        Then TimeoutError or GivenUp."""
+        """Shut the socket down at the deadline or when the request is abandoned; raises
+        TimeoutError or GivenUp.
+        """
         sock.settimeout(self.left)
         timer = threading.Timer(self.left, self._end, (sock,))
         timer.daemon = True
@@ -80,13 +79,15 @@ class Deadline:
 
 
 def end(sock: socket.socket) -> None:
-    """End what others do with a socket; that of TLS would say goodbye first."""
+    """Shut down a socket under other users of it; the TLS layer's own shutdown would send a close
+    first.
+    """
     with suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class Lookups:
-    """Looks hosts up in threads that nobody has to wait for."""
+    """DNS lookups in threads that callers need not wait for."""
 
     def __init__(self) -> None:
         self._places = threading.BoundedSemaphore(MOST_LOOKUPS)
@@ -94,7 +95,9 @@ class Lookups:
     def addresses(
         self, resolve: Resolve, host: str, port: int, deadline: Deadline
     ) -> Sequence[str]:
-        """The addresses of a host."""
+        """Resolve a host. Raises CapacityError if too many lookups run, TimeoutError at the
+        deadline.
+        """
         if not self._places.acquire(blocking=False):
             raise CapacityError(f"{MOST_LOOKUPS} names of hosts are being looked up. Try again.")
         found: list[Sequence[str] | OSError] = []
@@ -118,7 +121,7 @@ class Lookups:
 
 
 class Target(NamedTuple):
-    """What is asked for, and where."""
+    """A resolved download."""
 
     host: str
     port: int
@@ -128,7 +131,7 @@ class Target(NamedTuple):
 
 
 def download(target: Target, connect: Connect, most: int, deadline: Deadline) -> tuple[int, bytes]:
-    """The status of the answer, and its body, or one byte more than the most."""
+    """Return (status, body); the body is cut to `most` + 1 bytes."""
     connection = http.client.HTTPConnection(target.host, target.port)
     try:
         plain = connect(target.address, target.port, deadline.left)

@@ -1,7 +1,7 @@
-"""Each family's rule: how a picture becomes patches, and how many tokens stand for it.
+"""Per-family rules: how an image becomes patches and how many tokens it takes.
 
-In: the size of a picture and the settings of preprocessor_config.json. Out: a Layout. A new family
-is a function and a line in RULES.
+In: the image's size and preprocessor_config.json's settings. Out: a Layout. A new family is a
+function and an entry in RULES.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_TILES = 64
 
 
 def any_size(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
-    """Qwen2-VL and its successors: the picture's own size, in whole tokens."""
+    """Qwen2-VL and successors: native aspect ratio, rounded to whole tokens."""
     scaling, size = Scaling().changed(settings), vision.patch_size
     step, part = size * vision.merger.side, Part()
     least, most = pixel_limits(settings)
@@ -46,7 +46,7 @@ def any_size(height: int, width: int, vision: VisionConfig, settings: Settings) 
 def pixel_limits(
     settings: Settings, usual: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
 ) -> tuple[int, int]:
-    """The fewest and the most pixels of a resized picture."""
+    """Minimum and maximum pixels of a resized image."""
     size = settings.get("size") or {}
     if not isinstance(size, Mapping):
         raise RequestError(f"size={size!r}: expected shortest_edge and longest_edge.")
@@ -61,7 +61,7 @@ def pixel_limits(
 
 
 def one_size(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
-    """LLaVA: the shorter side becomes the tower's size, and the middle of the picture is taken."""
+    """LLaVA: resize the shorter side to the tower's size, then center-crop."""
     scaling, wanted = Scaling().changed(settings), vision.image_size
     if settings.get("do_pad"):
         raise RequestError("do_pad=True: pictures are not padded to squares. Leave it out.")
@@ -84,7 +84,7 @@ def one_size(height: int, width: int, vision: VisionConfig, settings: Settings) 
 
 
 def resized_shape(height: int, width: int, settings: Settings) -> tuple[int, int]:
-    """Height and width, as `size` says: both, or that of the shorter side."""
+    """(height, width) from `size`: both given, or from the shorter side."""
     size = settings.get("size", 224)
     size = {"shortest_edge": size} if type(size) is int else size
     if isinstance(size, Mapping) and size.get("height"):
@@ -100,18 +100,17 @@ def resized_shape(height: int, width: int, settings: Settings) -> tuple[int, int
 
 
 def crop_of(settings: Settings) -> tuple[int, int]:
-    """Height and width of the middle that is taken."""
+    """(height, width) of the center crop."""
     size = settings.get("crop_size", 224)
     return sides("crop_size", {"height": size, "width": size} if type(size) is int else size)
 
 
 def sides(name: str, given: Any) -> tuple[int, int]:
-    """Height and width."""
     return whole_side(name, given, "height"), whole_side(name, given, "width")
 
 
 def whole_side(name: str, given: Any, key: str) -> int:
-    """A number of pixels under a key."""
+    """A pixel count under `key`. Raises RequestError."""
     value = given.get(key) if isinstance(given, Mapping) else None
     if type(value) is not int or not 0 < value <= MOST_SIDE:
         raise RequestError(f"{name}={given!r}: expected {key!r}, from 1 to {MOST_SIDE}.")
@@ -119,7 +118,7 @@ def whole_side(name: str, given: Any, key: str) -> int:
 
 
 def check_middle(height: int, width: int, rows: int, columns: int) -> None:
-    """Raise unless a picture is at least as large as the middle that is to be taken."""
+    """Raise RequestError if the image is smaller than its center crop."""
     if height < rows or width < columns:
         raise RequestError(
             f"crop_size is {columns} x {rows}, and the resized image has {width} x {height} "
@@ -128,8 +127,7 @@ def check_middle(height: int, width: int, rows: int, columns: int) -> None:
 
 
 def tiles(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
-    """InternVL: tiles of the tower's size, as many as fit the picture's shape best, and then the
-    whole picture as one more."""
+    """InternVL: tiles of the tower's size in the best-fitting grid, plus a thumbnail."""
     scaling, side = Scaling().changed(settings), vision.image_size
     if sides("size", settings.get("size", {"height": 384, "width": 384})) != (side, side):
         raise RequestError(f"size={settings.get('size')!r}: this model takes tiles of {side}.")
@@ -150,7 +148,7 @@ def tiles(height: int, width: int, vision: VisionConfig, settings: Settings) -> 
 
 
 def tile_limits(settings: Settings) -> tuple[int, int]:
-    """The fewest and the most tiles of a picture."""
+    """Minimum and maximum number of tiles."""
     least, most = settings.get("min_patches", 1), settings.get("max_patches", 12)
     if type(least) is not int or type(most) is not int or not 1 <= least <= most <= MOST_TILES:
         raise RequestError(
@@ -160,8 +158,9 @@ def tile_limits(settings: Settings) -> tuple[int, int]:
 
 
 def tile_grid(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """Rows and columns of tiles whose shape is nearest to the picture's. Of equally near ones the
-    larger, unless it has twice the picture's pixels."""
+    """Grid (rows, columns) with the aspect ratio nearest to the image's; of ties the larger, unless
+    it has twice the image's pixels.
+    """
     grids = [
         (columns, rows)
         for columns in range(1, most + 1)
@@ -178,7 +177,7 @@ def tile_grid(height: int, width: int, side: int, least: int, most: int) -> tupl
 
 
 def square(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
-    """Gemma 3: the whole picture as a square, between line breaks and tokens of its own."""
+    """Gemma 3: the image resized to a square, with optional pan-and-scan crops."""
     scans = settings.get("do_pan_and_scan")
     if scans not in (None, True, False):
         raise RequestError(f"do_pan_and_scan={scans!r}: expected true or false.")
@@ -202,7 +201,7 @@ def square(height: int, width: int, vision: VisionConfig, settings: Settings) ->
 
 
 def with_crops(layout: Layout, crops: list[Part], vision: VisionConfig) -> Layout:
-    """A picture and its crops, with texts between them."""
+    """An image and its crops, with texts between them."""
     if not vision.crop_texts:
         raise RequestError(
             "do_pan_and_scan=True puts texts between the crops of an image: expected an engine "

@@ -1,7 +1,7 @@
-"""Files of one folder that strangers may name: regular ones, reached without a link.
+"""Reads files below one folder by untrusted names, without following links.
 
-In: a folder and a path. Out: bytes, or a RequestError. All is checked on descriptors, so that
-nothing can be put in a file's place meanwhile.
+In: a folder and a path. Out: bytes, or a RequestError. All checks use descriptors, so files cannot
+be swapped in between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def folder_file(folder: Path, path: str, most: int, what: str) -> bytes:
-    """The content of a file below a folder."""
+    """Contents of a regular file below the folder. Raises RequestError."""
     parts = parts_below(folder, path, what)
     try:
         found = opened_below(folder, parts)
@@ -40,7 +40,7 @@ def folder_file(folder: Path, path: str, most: int, what: str) -> bytes:
 
 
 def parts_below(folder: Path, path: str, what: str) -> tuple[str, ...]:
-    """The names on the way from a folder to a path."""
+    """Path components below the folder. Raises RequestError for paths outside."""
     plain = Path(os.path.normpath(path))
     for root in (folder.absolute(), folder.resolve()):
         if plain.is_relative_to(root) and plain != root:
@@ -49,7 +49,7 @@ def parts_below(folder: Path, path: str, what: str) -> tuple[str, ...]:
 
 
 def opened_below(folder: Path, parts: tuple[str, ...]) -> int:
-    """The descriptor of a file, each folder on the way to which is one and no link."""
+    """Open a file with O_NOFOLLOW at every component; returns its descriptor."""
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for place, name in enumerate(parts):
         is_last = place == len(parts) - 1

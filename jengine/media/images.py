@@ -1,6 +1,6 @@
-"""Pictures as users give them, as arrays of bytes. Whatever is wrong with one is a RequestError.
+"""Images as users give them, to byte arrays; any problem is a RequestError.
 
-In: a PIL image, an array, a path, or the bytes of a file. Out: uint8 [height, width, 3].
+In: a PIL image, an array, a path, or file contents. Out: uint8 [height, width, 3].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
 
 def pixels_of(given: Any, what: str = "image") -> np.ndarray:
-    """The picture as uint8 [height, width, 3]; errors call it `what`."""
+    """Pixels as uint8 [height, width, 3]; `what` names the image in errors."""
     if isinstance(given, Image.Image):
         check_size(given, what)
         return loaded(given, what, background=None)
@@ -50,7 +50,7 @@ def pixels_of(given: Any, what: str = "image") -> np.ndarray:
 
 
 def file_bytes(path: Path, what: str) -> bytes:
-    """The content of a file that is not too large."""
+    """Contents of a file within the size limit. Raises RequestError."""
     try:
         size = path.stat().st_size
         if size <= MOST_BYTES:
@@ -61,13 +61,13 @@ def file_bytes(path: Path, what: str) -> bytes:
 
 
 def decoded(data: bytes, what: str) -> np.ndarray:
-    """The picture in a file's bytes, turned as its camera says, transparent parts white."""
+    """Decode a file: EXIF orientation applied, transparency over white."""
     with opened(data, what) as image:
         return np.array(plain(image, what))
 
 
 def size_of(data: bytes, what: str) -> tuple[int, int]:
-    """Height and width as the head of a file says them, before anything is decoded."""
+    """(height, width) from the file header, EXIF orientation applied, without decoding."""
     with opened(data, what) as image:
         # The EXIF of a PNG may be behind its pixels, and is looked for there.
         is_behind = image.format == "PNG" and "exif" not in image.info
@@ -77,8 +77,9 @@ def size_of(data: bytes, what: str) -> tuple[int, int]:
 
 @contextmanager
 def opened(data: bytes, what: str) -> Iterator[Image.Image]:
-    """A file as a picture of one frame that is not too large; what is wrong with it, within too, is
-    a RequestError."""
+    """Open a single-frame image within the size limits; errors inside the context become
+    RequestErrors too.
+    """
     if len(data) > MOST_BYTES:
         raise RequestError(f"{what} has {len(data)} bytes; expected at most {MOST_BYTES}.")
     try:
@@ -100,7 +101,7 @@ def opened(data: bytes, what: str) -> Iterator[Image.Image]:
 
 
 def check_size(image: Image.Image, what: str) -> None:
-    """Refuse giants and moving pictures by what their header says, before they are decoded."""
+    """Refuse oversized and animated images by their header."""
     width, height = image.size
     if width < 1 or height < 1 or width * height > MOST_PIXELS:
         raise RequestError(
@@ -112,8 +113,9 @@ def check_size(image: Image.Image, what: str) -> None:
 
 
 def plain(image: Image.Image, what: str) -> Image.Image:
-    """A picture of three colors, turned as its camera says, with what is transparent white. Takes
-    the memory of the one that is given."""
+    """Convert to RGB with EXIF orientation applied and transparency over white; reuses the image's
+    memory.
+    """
     try:
         ImageOps.exif_transpose(image, in_place=True)
         return in_colors(image, WHITE)
@@ -122,7 +124,7 @@ def plain(image: Image.Image, what: str) -> Image.Image:
 
 
 def in_colors(image: Image.Image, background: tuple[int, int, int] | None) -> Image.Image:
-    """A picture of three colors. `background`: what shows through it; None: nothing."""
+    """Convert to RGB; `background` shows through transparency, None ignores it."""
     has_alpha = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
     if background is None or not has_alpha:
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -133,7 +135,7 @@ def in_colors(image: Image.Image, background: tuple[int, int, int] | None) -> Im
 
 
 def loaded(image: Image.Image, what: str, background: tuple[int, int, int] | None) -> np.ndarray:
-    """The pixels of a picture, which stays as it is."""
+    """Pixels of an image, which is not modified."""
     try:
         turned = image if background is None else ImageOps.exif_transpose(image)
         return np.array(in_colors(turned, background))
@@ -142,7 +144,7 @@ def loaded(image: Image.Image, what: str, background: tuple[int, int, int] | Non
 
 
 def array_pixels(array: np.ndarray, what: str) -> np.ndarray:
-    """An array [height, width], or with an axis of 1, 3 or 4 colors behind or before these."""
+    """An array [height, width], or with 1, 3 or 4 channels last or first. Raises RequestError."""
     if array.dtype != np.uint8:
         raise RequestError(f"{what} has dtype {array.dtype}; expected uint8, from 0 to 255.")
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):

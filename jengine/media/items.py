@@ -1,8 +1,7 @@
-"""The images and videos of one request, from what was given to patches.
+"""Builds a request's media items: from given images and videos to patches.
 
-In: pictures, and files of strangers. Out: MediaItems, and their names in caches. Tokens and memory
-are counted from sizes in heads of files, before anything is decoded. The last items that were cut
-into patches are kept, so that the same one costs nothing again. Must not know prompts.
+In: images, and untrusted files. Out: MediaItems with cache keys. Tokens and memory are counted from
+file headers before decoding. Recent items are cached. Must not know prompts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SAVED = 4  # tokens of a prompt that may become one with an item's: line breaks,
 
 
 class Room(NamedTuple):
-    """What a request may become, by the engine's limits."""
+    """Limits of a request's media, from the engine."""
 
     context: int = 2**31 - 1  # tokens of prompt and answer
     answer: int = 1  # of which the answer needs so many
@@ -40,7 +39,7 @@ class Room(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An item of a prompt, of which nothing has been decoded yet."""
+    """An item of a prompt, not yet decoded."""
 
     pictures: list[Picture]  # the frames of a video, or the one picture
     seconds: tuple[float, ...] | None  # when each frame is seen; None: it is a picture
@@ -49,10 +48,10 @@ class Opened(NamedTuple):
 
 
 class ItemMaker:
-    """Makes items by one model's rules. From any thread."""
+    """Makes items by one model's rules. Thread-safe."""
 
     def __init__(self, vision: VisionConfig, room: Room, encode: Encode | None) -> None:
-        """`encode`: tokens of a text, where texts stand between the frames of a video."""
+        """`encode` tokenizes texts between a video's frames."""
         self.decoders = Decoders()  # of what comes from strangers
         self.budget = Budget()
         self._vision = vision
@@ -64,7 +63,7 @@ class ItemMaker:
         self._lock = threading.Lock()
 
     def most_images(self, settings: Settings) -> int:
-        """How many images the context has room for, each of the fewest tokens."""
+        """Maximum number of images in the context, at the fewest tokens each."""
         side = self._vision.patch_size * self._vision.merger.side
         try:
             fewest = len(self._rule(side, side, self._vision, settings).tokens)
@@ -78,8 +77,9 @@ class ItemMaker:
         settings: Mapping[MediaKind, Settings],
         others: int,
     ) -> dict[MediaKind, list[tuple[str, MediaItem]]]:
-        """All items with their names in caches. `others`: tokens of the prompt, placeholders
-        included. Nothing is decoded before it is known that all of them fit."""
+        """All items with their cache keys; `others`: tokens of the prompt, placeholders included.
+        Nothing is decoded until all are known to fit.
+        """
         opened = {
             kind: [opened_item(kind, one, settings[kind], n) for n, one in enumerate(own)]
             for kind, own in given.items()
@@ -99,7 +99,7 @@ class ItemMaker:
         return video_layout(size, item.seconds, self._vision, item.settings, self._encode)
 
     def _check_room(self, layouts: Sequence[Layout], others: int) -> None:
-        """Refuse what the context or a message to the core has no room for."""
+        """Raise if items exceed the context or the message size limit."""
         tokens = others + sum(len(one.tokens) - 1 for one in layouts)
         if tokens - SAVED * len(layouts) > self._room.context - self._room.answer:
             raise ContextOverflow(self._room.context, f"contains {tokens} input tokens")
@@ -108,7 +108,7 @@ class ItemMaker:
             check_request("the patches of the images", size, self._room.value_bytes)
 
     def _item(self, item: Opened, layout: Layout) -> tuple[str, MediaItem]:
-        """The patches of a picture or video, and the digest of all that they follow from."""
+        """An item's patches, with the digest of its content and settings as cache key."""
         how = [item.settings, item.seconds]
         key = digest(item.pictures, msgspec.json.encode(how, order="deterministic", enc_hook=str))
         with self._lock:
@@ -129,7 +129,6 @@ class ItemMaker:
         return key, made
 
     def _cuts(self, pictures: Iterable[Picture], layout: Layout) -> list[np.ndarray]:
-        """The parts of all pictures."""
         found = list[np.ndarray]()
         for one in pictures:
             with self.budget.room_for(one.cost):
@@ -146,13 +145,13 @@ class ItemMaker:
 
 
 class Files:
-    """The files of one request, which may have so many bytes in all."""
+    """A request's files, within a total size limit."""
 
     def __init__(self, sources: MediaSources, decoders: Decoders) -> None:
         self._sources, self._decoders, self._size = sources, decoders, 0
 
     def opened(self, given: Any, what: str) -> Any:
-        """The file behind a URL, an image itself, or a list of frames of either kind."""
+        """Fetch a URL; images pass through, lists are fetched frame by frame."""
         if isinstance(given, list):
             if len(given) > MOST_FRAMES:
                 raise RequestError(
@@ -168,7 +167,7 @@ class Files:
 
 
 def opened_item(kind: MediaKind, given: Any, settings: Settings, number: int) -> Opened:
-    """An image or a video, as users give it."""
+    """An image or video as users give it."""
     what = f"{kind} {number}"
     if kind == "image":
         return Opened([picture_of(given, what)], None, settings, what)
@@ -177,6 +176,6 @@ def opened_item(kind: MediaKind, given: Any, settings: Settings, number: int) ->
 
 
 def check_pixels(items: Iterable[Opened]) -> None:
-    """Refuse more pixels than one request may have decoded."""
+    """Raise RequestError if a request's media have too many pixels."""
     size = sum(one.cost for item in items for one in item.pictures)
     check_request("the pixels of the images", size, REQUEST_BYTES)

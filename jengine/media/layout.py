@@ -1,4 +1,4 @@
-"""What becomes of a picture or a video, known from its size alone; and its patches, once it is cut.
+"""Layout of an image or video, derived from its size alone, and its patches once cut.
 
 In: pixels of the parts that a layout names. Out: a MediaItem. Must not know families and files.
 """
@@ -21,7 +21,7 @@ from jengine.media.scaling import Scaling, patches_of
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a picture as the model sees it; None: all of it, in its own size."""
+    """A resized, cropped part of an image; fields that are None leave it as is."""
 
     size: tuple[int, int] | None = None  # rows and columns that it is resized to
     box: tuple[int, int, int, int] | None = None  # left, top, right and bottom of what is resized
@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Layout:
-    """What takes the place of a placeholder, and the parts that its patches come from."""
+    """Tokens that replace a placeholder, and the parts that its patches come from."""
 
     scaling: Scaling
     parts: tuple[Part, ...]
@@ -44,21 +44,21 @@ class Layout:
     before: str = ""  # a text that joins the one before the placeholder
 
     def value_bytes(self, vision: VisionConfig) -> int:
-        """The size of the patches."""
+        """Bytes of the patches."""
         one = vision.channels * vision.patch_size**2 * self.frames
         return math.prod(self.grid) * one * np.float32().itemsize
 
 
 @dataclass(frozen=True)
 class MediaItem:
-    """One image or video, ready for the encoder."""
+    """An image or video ready for the encoder."""
 
     values: np.ndarray  # float32 [patches, numbers of a patch]
     layout: Layout
 
 
 def checked_size(rows: int, columns: int) -> tuple[int, int]:
-    """The size of a resized picture, if that is no giant."""
+    """Size of a resized image. Raises RequestError if too large."""
     if rows * columns > MOST_PIXELS:
         raise RequestError(
             f"an image would be resized to {columns} x {rows} pixels; expected at most "
@@ -68,12 +68,12 @@ def checked_size(rows: int, columns: int) -> tuple[int, int]:
 
 
 def cut(image: Image.Image, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
-    """u8[rows, columns, 3] of each part."""
+    """Cut parts from an image, u8[rows, columns, 3] each."""
     return [cut_part(image, part, resample) for part in parts]
 
 
 def cut_part(image: Image.Image, part: Part, resample: int) -> np.ndarray:
-    """u8[rows, columns, 3] of a part."""
+    """Cut one part, u8[rows, columns, 3]."""
     if part.box is not None:
         image = image.crop(part.box)
     if part.size is not None:
@@ -86,8 +86,9 @@ def cut_part(image: Image.Image, part: Part, resample: int) -> np.ndarray:
 
 
 def item_of(layout: Layout, cuts: Sequence[np.ndarray], vision: VisionConfig) -> MediaItem:
-    """The patches of all parts, or of the same part of all frames: f32[patches, colors, frames of a
-    patch, square], in one axis behind the first."""
+    """Patches of all parts (or of one part of all frames), f32[patches, channels * frames *
+    pixels].
+    """
     squares = [squares_of(one, layout.parts[at % len(layout.parts)].tile)
                for at, one in enumerate(cuts)]  # fmt: skip
     side = vision.merger.side
@@ -100,7 +101,7 @@ def item_of(layout: Layout, cuts: Sequence[np.ndarray], vision: VisionConfig) ->
 
 
 def squares_of(pixels: np.ndarray, side: int) -> Sequence[np.ndarray]:
-    """The squares of a picture, row by row; the whole picture where they have no side."""
+    """Square tiles in row order; the whole image if `side` is 0."""
     if not side:
         return [pixels]
     rows, columns = pixels.shape[0] // side, pixels.shape[1] // side

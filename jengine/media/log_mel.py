@@ -1,7 +1,6 @@
-"""Audio to log-mel spectrograms, in numpy, as Whisper was trained on.
+"""Log-mel spectrograms in numpy, equal to transformers' WhisperFeatureExtractor.
 
-In: samples of one channel at the model's rate. Out: float32 [frames, mels]. Equal to transformers'
-WhisperFeatureExtractor. Must not know files or prompts.
+In: mono samples at the model's rate. Out: float32 [frames, mels]. Must not know files or prompts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FRAMES_AT_ONCE = 1024
 
 
 def log_mel(samples: np.ndarray, speech: SpeechConfig) -> np.ndarray:
-    """float32 [frames, mels] of audio that is filled up with silence."""
+    """Spectrogram of audio padded with silence, float32 [frames, mels]."""
     filled = np.zeros(speech.samples, np.float64)
     filled[: len(samples)] = samples
     half = speech.window // 2
@@ -40,7 +39,7 @@ def log_mel(samples: np.ndarray, speech: SpeechConfig) -> np.ndarray:
 
 @cache
 def mel_filters(window: int, mels: int, rate: int) -> np.ndarray:
-    """[frequencies, mels]: triangles on Slaney's scale, each of area one."""
+    """Slaney mel filter bank, normalised by area: [frequencies, mels]."""
     frequencies = np.linspace(0, rate // 2, 1 + window // 2)
     corners = hertz(np.linspace(0.0, mel(min(8000.0, rate / 2)), mels + 2))
     widths = np.diff(corners)
@@ -50,14 +49,12 @@ def mel_filters(window: int, mels: int, rate: int) -> np.ndarray:
 
 
 def mel(frequency: float) -> float:
-    """A frequency in mels."""
     if frequency < LINEAR_END:
         return frequency / LINEAR_STEP
     return LINEAR_END / LINEAR_STEP + float(np.log(frequency / LINEAR_END)) / LOG_STEP
 
 
 def hertz(mels: np.ndarray) -> np.ndarray:
-    """The frequencies of these mels."""
     first = LINEAR_END / LINEAR_STEP
     above = LINEAR_END * np.exp(LOG_STEP * (mels - first))
     return np.where(mels < first, mels * LINEAR_STEP, above)

@@ -1,7 +1,7 @@
-"""What a request may ask of the preprocessing of its media: no more than the engine's settings.
+"""Keeps a request's media preprocessing settings within the engine's.
 
-In: the settings of an engine, and those that a request changes. Out: a RequestError, if the request
-raises a limit. Every family says which of its settings are limits.
+In: the engine's settings, and a request's overrides. Out: a RequestError if a limit is raised. Each
+family lists its limiting settings.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ Most = Callable[[Settings, VisionConfig], dict[str, int]]
 
 
 def area(settings: Settings, name: str, vision: VisionConfig) -> int:
-    """The pixels of a size of both sides, or of a square of the shorter one; those that the tower
-    takes at least."""
+    """Pixels of a size setting, at least what the tower takes."""
     size, least = settings.get(name, 224), vision.image_size**2
     if not isinstance(size, Mapping):
         return max(size**2, least) if type(size) is int else least
@@ -29,27 +28,27 @@ def area(settings: Settings, name: str, vision: VisionConfig) -> int:
 
 
 def most_pixels(own: Settings, vision: VisionConfig) -> dict[str, int]:
-    """Of families that take a picture's own size."""
+    """Limits for families with native image sizes."""
     return {"max_pixels": pixel_limits(own)[1]}
 
 
 def most_of_videos(own: Settings, vision: VisionConfig) -> dict[str, int]:
-    """Of a frame, or of all frames."""
+    """Limits of videos: per frame or over all frames."""
     return {"max_pixels": pixel_limits(own, usual_limits(vision))[1]}
 
 
 def most_of_one_size(own: Settings, vision: VisionConfig) -> dict[str, int]:
-    """Of families whose towers take one size."""
+    """Limits for families with one image size."""
     return {name: area(own, name, vision) for name in ("size", "crop_size")}
 
 
 def most_tiles(own: Settings, vision: VisionConfig) -> dict[str, int]:
-    """Of families that cut a picture into tiles."""
+    """Limits for families with tiles."""
     return {"max_patches": tile_limits(own)[1]}
 
 
 def most_crops(own: Settings, vision: VisionConfig) -> dict[str, int]:
-    """Of a picture that is shown again in crops."""
+    """Limits for pan and scan."""
     return {"size": area(own, "size", vision), "pan_and_scan_max_num_crops": limits_of(own)[1]}
 
 
@@ -63,7 +62,7 @@ MOST: dict[tuple[str, str], Most] = {
 
 
 def check_lowered(own: Settings, asked: Settings, kind: str, vision: VisionConfig) -> None:
-    """Refuse a request's settings that raise a limit of an engine's own."""
+    """Raise RequestError if a request's settings raise one of the engine's limits."""
     most = MOST[vision.family, kind]
     allowed, wanted = most(own, vision), most({**own, **asked}, vision)
     for name, value in wanted.items():

@@ -1,6 +1,6 @@
-"""Animated pictures as videos: every frame of a GIF, WebP or PNG file, and when each is seen.
+"""Animated images as videos: all frames of a GIF, WebP or PNG, and their times.
 
-In: a PIL image, a path, or the bytes of a file. Out: frames as uint8 [height, width, 3].
+In: a PIL image, a path, or file contents. Out: frames as uint8 [height, width, 3].
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ MOVING_FORMATS = ("GIF", "WEBP", "PNG")
 
 
 class Movie(NamedTuple):
-    """The frames of a file."""
+    """Frames and their times."""
 
     frames: list[np.ndarray]  # u8[height, width, 3]
     seconds: tuple[float, ...]  # when each is seen; empty: the file does not say
 
 
 def is_file(given: Any) -> bool:
-    """Whether this is a file, or a picture that may have several frames."""
+    """Whether this is a file or PIL image, which may have several frames."""
     return isinstance(given, (str, Path, bytes, bytearray, memoryview, Image.Image))
 
 
 def movie_of(given: Any, what: str) -> Movie:
-    """All frames, in their order; errors call the file `what`."""
+    """All frames in order; `what` names the file in errors."""
     try:
         if isinstance(given, Image.Image):
             return frames_in(given, what)
@@ -63,7 +63,7 @@ def movie_of(given: Any, what: str) -> Movie:
 
 
 def frames_in(image: Image.Image, what: str) -> Movie:
-    """The frames of an open picture, transparent parts white."""
+    """Frames of an open image, transparency over white."""
     count, before = getattr(image, "n_frames", 1), image.tell()
     width, height = image.size
     if count > MOST_FRAMES:

@@ -1,6 +1,6 @@
-"""Kinds of media that prompts may have, and the settings that users give for them, checked.
+"""Validates users' media settings.
 
-In: values as users write them. Out: the same, or a RequestError.
+In: values as users write them. Out: validated values, or a RequestError.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ OPTIONS_OF = {
 
 
 def kinds_of(vision: VisionConfig) -> tuple[str, ...]:
-    """The kinds of media that a model takes."""
+    """Media kinds that a model takes."""
     return KINDS if vision.frames > 1 and vision.video_token is not None else KINDS[:1]
 
 
 def checked_limits(given: Mapping[str, Any] | None) -> dict[str, int]:
-    """`limit_mm_per_prompt`: whole numbers by kind. Of vLLM's dicts, which also say for which sizes
-    of media to make room, the number is what counts."""
+    """Validate `limit_mm_per_prompt`; of vLLM's nested form only `count` is used."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -57,7 +56,7 @@ def checked_limits(given: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def checked_options(given: Mapping[str, Any] | None, family: str) -> dict[str, Any]:
-    """`mm_processor_kwargs`, whose names this family knows."""
+    """Validate `mm_processor_kwargs` for this family."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

@@ -1,7 +1,6 @@
-"""Gemma 3's pan and scan: a long picture is shown whole and then again in crops side by side.
+"""Gemma 3's pan and scan: an elongated image is shown whole, then in crops.
 
-In: a size and settings. Out: where the crops are, none of a picture that is not long. The texts
-around them are those of transformers' processor.
+In: a size and settings. Out: boxes of crops. The texts around them are transformers'.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
 def crops_of(height: int, width: int, settings: Mapping[str, Any]) -> list[Box]:
-    """The crops along the longer side, in order; none where the picture is too square or small."""
+    """Crops along the longer side; none for images that are too square or small."""
     smallest, most, ratio = limits_of(settings)
     longer, shorter = max(height, width), min(height, width)
     if longer / shorter < ratio:
@@ -44,7 +43,7 @@ def crops_of(height: int, width: int, settings: Mapping[str, Any]) -> list[Box]:
 
 
 def limits_of(settings: Mapping[str, Any]) -> tuple[int, int, float]:
-    """The smallest side of a crop, the most crops, and from which ratio of sides there are any."""
+    """Minimum crop side, maximum crops, and the aspect ratio that activates them."""
     usual = {"min_crop_size": 256, "max_num_crops": 4, "min_ratio_to_activate": 1.2}
     found = {}
     for name, value in usual.items():

@@ -1,4 +1,4 @@
-"""Long audio in parts that a model can read, cut where it is quietest."""
+"""Splits long audio at quiet places into parts that a model can read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WINDOW = 0.1  # seconds that must be quiet
 
 
 def parts_of(samples: np.ndarray, longest: int, rate: int) -> list[np.ndarray]:
-    """The audio in parts of at most `longest` samples."""
+    """Parts of at most `longest` samples."""
     parts, begin = list[np.ndarray](), 0
     window, searched = max(int(WINDOW * rate), 1), min(SEARCHED * rate, longest // 2)
     while len(samples) - begin > longest:
@@ -21,7 +21,7 @@ def parts_of(samples: np.ndarray, longest: int, rate: int) -> list[np.ndarray]:
 
 
 def quietest(samples: np.ndarray, window: int) -> int:
-    """Where the window with the least energy begins."""
+    """Start of the window with the least energy."""
     whole = samples[: len(samples) // window * window].reshape(-1, window)
     if len(whole) == 0:
         return len(samples)

@@ -1,7 +1,7 @@
-"""Pictures of prompts: of which size they are, what they are called in caches, and their parts.
+"""Images of prompts: size, cache key, and parts.
 
-A user's own are arrays or pictures in memory, or files that are read here; those of strangers are
-files that other processes decode.
+Users' own are arrays or images in memory, or files read here; untrusted files are decoded by other
+processes.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from jengine.media.layout import Part, cut
 
 
 class Picture(Protocol):
-    """One picture, or one frame of a video."""
+    """One image, or one frame of a video."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width, known before anything is decoded."""
+        """(height, width), known before decoding."""
         ...
 
     @property
     def cost(self) -> int:
-        """Bytes that decoding it for a stranger takes."""
+        """Bytes that decoding reserves in the shared budget."""
         ...
 
     def content(self) -> tuple[str, bytes | memoryview]:
-        """What its pixels follow from, and the kind of that."""
+        """Content that determines the pixels, with its kind, for hashing."""
         ...
 
     def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
-        """u8[rows, columns, 3] of its parts; none if it is of another size, which it then has."""
+        """Parts as u8[rows, columns, 3]; none if the size turns out different, in which case `size`
+        is updated.
+        """
         ...
 
 
 class OwnPicture:
-    """A picture in memory, whose pixels are made when they are needed."""
+    """An image in memory; pixels are made on demand."""
 
     cost = 0
 
@@ -62,12 +64,11 @@ class OwnPicture:
         return "pixels", pixels.data.cast("B")
 
     def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
-        """u8[rows, columns, 3] of its parts."""
         return cut(Image.fromarray(pixels_of(self._given, self._what)), parts, resample)
 
 
 class PictureFile:
-    """A file. `decoders`: the processes that read it; None: it is a user's own, and read here."""
+    """An image file. `decoders`: processes that decode an untrusted file; None: decoded here."""
 
     def __init__(self, data: bytes, what: str, decoders: Decoders | None = None) -> None:
         self.data, self.what, self.decoders = data, what, decoders
@@ -75,15 +76,13 @@ class PictureFile:
 
     @property
     def cost(self) -> int:
-        """Bytes of its pixels, if it is a stranger's."""
         return 0 if self.decoders is None else 3 * prod(self.size)
 
     def content(self) -> tuple[str, bytes | memoryview]:
-        """The file."""
+        """The file's bytes."""
         return "file", self.data
 
     def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
-        """u8[rows, columns, 3] of its parts; none if it is of another size, which it then has."""
         if self.decoders is not None:
             order = Cut(self.what, self.size, tuple(parts), resample)
             self.size, found = self.decoders.cut(self.data, order)
@@ -95,7 +94,7 @@ class PictureFile:
 
 
 def picture_of(given: Any, what: str) -> Picture:
-    """A picture as users give it."""
+    """An image as users give it."""
     if isinstance(given, PictureFile):
         return given
     if isinstance(given, (str, Path)):
@@ -106,7 +105,7 @@ def picture_of(given: Any, what: str) -> Picture:
 
 
 def measure(pictures: Sequence[Picture]) -> None:
-    """Have the sizes of strangers' files read, all in one message."""
+    """Read sizes of untrusted files, in one message to a decoder."""
     files = [one for one in pictures if isinstance(one, PictureFile) and one.decoders is not None]
     if files and (decoders := files[0].decoders) is not None:
         sizes = decoders.sizes([one.what for one in files], [one.data for one in files])
@@ -115,7 +114,7 @@ def measure(pictures: Sequence[Picture]) -> None:
 
 
 def digest(pictures: Sequence[Picture], how: bytes) -> str:
-    """The name in caches of what pictures become in one way."""
+    """Cache key of images processed in one way."""
     found = sha256(how)
     for one in pictures:
         kind, content = one.content()

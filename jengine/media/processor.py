@@ -1,7 +1,6 @@
-"""Puts images and videos into prompts: replaces each placeholder by as many tokens as there are
-embeddings.
+"""Expands media placeholders in prompts to as many tokens as there are embeddings.
 
-In: token ids and `multi_modal_data`. Out: longer token ids, and the spans of the embeddings.
+In: token ids and `multi_modal_data`. Out: longer token ids, and spans of embeddings.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ANY_ROOM = Room()
 
 
 class MediaProcessor:
-    """Puts the images of prompts into them, by one model's rules. From any thread."""
+    """Puts images and videos into prompts by one model's rules. Thread-safe."""
 
     def __init__(
         self,
@@ -45,9 +44,9 @@ class MediaProcessor:
         join: Join | None = None,
         room: Room = ANY_ROOM,
     ) -> None:
-        """`of_videos`: settings that videos have in place of those of images. `encode`: tokens of a
-        text, where texts stand between the frames of a video. `join`: a prompt with a text behind
-        it, where one stands before an image."""
+        """`of_videos`: settings that override `settings` for videos. `encode` tokenizes texts
+        between frames. `join` appends a text to a prompt, for texts before an image.
+        """
         self.vision = vision
         self.items = ItemMaker(vision, room, encode)
         self._of_videos = dict(of_videos or {})
@@ -59,7 +58,7 @@ class MediaProcessor:
     def expanded(
         self, ids: list[int], data: Any, options: Mapping[str, Any] | None = None
     ) -> tuple[list[int], list[MediaSpan]]:
-        """The prompt with its images and videos in place of their placeholders."""
+        """Expand placeholders. Returns the new ids and spans. Raises RequestError."""
         given = self._given(data)
         chosen = self.check_options(options)
         usual: dict[MediaKind, Settings] = {
@@ -97,8 +96,9 @@ class MediaProcessor:
         return longer, spans
 
     def _outside(self, kind: str, ids: list[int], place: int) -> tuple[int, int]:
-        """Where what stands for an item begins and ends. Frames that stand apart have tokens around
-        each, in place of those around the whole."""
+        """Range of tokens that an item replaces; separately marked frames include the tokens around
+        the placeholder.
+        """
         vision = self.vision
         around = [vision.start_token, vision.end_token]
         if kind == "video" and vision.times_in_text and ids[place - 1 : place + 2 : 2] == around:
@@ -106,7 +106,7 @@ class MediaProcessor:
         return place, place + 1
 
     def _append(self, ids: list[int], more: list[int]) -> int:
-        """Add tokens, line breaks that meet as one token, and say where they begin."""
+        """Append tokens, merging adjacent line breaks into one token; returns where they begin."""
         breaks = self.vision.line_breaks
         if ids and more and ids[-1] in breaks and more[0] in breaks:
             count = breaks.index(ids[-1]) + breaks.index(more[0]) + 2
@@ -118,8 +118,7 @@ class MediaProcessor:
         return len(ids) - len(more)
 
     def opened(self, parts: Mapping[str, Sequence[tuple[Any, str]]]) -> dict[str, list[Any]]:
-        """What parts of chat messages lead to, by kind: the file behind a URL, the image itself, or
-        a list of frames of either kind. `parts`: what was given, and where."""
+        """Fetch media of chat messages by kind. `parts`: what was given, and where."""
         for kind, several in parts.items():
             self.check_count(len(several), kind)
         files = Files(self._sources, self.items.decoders)
@@ -129,7 +128,7 @@ class MediaProcessor:
         }
 
     def check_count(self, count: int, kind: str = "image") -> None:
-        """Refuse too many images or videos, before any is opened."""
+        """Raise RequestError for too many items, before any is opened."""
         most = self._limits.get(kind, self._usual_limit)
         if count > most:
             raise RequestError(f"At most {most} {kind}(s) may be provided in one prompt.")
@@ -139,11 +138,11 @@ class MediaProcessor:
         return min(USUAL_LIMIT, self.items.most_images(self._settings))
 
     def check_options(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
-        """`mm_processor_kwargs` of a request, with names that this model's family knows."""
+        """Validate a request's `mm_processor_kwargs`."""
         return checked_options(options, self.vision.family)
 
     def _given(self, data: Any) -> dict[MediaKind, list[Any]]:
-        """The items of each kind that this model takes."""
+        """Items by kind. Raises RequestError for kinds the model does not take."""
         if not isinstance(data, Mapping):
             raise RequestError(
                 f"multi_modal_data is a {type(data).__name__}; expected {{'image': ...}}."
@@ -177,14 +176,14 @@ class MediaProcessor:
 
 
 def several(given: Any, are_several: bool) -> list[Any]:
-    """Items of a kind as a list."""
+    """Items of one kind as a list."""
     if given is None:
         return []
     return list(given) if are_several else [given]
 
 
 def check_places(kind: str, places: int, token: int | None, given: int) -> None:
-    """Raise unless there is a placeholder for each item."""
+    """Raise RequestError unless placeholders and items match in number."""
     if places != given:
         raise RequestError(
             f"Failed to apply prompt replacement for mm_items[{kind!r}][{min(places, given)}]: the "
@@ -196,7 +195,7 @@ def check_places(kind: str, places: int, token: int | None, given: int) -> None:
 def spans_of(
     item: MediaItem, kind: MediaKind, key: str, begin: int, vision: VisionConfig
 ) -> list[MediaSpan]:
-    """Where the embeddings of an item stand in a prompt that has its tokens from `begin` on."""
+    """Spans of an item's embeddings in a prompt that has its tokens from `begin`."""
     side, layout = vision.merger.side, item.layout
     parts = len(layout.firsts)
     grid = (layout.grid[0] // parts, *layout.grid[1:])

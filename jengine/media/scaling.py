@@ -1,4 +1,4 @@
-"""Resizes pictures and scales their numbers as the image processors of transformers do.
+"""Resizes and normalises images as transformers' image processors do.
 
 In: uint8 [height, width, 3] and settings. Out: float32 patches.
 """
@@ -24,7 +24,7 @@ FILTERS = range(6)  # numbers of PIL's resampling filters
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a preprocessor_config.json says of the numbers of a picture."""
+    """Normalisation and resizing settings of preprocessor_config.json."""
 
     image_mean: tuple[float, ...] = CLIP_MEAN
     image_std: tuple[float, ...] = CLIP_STD
@@ -35,8 +35,9 @@ class Scaling:
     do_normalize: bool = True
 
     def applied(self, patches: np.ndarray) -> np.ndarray:
-        """f32[patches, colors, numbers] of bytes: each of the 256 values of a color is scaled once,
-        as float64 is needed for that and for nothing else."""
+        """Normalise patches of bytes, f32[patches, channels, pixels], by a lookup of the 256
+        values, which alone need float64.
+        """
         scaled = np.empty(patches.shape, np.float32)
         for color, values in enumerate(self.table()):
             for begin in range(0, len(patches), PATCHES_AT_ONCE):
@@ -45,7 +46,7 @@ class Scaling:
         return scaled
 
     def table(self) -> np.ndarray:
-        """f32[3, 256]: what becomes of each byte of a color."""
+        """Normalised value of each byte per channel, f32[3, 256]."""
         values = np.arange(256, dtype=np.float64)
         if self.do_rescale:
             values = values * self.rescale_factor
@@ -56,7 +57,7 @@ class Scaling:
         return scaled.T
 
     def changed(self, given: Mapping[str, Any]) -> Scaling:
-        """The same with the values that a mapping has for it."""
+        """Copy with overrides from a mapping. Raises RequestError."""
         own = {field.name: given[field.name] for field in fields(self) if field.name in given}
         for name in ("image_mean", "image_std"):
             if name in own:
@@ -72,7 +73,7 @@ class Scaling:
         return replace(self, **own).checked()
 
     def checked(self) -> Scaling:
-        """The same, unless it makes other than finite numbers of pixels."""
+        """Return self. Raises RequestError if normalised values are not finite."""
         with np.errstate(all="ignore"):
             table = self.table()
         if np.isfinite(table).all():
@@ -87,12 +88,12 @@ EXPECTED = "expected {}, finite and not beyond those of float32"
 
 
 def is_float32(given: object) -> bool:
-    """Whether it is a number that float32 has, but for its rounding."""
+    """Whether it is a number within float32's range."""
     return isinstance(given, (int, float)) and type(given) is not bool and abs(given) <= MOST_NUMBER
 
 
 def three_numbers(name: str, given: Any) -> tuple[float, ...]:
-    """One number for each color; a lone one stands for all."""
+    """One number per channel; a single number applies to all. Raises RequestError."""
     values = [given] * 3 if isinstance(given, (int, float)) else given
     if not isinstance(values, (list, tuple)) or len(values) != 3:
         raise RequestError(f"{name}={given!r}: expected three numbers.")
@@ -106,9 +107,9 @@ def three_numbers(name: str, given: Any) -> tuple[float, ...]:
 def size_in_steps(
     height: int, width: int, step: int, least: int, most: int, frames: tuple[int, int] = (1, 1)
 ) -> tuple[int, int]:
-    """The size nearest to this one whose sides are multiples of `step`, with `least` to `most`
-    pixels and about the same shape. `frames`: over how many the pixels are counted, as they are
-    given and as they are padded."""
+    """Nearest size with sides that are multiples of `step` and `least` to `most` pixels, keeping
+    the aspect ratio. `frames`: numbers of given and of padded frames over which pixels are counted.
+    """
     given, padded = frames
     if max(height, width) > MOST_RATIO * min(height, width):
         raise RequestError(
@@ -128,8 +129,9 @@ def size_in_steps(
 
 
 def patches_of(pixels: np.ndarray, size: int, side: int) -> np.ndarray:
-    """[patches, colors, size * size] of [height, width, colors], square after square of side x side
-    patches."""
+    """Split [height, width, channels] into patches [patches, channels, size * size], in blocks of
+    side x side patches.
+    """
     height, width, colors = pixels.shape
     rows, columns = height // size, width // size
     split = pixels.reshape(rows // side, side, size, columns // side, side, size, colors)

@@ -1,7 +1,7 @@
-"""Files of sound: WAV by the standard library, others by soundfile where that is installed.
+"""Decodes sound files: WAV by the standard library, others by soundfile if installed.
 
-In: the bytes of a file. Out: samples of one channel, and their rate. What they will take is counted
-from the head of the file, and blocks are read one after the other.
+In: file contents. Out: mono samples and their rate. Memory is estimated from the header, and blocks
+are read one at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPES = {1: np.uint8, 2: "<i2", 3: None, 4: "<i4"}
 
 
 class Head(NamedTuple):
-    """What a file says of itself."""
+    """A sound file's header."""
 
     frames: int
     rate: int
@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
 
 def read_file(content: bytes, what: str) -> tuple[np.ndarray, int]:
-    """f32[samples] of one channel, and their rate."""
+    """Mono samples f32, and their rate. Raises RequestError."""
     if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
         try:
             return _wav(content, what)
@@ -64,7 +64,7 @@ def read_file(content: bytes, what: str) -> tuple[np.ndarray, int]:
 
 
 def one_channel(blocks: Iterable[np.ndarray], head: Head, what: str) -> tuple[np.ndarray, int]:
-    """The mean of all channels of blocks f32[frames, channels], and the rate."""
+    """Mix blocks f32[frames, channels] down to mono. Raises RequestError if too long."""
     if head.frames > MOST_SECONDS * head.rate:
         raise RequestError(
             f"{what} lasts {head.frames / head.rate:.0f} s; expected at most {MOST_SECONDS:.0f} s."
@@ -107,7 +107,7 @@ def _wav_blocks(file: wave.Wave_read, channels: int) -> Iterator[np.ndarray]:
 
 
 def _numbers(data: bytes, size: int) -> np.ndarray:
-    """f32[samples] from -1 to 1."""
+    """PCM samples as f32 in [-1, 1]."""
     if size == 3:
         three = np.frombuffer(data, np.uint8).reshape(-1, 3)
         values = np.pad(three, ((0, 0), (1, 0))).reshape(-1).view("<i4").astype(np.float32)

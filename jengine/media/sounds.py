@@ -1,6 +1,6 @@
-"""Decodes sounds from strangers in processes of their own, with limits of memory and time.
+"""Decodes untrusted sounds in separate processes with memory and time limits.
 
-In: the bytes of a file. Out: its samples at a model's rate, or a RequestError.
+In: file contents. Out: samples at a model's rate, or a RequestError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "\0"  # in place of what the sound is called
 
 
 class SoundDecoders:
-    """A few processes, started when they are first needed. From any thread."""
+    """Pool of decoding processes, started at first use. Thread-safe."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         size = max(1, min(os.cpu_count() or 1, MOST_PROCESSES))
@@ -33,7 +33,7 @@ class SoundDecoders:
         self.pool = ConfinedPool(PROGRAM, size=size, seconds=seconds, what=NAME)
 
     def samples(self, file: bytes, rate: int, what: str) -> np.ndarray:
-        """f32[samples] at this rate, which count in the budget as long as anybody has them."""
+        """Samples f32 at `rate`, counted in the memory budget until garbage-collected."""
         taken = self.budget.take(4 * rate * int(MOST_SECONDS))  # until its length is known
         kept = 0
         try:

@@ -1,7 +1,6 @@
-"""Where URLs of images may lead: data in the URL itself, files of one folder, hosts of a list.
+"""Where URLs of media may lead: data URLs, files of one folder, allowed hosts.
 
-In: a URL of a request. Out: the bytes, or a RequestError, before any socket is opened that the
-settings do not allow.
+In: a request's URL. Out: its contents, or a RequestError before any disallowed socket is opened.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LOOKUPS = Lookups()
 
 @dataclass(frozen=True)
 class MediaSources:
-    """What URLs may name. `domains`: hosts that are asked over HTTP; none: no host is."""
+    """Allowed sources. `domains`: hosts for HTTP; empty allows none."""
 
     domains: tuple[str, ...] = ()
     folder: Path | None = None  # whose files may be read by file: URLs; None: no file may
@@ -44,7 +43,7 @@ class MediaSources:
     seconds: float = SECONDS  # for one file over HTTP
 
     def content(self, url: str, what: str) -> bytes:
-        """The bytes that a URL leads to."""
+        """Contents behind a URL. Raises RequestError."""
         if url[:5].lower() == "data:":
             return data_bytes(url, what)
         parts = split(url, what)
@@ -109,7 +108,7 @@ class MediaSources:
         return host, port or (443 if parts.scheme == "https" else 80)
 
     def _address(self, host: str, port: int, deadline: Deadline, what: str) -> str:
-        """An address of the host that anyone may reach."""
+        """A public address of the host. Raises RequestError."""
         found = LOOKUPS.addresses(self.resolve, host, port, deadline)
         if not found:
             raise RequestError(f"{what}: {host} has no address.")
@@ -119,7 +118,7 @@ class MediaSources:
 
 
 def split(url: str, what: str) -> SplitResult:
-    """The parts of a URL that every reader takes apart in the same way."""
+    """Parse a URL; those that parsers may read differently are refused."""
     if "\\" in url or any(ord(char) <= 32 or ord(char) == 127 for char in unquote_nul(url)):
         raise RequestError(f"{what}: the URL holds a backslash, a space or a control character.")
     try:
@@ -129,12 +128,12 @@ def split(url: str, what: str) -> SplitResult:
 
 
 def unquote_nul(url: str) -> str:
-    """The URL with %00 as what it stands for, the one character that no path of a file has."""
+    """Decode %00, the one character no file path has."""
     return url.replace("%00", "\0")
 
 
 def data_bytes(url: str, what: str) -> bytes:
-    """The content of a data: URL in base64."""
+    """Contents of a base64 data URL. Raises RequestError."""
     head, comma, body = url[5:].partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise RequestError(f"{what}: expected data:image/...;base64,... .")

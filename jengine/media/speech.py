@@ -1,7 +1,7 @@
-"""Puts audio beside prompts: one audio, as the spectrogram that the encoder reads.
+"""Adds audio to prompts, as a spectrogram for the encoder.
 
-In: token ids and `multi_modal_data`. Out: the ids, which begin with the token that starts a
-decoder, and the audio's span.
+In: token ids and `multi_modal_data`. Out: ids that begin with the decoder's start token, and the
+audio's span.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from jengine.media_spans import MediaSpan
 
 
 class SpeechProcessor:
-    """Puts the audio of prompts beside them, by one model's rules. From any thread."""
+    """Adds audio to prompts by one model's rules. Thread-safe."""
 
     def __init__(self, speech: SpeechConfig, limits: Mapping[str, int] | None = None) -> None:
-        """`limits`: how many of each kind a prompt may have, below what the model takes: one."""
+        """`limits`: maximum items per kind, at most the model's one audio."""
         self.speech = speech
         self._most = min(1, (limits or {}).get("audio", 1))
         self.decoders = SoundDecoders()  # of what comes from strangers
 
     def opened(self, file: bytes, what: str) -> np.ndarray:
-        """The samples of a stranger's file."""
+        """Decode an untrusted sound file."""
         self._check_count(1)
         return self.decoders.samples(file, self.speech.sampling_rate, what)
 
     def expanded(
         self, ids: list[int], data: Any, options: Mapping[str, Any] | None = None
     ) -> tuple[list[int], list[MediaSpan]]:
-        """The prompt, and its audio."""
+        """Return the prompt's ids and the audio's span. Raises RequestError."""
         if options:
             raise RequestError(
                 f"mm_processor_kwargs has {', '.join(map(repr, options))}: audio is processed in "
@@ -50,7 +50,7 @@ class SpeechProcessor:
         return (ids if start in ids else [start, *ids]), [span]
 
     def span(self, samples: np.ndarray) -> MediaSpan:
-        """The audio for the encoder."""
+        """The audio's span. Raises RequestError if it is too long."""
         speech = self.speech
         if len(samples) > speech.samples:
             raise RequestError(
@@ -76,7 +76,7 @@ class SpeechProcessor:
             )
 
     def _one(self, data: Any) -> np.ndarray:
-        """The samples of the one audio."""
+        """The single audio's samples. Raises RequestError."""
         if not isinstance(data, Mapping):
             raise RequestError(
                 f"multi_modal_data is a {type(data).__name__}; expected {{'audio': (array, rate)}}."

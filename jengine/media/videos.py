@@ -1,7 +1,7 @@
-"""Videos as frames of one size, resized alike and cut into patches of several frames each.
+"""Videos as frames of one size, in patches of several frames.
 
-In: an array of frames, a list of pictures, or an animated picture, and how many of them a second
-has. Out: pictures, and a Layout. Frames are taken as they are given: none is left out.
+In: an array of frames, a list of images, or an animated image, and frames per second. Out: images,
+and a Layout. Frames are not subsampled.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ Encode = Callable[[str], list[int]]  # a text's tokens
 
 
 class Frames(NamedTuple):
-    """The frames of a video, and when each is seen."""
+    """Frames of a video and their times."""
 
     pictures: list[Picture]
     seconds: tuple[float, ...]
 
 
 def are_videos(given: Any) -> bool:
-    """Whether a list holds videos, and not the frames of one."""
+    """Whether a list holds videos rather than one video's frames."""
     return isinstance(given, list) and bool(given) and all(is_video(one) for one in given)
 
 
 def is_video(given: Any) -> bool:
-    """Frames with facts, a list of frames, or an array that has an axis of frames."""
+    """Whether this is a video: (frames, metadata), a list of frames, or a 4-dimensional array."""
     return isinstance(given, (list, tuple)) or len(getattr(given, "shape", ())) == 4
 
 
 def frames_of(given: Any, fps: Any, what: str) -> Frames:
-    """The frames of one video. `fps`: of videos that say nothing of it."""
+    """Frames of one video; `fps` applies if its metadata has none. Raises RequestError."""
     facts: Mapping[str, Any] = {}
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping | None):
         given, facts = given[0], given[1] or {}
@@ -67,7 +67,7 @@ def frames_of(given: Any, fps: Any, what: str) -> Frames:
 
 
 def size_of_all(frames: Sequence[Picture], what: str) -> tuple[int, int]:
-    """Height and width of all frames of a video."""
+    """Common (height, width) of all frames. Raises RequestError."""
     if sum(math.prod(one.size) for one in frames) > MOST_PIXELS:
         raise RequestError(f"{what} has more than {MOST_PIXELS} pixels in all frames.")
     if len({one.size for one in frames}) > 1:
@@ -76,7 +76,7 @@ def size_of_all(frames: Sequence[Picture], what: str) -> tuple[int, int]:
 
 
 def seconds_of(count: int, facts: Mapping[str, Any], fps: Any, what: str) -> tuple[float, ...]:
-    """When each frame is seen."""
+    """Time of each frame. Raises RequestError."""
     for name in facts:
         if name not in FACTS:
             raise RequestError(
@@ -106,8 +106,7 @@ def video_layout(
     settings: Settings,
     encode: Encode | None,
 ) -> Layout:
-    """What becomes of the frames of a video, all of this size, and what takes the place of its
-    placeholder."""
+    """Layout of a video with frames of this size."""
     scaling, step = Scaling().changed(settings), vision.patch_size * vision.merger.side
     (height, width), each, part = size, vision.frames, Part()
     if scaling.do_resize:
@@ -141,8 +140,9 @@ def video_layout(
 def resized_shape(
     shape: tuple[int, ...], vision: VisionConfig, settings: Settings
 ) -> tuple[int, int]:
-    """Height and width of resized frames. Limits are those of a frame, or, where frames are told
-    apart by text, of all of them."""
+    """(height, width) of resized frames. Pixel limits apply per frame or, for models with
+    timestamps in text, to the whole video.
+    """
     count, height, width = shape[:3]
     step = vision.patch_size * vision.merger.side
     least, most = pixel_limits(settings, usual_limits(vision))
@@ -160,6 +160,6 @@ def resized_shape(
 
 
 def usual_limits(vision: VisionConfig) -> tuple[int, int]:
-    """The fewest and the most pixels where settings say nothing."""
+    """Default minimum and maximum pixels."""
     token = (vision.patch_size * vision.merger.side) ** 2
     return 128 * token, 768 * token
