@@ -1,7 +1,7 @@
-"""A model as declarations without data, and the same model with arrays.
+"""Abstract models (declarations only), and filling them with arrays.
 
-In: a ModelConfig. Out: a model whose parameters are shapes, then arrays. No random numbers are
-drawn and nothing is allocated twice. Must not know files.
+In: a ModelConfig. Out: a model of shapes, then of arrays. No random numbers are drawn and nothing
+is allocated twice. Must not know files.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ NamedArray = tuple[str, jax.Array]  # dotted path and value of a parameter
 
 
 def place_on_default_device(path: str, axes: tuple[str | None, ...], array: Any) -> jax.Array:
-    """The placement of a model that is not sharded."""
+    """Placement of an unsharded model."""
     return jax.device_put(np.asarray(array))
 
 
 def abstract_model(config: ModelConfig) -> LanguageModel:
-    """The model in the config's dtype, every parameter a ShapeDtypeStruct."""
+    """Build the model in the config's dtype with ShapeDtypeStructs as parameters."""
     return registry.build(config, dtype=jnp.dtype(config.dtype), rngs=None)
 
 
 def declaration(model: nnx.Module) -> nnx.Module:
-    """A model's declarations: the same module with shapes in place of arrays."""
+    """Copy of a module with shapes in place of arrays."""
     graph, parameters = nnx.split(model)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), parameters)
     return nnx.merge(graph, shapes)
 
 
 def with_values(model: M, values: Mapping[str, jax.Array]) -> M:
-    """The (abstract) model with the value of every parameter set, by dotted path."""
+    """Set every parameter of a model by dotted path."""
     graph, parameters = nnx.split(model)
     _, tree = jax.tree.flatten(parameters)
     leaves = [values[path] for path, _ in named_variables(parameters)]
@@ -55,7 +55,7 @@ def with_values(model: M, values: Mapping[str, jax.Array]) -> M:
 
 
 def with_dtype(config: ModelConfig, dtype: Any) -> ModelConfig:
-    """The config for weights of `dtype`; "auto" keeps what the checkpoint says."""
+    """Config with weights of `dtype`; "auto" keeps the checkpoint's. Raises ConfigError."""
     if isinstance(dtype, str) and dtype == "auto":
         return config
     try:

@@ -1,7 +1,7 @@
-"""The tokens that a draft head knows, as a tensor of the model's vocabulary.
+"""A draft head's reduced vocabulary as a lookup from the model's vocabulary.
 
-In: a file's offsets (`d2t`): place i of the head is the model's token i + d2t[i]. Out: for each of
-the model's tokens its place, or -1. Must not know models.
+In: a file's offsets (`d2t`): entry i of the head is token i + d2t[i]. Out: for each token its
+entry, or -1. Must not know models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INTEGERS = ("I32", "I64")
 
 @dataclass(frozen=True)
 class DraftPlaces:
-    """A tensor that is made of another one as it is read."""
+    """Tensor derived from the offsets when read."""
 
     name: str
     offsets: StoredTensor
@@ -27,12 +27,11 @@ class DraftPlaces:
 
     @property
     def file(self) -> Path:
-        """The file of the offsets."""
         return self.offsets.file
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One place for each of the model's tokens."""
+        """(vocab_size,)."""
         return (self.vocab_size,)
 
     @property
@@ -41,7 +40,7 @@ class DraftPlaces:
         return self.offsets.size
 
     def read(self) -> np.ndarray:
-        """i32: the place of each token."""
+        """Entry of each token or -1, i32. Raises CheckpointError."""
         stored = self.offsets
         if stored.dtype not in INTEGERS or len(stored.shape) != 1:
             raise CheckpointError(

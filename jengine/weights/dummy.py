@@ -1,7 +1,7 @@
-"""Random weights without a checkpoint, for load_format="dummy", made at the speed of memory.
+"""Random weights for load_format="dummy", made at memory speed.
 
 In: a ModelConfig. Out: a model whose parameters have the declared means and deviations. For
-measuring speed and memory, not for training: the noise of large matrices repeats.
+measuring speed and memory only: noise repeats within large matrices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOISE_LENGTH = 1_048_573
 def dummy_model(
     config: ModelConfig, dtype: Any = "auto", seed: int = 0, *, place: Place | None = None
 ) -> LanguageModel:
-    """A model of random weights; the same seed gives the same weights."""
+    """A model of random weights, deterministic in `seed`."""
     model = abstract_model(with_dtype(config, dtype))
     return with_values(model, dict(dummy_arrays(model, seed, place=place)))
 
@@ -42,7 +42,7 @@ def dummy_model(
 def dummy_arrays(
     model: nnx.Module, seed: int = 0, *, place: Place | None = None
 ) -> Iterator[NamedArray]:
-    """The parameters of `dummy_model`, made as they are asked for."""
+    """Yield the parameters of `dummy_model` lazily."""
     place = place or place_on_default_device
     generator = np.random.default_rng(seed)
     noise = generator.standard_normal(NOISE_LENGTH, np.float32)
@@ -59,7 +59,7 @@ def dummy_arrays(
 
 
 def _fill(buffer: np.ndarray, init: Initializer, noise: np.ndarray, first: int) -> None:
-    """Fill the buffer from the noise, which starts at `first` and repeats."""
+    """Fill the buffer with noise, starting at `first` and repeating."""
     if init.stddev == 0.0:
         buffer.fill(init.mean)
         return

@@ -1,7 +1,7 @@
-"""A model folder: its config and its shards, all checked. A GGUF file is taken for a folder.
+"""Opens a model folder, or a GGUF file, and checks its config and shards.
 
-In: a folder in Hugging Face format. Out: the ModelConfig and where each tensor is stored. Only
-local files are read; nothing in a folder is ever executed or downloaded.
+In: a folder in Hugging Face format. Out: the ModelConfig and where each tensor is stored. Reads
+local files only; nothing is executed or downloaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5")
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The ModelConfig that config.json, or the header of a GGUF file, describes."""
+    """ModelConfig from config.json or a GGUF header. Raises CheckpointError."""
     if is_gguf(folder):
         return read_gguf_config(folder)
     return registry.model_config(read_config_file(folder))
@@ -39,7 +39,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 def read_config_file(
     folder: Path, overrides: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """The folder's config.json, with these entries in place of its own."""
+    """The folder's config.json, with overrides merged in. Raises CheckpointError."""
     file = folder / "config.json"
     if not file.is_file() and any(folder.glob("*.gguf")):
         raise CheckpointError(f"{folder}: holds GGUF files and no config.json. {GGUF_ADVICE}")
@@ -47,7 +47,7 @@ def read_config_file(
 
 
 def merged(values: Mapping[str, object], other: Mapping[str, object]) -> dict[str, object]:
-    """The values with others in their place; objects in objects are merged too."""
+    """Merge nested mappings; `other` takes precedence."""
     found = dict(values)
     for key, value in other.items():
         inner = found.get(key)
@@ -57,7 +57,7 @@ def merged(values: Mapping[str, object], other: Mapping[str, object]) -> dict[st
 
 
 def dense_tensors(folder: Path, config: ModelConfig) -> dict[str, TypedTensor]:
-    """The tensors of a pooling model's head that sentence-transformers keeps in other folders."""
+    """Pooling head tensors that sentence-transformers keeps in subfolders."""
     layers = () if config.pooling is None else config.pooling.head
     parts = {layer.name.rpartition("/")[0] for layer in layers} - {""}
     return {
@@ -68,13 +68,14 @@ def dense_tensors(folder: Path, config: ModelConfig) -> dict[str, TypedTensor]:
 
 
 def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors; only headers are read."""
+    """Shapes of all tensors, from headers."""
     return {name: tuple(tensor.shape) for name, tensor in open_checkpoint(folder).items()}
 
 
 def register_imported(folder: Path, overrides: Mapping[str, object] | None = None) -> None:
-    """Read this folder's architecture, if no family does, as what its tensors and config.json show
-    (`models/importing`)."""
+    """Register a family derived from this folder's tensors and config.json, if no built-in one
+    reads it (`models/importing`).
+    """
     hf = read_config_file(folder, overrides)
     if registry.is_built_in(hf):
         return
@@ -89,7 +90,7 @@ def register_imported(folder: Path, overrides: Mapping[str, object] | None = Non
 
 
 def open_checkpoint(folder: Path) -> Mapping[str, TypedTensor]:
-    """Every tensor of the folder's safetensors files, or of a GGUF file, by name."""
+    """All tensors of the folder's safetensors or GGUF files by name, unread."""
     if is_gguf(folder):
         return gguf_tensors(folder)
     if (folder / SINGLE_FILE).is_file():
@@ -143,9 +144,8 @@ def _read_shards(folder: Path, index: Mapping[str, object]) -> dict[str, StoredT
 
 
 def _shard_name(folder: Path, name: str, shard: object) -> str:
-    """Check that a shard's name is a plain file name, so that it cannot lead out of the folder.
-
-    The file itself may be a symbolic link, as in download caches.
+    """Validate a shard's file name, so that it cannot escape the folder; the file may be a symbolic
+    link, as in download caches.
     """
     if (
         not isinstance(shard, str)

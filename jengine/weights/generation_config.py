@@ -1,6 +1,6 @@
-"""The JSON files of a model folder, and what generation_config.json says about sampling. No jax.
+"""Reads JSON files of a model folder, and sampling defaults in generation_config.json. No jax.
 
-In: a folder, or settings that take the place of the file's. Out: checked sampling settings.
+In: a folder, or settings that replace the file's. Out: validated sampling settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GENERATION_KEYS = ("eos_token_id", *SAMPLING_NUMBERS, *SAMPLING_INTEGERS)
 
 
 def read_json(file: Path) -> dict[str, object]:
-    """Parse a file that holds a JSON object."""
+    """Parse a JSON object from a file. Raises CheckpointError."""
     if not file.is_file():
         raise CheckpointError(f"{file.parent}: there is no {file.name} in this folder.")
     try:
@@ -43,7 +43,7 @@ def read_json(file: Path) -> dict[str, object]:
 
 
 def read_generation_config(folder: Path) -> dict[str, object]:
-    """The folder's generation_config.json, or {} where there is none; of a GGUF file, its own."""
+    """Sampling settings of generation_config.json or a GGUF file; {} if there are none."""
     if is_gguf(folder):
         return generation_settings(generation_of(open_gguf(folder)), str(folder))
     file = folder / "generation_config.json"
@@ -51,9 +51,8 @@ def read_generation_config(folder: Path) -> dict[str, object]:
 
 
 def generation_settings(values: object, where: str) -> dict[str, object]:
-    """What a generation config says about sampling; keys that it leaves out or nulls are absent.
-
-    `eos_token_id` is always a tuple. Keys that do not concern sampling are ignored.
+    """Validated sampling settings; missing and null keys are absent, `eos_token_id` is always a
+    tuple, other keys are ignored.
     """
     fields = Fields(values, where)
     found: dict[str, object] = {}

@@ -1,7 +1,7 @@
-"""Arrays of the user's program under Hugging Face names, read as a checkpoint's tensors are.
+"""In-memory arrays under Hugging Face names, read like a checkpoint.
 
 In: flat or nested mappings of numpy, JAX or DLPack arrays. Out: parameters, after all names and
-shapes were checked. Layouts of checkpoints differ from ours, so every array is copied.
+shapes were checked. Layouts differ from ours, so every array is copied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GIVEN = Path("the given arrays")
 
 @dataclass(frozen=True)
 class GivenTensor:
-    """An array under the name that it has in a checkpoint."""
+    """An array under its checkpoint name."""
 
     name: str
     array: Any
@@ -43,21 +43,20 @@ class GivenTensor:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
         return int(self.array.nbytes)
 
     def read(self) -> np.ndarray:
-        """On the host: shards of several devices are gathered."""
+        """The array on the host, gathered from its shards."""
         return np.asarray(self.array)
 
 
 def given_tensors(named: Mapping[str, Any]) -> dict[str, GivenTensor]:
-    """Arrays by dotted name, or a CheckpointError for what is no array."""
+    """Arrays by dotted name. Raises CheckpointError for anything else."""
     return {name: GivenTensor(name, as_array(name, one)) for name, one in named.items()}
 
 
 def as_array(name: str, given: Any) -> Any:
-    """A numpy or JAX array as it is, another framework's through DLPack."""
+    """Convert to a numpy or JAX array, through DLPack if needed. Raises CheckpointError."""
     if not isinstance(given, (np.ndarray, jax.Array)):
         if not hasattr(given, "__dlpack__"):
             raise CheckpointError(
@@ -75,7 +74,7 @@ def as_array(name: str, given: Any) -> Any:
 def hf_parameters(
     config: ModelConfig, model: nnx.Module, given: Mapping[str, ReadableTensor], place: Place | None
 ) -> dict[str, jax.Array]:
-    """Every parameter that `model` (abstract or not) declares, by path."""
+    """Every declared parameter by path, from arrays under Hugging Face names."""
     tensors = registry.full_names(config, given)
     pieces = present(registry.plain_pieces(config), tensors)
     check_tensors(GIVEN, tensors, pieces, registry.ignored_tensors(config))
@@ -83,7 +82,7 @@ def hf_parameters(
 
 
 def are_hf_names(config: ModelConfig, names: Iterable[str]) -> bool:
-    """Whether more of the names are tensors of this model's checkpoints than parameters."""
+    """Whether more of the names are checkpoint tensors than parameter paths."""
     pieces = registry.plain_pieces(config)
     known = {piece.name for found in pieces.values() for piece in found}
     full = registry.full_names(config, dict.fromkeys(names))
@@ -93,7 +92,7 @@ def are_hf_names(config: ModelConfig, names: Iterable[str]) -> bool:
 def given_parameters(
     config: ModelConfig, model: nnx.Module, params: Any, place: Place
 ) -> dict[str, jax.Array]:
-    """The parameters of a module, a state, or a tree under our paths or Hugging Face names."""
+    """Parameters of a module, a state, or a tree under our paths or Hugging Face names."""
     if isinstance(params, Mapping) and not isinstance(params, nnx.State):
         named = named_arrays(params)
         if are_hf_names(config, named):

@@ -1,7 +1,7 @@
-"""Live parameters: arrays of the user's own program, checked against what a model declares.
+"""Users' live parameters, checked against a model's declarations.
 
-In: an nnx module, an nnx.State or a plain tree of arrays. Out: dotted path -> array, without a copy
-where dtype and sharding fit. Nothing is replaced before everything is checked.
+In: an nnx module, an nnx.State or a tree of arrays. Out: arrays by dotted path, without a copy
+where dtype and sharding fit. Everything is checked before anything is replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_SHOWN = 10
 
 
 def named_arrays(params: Any) -> dict[str, Any]:
-    """Dotted path -> array, from a module, a state, or nested dicts and lists."""
+    """Arrays by dotted path, from a module, a state, or nested dicts and lists."""
     if isinstance(params, nnx.Module):
         return {path: parameter[...] for path, parameter in named_parameters(params)}
     if isinstance(params, nnx.State):
@@ -47,8 +47,7 @@ def _walk(path: str, node: Any, found: dict[str, Any]) -> None:
 
 
 def fitting_arrays(model: nnx.Module, params: Any, place: Place) -> dict[str, jax.Array]:
-    """Arrays for every parameter that `model` (abstract or not) declares, or a ConfigError that
-    lists the differences."""
+    """Arrays for every declared parameter. Raises ConfigError that lists the differences."""
     declared = dict(named_parameters(model))
     given = with_current_names(named_arrays(params), declared)
     problems = list(differences(declared, given))
@@ -67,13 +66,13 @@ def fitting_arrays(model: nnx.Module, params: Any, place: Place) -> dict[str, ja
 
 
 def pytree_paths(tree: Any) -> list[str]:
-    """The dotted paths of a pytree's leaves."""
+    """Dotted paths of a pytree's leaves."""
     leaves, _ = jax.tree.flatten_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
 
 
 def differences(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """What is missing, unknown, or of another shape or dtype, one line each."""
+    """Missing, unknown and mismatched parameters, one line each."""
     lines = [f"{path}: missing" for path in declared if path not in given]
     lines += [f"{path}: not a parameter of this model" for path in given if path not in declared]
     for path, parameter in declared.items():
@@ -95,7 +94,7 @@ def differences(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[s
 
 
 def release_moved(given: Iterable[Any], in_use: Iterable[jax.Array]) -> None:
-    """Delete the given arrays whose memory is not in use, as their contents had to be copied."""
+    """Delete given arrays whose buffers are not in use because their contents had to be copied."""
     kept = set().union(*map(buffers, in_use))
     for array in given:
         if isinstance(array, jax.Array) and not array.is_deleted() and not buffers(array) & kept:
@@ -103,5 +102,5 @@ def release_moved(given: Iterable[Any], in_use: Iterable[jax.Array]) -> None:
 
 
 def buffers(array: jax.Array) -> set[tuple[int, int]]:
-    """The device and the address of each of an array's buffers."""
+    """(device id, address) of an array's buffers."""
     return {(s.device.id, s.data.unsafe_buffer_pointer()) for s in array.addressable_shards}

@@ -1,4 +1,4 @@
-"""MapTo: where an array of another library's tree goes in a checkpoint, and how it is laid out."""
+"""MapTo: destination and layout of another library's array in a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ class MapTo:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names."""
         return (self.name,) if isinstance(self.name, str) else self.name
 
     def laid_out(self, array: Any, layer: int | None, part: int) -> Any:
-        """One of the tensors of the array, in a checkpoint's layout."""
+        """One checkpoint tensor cut from the array, in the checkpoint's layout."""
         if self.stacked is not None:
             array = array[(slice(None),) * (self.stacked % array.ndim) + (layer,)]
         first = self.inputs if self.inputs is not None else self.outputs

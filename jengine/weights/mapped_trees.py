@@ -1,7 +1,7 @@
-"""Trees of other libraries as the tensors of a checkpoint.
+"""Maps other libraries' parameter trees to checkpoint tensors.
 
-In: any pytree, and rules or a function. Out: arrays under Hugging Face names, read when they are
-needed. `tree_tables` has the rules of libraries.
+In: a pytree, and rules or a function. Out: arrays under Hugging Face names, converted when read.
+`tree_tables` has libraries' rules.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FIRST_SHOWN = 10
 def mapped_parameters(
     config: ModelConfig, model: nnx.Module, tree: Any, mapping: Mapped, place: Place | None
 ) -> dict[str, jax.Array]:
-    """Every parameter that `model` (abstract or not) declares, by path, after all were checked."""
+    """Every declared parameter by path, after all were checked. Raises CheckpointError."""
     return hf_parameters(config, model, mapped_tensors(tree, mapping), place)
 
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """A tensor of an array of a tree, laid out when it is read."""
+    """A checkpoint tensor cut from a tree's array when read."""
 
     name: str
     array: Any
@@ -56,18 +56,17 @@ class MappedTensor:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
         return math.prod(self.shape) * np.dtype(self.array.dtype).itemsize
 
     def read(self) -> np.ndarray:
-        """On the host: shards of several devices are gathered."""
+        """The tensor on the host, gathered from its shards."""
         return np.asarray(self.how(self.array))
 
 
 def mapped_tensors(tree: Any, mapping: Mapped) -> dict[str, MappedTensor]:
-    """The arrays of a tree under Hugging Face names. Leaves that are no arrays are left out.
+    """Tensors of a tree under Hugging Face names; leaves that are no arrays are skipped.
 
-    Raises CheckpointError where a path matches no rule, a name comes twice, or a rule does not fit
+    Raises CheckpointError where a path matches no rule, a name occurs twice, or a rule does not fit
     its array.
     """
     arrays = tree_arrays(tree)
@@ -83,7 +82,7 @@ def mapped_tensors(tree: Any, mapping: Mapped) -> dict[str, MappedTensor]:
 
 
 def tree_arrays(tree: Any) -> dict[str, Any]:
-    """Dotted path -> array, from any pytree, an nnx module or its state."""
+    """Arrays by dotted path, from a pytree, an nnx module or its state."""
     if isinstance(tree, nnx.Module):
         tree = nnx.state(tree, nnx.Param)
     if isinstance(tree, nnx.State):
@@ -98,7 +97,7 @@ def tree_arrays(tree: Any) -> dict[str, Any]:
 
 
 def as_target(given: MapTo | str | None) -> MapTo | None:
-    """A name alone as the target of an array that stays as it is."""
+    """Normalise a rule's target. Raises CheckpointError."""
     if given is None or isinstance(given, MapTo):
         return given
     if isinstance(given, str):
@@ -112,7 +111,9 @@ def as_target(given: MapTo | str | None) -> MapTo | None:
 def by_rules(
     arrays: Mapping[str, Any], rules: Mapping[str, MapTo | None]
 ) -> Iterator[MappedTensor]:
-    """The tensors of each array, by the first rule that its path matches."""
+    """Tensors of each array by the first matching rule. Raises CheckpointError for unmatched
+    paths.
+    """
     patterns = [(expression(rule), to) for rule, to in rules.items()]
     unmatched = []
     for path, array in arrays.items():
@@ -133,19 +134,19 @@ def by_rules(
 
 
 def expression(rule: str) -> re.Pattern[str]:
-    """A rule's pattern as a regular expression with a group per placeholder."""
+    """Compile a rule's pattern to a regular expression with a group per placeholder."""
     parts = re.split(r"(\{\w+(?::path)?\})", rule)
     return re.compile("".join(group_of(one) if one[:1] == "{" else re.escape(one) for one in parts))
 
 
 def group_of(placeholder: str) -> str:
-    """What stands for `{name}`, one part of a path, or `{name:path}`, one or several."""
+    """Regular expression of `{name}` (one path component) or `{name:path}` (one or more)."""
     name, _, several = placeholder.strip("{}").partition(":")
     return f"(?P<{name}>.+)" if several else f"(?P<{name}>[^.]+)"
 
 
 def tensors_of(path: str, array: Any, to: MapTo, words: dict[str, str]) -> Iterator[MappedTensor]:
-    """Every tensor that an array holds: one, or one per layer and name."""
+    """Tensors that an array holds, one per layer and name."""
     array = as_array(path, array)
     layers: Iterable[int | None] = (None,)
     if to.stacked is not None and array.ndim:
@@ -166,7 +167,7 @@ def tensors_of(path: str, array: Any, to: MapTo, words: dict[str, str]) -> Itera
 
 
 def unique(tensors: Iterable[MappedTensor]) -> dict[str, MappedTensor]:
-    """The tensors by name; an error if two have one."""
+    """Tensors by name. Raises CheckpointError for duplicates."""
     found: dict[str, MappedTensor] = {}
     for one in tensors:
         if one.name in found:

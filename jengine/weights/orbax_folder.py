@@ -1,7 +1,7 @@
-"""Finds the Orbax checkpoint in a model folder by file names, without importing Orbax.
+"""Finds the Orbax checkpoint in a folder, without importing Orbax.
 
-In: a folder. Out: its checkpoint, the newest of several steps, and the names of the checkpoint's
-trees. Must not know arrays.
+In: a folder. Out: its checkpoint, the latest of several steps, and the names of its trees. Must not
+know arrays.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ UNFINISHED = ".orbax-checkpoint-tmp"
 
 
 def is_orbax(folder: Path | str) -> bool:
-    """Whether a checkpoint is in this folder."""
     return any(_checkpoints(Path(folder)))
 
 
 def find_checkpoint(folder: Path | str) -> Path:
-    """The checkpoint in this folder: itself, below it, or the newest step of a training run."""
+    """Path of the folder's checkpoint: itself, below it, or the latest step. Raises
+    CheckpointError.
+    """
     found = next(_checkpoints(Path(folder)), [])
     if not found:
         raise CheckpointError(
@@ -48,14 +49,14 @@ def find_checkpoint(folder: Path | str) -> Path:
 
 
 def stored_trees(checkpoint: Path) -> list[str | None]:
-    """Names of the trees of arrays in a checkpoint; None stands for a tree without a name."""
+    """Names of the array trees in a checkpoint; None for an unnamed tree."""
     if (checkpoint / TREE_FILE).is_file():
         return [None]
     return [path.name for path in _folders(checkpoint) if (path / TREE_FILE).is_file()]
 
 
 def _checkpoints(folder: Path) -> Iterator[list[Path]]:
-    """The checkpoints at each depth where there are any, nearest first."""
+    """Checkpoints at each depth that has any, nearest first."""
     level: Sequence[Path] = [folder]
     for _ in range(3):
         found = [path for path in level if _is_checkpoint(path)]
@@ -81,7 +82,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _step(path: Path) -> tuple[tuple[Path, str], int | None]:
-    """What a checkpoint is a step of, and its number: run/step_020 is 20 of (run, 'step_')."""
+    """Series and step number of a path: run/step_020 is step 20 of (run, 'step_')."""
     match = re.fullmatch(r"(|.*\D)(\d{1,18})", path.name)
     if match is None:
         return (path.parent, path.name), None

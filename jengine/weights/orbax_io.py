@@ -1,7 +1,7 @@
-"""Loads and saves Orbax checkpoints, whose arrays are named by the paths of our parameters.
+"""Loads and saves Orbax checkpoints, whose arrays are named by our parameter paths.
 
-In: a folder that `save_orbax` or a training loop wrote, or a model. Out: a model whose shards
-each device read for itself, or such a folder. Importing this takes two seconds, because of Orbax.
+In: a folder written by `save_orbax` or a training loop, or a model. Out: a model, each device
+reading only its shards, or such a folder. Importing this takes two seconds, because of Orbax.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ HOST_BYTES = 2**31
 def load_orbax(
     folder: Path | str, config: ModelConfig, shardings: Shardings, *, cast: bool = False
 ) -> LanguageModel:
-    """The model of `config` with the folder's arrays; each device reads only its shards.
-
-    With `cast`, other floating point types than the config's are converted as they are read.
+    """Load a model; each device reads only its shards. `cast` converts floating point dtypes while
+    reading. Raises CheckpointError.
     """
     checkpoint = find_checkpoint(folder)
     model = abstract_model(config)
@@ -76,7 +75,7 @@ def load_orbax(
 
 
 def save_orbax(model: LanguageModel, folder: Path | str) -> None:
-    """Write config.json, and the parameters as nested dicts in a subfolder."""
+    """Write config.json, and parameters as nested dicts in a subfolder."""
     folder = Path(folder).resolve()
     values = {path: leaf.get_value() for path, leaf in named_parameters(model)}
     config = dataclasses.replace(model.config, dtype=_one_dtype(values))
@@ -96,7 +95,7 @@ def _one_dtype(values: Mapping[str, jax.Array]) -> str:
 
 
 def _described(checkpoint: Path) -> dict[str | None, Any]:
-    """The trees that may hold parameters, with descriptions in place of arrays."""
+    """Metadata of trees that may hold parameters."""
     names = stored_trees(checkpoint)
     trees: dict[str | None, Any] = {}
     for name in names:
@@ -115,7 +114,7 @@ def _described(checkpoint: Path) -> dict[str | None, Any]:
 
 
 def _named_leaves(checkpoint: Path, trees: Mapping[str | None, Any]) -> dict[str, Any]:
-    """Dotted path -> description of the array, over all trees."""
+    """Array metadata by dotted path over all trees."""
     stored: dict[str, Any] = {}
     for tree_name, tree in trees.items():
         for path, leaf in jax.tree.leaves_with_path(tree):
@@ -133,7 +132,7 @@ def _check(
     above: str,
     cast: bool,
 ) -> None:
-    """Refuse a checkpoint that does not hold exactly the model's parameters."""
+    """Raise CheckpointError unless the checkpoint holds exactly the model's parameters."""
     given = {}
     for path, name in stored_names(stored, declared, above).items():
         cast_to = declared[path].dtype if cast and path in declared else None
@@ -149,7 +148,7 @@ def _check(
 
 
 def _stand_in(leaf: Any, cast_to: Any) -> Any:
-    """A zero broadcast to the leaf's shape, which takes no memory; other leaves unchanged."""
+    """A zero broadcast to the leaf's shape, without memory; other leaves unchanged."""
     try:
         dtype = jnp.dtype(leaf.dtype)
         if cast_to is not None and jnp.issubdtype(dtype, jnp.floating):
@@ -164,7 +163,7 @@ def _read(
     trees: Mapping[str | None, Any],
     targets: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.Array]:
-    """Read the arrays named in `targets`, and no others."""
+    """Read only the arrays named in `targets`."""
     values: dict[str, jax.Array] = {}
     for tree_name, tree in trees.items():
 
@@ -186,7 +185,7 @@ def _read(
 def _check_range(
     checkpoint: Path, stored: Mapping[str, Any], values: Mapping[str, jax.Array]
 ) -> None:
-    """Refuse values that overflowed to infinity; only float16 has a smaller range than stored."""
+    """Raise CheckpointError for values that overflowed to infinity in float16."""
     for name, array in values.items():
         narrowed = array.dtype == jnp.float16 and stored[name].dtype != jnp.float16
         if narrowed and bool(jnp.isinf(array).any()):
@@ -198,7 +197,7 @@ def _check_range(
 
 @contextmanager
 def _bounded_memory(arrays: Iterable[jax.Array | jax.ShapeDtypeStruct]) -> Iterator[None]:
-    """Limit the host memory that Orbax uses between file and device to a few arrays."""
+    """Limit Orbax's host memory between file and device to a few arrays."""
     # Orbax refuses an array larger than the limit; a stored element has at most 8 bytes.
     limit = HOST_BYTES + 8 * max(math.prod(array.shape) for array in arrays)
     context = v1.Context()
@@ -211,7 +210,7 @@ def _bounded_memory(arrays: Iterable[jax.Array | jax.ShapeDtypeStruct]) -> Itera
 
 @contextmanager
 def _orbax_errors(checkpoint: Path) -> Iterator[None]:
-    """Raise CheckpointError for the dozen kinds of errors that a damaged checkpoint causes."""
+    """Convert the many exception types of damaged checkpoints to CheckpointError."""
     try:
         yield
     except jax.errors.JaxRuntimeError:

@@ -1,7 +1,7 @@
-"""Names of arrays in an Orbax checkpoint, and the parameters of a model that they stand for.
+"""Maps array names in an Orbax checkpoint to parameter paths.
 
-In: a checkpoint's names and a model's parameters by path. Out: the name of each parameter, whatever
-the tree above them is called. Must not know arrays or files.
+In: a checkpoint's names and a model's parameters. Out: the stored name of each parameter, whatever
+tree it is in. Must not know arrays or files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dotted(tree: str | None, path: Sequence[Any]) -> str:
-    """A leaf's name, without the level that nnx variables add in a checkpoint."""
+    """A leaf's dotted name, without the level added by nnx variables."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
     return name.removesuffix(".value") if tree is None else f"{tree}.{name.removesuffix('.value')}"
 
@@ -44,7 +44,9 @@ def dotted(tree: str | None, path: Sequence[Any]) -> str:
 def parameters_prefix(
     checkpoint: Path, stored: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> str:
-    """The prefix of the parameters' names: '', 'params.', 'state.model.', ..."""
+    """Prefix of the parameters' names: '', 'params.', 'state.model.', ... Raises
+    CheckpointError.
+    """
     counts = Counter(
         prefix
         for name in stored
@@ -77,6 +79,6 @@ def _possible_prefixes(name: str) -> Iterator[str]:
 
 
 def stored_names(stored: Iterable[str], declared: Mapping[str, Any], above: str) -> dict[str, str]:
-    """The name in the checkpoint of every array below `above`, by its path in the model."""
+    """Stored names below `above`, by parameter path."""
     below = {name.removeprefix(above): name for name in stored if name.startswith(above)}
     return with_current_names(below, declared)

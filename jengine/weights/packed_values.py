@@ -1,8 +1,8 @@
-"""Values and scales of quantized checkpoints out of the integers that files pack them in.
+"""Unpacks quantized checkpoints' integers and scales.
 
-In: arrays as files hold them. Out: arrays as `QuantizedWeights` declares them, outputs first:
-values of eight bits [outputs, inputs], values of four bits as pairs of inputs in a byte, the first
-in its low half, and scales and zeros [outputs, groups]. Must not know files or devices.
+In: arrays as files hold them. Out: arrays as `QuantizedWeights` declares them, outputs first: int8
+[outputs, inputs], 4-bit as two inputs per byte (first in the low nibble), scales and zeros
+[outputs, groups]. Must not know files or devices.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ WORD = np.dtype("<i4")
 
 
 def values_along_inputs(words: np.ndarray, bits: int) -> np.ndarray:
-    """compressed-tensors' values, int32 [outputs, words], lowest bits first and offset to be
-    unsigned. Four bits stay pairs in a byte; eight bits become signed."""
+    """compressed-tensors' values: int32 [outputs, words], lowest bits first, offset to unsigned.
+    4-bit values stay packed, 8-bit ones become signed.
+    """
     unsigned = np.ascontiguousarray(words, WORD).view(np.uint8)
     return unsigned if bits == 4 else signed(unsigned)
 
 
 def values_along_rows(words: np.ndarray, bits: int) -> np.ndarray:
-    """GPTQ's values, int32 [words, outputs], lowest bits first and unsigned."""
+    """GPTQ's values: int32 [words, outputs], lowest bits first, unsigned."""
     count, outputs = words.shape
     # [words, outputs, 4] to [words, 4, outputs]: a byte holds inputs that follow each other.
     found = np.ascontiguousarray(words, WORD).view(np.uint8).reshape(count, outputs, 4)
@@ -35,12 +36,12 @@ def values_along_rows(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def awq_values(words: np.ndarray) -> np.ndarray:
-    """AWQ's values of four bits, int32 [inputs, outputs / 8]."""
+    """AWQ's 4-bit values: int32 [inputs, outputs / 8]."""
     return pairs(awq_columns(words).T)
 
 
 def awq_columns(words: np.ndarray) -> np.ndarray:
-    """Unsigned values of four bits, uint8 [rows, outputs], out of AWQ's int32."""
+    """Unpack AWQ's int32 words to unsigned 4-bit values, uint8 [rows, outputs]."""
     packed = unsigned_values(words, 4).reshape(len(words), -1, len(AWQ_ORDER))
     found = np.empty_like(packed)
     found[..., AWQ_ORDER] = packed
@@ -48,7 +49,7 @@ def awq_columns(words: np.ndarray) -> np.ndarray:
 
 
 def unsigned_values(words: np.ndarray, bits: int) -> np.ndarray:
-    """uint8 [rows, values] out of int32 [rows, words], lowest bits first."""
+    """Unpack int32 [rows, words], lowest bits first, to uint8 [rows, values]."""
     found = np.ascontiguousarray(words, WORD).view(np.uint8)
     if bits == 8:
         return found
@@ -56,7 +57,7 @@ def unsigned_values(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def packed_words(values: np.ndarray, bits: int) -> np.ndarray:
-    """The inverse: int32 [rows, words] out of uint8 [rows, values], padded with zeros."""
+    """Inverse of `unsigned_values`, zero-padded."""
     padding = -values.shape[1] % (32 // bits)
     values = np.pad(values, ((0, 0), (0, padding)))
     flat = values if bits == 8 else pairs(values)
@@ -64,29 +65,29 @@ def packed_words(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pairs(values: np.ndarray) -> np.ndarray:
-    """Two values of four bits that follow each other in a byte, the first in its low half."""
+    """Pack two consecutive 4-bit values per byte, the first in the low nibble."""
     return values[:, 0::2] | values[:, 1::2] << np.uint8(4)
 
 
 def unpaired(values: np.ndarray) -> np.ndarray:
-    """The inverse: uint8 [rows, 2 * bytes]."""
+    """Inverse of `pairs`: uint8 [rows, 2 * bytes]."""
     return np.stack((values & 15, values >> 4), -1).reshape(len(values), -1)
 
 
 def signed(values: np.ndarray) -> np.ndarray:
-    """Unsigned values of eight bits, offset by 128, as int8."""
+    """Offset-128 unsigned values as int8."""
     return (values ^ np.uint8(0x80)).view(np.int8)
 
 
 def unsigned(values: np.ndarray) -> np.ndarray:
-    """The inverse: uint8."""
+    """Inverse of `signed`."""
     return values.view(np.uint8) ^ np.uint8(0x80)
 
 
 def scales_per_output(
     scales: np.ndarray, outputs: int, groups: int, block_rows: int = 1
 ) -> np.ndarray:
-    """float32 [outputs, groups] out of one scale for all, one per output, or one per block."""
+    """Expand one scale in all, one per output, or one per block to float32 [outputs, groups]."""
     found = np.asarray(scales, np.float32)
     if found.size == 1:
         return np.broadcast_to(found.reshape(1, 1), (outputs, groups))
@@ -99,7 +100,7 @@ def scales_per_output(
 def dequantized(
     values: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, format: WeightFormat
 ) -> np.ndarray:
-    """float32 [outputs, inputs] out of values, scales and zeros as `QuantizedWeights` has them."""
+    """Dequantize to float32 [outputs, inputs]."""
     if format.bits == 4:
         codes = unpaired(values)
         plain = SIGNED_FP4[codes] if format.values == "fp4" else codes.astype(np.float32)
@@ -120,7 +121,7 @@ def dequantized(
 
 
 def power_of_two(exponents: np.ndarray) -> np.ndarray:
-    """float32 scales out of E8M0, the bits of an exponent with a bias of 127."""
+    """Decode E8M0 exponents to float32 scales."""
     codes = exponents.view(np.uint8).astype(np.int32)
     is_nan = codes == 255
     found = np.ldexp(np.float32(1), np.where(is_nan, 0, codes - 127))
@@ -128,5 +129,5 @@ def power_of_two(exponents: np.ndarray) -> np.ndarray:
 
 
 def exponents(scales: np.ndarray) -> np.ndarray:
-    """The inverse, of powers of two."""
+    """Inverse of `power_of_two`."""
     return (np.frexp(scales)[1] + 126).astype(np.uint8)

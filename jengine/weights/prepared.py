@@ -1,7 +1,7 @@
-"""Two forms of parameters: declared, as checkpoints hold them, and prepared, as a step takes them.
+"""Converts parameters between declared form (checkpoints) and prepared form (steps).
 
-In: a model's declarations and where arrays belong. Out: arrays of one form from those of the other.
-If a weight's scheme takes the declared arrays themselves, they are not touched.
+In: a model's declarations and placements. Out: arrays of one form from the other. Arrays are
+untouched if a weight's scheme uses the declared ones.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Convert = Callable[[WeightShape, Tensors], Tensors]
 
 
 class PreparedForm:
-    """A model in the form that a step takes, and the conversions between both forms."""
+    """A model in prepared form, and the conversions."""
 
     def __init__(
         self, declared: nnx.Module, places: StagePlaces, backend: str | None = None
     ) -> None:
-        """`declared` has shapes in place of arrays; `backend` may have matmuls of its own."""
+        """`declared` has shapes in place of arrays; `backend` may have its own matmuls."""
         self._places = places
         self._backend = backend
         self.module = nnx.merge(*nnx.split(declared))
@@ -49,7 +49,7 @@ class PreparedForm:
 
     @property
     def copied(self) -> frozenset[str]:
-        """The paths of declared parameters whose prepared arrays are in other memory."""
+        """Paths of declared parameters whose prepared arrays are copies."""
         return frozenset(
             f"{path}.{name}"
             for path, (declared, _) in self._weights.items()
@@ -58,7 +58,7 @@ class PreparedForm:
 
     @property
     def copies(self) -> frozenset[str]:
-        """The paths of those prepared arrays."""
+        """Paths of those prepared copies."""
         return frozenset(
             f"{path}.{name}"
             for path, (_, prepared) in self._weights.items()
@@ -66,11 +66,11 @@ class PreparedForm:
         )
 
     def prepare(self, values: Iterable[NamedArray], into: Arrays | None = None) -> Arrays:
-        """Prepared arrays, from all declared ones.
+        """Prepare all parameters.
 
-        A weight is prepared once all its tensors have come and the weight before it is done. Read
-        lazily, no more than a few declared arrays of copying schemes are in memory. The copies may
-        take the memory of earlier ones, `into`, which are deleted.
+        A weight is prepared once all its tensors have arrived and the previous one is done, so a
+        lazy iterator keeps only a few declared arrays in memory. Copies may reuse the memory of
+        earlier ones, `into`, which are deleted.
         """
         found: dict[str, jax.Array] = {}
         waiting: dict[str, dict[str, jax.Array]] = {path: {} for path in self._weights}
@@ -93,8 +93,9 @@ class PreparedForm:
         return found
 
     def restore(self, values: Arrays, *, rounded: bool = False) -> Arrays:
-        """Declared arrays, from all prepared ones. With `rounded`, weights that were rounded at
-        load stay quantized."""
+        """Declared arrays from prepared ones. With `rounded`, weights quantized at load stay
+        quantized.
+        """
         found = dict(values)
         for path, (declared, prepared) in self._weights.items():
             how, wanted = "restore", declared.declared_specs()
@@ -143,8 +144,9 @@ def converter(scheme: WeightScheme, declared: WeightScheme, how: str) -> Convert
 def conversion(
     convert: Convert, shape: WeightShape, where: Mapping[str, jax.sharding.Sharding]
 ) -> Callable[..., Tensors]:
-    """A program from tensors of one form to those of the other. It may be given arrays that are
-    like its results, whose memory the results take."""
+    """Compile a conversion of one weight. It may be given arrays like its results, to donate their
+    memory.
+    """
 
     def converted(given: Tensors, old: Tensors) -> Tensors:
         return dict(convert(shape, given))
@@ -158,9 +160,8 @@ def conversion(
 
 
 def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) -> list[str]:
-    """Let the modules of a step use the backend's own matmuls and norms, where it has some.
-
-    Returns the paths of weights whose shards do not fit the CPU's.
+    """Let a step's modules use the backend's matmuls and norms where it has them. Returns paths of
+    weights whose shards do not fit the CPU kernels.
     """
     unfit = []
     for steps, module in nnx.iter_modules(model):
@@ -176,7 +177,7 @@ def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) 
 
 
 def weighted(model: nnx.Module) -> dict[str, Weighted]:
-    """Dotted path -> module with a weight, for all in a model."""
+    """Modules with a weight, by dotted path."""
     return {
         ".".join(map(str, path)): module
         for path, module in nnx.iter_modules(model)

@@ -1,4 +1,4 @@
-"""What loading needs of a progress bar, which counts bytes."""
+"""Interface of a progress bar that counts bytes while loading."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class ProgressBar(Protocol):
-    """The methods of a tqdm bar that loading calls."""
+    """The methods of a tqdm bar used by loading."""
 
     def update(self, n: float) -> object: ...
 

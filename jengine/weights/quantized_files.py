@@ -1,7 +1,7 @@
-"""The stored tensors of one quantized module, checked as they are taken, and decoded when read.
+"""Stored tensors of one quantized module: validated when taken, decoded when read.
 
-In: a checkpoint's tensors, and a module. Out: tensors of the form of `QuantizedWeights`. Types and
-shapes are checked when they are taken, scales for NaN as they are read. Must not know layouts.
+In: a checkpoint's tensors, and a module. Out: tensors as `QuantizedWeights` declares them. Scales
+are checked for NaN when read. Must not know layouts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DecodedTensor:
-    """A tensor made of stored ones."""
+    """A tensor computed from stored ones when read."""
 
     name: str
     shape: Shape
@@ -33,7 +33,6 @@ class DecodedTensor:
 
     @property
     def file(self) -> Path:
-        """The file that holds what it is made of."""
         return self.source.file
 
     @property
@@ -42,14 +41,13 @@ class DecodedTensor:
         return self.source.size
 
     def read(self) -> np.ndarray:
-        """The decoded array."""
         found = self.decode()
         assert found.shape == self.shape, f"{self.name} is {found.shape}, not {self.shape}"
         return found
 
 
 class NamedInFile(Protocol):
-    """What an error says of a tensor."""
+    """A tensor's file and name, for errors."""
 
     @property
     def name(self) -> str: ...
@@ -59,7 +57,7 @@ class NamedInFile(Protocol):
 
 
 class Files:
-    """The stored tensors of one module, checked as they are taken."""
+    """Takes and validates one module's stored tensors."""
 
     def __init__(
         self, folder: Path, module: QuantizedModule, tensors: Mapping[str, TypedTensor]
@@ -72,13 +70,13 @@ class Files:
         self._tensors = tensors
 
     def has(self, name: str) -> bool:
-        """Whether the file holds a tensor of the module under this name."""
+        """Whether the module has a stored tensor `name`."""
         return f"{self.module.name}.{name}" in self._tensors
 
     def take(
         self, name: str, dtypes: tuple[str, ...], *shapes: Shape, joint: str = "."
     ) -> TypedTensor:
-        """A tensor of one of these types and shapes; `joint` stands before its name."""
+        """A tensor with one of these dtypes and shapes. Raises CheckpointError."""
         full = f"{self.module.name}{joint}{name}"
         if full not in self._tensors:
             raise CheckpointError(
@@ -95,13 +93,13 @@ class Files:
         return tensor
 
     def ignore(self, *names: str) -> None:
-        """Tensors that say nothing that is not known."""
+        """Mark redundant tensors as used."""
         self.used.update(f"{self.module.name}.{name}" for name in names if self.has(name))
 
     def made(
         self, name: str, source: TypedTensor, decode: Callable[[], np.ndarray]
     ) -> DecodedTensor:
-        """One of the tensors that the model loads."""
+        """A decoded tensor with the declared shape."""
         width = self.groups
         if name == "weight":
             width = self.module.inputs * self.format.bits // 8
@@ -112,7 +110,7 @@ class Files:
         return DecodedTensor(f"{self.module.name}.{name}", shape, source, decode)
 
     def scale(self, name: str, *shapes: Shape, transposed: bool = False) -> DecodedTensor:
-        """The scales, of any of these shapes, as one for each output and group."""
+        """Scales with any of these shapes, expanded to [outputs, groups]."""
         source = self.take(name, SCALES, *shapes)
 
         def decode() -> np.ndarray:
@@ -125,7 +123,7 @@ class Files:
         return self.made("scale", source, decode)
 
     def input_scale(self) -> list[DecodedTensor]:
-        """The scale of activations, if it is stored."""
+        """Static activation scale, if stored."""
         if not self.format.static:
             return []
         source = self.take("input_scale", SCALES, (), (1,), (1, 1))
@@ -138,7 +136,7 @@ class Files:
         ]
 
     def refuse_order(self, name: str) -> None:
-        """Refuse inputs that are not in order; an order that changes nothing is read over."""
+        """Raise CheckpointError for an activation order (g_idx) other than the identity."""
         if not self.has(name):
             return
         inputs, size = self.module.inputs, self.format.group or self.module.inputs
@@ -151,12 +149,12 @@ class Files:
 
 
 def checked(tensor: TypedTensor) -> np.ndarray:
-    """Scales as float32, all finite."""
+    """Scales as float32. Raises CheckpointError unless all are finite."""
     return finite(tensor, np.asarray(tensor.read(), np.float32))
 
 
 def finite(tensor: NamedInFile, array: np.ndarray) -> np.ndarray:
-    """The array, read from this tensor."""
+    """Return the array. Raises CheckpointError unless all values are finite."""
     if not np.isfinite(array).all():
         raise CheckpointError(
             f"{tensor.file}: {tensor.name!r} holds NaN or infinity, expected finite scales."

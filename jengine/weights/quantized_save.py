@@ -1,7 +1,7 @@
-"""Tensors of quantized weights as files of compressed-tensors hold them: the inverse of reading.
+"""Encodes quantized weights as compressed-tensors files: the inverse of reading.
 
-In: a module and arrays as `QuantizedWeights` declares them, outputs first. Out: names, types,
-shapes and arrays of a file. Must not know models or devices.
+In: a module and arrays as `QuantizedWeights` declares them. Out: names, dtypes, shapes and arrays
+of a file. Must not know models or devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOAT = np.dtype(np.float32)
 
 
 class SavedTensor(NamedTuple):
-    """A tensor of a file, made of one declared array."""
+    """A file's tensor, encoded from one declared array."""
 
     name: str
     dtype: np.dtype
@@ -30,7 +30,7 @@ class SavedTensor(NamedTuple):
 
 
 def saved_tensors(modules: Iterable[QuantizedModule]) -> dict[str, list[SavedTensor]]:
-    """Name of a declared tensor -> what is saved of it."""
+    """Saved tensors by the name of the declared tensor they come from."""
     found: dict[str, list[SavedTensor]] = {}
     for module in modules:
         forms = {"weight": _weight, "scale": _scale, "zero": _zero, "input_scale": _input_scale}
@@ -95,7 +95,7 @@ def _tensor(
 
 
 def _stacked(module: QuantizedModule, name: str, encode: Encode) -> SavedTensor:
-    """A tensor of all experts, of gpt-oss."""
+    """gpt-oss's stacked experts in one tensor."""
     assert module.experts is not None, "this layout is chosen for stacked experts alone"
     groups = module.stored.weights.groups(module.inputs)
     shape = module.experts, module.outputs, groups, *((16,) if name == "blocks" else ())

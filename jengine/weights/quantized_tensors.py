@@ -1,7 +1,7 @@
-"""The tensors of quantized modules, under the names and in the form of `QuantizedWeights`.
+"""Decodes quantized modules of a checkpoint, one function per file layout.
 
-In: a checkpoint's tensors, and its quantized modules. Out: tensors by name, decoded when they are
-read. A function per layout of files. Must not know models or devices.
+In: a checkpoint's tensors, and its quantized modules. Out: tensors as `QuantizedWeights` declares
+them, decoded when read. Must not know models or devices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPONENTS = np.dtype(ml_dtypes.float8_e8m0fnu)
 def decoded(
     folder: Path, tensors: Mapping[str, TypedTensor], modules: Iterable[QuantizedModule]
 ) -> dict[str, TypedTensor | DecodedTensor]:
-    """All tensors, those of quantized modules decoded."""
+    """All tensors, with those of quantized modules decoded."""
     found: dict[str, TypedTensor | DecodedTensor] = dict(tensors)
     for module in modules:
         files = Files(folder, module, tensors)
@@ -39,7 +39,7 @@ def decoded(
 
 
 def _scale_shapes(files: Files) -> tuple[Shape, ...]:
-    """The shapes of compressed-tensors' and FP8's scales."""
+    """Possible shapes of compressed-tensors' and FP8's scales."""
     outputs, rows = files.module.outputs, files.module.stored.block_rows
     if files.groups > 1 or rows > 1:
         return ((-(-outputs // rows), files.groups),)
@@ -47,7 +47,7 @@ def _scale_shapes(files: Files) -> tuple[Shape, ...]:
 
 
 def _read_plain(files: Files, dtype: str, scale: str) -> list[DecodedTensor]:
-    """Values as they are, [outputs, inputs]."""
+    """Unpacked values [outputs, inputs]."""
     weight = files.take("weight", (dtype,), (files.module.outputs, files.module.inputs))
     files.ignore("weight_shape")
     return [
@@ -66,7 +66,7 @@ def _read_float(files: Files) -> list[DecodedTensor]:
 
 
 def _read_fp8(files: Files) -> list[DecodedTensor]:
-    """DeepSeek and Qwen call the scales of blocks inverse; they multiply all the same."""
+    """FP8; DeepSeek's and Qwen's "inverse" block scales multiply like any other."""
     inverse = files.has("weight_scale_inv")
     if not files.format.static:
         files.ignore("input_scale")
@@ -74,7 +74,7 @@ def _read_fp8(files: Files) -> list[DecodedTensor]:
 
 
 def _read_packed(files: Files) -> list[DecodedTensor]:
-    """compressed-tensors' integers in words of 32 bits along the inputs."""
+    """compressed-tensors' integers, packed in 32-bit words along the inputs."""
     module, bits = files.module, files.format.bits
     words = -(-module.inputs * bits // 32)
     weight = files.take("weight_packed", ("I32",), (module.outputs, words))
@@ -104,7 +104,7 @@ def _read_packed(files: Files) -> list[DecodedTensor]:
 
 
 def _read_mxfp4(files: Files) -> list[DecodedTensor]:
-    """Pairs of FP4 along the inputs, and the exponents of scales."""
+    """MXFP4: pairs of FP4 along the inputs, and E8M0 scales."""
     module = files.module
     weight = files.take("weight_packed", ("U8",), (module.outputs, module.inputs // 2))
     scale = files.take("weight_scale", ("U8", "F8_E8M0"), (module.outputs, files.groups))
@@ -115,12 +115,12 @@ def _read_mxfp4(files: Files) -> list[DecodedTensor]:
 
 
 def _read_gguf(files: Files) -> list[DecodedTensor]:
-    """Q8_0, whose values and scales were taken apart already."""
+    """GGUF's Q8_0, already split into values and scales."""
     return _read_plain(files, "I8", "scale")
 
 
 def _read_gpt_oss(files: Files) -> list[DecodedTensor]:
-    """The same of all experts in one tensor, whose inputs are blocks of 32."""
+    """gpt-oss's MXFP4: all experts in one tensor, inputs in blocks of 32."""
     module = files.module
     assert module.experts is not None, "this layout is chosen for stacked experts alone"
     shape = module.experts, module.outputs, files.groups
@@ -138,7 +138,7 @@ def _read_gpt_oss(files: Files) -> list[DecodedTensor]:
 
 
 def _dequantized(files: Files, parts: list[DecodedTensor]) -> DecodedTensor:
-    """The plain weight, made of the tensors of a quantized one when it is read."""
+    """The dequantized weight, computed when read."""
     module = files.module
     by_name = {one.name.removeprefix(f"{module.name}."): one for one in parts}
 
@@ -153,7 +153,7 @@ def _dequantized(files: Files, parts: list[DecodedTensor]) -> DecodedTensor:
 
 
 def _read_gptq(files: Files) -> list[DecodedTensor]:
-    """Integers in words along the inputs, one row of words per 32 bits; zeros along the outputs."""
+    """GPTQ: integers packed along the inputs, zeros packed along the outputs."""
     module, bits, groups = files.module, files.format.bits, files.groups
     _check_words(files, module.inputs * bits, module.outputs * bits)
     weight = files.take("qweight", ("I32",), (module.inputs * bits // 32, module.outputs))
@@ -174,7 +174,7 @@ def _read_gptq(files: Files) -> list[DecodedTensor]:
 
 
 def _read_awq(files: Files) -> list[DecodedTensor]:
-    """Integers in words along the outputs, in an order of their own."""
+    """AWQ: integers packed along the outputs, in its own order."""
     module, groups = files.module, files.groups
     _check_words(files, module.outputs * 4, module.inputs * 16)
     weight = files.take("qweight", ("I32",), (module.inputs, module.outputs // 8))

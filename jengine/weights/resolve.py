@@ -1,7 +1,7 @@
-"""Finds a model's folder, or its GGUF file, by what the user calls it. No jax.
+"""Resolves a model name to a folder or GGUF file. No jax.
 
-In: a path, the name of what ships with jengine, or that of a repository of the Hugging Face Hub,
-which is downloaded. Out: the folder, or an error with what was probably meant.
+In: a path, the name of a bundled model, or a Hugging Face repository, which is downloaded. Out: the
+folder, or an error with a suggestion.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ GGUF_ADVICE = "Give the .gguf file itself as the model."
 
 
 def resolve_model(name: str | Path, options: HubOptions | None = None) -> Path:
-    """The folder of a model: a path, "demo" for the model that ships with jengine, "demo-eagle"
-    for the head that guesses for it, or a repository's `org/name`, of which `options` says what is
-    wanted. A GGUF file stands for a folder."""
+    """Folder of a model: a path, "demo" or "demo-eagle" (bundled), or a repository `org/name`. A
+    GGUF file stands for a folder. Raises CheckpointError.
+    """
     if name in SHIPPED:
         return SHIPPED[str(name)]
     # An empty path would mean the current folder. os.path.expanduser leaves an unknown ~user alone.
@@ -51,7 +51,7 @@ def resolve_model(name: str | Path, options: HubOptions | None = None) -> Path:
 
 
 def _downloaded(name: HubName, folder: Path, options: HubOptions) -> Path:
-    """The repository's snapshot. The name may have been meant as a path."""
+    """The repository's snapshot; errors also suggest a local path."""
     try:
         return local_snapshot(name, options)
     except CheckpointError as error:
@@ -61,13 +61,12 @@ def _downloaded(name: HubName, folder: Path, options: HubOptions) -> Path:
 
 
 def in_hub(name: object) -> bool:
-    """Whether this names a repository: a text that is no path of anything here."""
+    """Whether this names a repository and no existing path."""
     return isinstance(name, str) and hub_name(name) is not None and not Path(name).exists()
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """The one model in a folder of GGUF files alone; None for any other. Of a model in several
-    files, the first."""
+    """The single model in a folder of GGUF files (the first file of several), or None."""
     if not folder.is_dir() or any((folder / name).is_file() for name in OWN_FILES):
         return None
     files = sorted(file for file in folder.glob(f"*{GGUF}") if not NO_MODEL.search(file.name))
@@ -78,12 +77,11 @@ def gguf_in(folder: Path) -> Path | None:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether this is the path of a GGUF file."""
     return path.suffix == GGUF and path.is_file()
 
 
 def _suggestion(name: str, folder: Path) -> str:
-    """The model that was probably meant by this name, as the end of a message."""
+    """Suggestion of a similar model name, as the end of a message."""
     try:
         there = [one.name for one in folder.parent.iterdir() if (one / "config.json").is_file()]
     except (OSError, ValueError):

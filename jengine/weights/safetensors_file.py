@@ -1,7 +1,7 @@
-"""The safetensors format: a checked header, tensors as memory-mapped views, and a writer.
+"""The safetensors format: checked headers, memory-mapped tensors, and a writer.
 
-In: one file. Out: its tensors by name. A header is used only after every offset, shape and size in
-it was checked against the file. Must not know models.
+In: one file. Out: its tensors by name. Every offset, shape and size in a header is checked against
+the file. Must not know models.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor's type, shape and byte range in a file."""
+    """A tensor's type, shape and byte range in a file."""
 
     file: Path
     name: str
@@ -58,7 +58,7 @@ class StoredTensor:
     size: int
 
     def read(self) -> np.ndarray:
-        """A read-only, memory-mapped view of the tensor."""
+        """Read-only memory-mapped view of the tensor. Raises CheckpointError."""
         dtype = TYPES[self.dtype]
         if self.size == 0:
             return np.empty(self.shape, dtype)
@@ -69,7 +69,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The file's tensors by name, checked to fill the file exactly."""
+    """Tensors by name, checked to cover the file exactly. Raises CheckpointError."""
     try:
         with file.open("rb") as stream:
             file_size = os.fstat(stream.fileno()).st_size
@@ -85,7 +85,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def write_file(file: Path, declared: Sequence[Declared], arrays: Iterable[np.ndarray]) -> None:
-    """Write the arrays one at a time under a temporary name, and rename the complete file."""
+    """Write arrays one at a time to a temporary file, then rename it."""
     header = _encode_header(declared)
     partial = file.with_name(f".{file.name}.partial")
     try:
@@ -181,7 +181,7 @@ def _sizes(value: object) -> bool:
 def _check_cover(
     file: Path, tensors: Mapping[str, StoredTensor], data_start: int, file_size: int
 ) -> None:
-    """The tensors must fill the file from the header's end to the file's end, without overlap."""
+    """Raise CheckpointError unless tensors cover the data section without gap or overlap."""
     reached = data_start
     for tensor in sorted(tensors.values(), key=lambda one: (one.start, one.size)):
         if tensor.start != reached:

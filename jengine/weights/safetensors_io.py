@@ -1,7 +1,7 @@
-"""Loads a model from safetensors, and saves one so that transformers loads it too.
+"""Loads models from safetensors, and saves them for transformers too.
 
-In: a folder in Hugging Face format, or a model. Out: a model, or such a folder. All names,
-types and shapes of a checkpoint are checked before a model is built. Must not know families.
+In: a folder in Hugging Face format, or a model. Out: a model, or such a folder. All names, dtypes
+and shapes are checked before a model is built. Must not know families.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load_model(
     place: Place | None = None,
     progress: ProgressFactory | None = None,
 ) -> LanguageModel:
-    """The model in `folder`. "auto" keeps the dtype that config.json names."""
+    """Load the model in `folder`; "auto" keeps the dtype of config.json. Raises CheckpointError."""
     model, values = open_model(folder, dtype=dtype, place=place, progress=progress)
     return with_values(model, dict(values))
 
@@ -70,9 +70,8 @@ def open_model(
     progress: ProgressFactory | None = None,
     config: ModelConfig | None = None,
 ) -> tuple[LanguageModel, Iterator[NamedArray]]:
-    """The declarations of the model in `folder`, and its parameters, read as they are asked for.
-
-    `config` is what the folder's is read as, with dtype and quantization; None: read it.
+    """The abstract model in `folder`, and its parameters as a lazy iterator. `config` overrides the
+    folder's, with dtype and quantization applied.
     """
     folder = Path(folder)
     if config is None:
@@ -92,7 +91,7 @@ def open_model(
 
 
 def present(pieces: Pieces, tensors: Tensors) -> Pieces:
-    """The pieces without optional ones that have no tensor."""
+    """Drop optional pieces without a tensor."""
     return {
         path: tuple(one for one in found if not one.optional or one.name in tensors)
         for path, found in pieces.items()
@@ -108,7 +107,7 @@ def load_params(
     place: Place | None = None,
     progress: ProgressFactory | None = None,
 ) -> dict[str, jax.Array]:
-    """Parameter path -> array, in the shapes and dtypes that `model` (abstract or not) declares."""
+    """Parameters by path, in the declared shapes and dtypes. Raises CheckpointError."""
     folder = Path(folder)
     tensors = open_checkpoint(folder)
     check_tensors(folder, tensors, pieces, ignored)
@@ -135,10 +134,10 @@ def stream(
     place: Place | None = None,
     progress: ProgressFactory | None = None,
 ) -> Iterator[NamedArray]:
-    """Read and place one parameter after the other, in one order in every process.
+    """Read and place parameters one at a time, in the same order in every process.
 
-    Threads share the work within a parameter, so the host holds one parameter, or only its devices'
-    shards of it, besides what is still being copied to the devices.
+    Threads share the work within a parameter; besides transfers in flight, the host holds one
+    parameter, or only its devices' shards.
     """
     declared = dict(named_parameters(model))
     if set(declared) != set(pieces):
@@ -166,7 +165,7 @@ def check_tensors(
     pieces: Pieces,
     ignored: Sequence[IgnoredTensor],
 ) -> None:
-    """Refuse a checkpoint unless it holds exactly the tensors that the model needs."""
+    """Raise CheckpointError unless the checkpoint holds exactly the needed tensors."""
     wanted = _by_name(pieces)
     missing = [name for name in wanted if name not in tensors]
     if missing:
@@ -196,7 +195,7 @@ def _bytes_of(piece: Piece, tensor: ReadableTensor) -> float:
 
 
 def _by_name(pieces: Pieces) -> dict[str, Piece]:
-    """The needed tensors' names, each with one of its pieces."""
+    """Needed tensors by name, each with one of its pieces."""
     return {piece.name: piece for found in pieces.values() for piece in found}
 
 
@@ -216,7 +215,7 @@ def _misfit(tensors: Tensors, piece: Piece) -> list[str]:
 
 
 def _check_copy(copy: ReadableTensor, original: ReadableTensor, reason: str) -> None:
-    """Refuse a stored copy of a tied head unless it equals the embedding."""
+    """Raise CheckpointError unless a stored copy of a tied head equals the embedding."""
     if not is_copy(copy, original):
         raise CheckpointError(
             f"{copy.file}: {copy.name!r} differs from {original.name!r}, but {reason}. If the head"
@@ -225,7 +224,7 @@ def _check_copy(copy: ReadableTensor, original: ReadableTensor, reason: str) -> 
 
 
 def is_copy(copy: ReadableTensor, original: ReadableTensor) -> bool:
-    """Whether two tensors hold the same bits."""
+    """Whether two tensors are bitwise equal."""
     arrays = copy.read(), original.read()
     if arrays[0].dtype != arrays[1].dtype or copy.shape != original.shape:
         return False

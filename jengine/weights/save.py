@@ -1,7 +1,7 @@
 """Saves a model as a folder: weights, config, tokenizer and generation settings.
 
-In: a model, its tokenizer and its source folder. Out: a folder, renamed into place once it is
-complete. Must not know engines.
+In: a model, its tokenizer and source folder. Out: a folder, renamed into place once complete. Must
+not know engines.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GENERATION_FILE = "generation_config.json"
 
 
 class Saveable(Protocol):
-    """The method of a transformers tokenizer that saving calls."""
+    """The transformers tokenizer's method used for saving."""
 
     def save_pretrained(self, save_directory: str) -> object: ...
 
@@ -55,7 +55,9 @@ def save_model(
     source: Path | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write `model`; generation settings are copied from `source`, the folder it came from."""
+    """Save a model; generation settings are copied from `source`, its original folder. Raises
+    ConfigError, CheckpointError.
+    """
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
     decoder = as_decoder(model, config)
@@ -69,8 +71,7 @@ def save_model(
 
 
 def saved_config(config: ModelConfig, format: Format) -> ModelConfig:
-    """The config of the model as it is saved: quantized weights as compressed-tensors, and in Orbax
-    plain ones."""
+    """Config of the saved model: quantization in compressed-tensors' layout, none in Orbax."""
     if config.quantization is None:
         return config
     if format == "safetensors":
@@ -91,7 +92,7 @@ def saved_config(config: ModelConfig, format: Format) -> ModelConfig:
 
 
 def as_decoder(model: nnx.Module, config: ModelConfig) -> LanguageModel:
-    """The parameters in a model, whose config names their dtype."""
+    """The parameters as a model whose config names their dtype."""
     parameters = dict(named_parameters(model))
     dtypes = {jnp.dtype(leaf.dtype).name for leaf in parameters.values()}
     if len(dtypes) == 1 and config.quantization is None:
@@ -109,7 +110,7 @@ def as_decoder(model: nnx.Module, config: ModelConfig) -> LanguageModel:
 
 @contextlib.contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary folder to write into, renamed to `path` if no exception was raised."""
+    """Temporary folder to write into, renamed to `path` on success."""
     if not str(path):
         raise CheckpointError("path: given '', expected the folder to save the model in.")
     target = Path(os.path.expanduser(path)).resolve()
@@ -125,7 +126,9 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
-    """Refuse to replace a folder that is not a saved model, or without `overwrite`."""
+    """Raise CheckpointError instead of replacing a folder that is no saved model, or any without
+    `overwrite`.
+    """
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target}: is a file, expected a folder to save the model in.")
     names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
@@ -144,7 +147,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
-    """Replace the model by two renames; a crash between them leaves both under temporary names."""
+    """Replace the target by two renames; a crash in between leaves both under temporary names."""
     former = target.with_name(partial.name.replace(".partial", ".replaced"))
     if target.is_dir() and any(target.iterdir()):
         target.rename(former)

@@ -1,7 +1,6 @@
-"""The tensors of a model as its file holds them.
+"""Tensors of a model in saved form.
 
-In: a ModelConfig, and a model's parameters. Out: names, types, shapes and arrays. Must not know
-files.
+In: a ModelConfig and parameters. Out: names, dtypes, shapes and arrays. Must not know files.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ Parameters = Mapping[str, nnx.Param]
 
 
 class SavedForm:
-    """What is saved of a model of this config."""
+    """Saved form of models with this config."""
 
     def __init__(self, config: ModelConfig, exact: Set[str]) -> None:
-        """`exact` are the paths of parameters that are float32 whatever the config's dtype is."""
+        """`exact`: paths of parameters that are float32 whatever the config's dtype."""
         self._dtype = np.dtype(jnp.dtype(config.dtype))
         self._pieces = registry.checkpoint_map(config)
         self._exact = {piece.name for path in exact for piece in self._pieces[path]}
@@ -43,7 +42,7 @@ class SavedForm:
             self._quantized = saved_tensors(modules)
 
     def declared(self) -> list[Declared]:
-        """Name, type and shape of each tensor."""
+        """Name, dtype and shape of each tensor."""
         return [
             (saved.name.removeprefix(self._unwritten), saved.dtype, saved.shape)
             for name, pieces in self._by_name().items()
@@ -51,7 +50,7 @@ class SavedForm:
         ]
 
     def arrays(self, parameters: Parameters) -> Iterator[np.ndarray]:
-        """The tensors in the same order, made as they are asked for."""
+        """Tensors in the order of `declared`, computed lazily."""
         last, array = "", np.empty(0)
         for name, pieces in self._by_name().items():
             parts = []
@@ -66,7 +65,7 @@ class SavedForm:
                 yield tensor
 
     def _by_name(self) -> dict[str, list[tuple[str, Piece]]]:
-        """The tensors, in order, each with its pieces and the parameters that they are of."""
+        """Tensors in order, each with its pieces and parameter paths."""
         named: dict[str, list[tuple[str, Piece]]] = {}
         for path, found in self._pieces.items():
             for piece in found:
@@ -79,7 +78,7 @@ class SavedForm:
 
 
 def plain_dtype(parameters: Parameters, config: ModelConfig, exact: Set[str]) -> str:
-    """The dtype of all parameters that are neither quantized nor `exact`."""
+    """Dtype of all parameters that are neither quantized nor `exact`."""
     paths = set(registry.checkpoint_map(config)) - exact
     if config.quantization is not None:
         small = stored_formats(config.quantization, registry.plain_pieces(config))
@@ -91,6 +90,6 @@ def plain_dtype(parameters: Parameters, config: ModelConfig, exact: Set[str]) ->
 
 
 def exact_paths(config: ModelConfig) -> set[str]:
-    """The parameters that are float32 whatever the model's dtype is, as of some routers."""
+    """Parameters that are float32 whatever the model's dtype, such as some routers."""
     narrow = abstract_model(dataclasses.replace(config, dtype="bfloat16", quantization=None))
     return {path for path, declared in named_parameters(narrow) if declared.dtype == jnp.float32}

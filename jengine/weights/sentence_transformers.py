@@ -1,6 +1,6 @@
-"""What sentence-transformers keeps beside a model: its modules, pooling and prompts. No jax.
+"""Reads sentence-transformers' files: modules, pooling and prompts. No jax.
 
-In: a folder with modules.json. Out: plain facts. Classes that the files name are never imported.
+In: a folder with modules.json. Out: plain data. Classes named in the files are never imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDEST = 2**20
 
 @dataclass(frozen=True)
 class DenseModule:
-    """One matmul behind pooling, in a folder of its own."""
+    """A Dense module after pooling, in its own folder."""
 
     folder: str
     outputs: int
@@ -38,7 +38,7 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """What the modules say."""
+    """Settings from the modules."""
 
     pooling: str | None  # CLS, MEAN or LAST; None: tokens are not pooled
     normalizes: bool
@@ -49,7 +49,7 @@ class SentenceModel:
 
 
 def read_sentence_model(folder: Path) -> SentenceModel | None:
-    """The folder's modules; None where there is no modules.json."""
+    """Parse the folder's modules; None without modules.json. Raises CheckpointError."""
     file = folder / "modules.json"
     if not file.is_file():
         return None
@@ -83,7 +83,7 @@ def _listed(file: Path) -> list[dict[str, Any]]:
 
 
 def _kind(file: Path, module: dict[str, Any]) -> str:
-    """The last part of a module's class."""
+    """Class name of a module."""
     name = module.get("type")
     if not isinstance(name, str):
         raise CheckpointError(f"{file}: a module without a 'type'.")
@@ -91,7 +91,7 @@ def _kind(file: Path, module: dict[str, Any]) -> str:
 
 
 def checked_path(file: Path, path: str) -> str:
-    """A folder inside the model's own."""
+    """A path inside the model's folder. Raises CheckpointError."""
     if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
         raise CheckpointError(f"{file}: the path {path[:100]!r} leads out of the folder.")
     return path

@@ -1,7 +1,7 @@
-"""Places parameters on pipeline stages: each layer on its stage's devices only.
+"""Places parameters on pipeline stages.
 
-In: a parameter's path, logical axes and values. Out: a placed array. With one stage,
-the placement alone decides, and which layers stay in the host's memory.
+In: a parameter's path, logical axes and values. Out: a placed array. With one stage only the
+placement and host-resident layers matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sharding.placement import HOST, Placement, Readable
 
 @dataclass(frozen=True)
 class StagePlaces:
-    """Puts parameters where they belong."""
+    """Placement of each parameter of a model."""
 
     whole: Placement
     layout: StageLayout
@@ -30,17 +30,15 @@ class StagePlaces:
     whole_towers: bool = False
 
     def __call__(self, path: str, axes: Axes, values: Readable) -> jax.Array:
-        """Place one parameter."""
         if isinstance(values, jax.Array):
             self.refuse_several_processes(f"{path} as a JAX array")
         return self.of(path)(path, axes, values)
 
     def sharding(self, path: str, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-        """The sharding of one parameter."""
         return self.of(path).sharding(axes, shape)
 
     def running(self, path: str) -> Placement:
-        """The placement that a step sees where it uses a parameter."""
+        """Placement as seen by a step where it uses the parameter."""
         if self._is_whole(path):
             return self.whole.apart
         in_stage = self.layout.num_stages > 1 and LAYER_PATH.fullmatch(path) is not None
@@ -52,7 +50,9 @@ class StagePlaces:
         return self.whole_towers and path.startswith(TOWER_PATH)
 
     def refuse_several_processes(self, what: str) -> None:
-        """Some arrays would have to reach processes that hold no part of their stage."""
+        """Raise UnsupportedFeature for arrays that would have to reach processes without a part of
+        their stage.
+        """
         processes = self.whole.processes
         if self.layout.num_stages > 1 and len(processes) > 1:
             raise UnsupportedFeature(
@@ -62,7 +62,7 @@ class StagePlaces:
             )
 
     def of(self, path: str) -> Placement:
-        """The placement that a parameter follows."""
+        """Placement of a parameter at rest."""
         layer = layer_of(path)
         if self._is_whole(path):
             return self.whole.apart
@@ -76,11 +76,11 @@ class StagePlaces:
 
     @property
     def all_on_devices(self) -> StagePlaces:
-        """The same for a model none of whose layers stay in the host's memory."""
+        """The same places with no layers in host memory."""
         return replace(self, on_host=frozenset())
 
 
 def layer_of(path: str) -> int | None:
-    """The layer that a parameter belongs to, if it belongs to one."""
+    """Layer index of a parameter path, or None."""
     match = LAYER_PATH.fullmatch(path)
     return None if match is None else int(match[1])

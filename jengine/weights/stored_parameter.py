@@ -1,7 +1,7 @@
-"""A parameter as a checkpoint stores it: any part of it can be read alone.
+"""A checkpoint's parameter that can be read in slices.
 
-In: the pieces of the parameter and the tensors they come from. Out: arrays of the parts asked for,
-so that a process reads only the shards of its devices. Must not know devices.
+In: a parameter's pieces and their tensors. Out: requested slices, so that a process reads only its
+devices' shards. Must not know devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALIGNMENT = 64
 
 
 class ReadableTensor(Protocol):
-    """A tensor in a file, as it is stored there or decoded."""
+    """A tensor in a file, stored or decoded."""
 
     @property
     def name(self) -> str: ...
@@ -41,14 +41,14 @@ class ReadableTensor(Protocol):
 
     @property
     def size(self) -> int:
-        """Its bytes in the file."""
+        """Bytes in the file."""
         ...
 
     def read(self) -> np.ndarray: ...
 
 
 class TypedTensor(ReadableTensor, Protocol):
-    """A tensor whose type is named as in safetensors."""
+    """A tensor with a dtype named as in safetensors."""
 
     @property
     def dtype(self) -> str: ...
@@ -56,7 +56,7 @@ class TypedTensor(ReadableTensor, Protocol):
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A parameter of this shape and type, in a file. `threads` share the work of reading it."""
+    """A parameter in a file; `threads` share the work of reading it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -65,22 +65,22 @@ class StoredParameter:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def is_covered(self) -> bool:
-        """Whether its tensors fill all of it; the rest is zero, such as a bias that keys lack."""
+        """Whether tensors cover all of it; the rest is zero, such as missing key biases."""
         filled = sum(math.prod(piece.source_shape) for piece, _ in self.parts)
         return filled == self.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole parameter once it is read."""
+        """Bytes of the whole parameter in memory."""
         return self.size * self.dtype.itemsize
 
     def __getitem__(self, region: tuple[slice, ...]) -> np.ndarray:
-        """A part of the parameter; only that much is read."""
+        """Read a slice; only that much is read."""
         wanted = ranges(region, self.shape)
         found = aligned([one.stop - one.start for one in wanted], self.dtype)
         if not self.is_covered:
@@ -93,7 +93,7 @@ class StoredParameter:
         return np.asarray(self[()], dtype)
 
     def elements(self, indices: np.ndarray) -> np.ndarray:
-        """Single elements, by their indices in the flattened parameter."""
+        """Read single elements by flat index."""
         found = np.zeros(len(indices), self.dtype)
         wanted = np.unravel_index(indices, self.shape)
         for piece, tensor in self.parts:
@@ -107,7 +107,7 @@ class StoredParameter:
         return found
 
     def _copies(self, found: np.ndarray, wanted: Region) -> Iterator[Task]:
-        """Tasks that together fill `found`, the part of the parameter in the range `wanted`."""
+        """Copy tasks that fill `found`, the slice `wanted` of the parameter."""
         for piece, tensor in self.parts:
             place = piece.place(self.shape)
             shared = [overlap(one, other) for one, other in zip(wanted, place, strict=True)]
@@ -123,13 +123,14 @@ class StoredParameter:
 
 
 def oriented(piece: Piece, tensor: ReadableTensor, place: Region) -> np.ndarray:
-    """A view of the tensor with the axes of the part of the parameter that it fills."""
+    """View of the tensor with the axes of the part it fills."""
     return piece.turned(tensor.read()).reshape([one.stop - one.start for one in place])
 
 
 def input_axes(piece: Piece, place: Region) -> int:
-    """How many leading axes of the part are the last axis of a transposed tensor, the inputs of a
-    matmul. Tasks do not divide them, so that each reads a contiguous range of the file."""
+    """Number of leading axes that make up a transposed tensor's last axis. Tasks do not split them,
+    so that each reads a contiguous range of the file.
+    """
     if not piece.transpose:
         return 0
     sizes = itertools.accumulate((one.stop - one.start for one in place), operator.mul)
@@ -142,12 +143,11 @@ def copy_part(
     part: tuple[slice, ...],
     convert: Convert,
 ) -> None:
-    """Copy one part of a tensor."""
     copy(into, view()[part], convert)
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """An uninitialised array, aligned so that JAX on the CPU uses its memory without a copy."""
+    """Uninitialised array, aligned so that JAX on CPUs adopts it without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % ALIGNMENT
@@ -155,18 +155,18 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 
 def ranges(index: Sequence[slice], shape: tuple[int, ...]) -> list[slice]:
-    """The start and stop of a region along each axis, without None or negative indices."""
+    """Nonnegative start and stop of a region along each axis."""
     given = (*index, *[slice(None)] * (len(shape) - len(index)))
     return [slice(*one.indices(size)[:2]) for one, size in zip(given, shape, strict=True)]
 
 
 def overlap(one: slice, other: slice) -> slice:
-    """The intersection of two ranges; its stop is not after its start if they are disjoint."""
+    """Intersection of two ranges; empty if disjoint."""
     return slice(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def moved(region: Region, origin: Region) -> tuple[slice, ...]:
-    """A region relative to the start of another one."""
+    """A region relative to another's start."""
     return tuple(
         slice(one.start - base.start, one.stop - base.start)
         for one, base in zip(region, origin, strict=True)
@@ -174,7 +174,7 @@ def moved(region: Region, origin: Region) -> tuple[slice, ...]:
 
 
 def converted(values: np.ndarray, dtype: np.dtype, tensor: ReadableTensor) -> np.ndarray:
-    """The values checked for overflow in float16; assignment converts all other types."""
+    """Values converted to float16, checked for overflow; for other dtypes assignment converts."""
     if dtype != np.float16 or values.dtype == np.float16:
         return values
     # float16 is the only readable type with a smaller range than another.

@@ -1,7 +1,7 @@
-"""Copies tensors into parameters, transposed where needed, split into tasks for several threads.
+"""Blocked multi-threaded copies of tensors into parameters, transposing where needed.
 
-In: NumPy views of one shape, in different memory orders. Out: the destination filled. Must not
-know checkpoints or devices.
+In: numpy views of one shape in different memory orders. Out: the destination filled. Must not know
+checkpoints or devices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Convert = Callable[[np.ndarray], np.ndarray]
 
 @contextlib.contextmanager
 def copy_threads() -> Iterator[Executor | None]:
-    """Threads to copy with, one per usable core; None where there is one core only."""
+    """Thread pool with one thread per usable core; None on a single core."""
     usable = getattr(os, "sched_getaffinity", None)
     cores = len(usable(0)) if usable else os.cpu_count() or 1
     if cores == 1:
@@ -50,7 +50,7 @@ def copy_threads() -> Iterator[Executor | None]:
 
 
 def run_tasks(tasks: Iterable[Task], threads: Executor | None) -> None:
-    """Run all tasks. If several fail, the error of the first in order is raised."""
+    """Run all tasks; of several errors the first in order is raised."""
     if threads is None:
         for task in tasks:
             task()
@@ -68,7 +68,7 @@ def run_tasks(tasks: Iterable[Task], threads: Executor | None) -> None:
 
 
 def task_regions(region: Sequence[slice], itemsize: int, unsplit: int = 0) -> Iterator[list[slice]]:
-    """The region in parts of about TASK_BYTES; its first `unsplit` axes are not split."""
+    """Split a region into parts of about TASK_BYTES, keeping the first `unsplit` axes whole."""
     sizes = [one.stop - one.start for one in region]
     axis = next((axis for axis, size in enumerate(sizes) if size > 1 and axis >= unsplit), 0)
     count = -(-math.prod(sizes) * itemsize // TASK_BYTES)
@@ -82,7 +82,7 @@ def task_regions(region: Sequence[slice], itemsize: int, unsplit: int = 0) -> It
 
 
 def copy(into: np.ndarray, values: np.ndarray, convert: Convert) -> None:
-    """Assign `values` to `into`, of the same shape; `convert` is given the values first."""
+    """Assign `values`, passed through `convert`, to `into` of the same shape."""
     into, values = _merged(into, values)
     contiguous = int(np.argmin(values.strides)) if values.ndim else 0
     if contiguous < values.ndim - 1:
@@ -93,7 +93,7 @@ def copy(into: np.ndarray, values: np.ndarray, convert: Convert) -> None:
 
 
 def _merged(into: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Views of the same memory with as few axes as possible, none of size 1."""
+    """Collapse both arrays' axes as far as possible, dropping those of size 1."""
     sizes: list[int] = []
     strides: list[tuple[int, int]] = []
     for size, *steps in zip(into.shape, into.strides, values.strides, strict=True):
@@ -111,7 +111,7 @@ def _merged(into: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _copy_transposed(into: np.ndarray, values: np.ndarray, convert: Convert) -> None:
-    """Copy by way of a tile. Along the first axis of `values` its memory is contiguous."""
+    """Copy through a cache-sized tile; `values` is contiguous along its first axis."""
     columns = TILE_BYTES // (TILE_ROWS * into.itemsize)
     height = min(TILE_ROWS, into.shape[-1])
     tile = np.empty((height, columns + TILE_PADDING // into.itemsize), into.dtype)

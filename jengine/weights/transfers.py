@@ -1,6 +1,7 @@
-"""Bounds the host memory that copies to devices still read from.
+"""Bounds host memory held by asynchronous transfers to devices.
 
-In: arrays as they are put on devices, which returns before the copy is done. Must not know files.
+In: arrays as they are put on devices, before the copy completes. Out: backpressure. Must not know
+files.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ MOST_IN_FLIGHT = 2**29
 
 
 class Transfers:
-    """Arrays whose host memory may still be in use."""
+    """Arrays whose host memory may still be read."""
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[jax.Array, int]] = deque()
         self._bytes = 0
 
     def make_room(self, size: int) -> None:
-        """Wait until `size` more bytes may be in flight, oldest transfer first."""
+        """Block until `size` more bytes may be in flight, oldest transfer first."""
         while self._in_flight and self._bytes + size > MOST_IN_FLIGHT:
             array, done = self._in_flight.popleft()
             jax.block_until_ready(array)
             self._bytes -= done
 
     def add(self, array: jax.Array, size: int) -> None:
-        """Count an array of `size` bytes that was just put on its devices."""
+        """Record an array of `size` bytes just put on its devices."""
         self._in_flight.append((array, size))
         self._bytes += size

@@ -1,6 +1,6 @@
-"""Where the arrays of other libraries' trees go, by library. Data alone.
+"""Mapping rules for other libraries' parameter trees. Data.
 
-Names of checkpoints are Llama's and Qwen's, which most decoders share.
+Checkpoint names are Llama's and Qwen's, which most decoders share.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ LEVANTER = {
 
 
 class TreeTable(NamedTuple):
-    """The rules of a library, a part of a path by which its trees are known, and what to do."""
+    """A library's rules, a path component that identifies its trees, and advice."""
 
     rules: Rules
     sign: str
@@ -125,7 +125,7 @@ TABLES: Mapping[str, TreeTable] = {
 
 
 def rules_of(library: str) -> Rules:
-    """The rules of a library."""
+    """Rules of a library. Raises CheckpointError."""
     if library not in TABLES:
         raise CheckpointError(
             f"mapping={library!r}: expected one of {', '.join(TABLES)}, a dict of rules, or a "
@@ -135,6 +135,6 @@ def rules_of(library: str) -> Rules:
 
 
 def hint(paths: list[str]) -> str:
-    """What paths that do not fit look like, on a line of its own; empty if nothing is known."""
+    """Hint on the library that unmatched paths look like, on its own line; else ""."""
     signs = (table for table in TABLES.values() if any(table.sign in path for path in paths))
     return next((f"\n{table.advice}" for table in signs), "")

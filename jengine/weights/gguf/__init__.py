@@ -1,1 +1,1 @@
-"""Models in GGUF files, as llama.cpp writes them: header, packed numbers, names."""
+"""GGUF files: header, block formats, tensor names."""

@@ -1,7 +1,7 @@
-"""The architectures of GGUF files: which family reads each, and what its metadata says.
+"""GGUF architectures: the family that reads each, and its metadata keys.
 
-Data. Keys stand without the architecture's name. Names of tensors need no table: they are roles,
-which every family names (`names`).
+Data. Keys omit the architecture's prefix. Tensor names need no table: they are roles, named by
+every family (`names`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SOFTMAX, SIGMOID = 1, 2  # what gates experts
 
 @dataclass(frozen=True)
 class Architecture:
-    """One of llama.cpp's architectures, or a variant of one."""
+    """One of llama.cpp's architectures, or a variant."""
 
     hf: str  # the class
     model_type: str

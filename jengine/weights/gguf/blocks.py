@@ -1,7 +1,7 @@
-"""Numbers out of the blocks that GGUF packs them in.
+"""Dequantizes GGUF's block formats.
 
-In: the bytes of rows. Out: float32, or integers and their scales. Must not know files. K-quants
-have blocks of 256 numbers with scales of their own for 16 or 32 of them.
+In: bytes of rows. Out: float32, or integers and scales. Must not know files. K-quants have blocks
+of 256 numbers with a scale per 16 or 32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLAIN = {
 
 
 def plain_array(tensor: PackedTensor) -> np.ndarray:
-    """The tensor in its own type where that is plain, and in float32 otherwise."""
+    """The tensor in its own dtype if unquantized, else dequantized to float32."""
     data = tensor.bytes()
     if tensor.type.name in PLAIN:
         return data.view(PLAIN[tensor.type.name]).reshape(tensor.shape)
@@ -30,19 +30,19 @@ def plain_array(tensor: PackedTensor) -> np.ndarray:
 
 
 def q8_values(tensor: PackedTensor) -> np.ndarray:
-    """The int8 [rows, inputs] of Q8_0."""
+    """Q8_0's integers, int8 [rows, inputs]."""
     rows = tensor.bytes().reshape(tensor.shape[0], -1, tensor.type.size)
     return rows[:, :, 2:].view(np.int8).reshape(tensor.shape)
 
 
 def q8_scales(tensor: PackedTensor) -> np.ndarray:
-    """The float16 [rows, blocks] of Q8_0."""
+    """Q8_0's scales, float16 [rows, blocks]."""
     rows = tensor.bytes().reshape(tensor.shape[0], -1, tensor.type.size)
     return _half(rows, 0)[..., 0]
 
 
 def _half(blocks: np.ndarray, at: int) -> np.ndarray:
-    """A float16 of each block, [..., 1]."""
+    """A float16 field of each block, [..., 1]."""
     return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")
 
 
@@ -51,12 +51,12 @@ def _single(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _nibbles(codes: np.ndarray) -> np.ndarray:
-    """The low halves of all bytes of a block, and then their high halves."""
+    """Low nibbles of a block's bytes, then high nibbles."""
     return np.concatenate([codes & 15, codes >> 4], axis=-1)
 
 
 def _fifth_bits(blocks: np.ndarray, at: int) -> np.ndarray:
-    """The fifth bits of 32 numbers."""
+    """Fifth bits of 32 numbers."""
     return np.unpackbits(blocks[:, at : at + 4], axis=-1, bitorder="little") << 4
 
 
@@ -83,7 +83,7 @@ def _q5_1(blocks: np.ndarray) -> np.ndarray:
 
 
 def _scales_and_least(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and offsets [blocks, 8] of Q4_K and Q5_K: six bits each, in twelve bytes."""
+    """Unpack Q4_K's and Q5_K's 6-bit scales and minimums [blocks, 8] from twelve bytes."""
     given = blocks[:, 4:16]
     first, second, third = given[:, :4], given[:, 4:8], given[:, 8:]
     scales = np.concatenate([first & 63, third & 15 | (first >> 6) << 4], axis=1)
@@ -92,7 +92,7 @@ def _scales_and_least(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_groups(blocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Codes [blocks, 8, 32] with the scales and offsets of their groups."""
+    """Scale and offset codes [blocks, 8, 32] by group."""
     scales, least = _scales_and_least(blocks)
     return scales[..., None] * codes - least[..., None]
 
@@ -107,12 +107,12 @@ def _q5_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _group_nibbles(codes: np.ndarray) -> np.ndarray:
-    """[blocks, 8, 32]: the low halves of 32 bytes are a group, their high halves the next."""
+    """[blocks, 8, 32]: low nibbles of 32 bytes are one group, high nibbles the next."""
     return _nibbles(codes.reshape(len(codes), 4, 32)).reshape(len(codes), 8, 32)
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Each half of a block: four quarters of 32 numbers, with two scales each."""
+    """Q6_K: each half block has four quarters of 32 numbers, with two scales each."""
     low = blocks[:, :128].reshape(-1, 2, 64)
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
@@ -123,14 +123,14 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q2_k(blocks: np.ndarray) -> np.ndarray:
-    """Sixteen groups of 16 with four bits of scale and offset each."""
+    """Q2_K: sixteen groups of 16 with a 4-bit scale and minimum each."""
     given, codes = blocks[:, :16], _pairs(blocks[:, 16:80])
     scales = (_single(blocks, 80) * (given & 15))[..., None]
     return scales * codes - (_single(blocks, 82) * (given >> 4))[..., None]
 
 
 def _q3_k(blocks: np.ndarray) -> np.ndarray:
-    """The same with six bits of scale, and third bits that are stored apart."""
+    """Q3_K: sixteen groups of 16 with a 6-bit scale each, third bits stored separately."""
     high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     codes = _pairs(blocks[:, 32:96]) | high.reshape(-1, 16, 16) << 2
     given = blocks[:, 96:108]
@@ -142,7 +142,9 @@ def _q3_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _pairs(codes: np.ndarray) -> np.ndarray:
-    """[blocks, 16, 16]: of each half of the bytes first the lowest two bits, then the next."""
+    """[blocks, 16, 16]: per half of the bytes, the lowest two bits, then the next two, and so
+    on.
+    """
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return (codes.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
 
@@ -159,7 +161,7 @@ def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
 
 
 def _iq4_xs(blocks: np.ndarray) -> np.ndarray:
-    """Eight groups of 32, whose scales of six bits are stored in two parts."""
+    """IQ4_XS: eight groups of 32 with 6-bit scales stored in two parts."""
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
     top = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2) & 3
     scales = _single(blocks, 0) * ((low | top << 4).astype(np.float32) - 32)

@@ -1,7 +1,7 @@
-"""A GGUF file as a checkpoint: its config, and its tensors under Hugging Face's names.
+"""A GGUF file as a checkpoint: config, and tensors under Hugging Face names.
 
-In: a file, or the first of several. Out: a ModelConfig and tensors. Matrices of Q8_0 stay int8 with
-a scale for 32 inputs, which is what they are; all others are dequantized as they are read.
+In: a file, or the first of several. Out: a ModelConfig and tensors. Q8_0 matrices stay int8 with a
+scale per 32 inputs; all others are dequantized when read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ONE_PLUS = ("rms_one_plus", "layer_one_plus")
 
 
 def read_gguf_config(file: Path) -> ModelConfig:
-    """The model in a file, with those of its matrices that stay quantized."""
+    """The model's config, with Q8_0 matrices as quantization."""
     header = open_gguf(file)
     config = registry.model_config(config_of(header))
     names = tuple(Translation(header, config).kept())
@@ -49,14 +49,14 @@ def read_gguf_config(file: Path) -> ModelConfig:
 
 
 def gguf_tensors(file: Path) -> dict[str, GgufTensor]:
-    """All tensors by Hugging Face's names; of quantized ones values and scales."""
+    """All tensors by Hugging Face name; quantized ones as values and scales."""
     header = open_gguf(file)
     config = registry.model_config(config_of(header))
     return {one.name: one for one in Translation(header, config).tensors()}
 
 
 class Translation:
-    """GGUF's tensors of one model in Hugging Face's names and order."""
+    """Translates one model's GGUF tensors to Hugging Face names and layouts."""
 
     def __init__(self, header: Header, config: ModelConfig) -> None:
         self.header = header
@@ -69,7 +69,6 @@ class Translation:
         self.shapes = {piece.name: piece.shape for pieces in shapes for piece in pieces}
 
     def tensors(self) -> Iterator[GgufTensor]:
-        """All of them."""
         kept, apart = {*self.kept()}, stacked_names(self.config)
         stacked = defaultdict[int, dict[str, PackedTensor]](dict)
         for name, packed in self.header.tensors.items():
@@ -88,7 +87,7 @@ class Translation:
             yield from stacked_tensors(self.config, self._layer(layer), found)
 
     def kept(self) -> Iterator[str]:
-        """Modules that are Q8_0 in all that they are multiplied with as one."""
+        """Modules kept in Q8_0: those whose fused parts all are."""
         if self.names.stored_in_out or self.names.qkv_by_head:
             return  # they are stored in another order than they are declared
         groups = [
@@ -106,7 +105,7 @@ class Translation:
                 )
 
     def hf_name(self, name: str) -> str:
-        """Hugging Face's name of a tensor that stands for one of its own."""
+        """Hugging Face name of a tensor that maps one to one."""
         match = IN_LAYER.fullmatch(name)
         if match is not None:
             module, _, kind = match[2].rpartition(".")
@@ -127,7 +126,7 @@ class Translation:
         return f"{self.names.prefix}{self.names.layers}.{number}."
 
     def _drafts(self, match: re.Match[str] | None) -> bool:
-        """Whether a tensor is one of the layers that draft tokens, which come last."""
+        """Whether a tensor belongs to the MTP layers, which come last."""
         last = len(self.config.layers)
         return match is not None and self.names.drafting is not None and int(match[1]) >= last
 
@@ -152,7 +151,7 @@ class Translation:
         yield GgufTensor(scale, "F16", groups, (packed,), _scales, turn)
 
     def _turn(self, name: str) -> Turn | None:
-        """What puts rows of heads in the order of checkpoints."""
+        """Function that restores a checkpoint's row order within heads, or None."""
         match = IN_LAYER.fullmatch(name)
         layer, module = (-1, "") if match is None else (int(match[1]), match[2].partition(".")[0])
         if module not in self._turned or layer >= len(self.config.layers):
@@ -169,7 +168,7 @@ class Translation:
 
     @property
     def _turned(self) -> tuple[str, ...]:
-        """Modules whose rows stand in another order than in checkpoints."""
+        """Modules whose rows are permuted compared to checkpoints."""
         if self.names.qkv_by_head:
             return ("attn_qkv",)
         return ("attn_q", "attn_k") if self.architecture.turned else ()

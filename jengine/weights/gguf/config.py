@@ -1,6 +1,6 @@
-"""A config.json out of a GGUF file's metadata.
+"""Derives config.json from a GGUF file's metadata.
 
-In: a header. Out: what config.json would say, as a mapping. Must not know how numbers are packed.
+In: a header. Out: config.json's contents as a mapping. Must not know block formats.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PRESENT = {
 
 
 def config_of(header: Header) -> dict[str, object]:
-    """The keys of config.json."""
+    """Contents of config.json."""
     fields = Metadata(header)
     own = fields.architecture
     drafting = fields.number("nextn_predict_layers", 0)
@@ -70,7 +70,7 @@ def config_of(header: Header) -> dict[str, object]:
 
 
 def _in_parts(config: dict[str, Any]) -> dict[str, object]:
-    """The values, those of names with a dot in parts of their own."""
+    """Nest keys with a dot into sub-objects."""
     found: dict[str, Any] = {key: value for key, value in config.items() if "." not in key}
     for key in config.keys() - found.keys():
         part, name = key.split(".")
@@ -79,19 +79,19 @@ def _in_parts(config: dict[str, Any]) -> dict[str, object]:
 
 
 def _eps(fields: Metadata) -> Any:
-    """What norms add: of either kind of norms."""
+    """Norm epsilon, of RMS or layer norms."""
     rms, plain = (fields.get(key) for key in EPS)
     return fields.number(EPS[0 if plain is None or rms is not None else 1])
 
 
 def _dtype(header: Header) -> str:
-    """That of all matrices, if it is float32 or float16, otherwise bfloat16."""
+    """Dtype of all matrices if float32 or float16, else bfloat16."""
     kinds = {one.type.name for one in header.tensors.values() if len(one.shape) > 1}
     return PLAIN_TYPES.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
 
 def _heads(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
-    """The sizes of heads, of plain or latent attention."""
+    """Head counts and sizes, of plain or latent attention."""
     heads, hidden = (fields.number(key) for key in ("attention.head_count", "embedding_length"))
     if heads < 1:
         raise fields.refuse("attention.head_count", "at least 1")
@@ -123,8 +123,7 @@ def _headless_layers(fields: Metadata, name: str) -> dict[str, object]:
 
 
 def _latent_heads(fields: Metadata, heads: int) -> dict[str, object]:
-    """Files say the sizes of heads, and newer ones, which have one head of keys, those of what is
-    kept instead."""
+    """Sizes of latent attention; newer files describe the cached entry as a single KV head."""
     rotated = fields.number("rope.dimension_count")
     key, value = (
         fields.number(f"attention.{name}_length_mla", fields.number(f"attention.{name}_length", 0))
@@ -141,7 +140,7 @@ def _latent_heads(fields: Metadata, heads: int) -> dict[str, object]:
 
 
 def _experts(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
-    """How experts are chosen."""
+    """Expert routing settings."""
     gate = fields.get("expert_gating_func")
     if gate not in (None, 0, fields.architecture.gate):
         raise fields.refuse("expert_gating_func", str(fields.architecture.gate))
@@ -151,7 +150,7 @@ def _experts(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
 
 
 def _windows(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
-    """Which layers have windows: every one but each n-th, or as a list says."""
+    """Sliding-window layers: every layer except each n-th, or as listed."""
     found: dict[str, object] = {}
     if config.get("sliding_window") == 0:
         found["sliding_window"] = None

@@ -1,6 +1,6 @@
-"""A model in one GGUF file or several.
+"""Opens GGUF models of one or several files.
 
-In: a file, or the first of several. Out: one header, whose tensors say which file they are in.
+In: a file, or the first of several. Out: one header whose tensors know their file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def open_gguf(file: Path) -> Header:
-    """The header of a model, whose tensors may be in several files."""
+    """Header of a model, with tensors of all its files. Raises CheckpointError."""
     header = read_header(file)
     count = header.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
@@ -44,7 +44,7 @@ def open_gguf(file: Path) -> Header:
 def _joined(
     file: Path, tensors: Mapping[str, PackedTensor], part: Header, number: int
 ) -> dict[str, PackedTensor]:
-    """All tensors with those of the next file."""
+    """Merge the next file's tensors. Raises CheckpointError."""
     if part.metadata.get("split.no") != number:
         raise CheckpointError(
             f"{file}: says that it is number {part.metadata.get('split.no')!r} of the files,"

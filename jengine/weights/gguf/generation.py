@@ -1,6 +1,6 @@
-"""What a GGUF file says of generation: the tokens that end answers, and sampling settings.
+"""Generation settings in a GGUF file: end tokens and sampling.
 
-In: a header. Out: the keys of a generation_config.json.
+In: a header. Out: generation_config.json's keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTROL = 3  # the type of special tokens
 
 
 def generation_of(header: Header) -> dict[str, object]:
-    """What its generation_config.json would say."""
+    """Contents of generation_config.json."""
     given = header.metadata
     found = {
         name: given[f"general.sampling.{key}"]

@@ -1,6 +1,6 @@
-"""The header of a GGUF file: metadata, and where each tensor is. Every length is checked.
+"""Parses GGUF headers: metadata and tensor locations, with every length checked.
 
-In: a file. Out: its metadata and its tensors. Must not know models nor how numbers are packed.
+In: a file. Out: metadata and tensors. Must not know models or block formats.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class PackedType:
-    """A type of tensors: numbers along a row in blocks of `numbers` and `size` bytes."""
+    """A tensor type: blocks of `numbers` values in `size` bytes along a row."""
 
     name: str
     numbers: int
@@ -69,7 +69,7 @@ NOT_READ = {
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """One tensor's type, shape and byte range. Rows are packed one after the other."""
+    """A tensor's type, shape and byte range."""
 
     file: Path
     name: str
@@ -79,7 +79,7 @@ class PackedTensor:
     size: int
 
     def bytes(self) -> np.ndarray:
-        """A read-only, memory-mapped view of its bytes."""
+        """Read-only memory-mapped view of its bytes. Raises CheckpointError."""
         if self.size == 0:
             return np.empty(0, np.uint8)
         try:
@@ -89,7 +89,7 @@ class PackedTensor:
 
 
 class Texts(Sequence[str]):
-    """A list of texts in a file, read when it is looked at."""
+    """A list of strings in the file, parsed on access."""
 
     def __init__(self, file: Path, start: int, count: int) -> None:
         self.file = file
@@ -106,7 +106,7 @@ class Texts(Sequence[str]):
         return iter(self.read())
 
     def read(self) -> list[str]:
-        """All of them."""
+        """Parse all strings."""
         with mapped(self.file) as memory:
             reader = _Reader(self.file, memory, self.start)
             return [reader.string() for _ in range(self.size)]
@@ -114,7 +114,7 @@ class Texts(Sequence[str]):
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself, and its tensors by name."""
+    """A file's metadata, and its tensors by name."""
 
     file: Path
     metadata: Mapping[str, Any]
@@ -122,14 +122,14 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """The header, with all lengths checked against the file."""
+    """Parse and check a header. Raises CheckpointError."""
     with mapped(file) as memory:
         return _parse(file, _Reader(file, memory))
 
 
 @contextmanager
 def mapped(file: Path) -> Iterator[mmap.mmap]:
-    """The file's bytes."""
+    """Memory-map a file. Raises CheckpointError."""
     try:
         with file.open("rb") as stream:
             memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -140,7 +140,7 @@ def mapped(file: Path) -> Iterator[mmap.mmap]:
 
 
 class _Reader:
-    """Reads one value after the other."""
+    """Sequential reader of values."""
 
     def __init__(self, file: Path, memory: mmap.mmap, at: int = 0) -> None:
         self.file = file
@@ -167,7 +167,7 @@ class _Reader:
             raise self.refuse(f"a name is not UTF-8 at byte {self.at}") from error
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """A value."""
+        """Read a metadata value of this type."""
         if kind in NUMBERS:
             return self.number(NUMBERS[kind])
         if kind == STRING:
@@ -188,7 +188,7 @@ class _Reader:
         return Texts(self.file, start, count)
 
     def skip(self, size: int) -> None:
-        """Go on behind so many bytes."""
+        """Skip bytes. Raises CheckpointError at the end of the file."""
         if size > self.size - self.at:
             raise self.refuse(f"{size} bytes are missing at its end")
         self.at += size
@@ -224,14 +224,14 @@ def _parse(file: Path, reader: _Reader) -> Header:
 
 
 def _check_apart(reader: _Reader, tensors: Sequence[PackedTensor]) -> None:
-    """Refuse tensors that share bytes."""
+    """Raise CheckpointError if tensors overlap."""
     for one, after in itertools.pairwise(one for one in tensors if one.size):
         if one.start + one.size > after.start:
             raise reader.refuse(f"{one.name!r} and {after.name!r} share bytes")
 
 
 def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape, type and offset of a tensor."""
+    """Read a tensor's name, shape, type and offset."""
     name, dimensions = reader.string(), reader.number("<I")
     if dimensions > MOST_DIMENSIONS:
         raise reader.refuse(f"{name!r} has {dimensions} dimensions, at most {MOST_DIMENSIONS}")

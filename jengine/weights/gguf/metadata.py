@@ -1,6 +1,6 @@
-"""The metadata of one architecture, every key of which is read or known to be harmless.
+"""Metadata of one architecture; every key must be read or known to be harmless.
 
-In: a header. Out: values by keys without the architecture's name. Must not know config.json.
+In: a header. Out: values by keys without the architecture's prefix. Must not know config.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARCHITECTURE = "general.architecture"
 
 
 class Metadata:
-    """Looks keys up and keeps which were looked up."""
+    """Looks up keys and records which were read."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -45,14 +45,14 @@ class Metadata:
         return ARCHITECTURES[self.name]
 
     def refuse(self, key: str, expected: str) -> CheckpointError:
-        """An error about one key."""
+        """CheckpointError about one key."""
         given = self.header.metadata.get(f"{self.name}.{key}")
         return CheckpointError(
             f"{self.header.file}: {self.name}.{key} is {given!r}, expected {expected}."
         )
 
     def get(self, key: str) -> int | float | bool | str | None:
-        """A value, None where there is none. What a list says of every layer alike is one value."""
+        """A value, or None. A list with one value for all layers counts as that value."""
         self.read.add(key)
         found = self.header.metadata.get(f"{self.name}.{key}")
         if isinstance(found, np.ndarray) and len({*found.tolist()}) == 1:
@@ -62,7 +62,7 @@ class Metadata:
         return found
 
     def each(self, key: str) -> list[int] | None:
-        """What a list says of each layer, None where no list says it."""
+        """A per-layer list of flags, or None."""
         found = self.header.metadata.get(f"{self.name}.{key}")
         if not isinstance(found, np.ndarray):
             return None
@@ -70,7 +70,7 @@ class Metadata:
         return [int(one) for one in found]
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """A number, which is the same in all layers."""
+        """A number that is equal for all layers. Raises CheckpointError."""
         found = self.get(key)
         found = default if found is None else found
         if not isinstance(found, int | float) or isinstance(found, bool):
@@ -78,18 +78,17 @@ class Metadata:
         return found
 
     def has(self, tensor: str) -> bool:
-        """Whether there is a tensor of this name."""
         return tensor in self.header.tensors
 
     def matrix_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a matrix that every model has."""
+        """Shape of a matrix that every model has. Raises CheckpointError."""
         found = self.header.tensors.get(name)
         if found is None or len(found.shape) != 2:
             raise CheckpointError(f"{self.header.file}: tensor missing: {name!r}.")
         return found.shape
 
     def refuse_unread(self) -> None:
-        """Refuse keys that were not looked up, as they may change what the weights mean."""
+        """Raise CheckpointError for unread keys, which may change the weights' meaning."""
         prefix = f"{self.name}."
         given = {key.removeprefix(prefix) for key in self.header.metadata if key.startswith(prefix)}
         for key in sorted(given - self.read):

@@ -1,6 +1,6 @@
-"""What GGUF files call the tensors of a family: roles, which its `Names` names too.
+"""Maps GGUF's module names to a family's.
 
-In: a ModelConfig. Out: GGUF's modules -> a checkpoint's. Must not know files.
+In: a ModelConfig. Out: a mapping from GGUF modules to checkpoint modules. Must not know files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LATENT = {
 
 
 def whole_modules(names: Names) -> dict[str, str]:
-    """Those outside of layers."""
+    """Modules outside layers."""
     prefix = names.prefix
     return {
         "token_embd": prefix + names.embed,
@@ -34,7 +34,7 @@ def whole_modules(names: Names) -> dict[str, str]:
 
 
 def layer_modules(config: ModelConfig) -> dict[str, str]:
-    """Those of a layer, but for stacked experts."""
+    """Modules of a layer, except stacked experts."""
     names = registry.tensor_names(config)
     # Some call the norm between attention and MLP by the first, and some by the second.
     between = names.after_attention if "after" in PLACES[config.norm_places] else names.before_mlp
@@ -60,11 +60,11 @@ def layer_modules(config: ModelConfig) -> dict[str, str]:
 
 
 def whole_names(config: ModelConfig) -> dict[str, str]:
-    """Tensors of a layer whose names in checkpoints have no ending."""
+    """Layer tensors whose checkpoint names have no suffix."""
     names = registry.tensor_names(config)
     return {"attn_sinks.weight": names.sinks, "exp_probs_b.bias": names.choice_bias}
 
 
 def _parts(apart: tuple[str, ...], together: str, theirs: tuple[str, ...]) -> dict[str, str]:
-    """Tensors that checkpoints hold each alone, or as one."""
+    """Modules stored separately, or fused in checkpoints."""
     return dict(zip(apart, theirs, strict=True)) if len(theirs) > 1 else {together: theirs[0]}

@@ -1,6 +1,6 @@
-"""How rotations are scaled in a GGUF file, by its metadata or by tensors of factors.
+"""Rope scaling of a GGUF file, from metadata or factor tensors.
 
-In: metadata. Out: `rope_scaling` of a config.json, None where there is none.
+In: metadata. Out: config.json's `rope_scaling`, or None.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOG = "rope.scaling.yarn_log_multiplier"
 
 
 def rope_scaling(fields: Metadata, config: Mapping[str, Any]) -> dict[str, object] | None:
-    """What config.json would say of it."""
+    """The `rope_scaling` of config.json."""
     if fields.has(LONG):
         return _longrope(fields, config)
     if fields.has(FACTORS):
@@ -92,7 +92,7 @@ def _factors(fields: Metadata, name: str) -> np.ndarray:
 
 
 def _llama3(fields: Metadata, factors: np.ndarray, config: Mapping[str, Any]) -> dict[str, object]:
-    """The settings from which these factors of wave lengths follow."""
+    """Recover llama3 scaling settings from its per-frequency factors."""
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
     original, factor = LLAMA3["original_max_position_embeddings"], float(factors.max())
     pairs = config["head_dim"] // 2

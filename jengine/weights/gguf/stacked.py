@@ -1,6 +1,6 @@
-"""Tensors that GGUF files lay out in another way: experts, and heads of latent attention.
+"""Tensors that GGUF lays out differently: experts, and latent attention's heads.
 
-In: a layer's tensors by GGUF's names. Out: a checkpoint's tensors. Must not know metadata.
+In: a layer's tensors by GGUF name. Out: a checkpoint's tensors. Must not know metadata.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ STACKED |= {KEYS, VALUES}
 
 
 def stacked_names(config: ModelConfig) -> set[str]:
-    """The tensors of a layer that do not each stand for some of a checkpoint's."""
+    """Layer tensors that do not map one to one."""
     is_one = len(registry.tensor_names(config).shared_gate_up) == 1
     return STACKED | {*SHARED} if is_one else STACKED
 
 
 def stacked_tensors(config: ModelConfig, layer: str, found: Layer) -> Iterator[GgufTensor]:
-    """The tensors of one layer, whose names begin so."""
+    """Translate these tensors of one layer; `layer` is the name prefix."""
     if KEYS in found or VALUES in found:
         yield _latent(layer, *_all(found, KEYS, VALUES))
     names = registry.tensor_names(config)
@@ -71,7 +71,7 @@ def _apart(module: str, ending: str, packed: PackedTensor) -> Iterator[GgufTenso
 
 
 def _joined(config: ModelConfig, name: str, gate: PackedTensor, up: PackedTensor) -> GgufTensor:
-    """[experts, gates and rest, inputs] of both, or as the family lays them out."""
+    """Fuse gate and up of all experts, in the family's layout."""
     layout = registry.tensor_names(config).expert_layout
     if gate.shape != up.shape:
         raise CheckpointError(f"{gate.file}: {gate.name!r} and {up.name!r} differ in shape.")
@@ -100,7 +100,7 @@ def _whole(config: ModelConfig, name: str, packed: PackedTensor) -> GgufTensor:
 
 
 def _latent(layer: str, keys: PackedTensor, values: PackedTensor) -> GgufTensor:
-    """Keys' and values' matrices of each head: [heads, rank, nope] and [heads, values, rank]."""
+    """Latent attention's keys [heads, rank, nope] and values [heads, values, rank], fused."""
     shapes = keys.shape, values.shape
     if any(len(shape) != 3 for shape in shapes) or (keys.shape[0], keys.shape[1]) != (
         values.shape[0], values.shape[2],

@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint, made of packed ones when it is read."""
+"""A checkpoint tensor assembled from GGUF tensors when read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Turn = Callable[..., np.ndarray]
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor by its name in Hugging Face's files, or the values or scales of a quantized one.
+    """A tensor under its Hugging Face name, or the values or scales of a quantized one.
 
-    `dtype` is what it is read as, in the words of safetensors. What several packed tensors hold is
-    put together by `turn`, which may also order one otherwise.
+    `dtype` is the dtype read, in safetensors' names. `turn` combines several packed tensors or
+    reorders one.
     """
 
     name: str
@@ -33,16 +33,15 @@ class GgufTensor:
 
     @property
     def file(self) -> Path:
-        """The file that holds it, or its first part."""
         return self.packed[0].file
 
     @property
     def size(self) -> int:
-        """Bytes in files, those of values and scales together."""
+        """Bytes in files, values and scales together."""
         return sum(one.size for one in self.packed)
 
     def read(self) -> np.ndarray:
-        """The array in Hugging Face's order."""
+        """The array in Hugging Face's layout."""
         arrays = [self.decode(one) for one in self.packed]
         array = arrays[0] if self.turn is None else self.turn(*arrays)
         return array.reshape(self.shape)
@@ -54,7 +53,7 @@ def plain_tensor(
     shape: tuple[int, ...] | None = None,
     turn: Turn | None = None,
 ) -> GgufTensor:
-    """A tensor that is dequantized, unless it is plain."""
+    """An unquantized or dequantized tensor."""
     kind = packed[0].type.name
     if kind in PLAIN and all(one.type.name == kind for one in packed):
         return GgufTensor(name, kind, shape or packed[0].shape, packed, plain_array, turn)
@@ -62,11 +61,11 @@ def plain_tensor(
 
 
 def dequantized(packed: PackedTensor) -> np.ndarray:
-    """Numbers in float32."""
+    """Dequantize to float32. Raises CheckpointError for non-finite values."""
     return finite(packed, plain_array(packed).astype(np.float32))
 
 
 def expert_of(packed: PackedTensor, number: int) -> PackedTensor:
-    """One of several matrices that lie one after the other."""
+    """One matrix of a stacked tensor."""
     size = packed.size // packed.shape[0]
     return replace(packed, shape=packed.shape[1:], start=packed.start + number * size, size=size)
