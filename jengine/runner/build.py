@@ -127,7 +127,7 @@ def build_runners(
 def runners_of(
     models: Sequence[LoadedModel], config: RunnerConfig, model: ModelConfig, whole: Placement
 ) -> tuple[PlanRunner, ...]:
-    """A runner for each replica, with the programs of its encoder. No state is needed yet."""
+    """A runner per replica, with its encoder's programs. No state is needed yet."""
     if not whole.joint:
         return tuple(runner_for(loaded, config, model) for loaded in models)
     group = JointGroup(models, JoinedReplicas(whole))
@@ -137,7 +137,7 @@ def runners_of(
 def stacks_for(
     model: ModelConfig, config: RunnerConfig
 ) -> Callable[[Placement], AdapterStacks | None]:
-    """What makes the adapters' arrays of a replica; replicas share what is in the host's memory."""
+    """Factory of a replica's adapter arrays; replicas share the adapters in host memory."""
     wanted = config.adapters
     if wanted is None:
         return lambda placement: None
@@ -170,7 +170,9 @@ def encoders_of(
 
 
 def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> PlanRunner:
-    """The runner for the model: with stages, a pipeline runner."""
+    """Choose the runner class: pipeline, host logits processors, images or audio, prompt
+    embeddings, or plain.
+    """
     if loaded.placement.num_stages > 1:
         return PipelineRunner(loaded)
     processed = None
@@ -198,7 +200,7 @@ def companion_of(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) 
 
 
 def cross_packer(model: ModelConfig) -> Packer:
-    """What packs the encoder's input of a model whose layers attend to its output."""
+    """Packer of the encoder's input, for models with cross attention."""
     width = model.cross_width
     return TextPacker(width) if model.speech is None else MelPacker(model.speech, width)
 
@@ -223,7 +225,7 @@ def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) ->
 
 
 def taps_of(programs: Sequence[Programs]) -> TapSets:
-    """Sets of taps with the same numbers in every replica."""
+    """Tap sets with the same numbers in every replica."""
 
     def forget(taps: TapSet) -> None:
         for one in programs:
@@ -233,7 +235,7 @@ def taps_of(programs: Sequence[Programs]) -> TapSets:
 
 
 def processors_of(programs: Programs, vocab_size: int) -> ProcessorSets:
-    """Sets of logits processors with the same numbers in every replica."""
+    """Logits processor sets with the same numbers in every replica."""
     compiler = programs.compiler
     history, stages = history_length(compiler.shapes.max_model_len), compiler.placement.num_stages
 

@@ -23,13 +23,13 @@ MARK = f".{EXPERTS}"  # ends the path of the array that says which expert is in 
 
 
 def expert_placement(loaded: LoadedModel) -> list[list[int]]:
-    """The expert of each slot, by layer with experts."""
+    """Expert in each slot, per layer with experts."""
     found = dict(zip(loaded.order.names, loaded.leaves, strict=True))
     return [np.asarray(found[paths[0] + MARK]).tolist() for paths in placed_weights(loaded)]
 
 
 def place_experts(loaded: LoadedModel, layers: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Have these experts in the slots of each layer; the placement before."""
+    """Move experts to these slots. Returns the previous placement."""
     weights = placed_weights(loaded)
     before = expert_placement(loaded)
     check_placement(layers, before)
@@ -56,7 +56,7 @@ def place_experts(loaded: LoadedModel, layers: Sequence[Sequence[int]]) -> list[
 
 
 def placed_weights(loaded: LoadedModel) -> list[list[str]]:
-    """The paths of weights with slots, those of one layer together, in the order of the layers."""
+    """Paths of weights with expert slots, grouped by layer."""
     by_layer: dict[str, list[str]] = {}
     for name in loaded.order.names:
         if name.endswith(MARK):

@@ -1,4 +1,4 @@
-"""A model whose guesses are the drafts of the next step: its parameters beside the model's own."""
+"""The draft model or heads of an engine, with their parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sharding.placement import Placement
 
 
 class LoadedGuesser(NamedTuple):
-    """How it guesses, its declarations and its parameters."""
+    """A guesser: its method, declarations and parameters."""
 
     method: Callable[[Any], Any]  # the model -> a `step.guessing.Guesser`
     model: nnx.Module
@@ -24,7 +24,7 @@ class LoadedGuesser(NamedTuple):
     points: tuple[str, ...] = ()  # tap points of the model whose values it reads
 
     def on(self, part: Placement) -> LoadedGuesser:
-        """The same on the devices of one replica."""
+        """The guesser on one replica's devices."""
         whole = self.order.places.whole
         if part == whole:
             return self
@@ -33,7 +33,7 @@ class LoadedGuesser(NamedTuple):
         return self._replace(order=order, leaves=tuple(map(part.part, self.leaves)))
 
     def program(self, first_leaf: int) -> GuesserProgram:
-        """What a program knows of it."""
+        """The guesser as compiled programs see it."""
         return GuesserProgram(
             self.method, self.order.rebuild, first_leaf, self.first_layer, self.points
         )

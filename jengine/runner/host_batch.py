@@ -1,7 +1,7 @@
-"""The batch as logits processors of the host see it: a place for each request, without gaps.
+"""Batch positions as host logits processors (vLLM's interface) see them: dense, without gaps.
 
-In: plans, and the tokens that were sampled. Out: `BatchUpdate`s, and each row's place. Must not
-know logits, steps or devices.
+In: plans, and sampled tokens. Out: `BatchUpdate`s, and each row's batch position. Must not know
+logits, steps or devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jengine.sampling_params import ROW_PARAMETERS, SamplingParams
 
 
 class BatchRow:
-    """A request in the batch."""
+    """A request's place in the batch, its parameters and tokens."""
 
     __slots__ = ("output_ids", "place", "prompt_ids", "sampling")
 
@@ -31,7 +31,7 @@ class BatchRow:
 
 
 class HostBatch:
-    """Follows plans. Requests behind a gap move into it from the end."""
+    """Tracks plans and keeps the batch dense."""
 
     def __init__(self) -> None:
         self.rows: dict[int, BatchRow] = {}  # by row of the engine
@@ -41,7 +41,7 @@ class HostBatch:
         return len(self._places)
 
     def update(self, plan: Plan) -> BatchUpdate | None:
-        """Take up what a plan releases, starts and appends. None: the batch is the same."""
+        """Apply a plan's released, new and appended rows; None if the batch is unchanged."""
         started = {new.row for new in plan.new_rows}
         gaps = sorted(
             self.rows.pop(row).place for row in {*plan.released, *started} if row in self.rows
@@ -66,7 +66,9 @@ class HostBatch:
         return row.place, params_of(new.sampling), row.prompt_ids, row.output_ids
 
     def _fill(self, gaps: list[int]) -> tuple[list[int], list[MovedRequest]]:
-        """Close gaps; those that were not filled, and the moves."""
+        """Compact the batch: move the last request into each gap. Returns the places dropped at the
+        end, and the moves.
+        """
         removed, moved = list[int](), list[MovedRequest]()
         while gaps:
             last = len(self._places) - 1
@@ -82,7 +84,7 @@ class HostBatch:
 
     @staticmethod
     def take(owners: Iterable[BatchRow], tokens: Iterable[int]) -> None:
-        """Append the tokens sampled for these requests; one below 0 is none."""
+        """Append sampled tokens to these requests; negative ones are skipped."""
         for row, token in zip(owners, tokens, strict=True):
             if token >= 0:
                 row.output_ids.append(token)

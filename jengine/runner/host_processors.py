@@ -28,13 +28,14 @@ class HostProcessors:
         self._sampled: list[BatchRow] = []  # whose tokens the last step sampled
 
     def read(self, tokens: np.ndarray) -> None:
-        """The tokens that the last step sampled, one of each of its rows."""
+        """Record the tokens sampled by the last step, one per row."""
         self._batch.take(self._sampled, tokens.tolist())
         self._sampled = []
 
     def apply(self, plan: Plan, logits: np.ndarray, temperature: np.ndarray) -> np.ndarray:
-        """The changed logits f32 [sampled rows, vocabulary] of a plan. `temperature` is by row of
-        the engine."""
+        """Apply processors to a plan's logits, f32 [sampled rows, vocabulary]. `temperature` is
+        indexed by engine row.
+        """
         update = self._batch.update(plan)
         sampled = plan.entries.rows[plan.entries.wants_tokens].tolist()
         self._sampled = [self._batch.rows[row] for row in sampled]
@@ -52,7 +53,9 @@ class HostProcessors:
         return batch[places]
 
     def _drawn(self, batch: np.ndarray, heat: np.ndarray) -> np.ndarray:
-        """Rows that draw, with those applied that see logits over the temperature."""
+        """Apply to randomly sampled rows the processors that expect logits divided by the
+        temperature.
+        """
         scale = np.where(heat > 0, heat, 1)
         drawn = batch / scale
         for one in self._second:
@@ -61,7 +64,7 @@ class HostProcessors:
 
 
 def applied(processor: LogitsProcessor, logits: np.ndarray) -> np.ndarray:
-    """What a processor makes of the logits, checked."""
+    """A processor's result, checked for shape."""
     found = np.asarray(processor.apply(logits), np.float32)
     if found.shape != logits.shape:
         raise ConfigError(

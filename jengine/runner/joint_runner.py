@@ -1,7 +1,7 @@
-"""Runners of replicas that run every step together, in programs of all devices.
+"""Data-parallel replicas that run every step together (joint steps), in programs over all devices.
 
-In: a plan of each replica; one that has none runs an empty step. Out: each replica's results. A
-round of plans is queued when all have come, when somebody asks for a result, or on `launch`.
+In: a plan per replica; one without a plan runs an empty step. Out: each replica's results. A round
+of plans is queued when all have arrived, when a result is read, or on `launch`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Numbered = TypeVar("Numbered", TapSet, ProcessorSet)
 
 
 class JointStep:
-    """A plan of one replica, in a round that may have to be queued yet."""
+    """One replica's plan in a round that may not be queued yet."""
 
     def __init__(self, group: JointGroup) -> None:
         self._group = group
@@ -64,7 +64,7 @@ class JointStep:
 
 
 class JointGroup:
-    """All replicas: their models, and the round of plans that is being gathered."""
+    """All replicas' models, and the round of plans being gathered."""
 
     def __init__(self, models: Sequence[LoadedModel], joined: JoinedReplicas) -> None:
         self._models = models
@@ -84,7 +84,7 @@ class JointGroup:
         return step
 
     def launch(self) -> None:
-        """Queue the round, if it has a plan."""
+        """Queue the current round, if it has any plan."""
         if not self._round:
             return
         taken, self._round = self._round, {}
@@ -130,7 +130,7 @@ class JointGroup:
         return [PendingStep(*one) for one in zip(plans, packed, outputs, strict=True)]
 
     def _queued(self, packed: Sequence[PackedStep], parts: dict[Part, Found]) -> StepOutput:
-        """Queue the programs of the packed plans: the results of all replicas."""
+        """Queue the programs for all replicas' packed plans."""
         first, joined = self._models[0], self._joined
         state = jax.tree.map(lambda *own: joined.join(own), *(one.state for one in self._models))
 
@@ -152,7 +152,7 @@ class JointGroup:
         return forwarded.completing(output)._replace(prompt_logprobs=scores)
 
     def _parted(self, whole: Any) -> list[Any]:
-        """Each replica's part of a tree of joined arrays."""
+        """Split a tree of joined arrays into one per replica."""
         arrays, tree = jax.tree.flatten(whole)
         parts = zip(*map(self._joined.parts, arrays), strict=True)
         return [jax.tree.unflatten(tree, part) for part in parts]
@@ -184,20 +184,20 @@ class JointRunner:
 def joint_chunks(
     packed: Sequence[PackedStep], shapes: StepShapes, size: int
 ) -> Iterator[tuple[PromptChunk, ...]]:
-    """Chunks of prompt tokens, one of each replica; one without any repeats its first."""
+    """Chunks of prompt tokens, one per replica; a replica without more repeats its first."""
     each = [list(prompt_chunks(one, shapes, size)) for one in packed]
     for number in range(max(map(len, each))):
         yield tuple(own[number] if number < len(own) else own[0] for own in each)
 
 
 def launch_of(runners: Sequence[PlanRunner]) -> Callable[[], None]:
-    """What queues the plans that the replicas have; nothing if each queues its own."""
+    """Function that launches the replicas' current round; a no-op if each queues its own steps."""
     first = runners[0]
     return first.group.launch if isinstance(first, JointRunner) else lambda: None
 
 
 def together(each: Sequence[Features]) -> Features:
-    """Features that cover all of these."""
+    """Union of the features."""
     sampling = each[0].sampling
 
     def most(counts: list[int | None]) -> int | None:
@@ -218,13 +218,13 @@ def together(each: Sequence[Features]) -> Features:
 
 
 def by_number(each: Iterable[Iterable[Numbered]]) -> tuple[Numbered, ...]:
-    """All these sets, each once, in the order of their numbers."""
+    """Union of numbered sets, sorted by number."""
     found = {one.number: one for sets in each for one in sets}
     return tuple(found[number] for number in sorted(found))
 
 
 def largest(buckets: Sequence[Bucket]) -> Bucket:
-    """A size that holds plans of all these."""
+    """Smallest bucket that covers all of these."""
     return Bucket(
         max(one.decode_rows for one in buckets),
         max(one.prefill_tokens for one in buckets),

@@ -84,12 +84,10 @@ class LoadedModel:
 
     @property
     def shapes(self) -> StepShapes:
-        """The shapes that all buckets share."""
         return self.programs.compiler.shapes
 
     @property
     def placement(self) -> Placement:
-        """Which devices hold which part of an array."""
         return self.programs.compiler.placement
 
     @property
@@ -125,14 +123,14 @@ class LoadedModel:
         return self.adapters.store
 
     def run(self, found: Found, given: Any) -> Any:
-        """Queue a program: its results. Waits for it only where devices cannot queue steps."""
+        """Queue a program and return its results; blocks only where devices cannot queue steps."""
         self.state, output = found.queue(self.taken_by(found), self.state, given)
         if not self._may_queue:
             jax.block_until_ready((output, self.state.last_token))
         return output
 
     def taken_by(self, found: Found) -> Leaves:
-        """The leaves that a program takes."""
+        """Parameter leaves that a program takes."""
         features = found.entry.features
         stacks = self.adapters.leaves if features.adapters and self.adapters is not None else ()
         leaves, compiler = self.leaves + self.guesser_leaves, self.programs.compiler

@@ -33,7 +33,7 @@ NOTHING = Features()
 
 @dataclass
 class PipelinedStep:
-    """A submitted plan, which has not passed all stages yet."""
+    """A submitted plan on its way through the stages."""
 
     plan: Plan
     packed: PackedStep

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Resizing:
-    """The sizes of one replica's cache."""
+    """KV cache resizing of one replica."""
 
     def __init__(self, sizing: Sizing, cache: CacheConfig) -> None:
         self._sizing = sizing.without_weights()
         self.cache = cache
 
     def resize(self, loaded: LoadedModel, num_bytes: int) -> list[int]:
-        """Use so many bytes for the cache."""
+        """Resize the cache to `num_bytes`. Returns the blocks per group."""
         loaded.wait_until_warm()
         if loaded.late is not None:  # what it compiles is for the old size
             loaded.late.finish()
@@ -51,16 +51,16 @@ class Resizing:
 
 
 def arrays_of(loaded: LoadedModel) -> list[Array]:
-    """The arrays of the cache."""
+    """The KV cache's arrays."""
     return jax.tree.leaves(loaded.state.caches)
 
 
 def with_blocks_of(made: Array, old: Array) -> Array:
-    """The new array with the old one's content, as far as both go."""
+    """Copy the old array's blocks into the new array, as far as both have them. Donates `made`."""
     return jax.jit(copied, donate_argnums=0, out_shardings=made.sharding)(made, old)
 
 
 def copied(made: Array, old: Array) -> Array:
-    """One array in the other's first places."""
+    """`made` with the common leading part of `old`."""
     common = tuple(slice(min(sizes)) for sizes in zip(made.shape, old.shape, strict=True))
     return made.at[common].set(old[common])

@@ -144,7 +144,7 @@ class Runner:
     def _sampled(
         self, plan: Plan, packed: PackedStep, parts: dict[Part, Found], forwarded: Forwarded
     ) -> StepOutput:
-        """Queue what samples a token of each slot, or pools it."""
+        """Queue the sampling or pooling program."""
         if self._processed is not None:
             temperature = self._rows.settings["temperature"]
             return self._processed(plan, packed, parts, forwarded, temperature)
@@ -158,8 +158,7 @@ class Runner:
 def with_prompts(
     loaded: LoadedModel, packed: PackedStep, parts: dict[Part, Found], output: StepOutput
 ) -> StepOutput:
-    """Queue what reads the prompt tokens of the forward before: its results, in chunks, with those
-    of slots."""
+    """Queue programs over prompt tokens, in chunks; adds their results to the output."""
 
     def results(found: Found | None) -> Any:
         if found is None or not len(packed.chunk_tokens):

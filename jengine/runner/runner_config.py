@@ -56,7 +56,7 @@ class RunnerConfig:
 
     @property
     def programs(self) -> ProgramList:
-        """What is compiled."""
+        """All programs to compile."""
         return ProgramList(
             self.ladders, self.tiers, self.shapes, self.takes_images,
             splits=bool(self.host_processors),

@@ -93,7 +93,7 @@ class Sizing:
         return cache, first
 
     def without_weights(self) -> Sizing:
-        """The same, which keeps no parameters in memory."""
+        """A copy without parameters in memory."""
         guesser = self.guesser
         return replace(self, guesser=None if guesser is None else guesser._replace(leaves=()))
 
@@ -252,7 +252,9 @@ def stages_of(order: LeafOrder, ladders: Ladders) -> Stages | None:
 
 
 def held_by(placement: Placement, ladders: Ladders, hidden: int) -> Held | None:
-    """The activations between stages, for the largest bucket; None without a pipeline."""
+    """Shape of activations held between pipeline stages, for the largest bucket; None without a
+    pipeline.
+    """
     if placement.num_stages == 1:
         return None
     return Held(placement.num_stages, ladders.largest.num_tokens, hidden)

@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 
 
 class Kept(NamedTuple):
-    """Parameters in host memory, and the shardings that steps take them with."""
+    """Parameters in host memory, with their device shardings."""
 
     leaves: Leaves
     shardings: tuple[jax.sharding.Sharding, ...]
 
     @classmethod
     def of(cls, leaves: Leaves) -> Kept:
-        """Copies in host memory, sharded as before. A CPU's memory is the host's: none there."""
+        """Copies in host memory, sharded as before; on CPUs the arrays themselves."""
         shardings = tuple(leaf.sharding for leaf in leaves)
         if not leaves or is_host(leaves[0]):
             return cls(leaves, shardings)
         return cls(moved(leaves, [one.with_memory_kind(HOST) for one in shardings]), shardings)
 
     def on_devices(self) -> Leaves:
-        """The parameters as steps take them."""
+        """Copies back on the devices."""
         return moved(self.leaves, self.shardings)
 
 
 @dataclass
 class Asleep:
-    """What of a loaded model sleeps, and what of it is kept on the host."""
+    """Sleeping tags, and parameters kept on the host."""
 
     tags: set[str] = field(default_factory=set)
     weights: Kept | None = None  # None: they were dropped, or do not sleep
@@ -62,7 +62,9 @@ class Asleep:
 
 
 def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list[str]:
-    """Free what these tags name. Level 1 keeps parameters on the host, level 2 drops them."""
+    """Free what the tags name. Level 1 keeps parameters on the host, level 2 drops them. Returns
+    all sleeping tags.
+    """
     asleep = loaded.asleep
     if WEIGHTS in tags and WEIGHTS not in asleep.tags:
         asleep.weights = Kept.of(loaded.leaves)
@@ -82,7 +84,9 @@ def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list
 
 
 def wake(loaded: LoadedModel, tags: Collection[str]) -> list[str]:
-    """Bring back what these tags name. Parameters that were dropped sleep until others come."""
+    """Restore what the tags name; dropped parameters stay asleep until replaced. Returns the tags
+    still asleep.
+    """
     asleep = loaded.asleep
     if WEIGHTS in tags and asleep.weights is not None:
         take_weights(loaded, asleep.weights.on_devices())
@@ -93,7 +97,7 @@ def wake(loaded: LoadedModel, tags: Collection[str]) -> list[str]:
 
 
 def take_weights(loaded: LoadedModel, leaves: Leaves) -> None:
-    """Use these parameters, asleep or not; a guesser's and adapters wake with them."""
+    """Install parameters, which also wakes a guesser's and adapters."""
     asleep = loaded.asleep
     loaded.leaves = leaves
     if asleep.guesser is not None:
@@ -105,7 +109,7 @@ def take_weights(loaded: LoadedModel, leaves: Leaves) -> None:
 
 
 def reload(loaded: LoadedModel) -> list[str]:
-    """Read the parameters from the model's folder again."""
+    """Reload parameters from the model's folder."""
     if loaded.read_weights is None:
         raise RequestError(
             "reload_weights: this engine was made of live parameters, so there is no folder to "
@@ -121,7 +125,7 @@ def is_host(leaf: jax.Array) -> bool:
 
 
 def moved(leaves: Leaves, shardings: Collection[jax.sharding.Sharding]) -> Leaves:
-    """The arrays in these places, once they are there: what they were copied from can be freed."""
+    """Copy to these shardings and wait, so that the sources can be freed."""
     found = tuple(jax.device_put(leaf, to) for leaf, to in zip(leaves, shardings, strict=True))
     jax.block_until_ready(found)
     return found

@@ -24,7 +24,7 @@ LONGEST_CHECK = 1.0
 
 
 def remove_broken_entries(directory: Path) -> None:
-    """Remove what cannot be read among the entries written since the last call."""
+    """Remove unreadable entries among those written since the last call."""
     began, until = time.monotonic(), time.time() - BEING_WRITTEN
     stamp = directory / STAMP
     since = stamp.stat().st_mtime if stamp.exists() else 0.0
@@ -40,7 +40,7 @@ def remove_broken_entries(directory: Path) -> None:
 
 
 def entries_between(directory: Path, since: float, until: float) -> list[Path]:
-    """The entries that were written in this span of time, the newest first."""
+    """Cache entries written within this time span, newest first."""
     times = {Path(file): file.stat().st_mtime for file in os.scandir(directory)
              if file.name.endswith("-cache")}  # fmt: skip
     written = [file for file, when in times.items() if since <= when < until]
@@ -48,7 +48,7 @@ def entries_between(directory: Path, since: float, until: float) -> list[Path]:
 
 
 def is_broken(file: Path) -> bool:
-    """Whether JAX could not read this entry."""
+    """Whether an entry cannot be decompressed."""
     try:
         decompress_executable(file.read_bytes())
     except FileNotFoundError:  # another process has removed it

@@ -33,7 +33,7 @@ SETTLED, LONGEST_WAIT = 0.1, 2.0
 
 
 def names_directory() -> bool:
-    """Whether a program's key depends on the cache's directory, so that it cannot be moved."""
+    """Whether compile cache keys depend on the cache's path, so that entries cannot be moved."""
     caches = jax.config.jax_persistent_cache_enable_xla_caches  # pyrefly: ignore[missing-attribute]
     tunings = jax.__version_info__ < FIRST_WITHOUT_DIRECTORY and TUNINGS in (caches or "")
     return tunings or caches == "all" or KERNELS in (caches or "")
@@ -46,7 +46,7 @@ def default_cache_dir() -> Path:
 
 
 def usual_cache_dir() -> Path:
-    """The directory that engines use unless one is given."""
+    """The compile cache directory unless one is given: JAX's configured one, else the default."""
     configured = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     return Path(str(configured)) if configured else default_cache_dir()
 
@@ -100,7 +100,7 @@ def _use(directory: Path) -> Path:
 
 
 def what_compiling_costs() -> str:
-    """A line for users who wait: what is going on, and what the next start will cost."""
+    """Message for waiting users: what is compiling, and whether the next start will be faster."""
     directory = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     if directory is None:
         later = "There is no persistent compile cache, so the next start takes as long."

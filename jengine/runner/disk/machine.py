@@ -39,7 +39,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     xla_flags: list[str]
 
     def differences(self, here: Machine) -> list[str]:
-        """In what this machine differs from `here`, for an error."""
+        """Fields in which this machine differs from `here`, for an error message."""
         found = []
         for name in self.__struct_fields__:
             there, ours = getattr(self, name), getattr(here, name)

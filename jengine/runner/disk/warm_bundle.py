@@ -44,14 +44,14 @@ MOST_MANIFEST_BYTES = 2**24
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of the cache."""
+    """A file of the bundle: size and hash."""
 
     size: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a bundle contains and where it may be used."""
+    """Contents of a bundle, and the machine it is for."""
 
     format: int
     model: str
@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def parts(self) -> dict[str, Entry]:
-        """Everything by its name in the archive."""
+        """All entries and kernels by their name in the archive."""
         return {
             **{ENTRIES + name: entry for name, entry in self.entries.items()},
             **{KERNELS + name: entry for name, entry in self.kernels.items()},
@@ -78,7 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Loaded:
-    """Entries of a loaded bundle, by what happened to them."""
+    """Result of loading: names of entries written, already present, and kept although different."""
 
     written: list[str] = field(default_factory=list)
     there: list[str] = field(default_factory=list)  # equal ones were there already
@@ -211,7 +211,9 @@ def read_manifest(file: Path) -> Manifest:
 
 
 def refuse_elsewhere(file: Path, manifest: Manifest, here: Machine, directory: Path | None) -> None:
-    """Refuse a bundle of another kind of machine, or whose programs would not be found."""
+    """Raise ConfigError for a bundle of another kind of machine, or whose programs could not be
+    found.
+    """
     differences = manifest.machine.differences(here)
     ours = None if directory is None else str(directory)
     if manifest.directory != ours:

@@ -31,7 +31,7 @@ ENOUGH_ON_ACCELERATORS = 15 / 16
 
 @dataclass(frozen=True)
 class BlockDemand:
-    """Bytes of a group's blocks, and how many of them are useful or needed."""
+    """Block size of a group in bytes, and the numbers of blocks that are useful and required."""
 
     group: CacheGroup
     block_bytes: int
@@ -40,12 +40,12 @@ class BlockDemand:
 
 
 def free_on_each(devices: Sequence[jax.Device]) -> int:
-    """Bytes that are free on each of these devices, reserves included."""
+    """Least free bytes over these devices, reserves included."""
     return _least(list(map(free_bytes, devices)), devices)
 
 
 def available_on_each(devices: Sequence[jax.Device], share: float) -> int:
-    """Bytes of an array that the engine may still allocate on each of these devices."""
+    """Bytes of the largest array that the engine may still allocate on each of these devices."""
     return _least([available_piece(device, share) for device in devices], devices)
 
 
@@ -68,17 +68,17 @@ def scratch_bytes(model: ModelConfig, tokens: int, logits: int, devices: int = 1
 
 
 def cost(demands: Sequence[BlockDemand], blocks: Sequence[int]) -> int:
-    """Bytes of so many blocks of each group."""
+    """Total bytes of these numbers of blocks."""
     return sum(n * demand.block_bytes for n, demand in zip(blocks, demands, strict=True))
 
 
 def least_blocks(demands: Sequence[BlockDemand]) -> tuple[int, ...]:
-    """Room for one request as long as the context, and the null block."""
+    """Blocks for one request of maximum length, plus the null block."""
     return tuple(demand.at_least + 1 for demand in demands)
 
 
 def wished_blocks(demands: Sequence[BlockDemand]) -> tuple[int, ...]:
-    """Room for every row at full length."""
+    """Blocks for every row at maximum length."""
     return tuple(max(demand.most_useful, demand.at_least) + 1 for demand in demands)
 
 
@@ -184,5 +184,5 @@ def settled_blocks(
 
 
 def enough_on(platform: str) -> float:
-    """The smallest part of the best size that is kept on this platform."""
+    """Fraction of the best size that is accepted without recompiling, on this platform."""
     return ENOUGH.get(platform, ENOUGH_ON_ACCELERATORS)

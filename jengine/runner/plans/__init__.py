@@ -1,1 +1,1 @@
-"""Plans to packed numbers and results back to plans. Numpy; must not know programs."""
+"""Packs plans into arrays and unpacks results. numpy only; must not know programs."""

@@ -47,8 +47,9 @@ def bucket_for(plan: Plan, rows: Rows, ladders: Ladders) -> Bucket:
 
 
 def lone_tokens(plan: Plan, rows: Rows) -> np.ndarray:
-    """bool[chunks]: those of one token, which run as decode rows: a tile would be padding but for
-    it. Not where the step reads what only tiles have."""
+    """Mask of single-token chunks, which run as decode rows because a tile would be nearly all
+    padding; none where the step needs data that only tiles carry.
+    """
     shapes, chunks = rows.shapes, slice(plan.num_decodes, None)
     lone = plan.entries.lengths[chunks] == 1
     if not lone.any():
@@ -114,7 +115,7 @@ def pack(
 
 
 def prompt_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator[PromptChunk]:
-    """The prefill tokens of a packed plan, so many at a time; padding behind them is left out."""
+    """Yield a packed plan's prefill tokens in chunks of `size`, without trailing padding."""
     inputs = StepInput.over(packed.buffer, packed.bucket, shapes)
     tokens = int(packed.chunk_tokens.max(initial=-1)) + 1
     targets = inputs.heads.targets
@@ -135,7 +136,7 @@ def no_prompts(shapes: StepShapes, size: int) -> PromptChunk:
 
 
 def padded(numbers: np.ndarray, size: int) -> np.ndarray:
-    """These and as many zeros as are missing."""
+    """Pad with zeros to `size`."""
     return np.pad(numbers, (0, size - len(numbers)))
 
 
@@ -150,7 +151,7 @@ def slot_widths(plan: Plan) -> np.ndarray | None:
 
 
 def first_slots(plan: Plan, widths: np.ndarray | None) -> np.ndarray:
-    """The first slot of each decode."""
+    """First sampling slot of each decode."""
     if widths is None:
         return np.arange(plan.num_decodes)
     ends = np.cumsum(widths[: plan.num_decodes])
@@ -158,7 +159,7 @@ def first_slots(plan: Plan, widths: np.ndarray | None) -> np.ndarray:
 
 
 def within_each(widths: np.ndarray) -> np.ndarray:
-    """0, 1, ... within each of groups that have these sizes."""
+    """Ranges 0, 1, ... concatenated, one per width."""
     return np.arange(int(widths.sum())) - np.repeat(np.cumsum(widths) - widths, widths)
 
 
@@ -193,7 +194,7 @@ def _pack_decodes(
 
 
 def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: np.ndarray) -> None:
-    """The windows of drafts, and which of them each decode row reads."""
+    """Fill the drafts' section: windows of guesses, and the window of each decode row."""
     section.offsets[: len(offsets)] = offsets
     if not len(section.firsts):
         return  # the device has the guesses
@@ -206,7 +207,7 @@ def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: n
 
 
 def _pack_lone(plan: Plan, rows: Rows, inputs: StepInput, lone: np.ndarray) -> None:
-    """Decode rows, behind those of the decodes, of tokens that the host knows."""
+    """Append single-token chunks as decode rows whose tokens the host knows."""
     owners, starts, _, _ = plan.entries.columns[:, plan.num_decodes :][:, lone]
     first = plan.num_decode_rows
     places = slice(first, first + len(owners))

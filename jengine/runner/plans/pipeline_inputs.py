@@ -72,8 +72,9 @@ def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
 
 
 def spread(old: Any, new: Any, rows: int, shift: int) -> None:
-    """Copy the first `rows` entries to the same indices, the others to indices + shift; those that
-    have no room there are padding."""
+    """Copy the first `rows` entries to the same indices and the others shifted; what does not fit
+    is padding.
+    """
     columns = tuple(slice(size) for size in old.shape[1:])
     end = min(len(old), len(new) - shift)
     new[:rows][(slice(None), *columns)] = old[:rows]
@@ -81,5 +82,5 @@ def spread(old: Any, new: Any, rows: int, shift: int) -> None:
 
 
 def behind(indices: np.ndarray, rows: int, shift: int) -> np.ndarray:
-    """Indices after entries from `rows` on were moved by `shift`."""
+    """Adjust indices for entries from `rows` on having moved by `shift`."""
     return np.where(indices >= rows, indices + shift, indices).astype(indices.dtype)

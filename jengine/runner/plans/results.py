@@ -61,8 +61,9 @@ class PendingStep:
         )
 
     def _by_entry(self, found: np.ndarray) -> np.ndarray:
-        """[entries that want tokens, runs, ...]: several runs in a multi-step decode, as many as an
-        entry has slots with drafts, else one."""
+        """Results by entry, [entries that want tokens, runs, ...]: several runs in multi-step
+        decode or with drafts, else one.
+        """
         slots, widths = self.packed.slots, self.packed.widths
         if widths is not None:
             within = np.minimum(np.arange(widths.max()), widths[:, None] - 1)
@@ -80,12 +81,12 @@ class PendingStep:
 
 
 def pooled_of(rows: Any, places: np.ndarray) -> np.ndarray | None:
-    """The rows of a pooling model at these places, on the host."""
+    """Pooled rows at these places, on the host."""
     return None if rows is None else np.asarray(rows)[places]
 
 
 def whole(found: Any) -> Any:
-    """Results of prompt tokens, which one program returns whole, or several in chunks."""
+    """Concatenate results that came in chunks."""
     if not isinstance(found, list):
         return found
     return jax.tree.map(lambda *chunks: np.concatenate(chunks), *found)
@@ -94,7 +95,7 @@ def whole(found: Any) -> Any:
 def scores_of(
     scores: StepLogprobs | None, in_order: Callable[[np.ndarray], np.ndarray]
 ) -> StepLogprobs | None:
-    """Log-probabilities on the host, put in order."""
+    """Log-probabilities on the host, reordered."""
     if scores is None:
         return None
     return StepLogprobs(*(in_order(np.asarray(array)) for array in scores))

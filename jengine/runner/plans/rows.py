@@ -16,14 +16,14 @@ from jengine.sampling.inputs import ROW_SETTINGS, RowSetting
 
 
 def wanted_columns(count: int | None) -> int:
-    """None -> 0, k -> 1 + k, -1 (the whole vocabulary) -> -1."""
+    """Encode a number of log-probabilities: None -> 0, k -> 1 + k, -1 (whole vocabulary) -> -1."""
     if count is None:
         return 0
     return -1 if count < 0 else count + 1
 
 
 def ending_ids(new: NewRow) -> list[int]:
-    """The row's first stop ids, and -1 for none."""
+    """The row's first stop ids, padded with -1."""
     endings = new.sampling.stop_ids[:ENDINGS]
     return endings + [-1] * (ENDINGS - len(endings))
 

@@ -29,7 +29,7 @@ class RowAdmission:
         return self._placed(state, 0, nothing)
 
     def admit(self, state: StepState, new_rows: Iterable[NewRow]) -> StepState:
-        """The state with the settings of those new rows that the sampler keeps state for."""
+        """Admit new rows that have sampler state. Returns the updated state."""
         for new in new_rows:
             if new.sampler_row:
                 state = self._placed(state, new.sampler_row - 1, self._packed(new))

@@ -45,7 +45,7 @@ DOZE = 0.02  # seconds between checks, in a rest, for what ends it
 
 
 class BackgroundWarmUp:
-    """Compiles the programs that warm-up has left. Ends when its engine or the process ends."""
+    """Compiles the programs left by warm-up. Ends when its engine or the process ends."""
 
     def __init__(self, replicas: Sequence[Programs], wanted: Iterable[Key]) -> None:
         # Weak, so that an abandoned engine is freed and its programs are not compiled.
@@ -66,7 +66,7 @@ class BackgroundWarmUp:
         self._thread.start()
 
     def compiles(self, key: Key) -> bool:
-        """Whether this program is still to come: not if it has failed."""
+        """Whether this program is still to be compiled and has not failed."""
         return key in self._left and self._thread.is_alive()
 
     def stop(self) -> None:
@@ -104,8 +104,9 @@ class BackgroundWarmUp:
         return not self._stopped.is_set() and threading.main_thread().is_alive()
 
     def _rest(self, seconds: float, steps: int) -> None:
-        """Rest after a compile of so many seconds, for as long as steps run that lack nothing.
-        `steps`: how many had run when it began."""
+        """Pause after a compile that took `seconds`, while steps run without missing a program.
+        `steps`: number of steps run when it began.
+        """
         for _ in range(RESTS // (os.cpu_count() or 1)):
             before, steps = steps, self._ledger.hits
             if steps == before:
@@ -117,8 +118,9 @@ class BackgroundWarmUp:
                 self._stopped.wait(DOZE)
 
     def _is_urgent(self) -> bool:
-        """Whether a caller waits for all programs, steps or requests have asked for one that is
-        left, or none is left."""
+        """Whether compiling should not pause: a caller waits for all programs, a remaining one was
+        asked for, or none remains.
+        """
         return (
             self._hurried.is_set() or not self._left or any(map(self._ledger.asked_for, self._left))
         )

@@ -124,7 +124,7 @@ class StepCompiler:
         return jitted.lower(leaves, owned, read, given)
 
     def used(self, leaves: Leaves, features: Features, own: Leaves, taps: Leaves) -> Leaves:
-        """The leaves that such a program takes; `own` and `taps`: of adapters, of sets of taps."""
+        """Leaves that a program takes; `own` are adapters', `taps` tap sets'."""
         if features.part in READS_HEAD:
             of_head = own[self.adapters.of_head] if own and self.adapters is not None else ()
             return (*(leaves[place] for place in self.head_leaves), *of_head)
@@ -141,7 +141,7 @@ class StepCompiler:
 
     @property
     def everywhere(self) -> NamedSharding:
-        """The sharding of arrays that all devices of a step have whole."""
+        """Replicated sharding over all devices of a step."""
         return (self.placement if self.joined is None else self.joined.placement).everywhere
 
     @cached_property
@@ -164,7 +164,7 @@ class StepCompiler:
 
     @property
     def _model_leaves(self) -> int:
-        """Leaves of the model itself; those of one that guesses follow."""
+        """Number of the model's own leaves; the guesser's follow."""
         return len(self.leaves) if self.guesser is None else self.guesser.first_leaf
 
     def _program(self, size: Bucket | Slots, features: Features) -> Program:
@@ -178,12 +178,11 @@ class StepCompiler:
 
     @property
     def vocab_size(self) -> int:
-        """Logits of a row."""
         return self.state.rows.marks.shape[1]
 
     @property
     def _running(self) -> Placement:
-        """The placement that a step sees."""
+        """Placement inside the step, where replicas are already mapped."""
         return self.placement if self.joined is None else self.joined.placement.in_replica()
 
     def _input(
@@ -216,7 +215,7 @@ class StepCompiler:
 
 
 def taken_bytes(memory: Any) -> int:
-    """Scratch memory of a program, and that of its results beside what it was given to change."""
+    """Scratch memory of a program, plus results that do not alias its inputs."""
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.temp_size_in_bytes + max(results, 0)
 
@@ -227,7 +226,7 @@ Size = Bucket | Slots
 
 
 def slot_input(compiler: StepCompiler, size: Size, shape: Shape) -> SlotInput:
-    """The shapes of what a forward hands on about the slots of such a size."""
+    """Shapes of the slots' section that a forward program hands on."""
     shapes = compiler.shapes
     count = shapes.num_slots(size) if isinstance(size, Bucket) else size.count
     most = shapes.most_drafts
@@ -241,13 +240,13 @@ def slot_input(compiler: StepCompiler, size: Size, shape: Shape) -> SlotInput:
 
 
 def chosen_input(compiler: StepCompiler, size: Size, shape: Shape) -> ChosenInput:
-    """The shapes of logits that the host has changed."""
+    """Shapes of logits processed on the host."""
     logits = shape((size.num_tokens, compiler.vocab_size), dtype=np.float32)
     return ChosenInput(slot_input(compiler, size, shape), logits, logits)
 
 
 def guess_input(compiler: StepCompiler, size: Size, shape: Shape) -> GuessInput:
-    """The shapes of what a step of such a size has run and sampled."""
+    """Shapes of a guessing program's input."""
     assert isinstance(size, Bucket) and compiler.guesser is not None, "the device guesses"
     tokens, slots = (size.num_tokens,), slot_input(compiler, size, shape)
     rows = shape((*tokens, compiler.width), dtype=np.float32)

@@ -30,16 +30,16 @@ IMAGES = "images"  # the logical axis of runs side by side
 
 
 class Packed(Protocol):
-    """Arrays of one run."""
+    """Packed arrays of one encoder run."""
 
     @property
     def given(self) -> Any:
-        """What the model's encoder takes."""
+        """Arguments of the model's encoder."""
         ...
 
     @property
     def rows(self) -> Any:
-        """The row of the array for each thing that it makes; out of range for padding."""
+        """Row of the encoder's array for each output; out of range for padding."""
         ...
 
 
@@ -54,8 +54,9 @@ class Packer(Protocol):
 
 
 class Encoders:
-    """The encoder's programs of one replica. Its devices share every run, or, `apart`, each runs
-    the whole encoder for spans of its own, at the same time."""
+    """One replica's encoder programs. A run is sharded over its devices or, with `apart`, each
+    device runs the whole encoder on its own spans.
+    """
 
     def __init__(
         self, compiler: StepCompiler, packer: Packer, capacity: int, sizes: tuple[int, ...],
@@ -80,7 +81,7 @@ class Encoders:
             self._run(leaves, each, [sum(sizes[index] for index in share) for share in shares])
 
     def _run(self, leaves: Leaves, each: list[list[MediaSpan]], used: list[int]) -> None:
-        """Queue one run, of which `used` places on each device are no padding."""
+        """Queue one run with up to `used` places per device."""
         size = next(size for size in self.sizes if size >= max(used))
         if size not in self._programs:
             self._programs[size] = self._compiled(size)
@@ -89,7 +90,7 @@ class Encoders:
         entry.count(sum(used), prompt_tokens=sum(used))
 
     def _packed(self, each: Sequence[Sequence[MediaSpan]], size: int) -> Packed:
-        """One run of these spans; those of devices apart have an axis of devices before others."""
+        """Pack spans into one run; with `apart`, arrays get a leading device axis."""
         parts = [self._packer.pack(spans, size, self.capacity) for spans in each]
         if self._ways == 1:
             return parts[0]
@@ -97,7 +98,7 @@ class Encoders:
         return jax.tree.map(lambda x: put(x, self._where(x)), whole)
 
     def _where(self, array: np.ndarray) -> NamedSharding:
-        """The sharding of an array of a run."""
+        """Sharding of a run's input array."""
         placement = self._compiler.placement
         if self._ways == 1:
             return placement.everywhere
@@ -135,7 +136,7 @@ class Encoders:
 
 
 def encoding(rebuild: Callable[[Leaves], Any]) -> Callable[..., Array]:
-    """The traced function: the array with what the encoder makes of this input in its rows."""
+    """Traced function that writes the encoder's outputs into rows of the array."""
 
     def encode(leaves: Leaves, kept: Array, packed: Packed) -> Array:
         made = rebuild(leaves).encode(packed.given).astype(jnp.float32)
@@ -145,7 +146,7 @@ def encoding(rebuild: Callable[[Leaves], Any]) -> Callable[..., Array]:
 
 
 def encoding_apart(compiler: StepCompiler) -> Callable[..., Array]:
-    """The same of arrays with an axis of devices, each of which runs the encoder by itself."""
+    """`encoding` with a leading device axis; each device runs the encoder on its own part."""
     placement = compiler.placement
     parts = [leaf.sharding.spec for leaf in compiler.leaves]
     images = placement.spec((IMAGES,), (placement.ways(IMAGES),))
@@ -163,9 +164,8 @@ def encoding_apart(compiler: StepCompiler) -> Callable[..., Array]:
 
 
 def shared(sizes: Sequence[int], ways: int, most: int) -> list[list[list[int]]]:
-    """Runs, each as the items of every device: indices of sizes, of which a device takes `most`.
-
-    One device takes them in order. Of several, the one with least takes the largest that is left.
+    """Assign items to runs and devices, at most `most` per device and run: in order on one device,
+    else largest first to the least loaded device.
     """
     runs, taken = list[list[list[int]]](), [most] * ways
     order = range(len(sizes))

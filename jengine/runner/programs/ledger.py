@@ -85,12 +85,12 @@ class CompileLedger:
             self.to_come.setdefault(key, 0)
 
     def note_asked(self, key: Key) -> None:
-        """Count a step that would have run in a program that is not compiled yet."""
+        """Count a step that wanted a program not compiled yet."""
         if key in self.to_come:
             self.to_come[key] += 1
 
     def asked_for(self, key: Key) -> int:
-        """How many steps would have run in a program that is not compiled yet."""
+        """Number of steps that wanted this program before it was compiled."""
         return self.to_come.get(key, 0)
 
     @property

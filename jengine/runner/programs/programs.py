@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class LateCompiler(Protocol):
-    """What compiles programs while steps run."""
+    """Compiles programs while steps run."""
 
     def ask(self, keys: Iterable[Key]) -> None:
         """Compile these when there is time. Returns at once."""
@@ -34,13 +34,13 @@ class LateCompiler(Protocol):
 
 
 class Found(NamedTuple):
-    """A compiled program, and its place in the ledger."""
+    """A compiled program and its ledger entry."""
 
     program: Compiled
     entry: LedgerEntry
 
     def queue(self, leaves: Leaves, state: StepState, given: Any) -> tuple[StepState, Any]:
-        """Run it on these leaves: the new state, and its results."""
+        """Queue it. Returns the new state and the results."""
         features = self.entry.features
         self.entry.executions += 1
         owned, read = owned_fields(features), read_fields(features)
@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The programs of one step, in the order in which they run."""
+    """The programs of one step, in execution order."""
 
     bucket: Bucket
     parts: dict[Part, Found]
@@ -90,7 +90,7 @@ class Programs:
         self._chains: dict[tuple[Bucket, Features], Chain] = {}
 
     def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
-        """Add a program that was compiled while sizing or in the background."""
+        """Add a compiled program."""
         key = (entry.bucket, entry.features)
         self.ledger.add(entry)  # first, since `find` reads the entry of every compiled program
         self._compiled[key] = compiled
@@ -99,7 +99,7 @@ class Programs:
         self.tell()
 
     def expect_later(self, keys: Iterable[Key]) -> None:
-        """Let larger programs run the steps of these until they are compiled."""
+        """Let larger programs stand in for these until they are compiled."""
         self._later.update(self.missing(keys))
         self.ledger.expect(self._later)
 
@@ -126,7 +126,7 @@ class Programs:
         return Chain(bucket, found)
 
     def _size(self, features: Features, bucket: Bucket) -> Bucket | Slots:
-        """The size of a part in steps of such a bucket."""
+        """Size of a part in steps of this bucket."""
         by_bucket = features.part in BY_BUCKET
         return bucket if by_bucket else Slots(self.compiler.shapes.num_slots(bucket))
 
@@ -163,14 +163,14 @@ class Programs:
         return prompt_parts(self.compiler.shapes.pooling, scores=scores)
 
     def _has_heads(self, key: Key, heads: Sequence[Features]) -> bool:
-        """Whether these are compiled for steps of such a program's size."""
+        """Whether these parts are compiled for the program's slot count."""
         size = key[0]
         if not heads or isinstance(size, Slots):
             return not heads
         return not any(self._heads_to_come((size, key[1]), heads))
 
     def _heads_to_come(self, key: StepKey, heads: Sequence[Features]) -> Iterator[Key]:
-        """For each of these that no compiled program can run, the cheapest one that could."""
+        """For each part without a compiled program, the cheapest program that would serve."""
         for head in heads:
             size, able = self._size(head, key[0]), self._able(head)
             if not any((size, tier) in self._compiled for tier in able):
@@ -248,7 +248,7 @@ class Programs:
     def use(
         self, compiler: StepCompiler, programs: dict[Key, tuple[Compiled, LedgerEntry]]
     ) -> None:
-        """Have these in place of all programs."""
+        """Replace all programs by these."""
         self.compiler = compiler
         self._compiled.clear()
         self._chains.clear()
@@ -256,7 +256,7 @@ class Programs:
             self.keep(*program)
 
     def end_warm_up(self) -> None:
-        """Treat programs that are compiled from now on as late: a step waits for them."""
+        """From now on, report compiles as late: a step waits for them."""
         self._warm = True
 
     def find(self, size: Bucket | Slots, needed: Features) -> Found:
@@ -272,8 +272,9 @@ class Programs:
         return Found(self._compiled[size, features], self.ledger.entries[size, features])
 
     def _able(self, needed: Features) -> list[Features]:
-        """The variants that can run this, cheapest first. Where none that is planned can, they are
-        joined with what is rare, behind those that were compiled for more functions."""
+        """Variants that can run this, cheapest first; if none is planned, variants extended by the
+        rare features.
+        """
         tiers = self._tiers_of[needed.part]
         able = [tier for tier in tiers if tier.covers(needed)]
         if able:
@@ -283,7 +284,7 @@ class Programs:
         return list(dict.fromkeys([*compiled, *(one for one in joined if one.covers(needed))]))
 
     def expect(self, bucket: Bucket, needed: Features) -> None:
-        """Raise now what strict mode would raise after the plan was queued."""
+        """In strict mode, raise now if the plan's program is missing."""
         if self.strict:
             self.chain(bucket, needed)
 

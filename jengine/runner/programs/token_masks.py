@@ -57,7 +57,7 @@ class MaskWriter:
 def padded(
     rows: np.ndarray, after: np.ndarray, words: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """So many rows, numbers of drafts and masks; padding has rows out of range."""
+    """Pad to `size`; padding has out-of-range rows."""
     places = np.full((2, size), np.iinfo(np.int32).max, np.int32)
     masks = np.full((size, words.shape[1]), -1, np.int32)
     places[:, : len(rows)], masks[: len(rows)] = (rows, after), words

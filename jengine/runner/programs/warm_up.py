@@ -61,5 +61,5 @@ def warm_up(
 def compile_in_turn(
     owners: Sequence[Programs], key: Key
 ) -> list[tuple[Programs, Compiled, LedgerEntry]]:
-    """Compile one program for each of these replicas."""
+    """Compile one program for each replica in turn."""
     return [(programs, *programs.compile(key)) for programs in owners]

@@ -1,1 +1,1 @@
-"""The step: functions on arrays that run while it is traced, its state and its packed input."""
+"""The traced step: its functions, state and packed input."""

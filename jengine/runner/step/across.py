@@ -1,8 +1,7 @@
-"""What a step's tokens read of an encoder's output: keys and values that were written once, when
-the encoder of their request ran, and that nothing masks.
+"""Cross attention in a step: reads encoder keys and values without a mask.
 
-In: the array that the encoder's programs fill, and which of its rows belong to each row of the
-step. Out: a reader for the layers of a model.
+In: the array filled by encoder programs, and the positions of each row in it. Out: a reader for
+model layers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NOWHERE = -1e30  # the score of a position that a row does not have
 
 
 class CrossInput(NamedTuple):
-    """A packed plan, and where the rows of the step find their encoder's output."""
+    """A packed plan with the rows' positions in the encoder's array."""
 
     packed: Any  # i32[...]
     kept: Any  # f32[capacity, layers * (keys + values)] the encoder's array
@@ -34,8 +33,9 @@ class CrossInput(NamedTuple):
 def cross_reader(
     given: CrossInput, inputs: StepInput, bucket: Bucket, shapes: StepShapes, width: int
 ) -> CrossReader:
-    """The reader of this step. Keys are read once for a decode, and once for a tile of a prompt;
-    `width`: keys and values of one layer."""
+    """Reader for this step. Keys are gathered once per decode and per prefill tile; `width`: of one
+    layer's keys and values.
+    """
     decodes, tile = bucket.decode_rows, shapes.prefill_tile
     tables = [
         given.places.at[rows].get(mode="fill", fill_value=-1)
@@ -60,7 +60,7 @@ def of_rows(
     kept: Float[Array, "capacity layers width"], table: Int[Array, "rows positions"], layer: int,
     dim: int,
 ) -> Float32[Array, "rows positions two kv_heads dim"]:  # fmt: skip
-    """Keys and values of one layer that each row may read."""
+    """Gather one layer's keys and values of each row."""
     found = kept.at[jnp.maximum(table, 0), layer].get(mode="clip").astype(jnp.float32)
     return found.reshape(*table.shape, 2, -1, dim)
 

@@ -1,7 +1,7 @@
-"""Adapters in a step while it is traced: which slot each token has, and what its adapter adds.
+"""LoRA in the traced step.
 
-In: the slot of each query tile, and the matrices of all slots. Out: a model whose layers add what
-the adapters of the tokens' rows make. The rows of a batch may have different adapters, or none.
+In: each query tile's slot, and all slots' matrices. Out: a model whose layers add their rows'
+adapters. Rows of a batch may have different adapters or none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Added = Callable[[Array, Array | None], Array]
 
 
 class AdapterRows:
-    """The adapters of some rows of activations, such as a step's tokens."""
+    """Adapter slots of some rows of activations."""
 
     def __init__(self, slots: Int[Array, " rows"], most: int, implementation: str) -> None:
         self._order: SlotOrder = slot_order(slots, most, implementation=implementation)
@@ -42,7 +42,7 @@ class AdapterRows:
         x: Float[Array, "..."],
         base: Float[Array, "..."] | None = None,
     ) -> Float32[Array, "..."]:
-        """base + what the rows' adapters add to x @ weight: f32 [*rows, *outputs]."""
+        """base + LoRA of the rows' adapters for x @ weight, f32 [*rows, *outputs]."""
         inputs, outputs = weight.weight.matrix[0], weight.weight.outputs
         with jax.named_scope("adapters"):
             sizes = (inputs, weight.rank) if weight.inputs_first else (weight.rank, inputs)
@@ -65,7 +65,7 @@ class AdapterRows:
         tokens: Int[Array, " rows"],
         base: Float[Array, "rows hidden"],
     ) -> Float32[Array, "rows hidden"]:
-        """base + what the rows' adapters add to these tokens' embeddings."""
+        """base + LoRA of the rows' adapters for embedding lookups."""
         slots = self._order.slots
         with jax.named_scope("adapters"):
             inner = down[jnp.maximum(slots - 1, 0), tokens]
@@ -78,7 +78,7 @@ class AdapterRows:
 
 
 class HeadAdapters:
-    """What adapters add to logits."""
+    """LoRA of the output head."""
 
     def __init__(self, weight: LowRankWeight, stacks: Sequence[Array], implementation: str) -> None:
         self._weight = weight
@@ -88,7 +88,7 @@ class HeadAdapters:
     def added(
         self, rows: Float[Array, "rows hidden"], slots: Int[Array, " rows"]
     ) -> Float32[Array, "rows vocab"]:
-        """For these hidden states, of tokens whose rows have these adapter slots."""
+        """LoRA logits of hidden states whose rows have these slots."""
         own = AdapterRows(slots, self._weight.slots, self._implementation)
         return own.added(self._weight, self._down, self._up, rows)
 
@@ -113,8 +113,9 @@ def add_adapters(
     slots: Int[Array, " tokens"],
     implementation: str,
 ) -> None:
-    """Have the layers of a model, which this trace has built, add the adapters of these tokens;
-    not its head, which sees other rows."""
+    """Install LoRA into the traced model's layers, except the output head, which sees other
+    rows.
+    """
     modules = weighted(model)
     most = next(iter(weights.values())).slots
     rows = AdapterRows(slots, most, implementation)

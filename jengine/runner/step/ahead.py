@@ -1,9 +1,9 @@
-"""Attention within images: a token of an image also attends to the later tokens of its image.
+"""Bidirectional attention within images, added to causal attention.
 
-In: queries, keys and values of a step's tokens, and how many later tokens each sees. Out:
-attention to those alone, and the sum of it and causal attention to the cache. One step runs all
-tokens of such an image, and they follow each other, so later keys are near: queries are taken in
-blocks, with the keys of a block and of those right behind it.
+In: q, k, v of a step's tokens, and how many later tokens each attends to. Out: attention to those,
+merged with causal attention over the cache. A step contains all tokens of such an image,
+contiguously, so later keys are near: queries go in blocks, with the keys of the block and those
+right behind it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MASKED = -1e30
 
 
 class Later(NamedTuple):
-    """What later tokens of the same images bring into attention."""
+    """Keys and values of later tokens of the same images."""
 
     keys: Array  # [tokens, kv_heads, dim] normed and rotated
     values: Array  # [tokens, kv_heads, dim]
@@ -40,7 +40,7 @@ def with_later(
     config: AttentionConfig,
     reach: int,
 ) -> Float[Array, "tokens heads dim"]:
-    """Attention to earlier tokens, given with the log-sum-exp of its scores, and to later ones."""
+    """Merge causal attention (output, log-sum-exp) with attention to later tokens."""
     seen = attention_ahead(q, later, reach, scale=config.scale, soft_cap=config.soft_cap)
     return with_ahead(*earlier, seen, later.ahead)
 
@@ -53,8 +53,9 @@ def attention_ahead(
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> tuple[Float[Array, "tokens heads dim"], Float[Array, "tokens heads"]]:
-    """Attention of each token to `ahead` later ones, at most `reach`, and the log-sum-exp of its
-    scores."""
+    """Attention of each token to its next `ahead` tokens, at most `reach`; returns (output,
+    log-sum-exp).
+    """
     k, v, ahead = later
     tokens, kv = k.shape[:2]
     block = min(tokens, max(reach + 1, FEWEST_QUERIES))
@@ -82,7 +83,7 @@ def with_ahead(
     seen: tuple[Array, Array],
     ahead: Int32[Array, " tokens"],
 ) -> Float[Array, "tokens heads dim"]:
-    """Attention to earlier and later tokens together, from both and the log-sum-exp of both."""
+    """Merge two attention outputs by their log-sum-exp."""
     share = jax.nn.sigmoid(seen[1] - total)[..., None]
     both = mixed * (1 - share) + seen[0] * share
     sees = jnp.broadcast_to((ahead > 0)[:, None, None], both.shape)

@@ -1,14 +1,12 @@
-"""Layers whose parameters are in the host's memory, and come to the devices while a step is traced.
+"""CPU offload: layers in host memory whose parameters are copied to devices during the step.
 
-In: the layers of a model, and which of them are on the host. Out: each of those with parameters
-that are copied to the devices. A copy begins when the layer of the copy before is about to run, so
-that it is under way while the layers between compute, and the devices hold no more than two such
-layers at once. Must not know what layers compute.
+In: a model's layers, and which are on the host. Out: those layers with parameters on the devices. A
+copy starts when the layer of the previous copy is about to run, so it overlaps with the layers
+between, and devices hold at most two such layers. Must not know what layers compute.
 
-Leaves on the host have the memory kind `pinned_host`, so a program takes them as it takes others;
-an optimization barrier times the copies. XLA would let two arrays travel at a time and kernels wait
-for the others; an option allows a whole layer. `weights.spared` chooses the layers: as few as hold
-what is to be spared, evenly spread.
+Host leaves have memory kind `pinned_host`; an optimization barrier times the copies. XLA would run
+two copies at a time and stall kernels; an option allows a whole layer. `weights.spared` chooses the
+layers.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Arrivals:
-    """The parameters of some layers on their way, during one call of a model after the other."""
+    """Offloaded parameters in transfer, for one model call after the other."""
 
     def __init__(self, layers: Sequence[nnx.Module], on_host: Collection[int]) -> None:
         self._layers = layers
@@ -38,8 +36,9 @@ class Arrivals:
     def arrived(
         self, index: int, layer: Any, x: Float[Array, "*tokens hidden"]
     ) -> tuple[Any, Float[Array, "*tokens hidden"]]:
-        """The layer with all its parameters on the devices, and its input. Called for every layer,
-        in their order."""
+        """The layer with its parameters on the devices, and its input. Called for every layer in
+        order.
+        """
         if index == 0:
             self._coming = {}
             x = self._send_for(self._first, x)
@@ -52,8 +51,9 @@ class Arrivals:
         return nnx.merge(graph, own), x
 
     def _send_for(self, layer: int, awaited: Any) -> Any:
-        """Begin to copy a layer's parameters once these values are there. Returns the values, which
-        wait for nothing: without the barrier XLA would begin with all copies at once."""
+        """Start copying a layer once `awaited` is computed; returns `awaited`. Without the barrier
+        XLA would start all copies at once.
+        """
         _, parameters = nnx.split(self._layers[layer])
         parameters, awaited = jax.lax.optimization_barrier((parameters, awaited))
         self._coming[layer] = jax.device_put(parameters, jax.memory.Space.Device)

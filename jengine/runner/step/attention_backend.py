@@ -25,8 +25,9 @@ NAMES = {BFLOAT16_BITS: "bfloat16", **{dtype: name for name, dtype in CODES.item
 
 
 def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | None = None) -> str:
-    """The wanted backend if it can run here; for `auto`, the best one that can. `codes`: what the
-    cache holds in place of plain numbers."""
+    """The wanted backend if it can run here; for `auto` the best one. `codes`: the KV cache's
+    quantization. Raises ConfigError.
+    """
     chosen, problem = available_backend(wanted, groups)
     if codes is not None and any(group.spec.shares_heads for group in groups):
         raise ConfigError(
@@ -40,7 +41,7 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | 
 
 
 def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str, str | None]:
-    """The backend, and why kernels cannot run where `auto` has to do without."""
+    """The backend, and why `auto` has to fall back to XLA."""
     platform = jax.default_backend()
     if wanted == "xla":
         return wanted, None
@@ -70,7 +71,7 @@ def kernels_problem(backend: str, platform: str, head_dims: set[int]) -> str | N
 
 
 def cache_dtype(model_dtype: str, backend: str, codes: str | None = None) -> np.dtype:
-    """The dtype of the cache's arrays, which may hold codes."""
+    """Dtype of the cache's arrays, which hold bits or codes for some formats."""
     if codes is not None:
         return CODES[codes]
     if jax.default_backend() != "cpu":
@@ -80,5 +81,5 @@ def cache_dtype(model_dtype: str, backend: str, codes: str | None = None) -> np.
 
 
 def cache_dtype_name(dtype: Any) -> str:
-    """The name of a cache array's dtype, also where integers stand for other numbers."""
+    """User-visible name of a cache array's dtype."""
     return NAMES.get(jnp.dtype(dtype), jnp.dtype(dtype).name)

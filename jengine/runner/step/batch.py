@@ -38,7 +38,7 @@ def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]
 
 
 def row_guesses(inputs: StepInput, state: StepState) -> Int32[Array, "decodes drafts"] | None:
-    """What the last step of each decode row's row has guessed; None: steps make no guesses."""
+    """Device guesses of each decode row from the last step; None if steps make none."""
     if state.guesses is None:
         return None
     return state.guesses.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
@@ -119,8 +119,7 @@ def tables_of(
     rows: Int32[Array, " tiles"],
     first_page: Int32[Array, " tiles"],
 ) -> Int32[Array, "tiles pages"]:
-    """The part of the rows' block tables that tiles read in a group, with the null block where a
-    row or a page is out of range."""
+    """Block tables that tiles read in one group; the null block for rows and pages out of range."""
     group = shapes.groups[index]
     pages = shapes.group_pages(bucket, group)
     if group.spec.window is None:

@@ -1,7 +1,7 @@
-"""The tokens of each block of the KV cache that a device has.
+"""Decode context parallelism: this device's part of each KV cache block.
 
-In: a step's view of a cache group. Out: slots, counts and the view that kernels take on a device.
-Without decode context parallelism a device has all tokens. Must not know how results are merged.
+In: a step's view of a cache group. Out: slots, counts and the view for this device's kernels.
+Without it a device has all tokens. Must not know how outputs are merged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharding.placement import Placement
 
 
 class BlockShare(NamedTuple):
-    """How the tokens of a block are divided."""
+    """Tokens per block and device, and the number of devices."""
 
     own: int  # tokens of a block on each device
     ways: int  # devices that have different ones
@@ -58,10 +58,10 @@ class BlockShare(NamedTuple):
 def scattered_dimension(
     shape: tuple[int, ...], axes: Axes, read_axes: Axes, placement: Placement
 ) -> int | None:
-    """The dimension of results that is divided further than that of queries, if one is.
+    """Dimension of outputs that is sharded further than that of queries, or None.
 
-    A device reads its tokens for the queries of all devices that divide a block, so queries come by
-    `read_axes`; results leave by `axes`.
+    A device attends for the queries of all devices that share a block, so queries come sharded by
+    `read_axes` and outputs leave sharded by `axes`.
     """
     for dimension, (size, axis, read) in enumerate(zip(shape, axes, read_axes, strict=True)):
         if placement.ways_of(axis, size) > placement.ways_of(read, size):

@@ -31,7 +31,7 @@ NOT_RUN = -1
 
 
 class Progress(NamedTuple):
-    """Loop state: what one run passes to the next."""
+    """Carry of the multi-step loop."""
 
     count: Array  # i32[] runs so far
     goes_on: Array  # bool[S] rows that have not sampled an ending token
@@ -42,7 +42,7 @@ class Progress(NamedTuple):
 def step(
     leaves: Leaves, state: StepState, given: Given, *, program: Program
 ) -> tuple[StepState, tuple[Forwarded, StepOutput]]:
-    """Run the packed plan: what programs behind the step read, and what it has sampled."""
+    """Run the packed plan. Returns what later programs read, and the sampled output."""
     inputs = inputs_of(given, program)
     models = program.models(leaves, inputs)
     return run(leaves, models, inputs, given, extended(state, inputs), program)
@@ -52,7 +52,7 @@ def run(
     leaves: Leaves, models: Models, inputs: StepInput, given: Given, state: StepState,
     program: Program,
 ) -> tuple[StepState, tuple[Forwarded, StepOutput]]:  # fmt: skip
-    """Run the model, sample, and let the states of layers take in the drafts that count."""
+    """Run the model, sample, and commit recurrent states of accepted drafts."""
     state, found = passed(models, inputs, given, state, program)
     state, output = sample(program.of_head(leaves), state, found.forwarded.slots, program=program)
     rows = inputs.tokens.decode_rows
@@ -106,7 +106,7 @@ def ended(
 
 
 def nothing(output: StepOutput, program: Program) -> StepOutput:
-    """The outputs before the first run."""
+    """Empty outputs before the first run."""
     most = program.bucket.repeats
     empty = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), output)
     tokens = jnp.full_like(empty.tokens, NOT_RUN)

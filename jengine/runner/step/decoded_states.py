@@ -47,7 +47,7 @@ class KernelDecoder(NamedTuple):
         layer: int,
         view: StateView,
     ) -> tuple[Array, Array]:
-        """One token of each row: results and states."""
+        """Run one token per row. Returns outputs and states."""
         # One number for each row: the unit with its state, or -1 for none.
         places = jnp.where(view.fresh, -1, view.reads), view.writes
         if isinstance(recurrence, DeltaRule):

@@ -43,7 +43,7 @@ def draft_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class RunDrafts(NamedTuple):
-    """What the decode rows run as drafts."""
+    """Drafts that decode rows run."""
 
     offsets: Array  # i32[D] as in DraftInput
     tokens: Array  # i32[D] the draft; -1: none, and the decode row is padding

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def experts_of_tokens(
     by_layer: Mapping[int, Array], wanted: ChosenExperts, tokens: int
 ) -> UInt[Array, "tokens layers chosen"]:
-    """The experts of each token in every layer, zeros where a layer has none or fewer."""
+    """Experts chosen by each token in every layer, zero-padded."""
     none = jnp.zeros((tokens, wanted.chosen), wanted.dtype)
 
     def of_layer(layer: int) -> Array:

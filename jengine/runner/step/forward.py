@@ -80,7 +80,7 @@ class MediaInput(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What comes beside a packed plan."""
+    """Optional inputs beside the packed plan."""
 
     given: GivenEmbeddings | None = None
     media: MediaInput | None = None
@@ -98,7 +98,7 @@ def inputs_of(given: Given, program: Program) -> StepInput:
 
 
 def beside_of(given: Given, inputs: StepInput, program: Program, model: Any) -> Beside:
-    """What comes beside the plan, for this model."""
+    """Optional inputs beside the plan, for this model."""
     if isinstance(given, CrossInput):
         config = model.config
         width = config.cross_width // config.cross_index(len(config.layers))
@@ -126,7 +126,7 @@ def extended(state: StepState, inputs: StepInput) -> StepState:
 
 
 class Passed(NamedTuple):
-    """What a step's tokens have become when they leave the model, while it is traced."""
+    """Results of running the model, during tracing."""
 
     forwarded: Forwarded
     batch: Batch
@@ -193,7 +193,7 @@ def slots_of(
     packed: Any, ends: Array, inputs: StepInput, models: Models, batch: Batch,
     drafts: RunDrafts | None, program: Program,
 ) -> SlotInput:  # fmt: skip
-    """What programs behind the model read of its slots, whose hidden states are `ends`."""
+    """What later programs read about the slots, whose hidden states are `ends`."""
     index, shapes, count = inputs.heads.logit_index, program.shapes, len(ends)
     found = slot_drafts(drafts, count, shapes.most_drafts)
     if found is None and shapes.most_drafts:
@@ -208,7 +208,7 @@ def slots_of(
 
 
 def no_drafts(slots: int, most: int) -> Drafted:
-    """Slots that are all behind their rows' last tokens."""
+    """Draft metadata for slots without drafts."""
     return Drafted(jnp.zeros(slots, jnp.int32), jnp.full((slots, most), -1, jnp.int32))
 
 

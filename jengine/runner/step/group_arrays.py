@@ -56,8 +56,9 @@ def group_axes(group: CacheGroup) -> Any:
 
 
 def attention_axes(spec: CacheSpec) -> Axes:
-    """Logical axes of an array of attention layers; the KV heads follow each other in its last
-    dimension. What a window keeps is small: each device has all tokens of it."""
+    """Logical axes of an attention cache array. KV heads are contiguous in the last dimension;
+    windowed caches are small and not divided by token.
+    """
     tokens = "block_tokens" if spec.keeps_all else None
     if spec.shares_heads:  # its heads share everything
         return ("stage", None, tokens, None)
@@ -74,7 +75,7 @@ def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
 def block_bytes_on_each(
     group: CacheGroup, block_size: int, dtype: Any, placement: Placement
 ) -> int:
-    """What of these bytes is on each device."""
+    """`block_bytes` per device."""
     if not group.spec.in_parts:
         ways = placement.ways("kv_heads")
         if group.spec.keeps_all:

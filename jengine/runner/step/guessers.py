@@ -1,7 +1,7 @@
-"""The methods of guessing: a draft model, which decodes on or guesses in one pass, heads that
-decode on (EAGLE, MTP), Medusa heads.
+"""Draft methods on the device: draft models (sequential or parallel), decoding heads (EAGLE, MTP),
+Medusa heads.
 
-In: what a step ran and sampled. Out: guesses at the tokens that follow, and the caches.
+In: what a step ran and sampled. Out: guesses at the next tokens, and the caches.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A smaller language model, which decodes on its own from the last token on."""
+    """A smaller language model that decodes from the last token."""
 
     model: Any
 
     def __call__(self, given: Guessing) -> Guesses:
-        """The guesses for each row, and the caches."""
+        """Return the guesses per row, and the caches."""
         # Whatever the step ran, so that the model's own cache is right wherever the row goes on.
         context = given.again(given.state.caches)
         self.model(given.ran.tokens, context)
@@ -46,14 +46,15 @@ class DraftModel:
 
 @dataclass(frozen=True)
 class ParallelDraftModel:
-    """A smaller language model that was trained to guess several tokens in one pass (PARD): it
-    reads `mask` in place of each token after the last one."""
+    """A smaller language model trained to guess several tokens in one pass (PARD), reading `mask`
+    tokens after the last one.
+    """
 
     model: Any
     mask: int
 
     def __call__(self, given: Guessing) -> Guesses:
-        """The guesses for each row, and the caches."""
+        """Return the guesses per row, and the caches."""
         context = given.again(given.state.caches)
         self.model(given.ran.tokens, context)
         tokens = jnp.full((len(given.ends.tokens), given.most), self.mask, jnp.int32)
@@ -70,13 +71,14 @@ class ParallelDraftModel:
 
 @dataclass(frozen=True)
 class DecodingHead:
-    """Decoder layers on the model's hidden states (EAGLE, EAGLE-3, MTP). The place of a hidden
-    state is that of its token; beside it stands the token after that one."""
+    """Decoder layers on the model's hidden states (EAGLE, EAGLE-3, MTP). A hidden state sits at its
+    token's position, paired with the next token.
+    """
 
     model: Any
 
     def __call__(self, given: Guessing) -> Guesses:
-        """The guesses for each row, and the caches."""
+        """Return the guesses per row, and the caches."""
         context, target = given.again(given.state.caches), given.target
         read = self.model.states(given.ran.hidden, given.ran.kept, context.live)
         states = self.model(given.next_tokens(), read, context, target)
@@ -98,12 +100,12 @@ class DecodingHead:
 
 @dataclass(frozen=True)
 class MedusaHeads:
-    """Heads on the hidden state from which the last token was sampled. They have no cache."""
+    """Heads on the hidden state that the last token was sampled from; no cache."""
 
     model: Any
 
     def __call__(self, given: Guessing) -> Guesses:
-        """The guesses for each row, and the caches."""
+        """Return the guesses per row, and the caches."""
         hidden = given.hidden[given.ends.slots]
         guesses = [
             given.draw(head(hidden, given.wanted(index)), index)

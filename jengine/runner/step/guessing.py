@@ -39,7 +39,7 @@ class GuessInput(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """R rows that a token was sampled for."""
+    """The R rows that got a token: slot, row, token and position."""
 
     slots: Array  # i32[R] the sampling slot of the last token that counts
     rows: Array  # i32[R] engine row; max_rows for padding
@@ -49,7 +49,7 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class Guessing:
-    """What a guesser is given, and how it samples and attends."""
+    """Inputs of a guesser, and its ways to sample and attend."""
 
     target: Any  # the model that it guesses for
     inputs: StepInput
@@ -72,15 +72,16 @@ class Guessing:
         return self.program.shapes.most_drafts
 
     def wanted(self, index: int) -> Array:
-        """i32[R] the position that a row's pass number `index` runs at, -1 where it runs none."""
+        """Position of each row's pass `index`, i32[R]; -1 where it runs none."""
         limit = self.program.shapes.max_model_len
         place = self.ends.positions + index
         runs = (self.ends.positions >= 0) & (index < self.count) & (place < limit)
         return jnp.where(runs, place, -1)
 
     def next_tokens(self) -> Int32[Array, " tokens"]:
-        """The token after each one that the step ran: known ones in prompts, else what was sampled
-        after it. After rejected drafts it is any token."""
+        """The token after each token that the step ran: from the prompt, or sampled. Arbitrary
+        after rejected drafts.
+        """
         heads, decodes = self.inputs.heads, self.program.bucket.decode_rows
         index = heads.logit_index
         known = jnp.concatenate([jnp.zeros(decodes, jnp.int32), heads.targets])
@@ -89,8 +90,9 @@ class Guessing:
         return known.at[place].set(jnp.maximum(self.sampled, 0), mode="drop")
 
     def draw(self, logits: Float[Array, "rows vocab"], index: int) -> Int32[Array, " rows"]:
-        """A guess at the token number `index` after the last one, drawn with the noise with which
-        that token will be sampled: two equal distributions then give the same token."""
+        """Sample a guess for the token `index` after the last, with the noise that token will be
+        sampled with: equal distributions then give equal tokens.
+        """
         own: SamplingInput = jax.tree.map(lambda x: x[self.ends.slots], self.sampling)
         own = own._replace(rows=self.ends.rows, positions=self.ends.positions + 1 + index)
         features = self.program.features.sampling
@@ -101,8 +103,9 @@ class Guessing:
         return found.tokens
 
     def again(self, caches: tuple[Array, ...]) -> StepContext:
-        """The context of all tokens that the step ran, for the guesser's own layers. Where the
-        plan wants none of its work they are all padding, most of whose work kernels leave out."""
+        """Context of all tokens the step ran, for the guesser's layers; all padding where the plan
+        wants no guesses.
+        """
         program, bucket, shapes = self.program, self.program.bucket, self.program.shapes
         assert self.state.tables is not None, "in a pipeline there are no guesses"
         decodes = self.ran.positions[: bucket.decode_rows]
@@ -116,8 +119,7 @@ class Guessing:
         return StepContext(jnp.maximum(live, 0), rows, mixer, longest, caches, None, live)
 
     def decode(self, positions: Int32[Array, " tokens"], caches: tuple[Array, ...]) -> StepContext:
-        """The context of one token of each row, at these positions; or of several, each row's after
-        each other."""
+        """Context of tokens at these positions, one or several consecutive ones per row."""
         shapes, program = self.program.shapes, self.program
         owners = jnp.repeat(self.ends.rows, len(positions) // len(self.ends.rows))
         bucket = Bucket(len(positions), 0, program.bucket.pages)
@@ -138,7 +140,7 @@ class Guessing:
 
     @property
     def first_layer(self) -> int:
-        """The number that the guesser's first layer has among all layers with a cache."""
+        """Layer index of the guesser's first layer among cached layers."""
         assert self.program.guesser is not None, "this program guesses nothing"
         return self.program.guesser.first_layer
 
@@ -172,7 +174,7 @@ def guess(
 
 
 def ends_of(sampling: SamplingInput, state: StepState, program: Program) -> Ends:
-    """The rows that were sampled for. Each has one slot at its new length."""
+    """Rows that got a token, with one slot each, at its new length."""
     most = program.shapes.max_rows
     lengths = state.lengths.at[sampling.rows].get(mode="fill", fill_value=-1)
     is_end = (sampling.rows < most) & (sampling.positions == lengths)
@@ -184,7 +186,7 @@ def ends_of(sampling: SamplingInput, state: StepState, program: Program) -> Ends
 
 
 def shifted(mixer: Mixer, first_layer: int) -> Mixer:
-    """The mixer of layers that are counted from `first_layer` on."""
+    """A mixer that counts layers from `first_layer`."""
 
     def mix(caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]:
         return mixer(caches, first_layer + layer, inputs)

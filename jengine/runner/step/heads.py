@@ -1,6 +1,6 @@
-"""Heads of models that write: hidden states of slots to tokens, those of prompts to scores.
+"""Output heads of generative models: slots' hidden states to tokens, prompts' to log-probabilities.
 
-Each is a program of a chain (`parts`).
+Each is a program of the chain (`parts`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jengine.sampling.logprobs import Logprobs
 
 
 class ChosenInput(NamedTuple):
-    """Logits of sampling slots, and what the host has made of them."""
+    """Logits of sampling slots, before and after host processors."""
 
     slots: SlotInput
     logits: Any  # f32[S, vocab]
@@ -64,7 +64,7 @@ def choose(
 def score(
     leaves: Leaves, state: StepState, given: PromptChunk, *, program: Program
 ) -> tuple[StepState, Logprobs]:
-    """Log-probabilities of the tokens after those of a chunk."""
+    """Log-probabilities of the tokens that follow a chunk's tokens."""
     wanted = program.features.prompt_logprobs
     assert wanted is not None, "an engine that scores prompts"
     model, adapters = program.head(leaves)

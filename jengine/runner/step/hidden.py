@@ -24,8 +24,9 @@ def logits_of(
     adapters: HeadAdapters | None = None,
     slots: Array | None = None,
 ) -> Array:
-    """f32 [rows, vocab]: logits of these hidden states, whose adapters are in these slots. Rows
-    where `live` is -1 may be left out."""
+    """Logits of hidden states, f32 [rows, vocab], with adapters of these slots. Rows with `live` -1
+    may be skipped.
+    """
     if adapters is not None and slots is not None:
         return model.adapted_logits(rows, live, adapters.added(rows, slots))
     if live is None or not isinstance(model, LanguageModel):
@@ -34,7 +35,7 @@ def logits_of(
 
 
 class Ran(NamedTuple):
-    """All tokens that a forward ran, for a model that guesses: D decode rows, T prefill tokens."""
+    """All tokens that a forward ran, for the guesser: D decode rows, T prefill tokens."""
 
     packed: Any  # i32[...] the packed plan
     tokens: Any  # i32[D + T]
@@ -67,12 +68,12 @@ class Forwarded(NamedTuple):
     ran: Ran | None = None  # None: nothing guesses after it
 
     def completing(self, output: StepOutput) -> StepOutput:
-        """The results of a head, with the forward's own."""
+        """A head's output, completed with the forward's."""
         return output._replace(captured=self.captured, experts=self.experts)
 
 
 def with_prompts(state: StepState, prompts: Array) -> StepState:
-    """The state with the hidden states [..., T, hidden] of prompt tokens, where it keeps them."""
+    """Store the hidden states of prompt tokens [..., T, hidden], if the state keeps them."""
     if state.prompts is None or not prompts.shape[-2]:
         return state
     kept = lax.dynamic_update_slice_in_dim(state.prompts, prompts, 0, prompts.ndim - 2)

@@ -1,7 +1,7 @@
-"""Steps of replicas that run together, in programs of all their devices.
+"""Joint steps: replicas in programs over all their devices.
 
-Each replica keeps state, input and results of its own; joined, they are one array along the first
-axis, whose shards are the replicas' own memory. So joining and parting copy nothing.
+Each replica's state, input and results are shards of joined arrays along the first axis, so joining
+and splitting copy nothing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class JoinedReplicas:
         return self.placement.mesh.shape[DATA]
 
     def mapped(self, body: Callable[..., Any], leaves: Sequence[Any]) -> Callable[..., Any]:
-        """A program (leaves, owned fields, read fields, input) of one replica, as one of all."""
+        """Map a one-replica program (leaves, owned fields, read fields, input) over replicas."""
         given = tuple(BY_REPLICA if is_apart(leaf.sharding) else EVERYWHERE for leaf in leaves)
         return self.placement.on_each_replica(
             body, (given, *[BY_REPLICA] * 3), (BY_REPLICA, BY_REPLICA)
         )
 
     def shape(self, own: Any) -> jax.ShapeDtypeStruct:
-        """The shape of joined arrays that are like this one of a replica."""
+        """Shape of joined arrays, given one replica's."""
         whole = (self.count * own.shape[0], *own.shape[1:])
         return jax.ShapeDtypeStruct(whole, own.dtype, sharding=self._sharding(own))
 
     @property
     def by_replica(self) -> NamedSharding:
-        """The sharding of joined arrays of which each replica's devices have its part whole."""
+        """Sharding by replica, replicated within each."""
         return NamedSharding(self.placement.mesh, BY_REPLICA)
 
     def join(self, own: Sequence[Array]) -> Array:
@@ -58,7 +58,7 @@ class JoinedReplicas:
         )
 
     def given(self, own: Sequence[Any]) -> Any:
-        """The replicas' inputs, trees of arrays of the host, as one."""
+        """Join replicas' host inputs."""
         return jax.tree.map(lambda *x: jax.device_put(np.concatenate(x), self.by_replica), *own)
 
     def parts(self, whole: Array) -> list[Array]:
@@ -92,5 +92,5 @@ def axes_of(entry: Any) -> tuple[str, ...]:
 
 
 def is_apart(sharding: NamedSharding) -> bool:
-    """Whether replicas have different shards of an array."""
+    """Whether replicas hold different shards of an array."""
     return bool(sharding.spec) and DATA in axes_of(sharding.spec[0])

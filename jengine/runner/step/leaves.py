@@ -31,7 +31,7 @@ Leaves = tuple[jax.Array, ...]
 
 
 class LeafOrder:
-    """The leaves of one model: which parameters are in each, and how they are sharded."""
+    """Leaves of one model: the parameters in each, and their shardings."""
 
     def __init__(self, model: nnx.Module, places: StagePlaces, backend: str | None = None) -> None:
         self.places = places
@@ -75,13 +75,13 @@ class LeafOrder:
 
     @property
     def arriving(self) -> int:
-        """The most parameters of a layer that comes from the host while a step runs."""
+        """Maximum number of parameters in an offloaded layer."""
         layers = [layer_of(name) for name in self.names]
         return max((layers.count(layer) for layer in self.places.on_host), default=0)
 
     @property
     def arriving_bytes(self) -> int:
-        """What a device holds, at most, of layers that come from the host while a step runs."""
+        """Maximum bytes a device holds of offloaded layers."""
         sizes = self.layer_bytes() if self.places.on_host else {}
         return 2 * max((sizes[layer] for layer in self.places.on_host), default=0)
 
@@ -166,7 +166,7 @@ class LeafOrder:
         )
 
     def _part(self, name: str, stage: int, values: Mapping[str, jax.Array]) -> jax.Array:
-        """A stage's array for a slot; for a skipped slot, that of another layer, or zeros."""
+        """A stage's array for a slot; a skipped slot gets another layer's, or zeros."""
         own = self._own_name(name, stage)
         if own is not None:
             return values[own]
@@ -197,7 +197,7 @@ class LeafOrder:
         return found
 
     def _names_in(self, stage: int, rest: str) -> list[str]:
-        """The paths of a parameter in all layers of a stage that have it."""
+        """Paths of a parameter in all of a stage's layers that have it."""
         names = (f"layers.{layer}.{rest}" for layer in self._layout.stages[stage])
         return [name for name in names if name in self._prepared]
 
@@ -214,7 +214,7 @@ class LeafOrder:
 
 
 def first_layers(model: nnx.Module, count: int) -> nnx.Module:
-    """The (abstract) model with its first layers only, which is how every stage is built."""
+    """The abstract model cut to its first layers, as every stage is built."""
     if not isinstance(model, Decoder):
         raise UnsupportedFeature(
             f"pipeline_parallel_size with a model that is a {type(model).__name__}: stages are "

@@ -12,7 +12,7 @@ from jengine.media_spans import MediaSpan
 
 
 class PackedMels(NamedTuple):
-    """The spectrogram of one audio, and where keys and values of its positions go."""
+    """The spectrogram of one audio, and rows for its keys and values."""
 
     values: Any  # f32[frames, mels]
     rows: Any  # i32[positions] out of range for those that nothing reads

@@ -104,7 +104,7 @@ def _write_and_attend(
     cache: Array, layer: int, inputs: AttentionInputs, view: GroupView, bucket: Bucket,
     shapes: StepShapes, placement: Placement,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """What the step's queries read, [T, heads, dim], and the cache with its keys and values."""
+    """Write keys and values, then attend. Returns the output [T, heads, dim] and the cache."""
     q, cache = _write(cache, layer, inputs, view.slots, shapes, placement)
     q = inputs.scaled(q)
     return _attend(q, cache, layer, inputs, view, bucket, shapes, placement), cache
@@ -157,7 +157,7 @@ def _attend(
     q: Array, cache: Array, layer: int, inputs: AttentionInputs | ReadInputs, view: GroupView,
     bucket: Bucket, shapes: StepShapes, placement: Placement,
 ) -> Array:  # fmt: skip
-    """Attend q to the cache, and tokens of images to later ones: [T, heads, dim]."""
+    """Attend to the cache, and within images to later tokens: [T, heads, dim]."""
     config, slopes = inputs.config, alibi_slopes(inputs.config)
     of_heads = {
         "sinks": inputs.sinks,

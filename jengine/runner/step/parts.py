@@ -37,7 +37,7 @@ BODIES: dict[Part, Callable[..., tuple[StepState, Any]]] = {
 
 
 def body_of(program: Program) -> Callable[..., tuple[StepState, Any]]:
-    """What such a program runs."""
+    """The function behind a program."""
     if program.bucket.is_multi_step:
         return multi_step
     if program.stages is not None and program.features.part is Part.FORWARD:
@@ -50,7 +50,7 @@ READS_HEAD = frozenset({Part.SAMPLE, Part.LOGITS, Part.SCORE, Part.POOL, Part.PO
 
 
 def outputs_of_head(model: Any, rows: Array, *, staged: bool) -> Any:
-    """All that such parts compute of hidden states with leaves of the model."""
+    """Everything that head parts compute from hidden states with model leaves."""
     if staged:
         return model.logits(rows), model.norm(rows)
     if model.config.pooling is None:
@@ -59,7 +59,7 @@ def outputs_of_head(model: Any, rows: Array, *, staged: bool) -> Any:
 
 
 def owned_fields(features: Features) -> tuple[str, ...]:
-    """Fields of the state that such a part replaces."""
+    """State fields that a part replaces."""
     match features.part:
         case Part.STEP:
             return StepState._fields
@@ -74,7 +74,7 @@ def owned_fields(features: Features) -> tuple[str, ...]:
 
 
 def read_fields(features: Features) -> tuple[str, ...]:
-    """Fields of the state that such a part only reads."""
+    """State fields that a part only reads."""
     match features.part:
         case Part.FORWARD:
             return "last_token", "lengths", "offsets", "guesses"
@@ -88,7 +88,7 @@ def read_fields(features: Features) -> tuple[str, ...]:
 
 
 def fields_of(state: StepState, *names: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
-    """The fields of the state with each of these groups of names."""
+    """Groups of fields of the state."""
     return tuple(tuple(getattr(state, name) for name in group) for group in names)
 
 
@@ -98,8 +98,9 @@ def with_fields(names: tuple[str, ...], values: tuple[Any, ...], state: StepStat
 
 
 def on_fields(program: Program, body: Callable[..., tuple[StepState, Any]]) -> Callable[..., Any]:
-    """A part as a function of (leaves, owned fields, read fields, given), which returns the owned
-    fields and its results."""
+    """A part as a function (leaves, owned fields, read fields, given) -> (owned fields,
+    results).
+    """
     owned, read = owned_fields(program.features), read_fields(program.features)
     nothing: Any = StepState(*[cast(Any, None)] * len(StepState._fields))
 

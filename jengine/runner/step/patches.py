@@ -53,7 +53,7 @@ def places_taken(span: MediaSpan, vision: VisionConfig) -> int:
 
 
 def class_places(vision: VisionConfig) -> int:
-    """Places before the patches of an image: a class vector, and padding to a whole token."""
+    """Places before an image's patches: a class vector, padded to a whole token."""
     return vision.merger.patches if vision.class_vector else 0
 
 
@@ -93,7 +93,7 @@ def pack_patches(
 
 
 def values_of(span: MediaSpan, vision: VisionConfig) -> np.ndarray:
-    """The numbers of every patch; of a still image, for each of the frames of a patch."""
+    """Values of each patch; a still image is repeated for the frames of a patch."""
     values = np.frombuffer(span.values, np.float32)
     area = vision.patch_size**2
     count = span.grid[0] * span.grid[1] * span.grid[2]
@@ -109,7 +109,7 @@ def places_of(grid: tuple[int, ...], side: int) -> np.ndarray:
 
 
 def in_table(place: np.ndarray, grid: tuple[int, ...], vision: VisionConfig) -> np.ndarray:
-    """The places in units of the table of learned positions, whose corners are the image's."""
+    """Positions scaled to the learned table, whose corners are the image's."""
     if not vision.table_side:
         return place
     lines = [

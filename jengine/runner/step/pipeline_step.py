@@ -68,8 +68,9 @@ def pipeline_forward(
 
 
 def _shared_inputs(packed: Array, program: Program) -> tuple[TokenInput, Array, Array]:
-    """The sections that are equal in the packed rows of all stages: the tokens of the plan that
-    enters, and the sampler's of the one that leaves; and the positions of those tokens."""
+    """The sections shared by all stages: tokens of the entering plan, and the sampler's section and
+    positions of the leaving one.
+    """
 
     def own(packed: Array) -> tuple[TokenInput, Array, Array]:
         inputs = StepInput.over(packed[0], program.bucket, program.shapes)
@@ -121,13 +122,13 @@ def _number(packed: Array) -> Array:
 
 
 def _with_gaps(leaves: Leaves, staged: tuple[bool, ...]) -> tuple[Any, ...]:
-    """The leaves of a stage at their indices, None for leaves that are not split by stage."""
+    """A stage's leaves at their indices; None for leaves not split by stage."""
     own = iter(leaves)
     return tuple(next(own) if is_own else None for is_own in staged)
 
 
 def _left_out(stages: Stages, stage: Array) -> Tap | None:
-    """A tap that zeroes what layers add in slots that the stage skips; None if none does."""
+    """A tap that zeroes residual additions of skipped slots; None if there are none."""
     if stages.layout.is_even:
         return None
     runs = jnp.asarray(stages.layout.runs)[stage]  # bool[slots]
@@ -140,7 +141,7 @@ def _left_out(stages: Stages, stage: Array) -> Tap | None:
 
 
 def _taken(held: Array, bucket: Bucket, largest: Bucket) -> Array:
-    """The bucket's activations out of those held for the largest bucket."""
+    """Take the bucket's activations from those held for the largest bucket."""
     first = largest.decode_rows
     return jnp.concatenate([
         held[: bucket.decode_rows], held[first : first + bucket.prefill_tokens]
@@ -148,7 +149,7 @@ def _taken(held: Array, bucket: Bucket, largest: Bucket) -> Array:
 
 
 def _kept(held: Array, x: Array, bucket: Bucket, largest: Bucket) -> Array:
-    """The held activations with those of the bucket's tokens replaced."""
+    """Write the bucket's activations back."""
     held = held.at[0, : bucket.decode_rows].set(x[: bucket.decode_rows])
     if not bucket.prefill_tokens:
         return held

@@ -1,4 +1,4 @@
-"""Positions of rotation: by frame, row and column for tokens of images, and shifted behind them."""
+"""Rotary positions by frame, row and column for image tokens, and offsets after images."""
 
 from __future__ import annotations
 

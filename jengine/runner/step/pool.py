@@ -95,6 +95,6 @@ def pool(
 def pool_tokens(
     leaves: Leaves, state: StepState, given: PromptChunk, *, program: Program
 ) -> tuple[StepState, Array]:
-    """What the model's own head makes of each token of a chunk."""
+    """Per-token outputs of the pooling head for a chunk."""
     model, _ = program.head(leaves)
     return state, model.pooler.of_tokens(chunk_rows(state, given))

@@ -20,7 +20,7 @@ from sharding.placement import Placement
 
 @dataclass(frozen=True)
 class Stages:
-    """The pipeline stages of a model."""
+    """Layout of the pipeline's stages."""
 
     layout: StageLayout
     staged: tuple[bool, ...]  # whether a leaf is split by stage
@@ -30,7 +30,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class GuesserProgram:
-    """The model whose guesses are the drafts of the next step; its leaves follow the others."""
+    """The guesser; its leaves follow the model's."""
 
     method: Callable[[Any], Any]  # the model -> a `guessing.Guesser`
     rebuild: Callable[[Leaves], Any]  # its leaves -> the model
@@ -57,7 +57,7 @@ class AdapterProgram:
 
 
 class Models(NamedTuple):
-    """What a step runs, made while it is traced."""
+    """Modules of a step, built during tracing."""
 
     model: Any
     head_adapters: HeadAdapters | None = None  # what adapters add to its logits
@@ -106,15 +106,14 @@ class Program:
         return self.rebuild(leaves[:first]), guesser
 
     def of_head(self, leaves: Leaves) -> Leaves:
-        """Those of a step's leaves that `head` takes."""
+        """Leaves that `head` takes."""
         found = tuple(leaves[place] for place in self.head_leaves)
         if self.adapters is None:
             return found
         return found + leaves[-len(self.adapters.leaves) :][self.adapters.of_head]
 
     def head(self, leaves: Leaves) -> tuple[Any, HeadAdapters | None]:
-        """The model with the leaves of its output head alone, and the head's adapters, whose leaves
-        follow."""
+        """The model with only the output head's leaves, and the head's adapters."""
         own = self.head_leaves
         model = self.rebuild(with_gaps(leaves[: len(own)], own, self.num_leaves))
         stacks = leaves[len(own) :]
@@ -159,7 +158,7 @@ class Program:
 
 
 def with_gaps(leaves: Leaves, places: tuple[int, ...], count: int) -> tuple[Any, ...]:
-    """These leaves at their places among so many, and None at all others."""
+    """Scatter leaves to their places among `count`, None elsewhere."""
     found: list[Any] = [None] * count
     for place, leaf in zip(places, leaves, strict=True):
         found[place] = leaf

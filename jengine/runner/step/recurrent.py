@@ -47,8 +47,9 @@ def recurrent_mixer(
     view: StateView,
     placement: Placement,
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Run a layer's recurrence, and keep the states, each device with its heads; those of decodes
-    not yet where the step has drafts (see `HeldStates`)."""
+    """Run a layer's recurrence and write the states, sharded by head; with drafts, decode states
+    are deferred (see `HeldStates`).
+    """
     run = run_recurrent if view.turns is None else run_on_copies
     mixed, new = run(inputs, states, layer, view)
     return mixed, placed_states(new, inputs, placement)
@@ -65,7 +66,7 @@ def placed_states(
 
 
 class HeldLayer(NamedTuple):
-    """What a layer ran."""
+    """Inputs of a recurrent layer, kept until drafts are verified."""
 
     group: int
     layer: int  # in its group
@@ -74,8 +75,7 @@ class HeldLayer(NamedTuple):
 
 
 class HeldStates:
-    """The layers of one step with drafts, whose states wait until rows have new lengths. In steps
-    without drafts nothing waits."""
+    """Recurrent layers of a step with drafts, whose states wait for verification."""
 
     def __init__(self) -> None:
         self._layers: list[HeldLayer] = []
@@ -88,8 +88,7 @@ class HeldStates:
     def settled(
         self, state: StepState, rows: Array, batch: Batch, placement: Placement
     ) -> StepState:
-        """The state after the tokens that count: those before the new lengths of the rows, of which
-        each decode row has one."""
+        """State after the accepted tokens: those before each row's new length."""
         if not self._layers:
             return state
         with jax.named_scope("settle"):
@@ -136,7 +135,7 @@ def state_view(
 def _units(
     batch: Batch, group: int, positions: Int32[Array, " tiles"], shapes: StepShapes
 ) -> Int32[Array, " tiles"]:
-    """The unit with the state after each of these positions, one of each tile's row."""
+    """State unit after each of these positions, one per tile."""
     table = batch.tables[group]
     page = (positions - batch.table_starts[group]) // shapes.block_size
     page = jnp.clip(page, 0, table.shape[1] - 1)

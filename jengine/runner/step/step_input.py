@@ -69,7 +69,7 @@ def tile_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 def runs_field(bucket: Bucket, shapes: StepShapes) -> Field:
-    """Runs of padding: they hold every tile, so that attention gives zeros for all of them."""
+    """Runs of padding that cover every tile, so that attention returns zeros."""
     runs = shapes.num_runs(bucket)
     if not runs:
         return Field((0,))
@@ -268,7 +268,7 @@ def sampling_section(bucket: Bucket, shapes: StepShapes) -> slice:
 
 
 def section_size(slots: int, shapes: StepShapes) -> int:
-    """Numbers in the sampler's section for so many slots."""
+    """Size of the sampler's section for this number of slots."""
     return sum(math.prod(shape) for shape, _, _ in sampling_layout(slots, shapes.max_rows).values())
 
 

@@ -41,15 +41,15 @@ class Stripes:
         self._placement = placement
 
     def of_tokens(self, array: Array) -> Array:
-        """An array over tokens."""
+        """Reorder an array over tokens."""
         return self._striped(array, self._tile)
 
     def of_tiles(self, array: Array) -> Array:
-        """An array over query tiles: the decode rows, then the tiles of the prefill."""
+        """Reorder an array over query tiles: decode rows, then prefill tiles."""
         return self._striped(array, 1)
 
     def of_view(self, view: GroupView) -> GroupView:
-        """A view whose tiles are not joined."""
+        """Reorder a view without joined tiles."""
         if self.ways == 1:
             return view
         assert not view.runs.size and not view.ends.size and view.ahead is None
@@ -65,7 +65,7 @@ class Stripes:
         return array if self.ways == 1 else self._in_order(array)
 
     def taken(self, array: Array, tokens: Array) -> Array:
-        """These tokens' rows of an array in the order of devices: one does not get the others'."""
+        """Rows `tokens` of a reordered array."""
         if self.ways == 1:
             return array[tokens]
         places = self._in_order(np.arange(len(array), dtype=np.int32))
@@ -95,7 +95,7 @@ class Stripes:
 
 
 def dealt(array: Array, ways: int, unit: int) -> Array:
-    """Each device's units, [ways, per device, ...]: unit i is on device i % ways."""
+    """Deal units round-robin: [ways, per device, ...], unit i to device i % ways."""
     rest = array.shape[1:]
     units = array.reshape(array.shape[0] // (ways * unit), ways, unit, *rest)
     return units.swapaxes(0, 1).reshape(ways, array.shape[0] // ways, *rest)

@@ -75,8 +75,7 @@ def call_intervention(change: Change, value: Array, positions: Array, *arrays: A
 def arguments(
     change: Change, values: Array, positions: Array, arrays: Sequence[Array]
 ) -> Iterator[object]:
-    """What the function is called with: values, positions if it has a parameter for them, and its
-    arrays as it was given them."""
+    """Arguments of an intervention: values, positions if it takes them, and its own arrays."""
     behind = () if change.tree is None else (jax.tree.unflatten(change.tree, arrays),)
     yield values
     if takes(change.function) > 1 + len(behind):

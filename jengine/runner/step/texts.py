@@ -1,4 +1,4 @@
-"""Packs texts for one run of an encoder of text. Pure numpy."""
+"""Packs texts for one run of a text encoder. numpy only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jengine.models.text_encoder import TextInput
 
 
 class PackedTexts(NamedTuple):
-    """Arrays of `models.text_encoder.TextInput`, and where keys and values of tokens go."""
+    """Packed texts, and rows for their keys and values."""
 
     ids: Any  # i32[tokens]
     positions: Any  # i32[tokens]
@@ -32,7 +32,7 @@ class TextPacker:
         self.width = width
 
     def places_taken(self, span: MediaSpan) -> int:
-        """Tokens of a text."""
+        """Number of tokens of a text."""
         return span.length
 
     def pack(self, spans: Sequence[MediaSpan], size: int, capacity: int) -> PackedTexts:

@@ -1,4 +1,4 @@
-"""A step as one cache group sees it: where its tokens' entries go, and what they attend to."""
+"""A step as seen by one cache group: slots to write, and what queries attend to."""
 
 from __future__ import annotations
 

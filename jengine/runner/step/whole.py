@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def whole_view(batch: Batch, bucket: Bucket, shapes: StepShapes) -> GroupView:
-    """The step's view of the blocks of `step_blocks`: tile i of the prompts is block i."""
+    """View of the step's own blocks: prefill tile i is block i."""
     decodes, count = bucket.decode_rows, bucket.prefill_tokens
     tiles, tile = shapes.num_tiles(bucket), shapes.prefill_tile
     positions = batch.positions[decodes:].reshape(tiles, tile)
@@ -58,7 +58,7 @@ def step_blocks(
 
 
 class Reach(NamedTuple):
-    """What each query attends to, in the words of causal attention."""
+    """A query's attended range, expressed for causal attention."""
 
     positions: Array  # i32 [D + T] of the last key in view, which need not exist
     window: int | None
@@ -66,7 +66,7 @@ class Reach(NamedTuple):
 
 
 def reach_of(view: GroupView, config: AttentionConfig, bucket: Bucket, shapes: StepShapes) -> Reach:
-    """A query that sees ahead is one at the position of the last key that it sees."""
+    """A bidirectional query is treated as a causal one at the last key it sees."""
     if not config.bidirectional:
         return Reach(view.positions, config.window, None)
     if config.window is None:

@@ -27,13 +27,13 @@ OUTSIDE = np.iinfo(np.int32).max
 
 
 def parts(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where each run of a program begins and ends among these blocks."""
+    """Split blocks into runs of the largest program."""
     for begin in range(0, len(blocks), COUNTS[-1]):
         yield begin, min(begin + COUNTS[-1], len(blocks))
 
 
 def padded_count(count: int) -> int:
-    """The smallest number of blocks that there is a program for."""
+    """Smallest program size that holds `count` blocks."""
     return next(size for size in COUNTS if size >= count)
 
 
@@ -118,7 +118,7 @@ def group_arrays(loaded: LoadedModel, group: int) -> tuple[Array, ...]:
 
 
 def use_arrays(loaded: LoadedModel, group: int, arrays: tuple[Array, ...]) -> None:
-    """Have the steps from now on use these arrays for a group of the cache."""
+    """Install these arrays as a group's cache."""
     caches = list(loaded.state.caches)
     caches[group] = arrays if isinstance(caches[group], tuple) else arrays[0]
     loaded.state = loaded.state._replace(caches=tuple(caches))
@@ -130,7 +130,7 @@ def without(shape: tuple[T, ...], axis: int) -> tuple[T, ...]:
 
 
 def blocks_first(sharding: jax.sharding.Sharding, ndim: int, axis: int) -> NamedSharding:
-    """The sharding of an array whose blocks, which are never split, come first."""
+    """Sharding with the (never sharded) block axis moved first."""
     assert isinstance(sharding, NamedSharding), "caches have a named sharding"
     spec = (*sharding.spec, *(None,) * (ndim - len(sharding.spec)))
     return NamedSharding(sharding.mesh, PartitionSpec(None, *without(spec, axis)))

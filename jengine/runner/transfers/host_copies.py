@@ -32,7 +32,7 @@ SILENCE = 60.0
 
 
 class HostCopies:
-    """The slots of all groups, and the connector's half that reads and writes beyond them."""
+    """Host memory slots of all groups, and the connector's reads and writes."""
 
     def __init__(self, memories: Sequence[HostMemory], far: WorkerHalf | None) -> None:
         self._memories = memories
@@ -50,17 +50,19 @@ class HostCopies:
         self.dropped = 0  # contents that were not written out, as too many waited
 
     def save(self, copies: BlockCopies, arrays: Sequence[Array]) -> None:
-        """Fill slots with these blocks once they are there, and write them out."""
+        """Queue filling slots with these blocks once they arrive, and writing them out through the
+        connector.
+        """
         future = self._slots.submit(self._keep, copies, arrays)
         for slot in copies.slots:
             self._saving[copies.group, slot] = future
 
     def num_slots(self, group: int, most: int) -> int:
-        """How many slots a group has, at most so many."""
+        """Number of slots of a group, at most `most`."""
         return min(self._memories[group].num_slots, most)
 
     def keep(self, group: int, slots: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Fill slots at once."""
+        """Fill slots synchronously."""
         self._memories[group].keep(slots, arrays)
 
     def wait_for(self, group: int, slots: Sequence[int]) -> None:
@@ -71,11 +73,11 @@ class HostCopies:
                 future.result()
 
     def staged(self, group: int, slots: Sequence[int]) -> tuple[Array, ...]:
-        """What filled slots hold, on its way to the devices."""
+        """Contents of filled slots, staged for the devices."""
         return self._memories[group].staged(slots)
 
     def fetch(self, fetches: Sequence[Fetch]) -> None:
-        """Begin to bring contents into slots."""
+        """Start fetching contents into slots."""
         if not fetches:
             return
         assert self._readers is not None, "a plan fetches, and there is no connector"
