@@ -1,4 +1,4 @@
-"""The schemes that a step multiplies with, where its backend has its own for a declared one."""
+"""Chooses the scheme that a step multiplies with, by backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharding.placement import Placement
 
 
 def on_cpus(kernels: cpu.CpuWeights, placement: Placement) -> WeightScheme:
-    """The kernels on a lone CPU, or on each device of a mesh."""
+    """CPU kernels on one device, or per device of a mesh."""
     return ShardedWeights(kernels, placement) if placement.is_split else kernels
 
 
@@ -38,8 +38,9 @@ GPU_BACKENDS = ("triton", "triton, exact sums")
 
 
 def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
-    """The backend of matmuls where attention runs in these kernels. `exact`: devices exchange parts
-    of sums in float32 even where bfloat16 is faster."""
+    """Matmul backend that goes with these attention kernels. `exact`: partial sums are exchanged in
+    float32 rather than bfloat16.
+    """
     if kernels == "triton" and exact:
         return "triton, exact sums"
     return "cpu in place" if kernels == "cpu" and not pack else kernels
@@ -48,7 +49,7 @@ def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
 def weight_scheme(
     declared: WeightScheme, weight: WeightShape, backend: str | None, placement: Placement
 ) -> WeightScheme:
-    """How a step multiplies this weight, which is declared so, on these devices."""
+    """Scheme of a step for this weight on these devices."""
     if weight.groups is not None and placement.whole_experts and placement.ways("experts") > 1:
         alone = declared == UNQUANTIZED or backend in GPU_BACKENDS
         where = placement.of_one_device if alone else placement
@@ -62,20 +63,20 @@ def weight_scheme(
 def first_that_fits(
     declared: WeightScheme, weight: WeightShape, backend: str | None, placement: Placement
 ) -> WeightScheme:
-    """The best scheme that can multiply this weight's shards; XLA takes all that are declared."""
+    """The best scheme that supports this weight's shards; the declared one, in XLA, always does."""
     chosen = step_schemes(declared, backend, placement)
     return next((scheme for scheme in chosen if fits(scheme, weight)), declared)
 
 
 def step_scheme(declared: WeightScheme, backend: str | None, placement: Placement) -> WeightScheme:
-    """How a step computes what is declared so, on these devices, whatever the weight."""
+    """Preferred scheme of a step for a declared scheme, whatever the weight."""
     return step_schemes(declared, backend, placement)[0]
 
 
 def step_schemes(
     declared: WeightScheme, backend: str | None, placement: Placement
 ) -> list[WeightScheme]:
-    """The backend's own schemes for what is declared so, the best first; without any, itself."""
+    """The backend's schemes for a declared scheme, best first; else the declared one."""
     if isinstance(declared, QuantizedWeights | QuantizedOnLoad):
         return [*quantized_schemes(declared, backend, placement), declared]
     if isinstance(declared, RoundedHead):
@@ -88,8 +89,9 @@ def step_schemes(
 def quantized_schemes(
     declared: QuantizedWeights | QuantizedOnLoad, backend: str | None, placement: Placement
 ) -> Iterator[WeightScheme]:
-    """The kernels of a lone CPU, and on GPUs cuBLASLt's FP8 and Triton kernels, where they have
-    this format. Otherwise XLA multiplies."""
+    """Kernel schemes that support this format: CPU codes, FP8 by cuBLASLt, or Triton. Otherwise XLA
+    multiplies.
+    """
     if backend == "cpu" and not placement.is_split and kernels_take(declared.format):
         yield CpuCodes(declared)
     if backend not in GPU_BACKENDS:
@@ -104,11 +106,11 @@ def quantized_schemes(
 def is_unfit(
     declared: WeightScheme, weight: WeightShape, backend: str | None, placement: Placement
 ) -> bool:
-    """Whether the CPU kernels cannot multiply this weight's shards, so that XLA does."""
+    """Whether XLA multiplies because the CPU kernels do not support this weight's shards."""
     chosen = step_scheme(declared, backend, placement)
     return backend not in GPU_BACKENDS and not fits(chosen, weight)
 
 
 def fits(scheme: WeightScheme, weight: WeightShape) -> bool:
-    """Whether a scheme that was chosen for a step can multiply this weight's shards."""
+    """Whether a scheme supports this weight's shards."""
     return not isinstance(scheme, ShardedWeights | Repacked) or scheme.fits(weight)

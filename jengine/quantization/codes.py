@@ -1,7 +1,6 @@
-"""Numbers of few bits inside jit: unpacking weights, and rounding weights and activations to them.
+"""Quantization arithmetic inside jit: packing, rounding, scales.
 
-Everything is computed in float32. Values of four bits are pairs of inputs in a byte, the first in
-its low half.
+Computed in float32. 4-bit values are two inputs per byte, the first in the low nibble.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ SMALLEST_SCALE = 1e-12
 
 
 def unpaired(values: UInt8[Array, "..."], axis: int) -> UInt8[Array, "..."]:
-    """Codes of four bits out of pairs along an axis, which becomes twice as long."""
+    """Unpack 4-bit codes along an axis, which doubles."""
     both = jnp.stack((values & 15, values >> 4), axis + 1)
     return both.reshape(*values.shape[:axis], -1, *values.shape[axis + 1 :])
 
 
 def paired(codes: UInt8[Array, "..."], axis: int) -> UInt8[Array, "..."]:
-    """The inverse."""
+    """Inverse of `unpaired`."""
     halves = codes.reshape(*codes.shape[:axis], -1, 2, *codes.shape[axis + 1 :])
     first, second = (jnp.take(halves, half, axis + 1) for half in (0, 1))
     return first | second << 4
 
 
 def fp4_values(codes: UInt8[Array, "..."]) -> Float32[Array, "..."]:
-    """What codes of FP4 stand for."""
+    """Values of FP4 codes."""
     table = jnp.asarray((*FP4_VALUES, *(-value for value in FP4_VALUES)), jnp.float32)
     return table[codes]
 
 
 def rounded(x: Float[Array, "..."], kind: str) -> Array:
-    """x, already divided by its scale, as the nearest value: int8, FP8, or int4 in int8."""
+    """Round x (already divided by its scale) to int8, FP8, or int4 stored as int8."""
     largest = LARGEST[kind]
     if kind == "fp8":
         return jnp.clip(x, -largest, largest).astype(FP8)
@@ -52,7 +51,6 @@ def rounded(x: Float[Array, "..."], kind: str) -> Array:
 
 
 def scale_of(x: Float[Array, "..."], kind: str, axis: int) -> Float32[Array, "..."]:
-    """The scale by which the largest number along an axis, which stays, becomes the largest
-    value."""
+    """Scale that maps the largest absolute value along an axis (kept) to the format's largest."""
     highest = jnp.max(jnp.abs(x.astype(jnp.float32)), axis, keepdims=True)
     return jnp.maximum(highest / LARGEST[kind], SMALLEST_SCALE)

@@ -43,28 +43,26 @@ from pallas_kernels.cpu.logits import softmax_parts
 
 @dataclass(frozen=True)
 class CpuWeights(WeightScheme):
-    """`packed` weights take their own memory and half the time of those in place."""
+    """`packed` weights take extra memory and half the time of in-place ones."""
 
     packed: bool
 
     @property
     def takes_declared(self) -> bool:
-        """Whether the step takes the declared arrays themselves."""
         return not self.packed
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """The weight, as where XLA multiplies."""
         return UNQUANTIZED.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """The weight in panels; one matrix of panels per group."""
+        """Packed panels, one matrix per group."""
         if not self.packed:
             return self.declared(weight, dtype, Initializer())
         shape = (*groups_of(weight), *kernels.packed_shape(*weight.matrix, dtype, weight.gated))
         return {"weight": TensorSpec(shape, (None,) * len(shape), dtype, Initializer())}
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Packed, if this scheme packs."""
+        """Pack, if this scheme packs."""
         if not self.packed:
             return tensors
         storage = storage_of(weight)
@@ -73,7 +71,7 @@ class CpuWeights(WeightScheme):
         return {"weight": kernels.pack(array, gated=weight.gated, storage=storage)}
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Unpacked: packing moves numbers and changes none."""
+        """Unpack; packing only reorders."""
         if not self.packed:
             return tensors
         inputs, outputs = weight.matrix
@@ -83,31 +81,31 @@ class CpuWeights(WeightScheme):
         return {"weight": array.reshape(weight.shape)}
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul, nothing fused."""
+        """An unfused matmul."""
         if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
             return UNQUANTIZED.multiply(weight, x, self.restore(weight, tensors))
         return self.apply(weight, x, tensors, Around())
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Rows of a table, which are columns of panels where it is packed."""
+        """Rows of a table, which are panel columns when packed."""
         if not self.packed:
             return UNQUANTIZED.lookup(weight, indices, tensors)
         return kernels.columns(tensors["weight"], weight.matrix[0], indices)
 
     def normalize(self, norm: RowNorm, x: Array) -> Array:
-        """In a kernel, since XLA's sums over a row depend on the number of rows."""
+        """Norm in a kernel: XLA's row sums depend on the number of rows."""
         if norm.weight.ndim > 1:
             return norm(x)
         rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
         return kernels.normalize(rows, kernel_norm(norm)).reshape(x.shape)
 
     def softmax(self, x: Array) -> Array:
-        """Sums in a kernel, for the same reason."""
+        """Softmax in a kernel: XLA's row sums depend on the number of rows."""
         highest, total = softmax_parts(x)
         return jnp.exp(x - highest[:, None]) / total[:, None]
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """All in one call, unless the kernels lack the activation."""
+        """One fused call, unless the kernels lack the activation."""
         if around.activation not in kernels.ACTIVATIONS:
             return super().apply(weight, x, tensors, around)
         return fused(weight, x, tensors["weight"], around, storage=self._storage(weight))
@@ -120,7 +118,7 @@ class CpuWeights(WeightScheme):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """Each row by its group's matrix; groups without rows and padding cost nothing."""
+        """Grouped matmul; empty groups and padding cost nothing."""
         storage = self._storage(weight)
         return grouped(weight, x, tensors["weight"], sizes, activation, storage=storage)
 
@@ -137,7 +135,7 @@ def fused(
     storage: str = "packed",
     scales: kernels.Scales | None = None,
 ) -> Array:
-    """`WeightScheme.apply` in one call of the kernel, with the array that it multiplies by."""
+    """`WeightScheme.apply` as one kernel call on this array."""
     outputs = weight.outputs[1:] if weight.gated else weight.outputs
     residual = around.residual
     rows = x.reshape(-1, x.shape[-1])
@@ -168,7 +166,7 @@ def grouped(
     storage: str = "packed",
     scales: kernels.Scales | None = None,
 ) -> Array:
-    """`WeightScheme.multiply_groups` in one call of the kernel, unless it lacks the activation."""
+    """`WeightScheme.multiply_groups` as one kernel call, unless the activation is unsupported."""
     if activation not in kernels.ACTIVATIONS:
         made = grouped(weight, x, array, sizes, None, storage=storage, scales=scales)
         return gated(made, str(activation), axis=-1)
@@ -186,17 +184,16 @@ def grouped(
 
 
 def storage_of(weight: WeightShape) -> str:
-    """How the declared weight is laid out."""
     return "outputs_first" if weight.outputs_first else "inputs_first"
 
 
 def groups_of(weight: WeightShape) -> tuple[int, ...]:
-    """The leading dimension of a weight with a matrix per group."""
+    """Leading group dimension, if the weight has groups."""
     return () if weight.groups is None else (weight.groups,)
 
 
 def kernel_norm(norm: RowNorm) -> kernels.RowNorm:
-    """The norm as the kernels describe it."""
+    """Convert a norm to the kernels' description."""
     kind = "rms" if norm.bias is None else "layer"
     return kernels.RowNorm(kind, norm.weight, norm.bias, norm.eps, norm.offset)
 

@@ -1,7 +1,7 @@
-"""Weights of int8 and int4 in the CPU kernels, which convert them in registers.
+"""int8 and int4 weights in CPU kernels, dequantized in registers.
 
-Prepared: packed codes, and scales and zeros in float32 in the order of the weight's panels. Sums of
-a group of inputs are scaled, so weights are not rounded to the model's dtype in between.
+Prepared: packed codes, and float32 scales and zeros in panel order. Sums per input group are
+scaled, so weights are never rounded to the model's dtype.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class CpuCodes(Repacked):
     """Packed in the kernels' panels."""
 
     def fits(self, weight: WeightShape) -> bool:
-        """Whether the kernels take groups of this size."""
+        """Whether the kernels support this group size."""
         return kernels.scales_fit(self._group(weight), weight.matrix[0], self.given.dtype)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """Codes in panels, and their scales."""
+        """Packed codes and scales."""
         own, (inputs, outputs) = self.given.dtype, weight.matrix
         codes = kernels.packed_codes_shape(inputs, outputs, self.format.bits, own, weight.gated)
         scales = codes[0], self.format.groups(inputs), PANEL
@@ -56,7 +56,7 @@ class CpuCodes(Repacked):
         }  # fmt: skip
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Rounded, if they are not yet, and packed."""
+        """Quantize if needed, and pack."""
         flat = {
             name: array.reshape(*groups_of(weight), -1, weight.matrix[1])
             for name, array in self.rounded(weight, tensors).items()
@@ -73,7 +73,7 @@ class CpuCodes(Repacked):
         return found
 
     def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The tensors of the quantized weight that were packed."""
+        """Invert the packing."""
         (inputs, outputs), gated = weight.matrix, weight.gated
         found = {
             "weight": kernels.unpack_codes(
@@ -91,21 +91,21 @@ class CpuCodes(Repacked):
         }
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul, nothing fused."""
+        """An unfused matmul."""
         if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
             return self.quantized.multiply(weight, x, self.unpack(weight, tensors))
         return self.apply(weight, x, tensors, Around())
 
     def normalize(self, norm: RowNorm, x: Array) -> Array:
-        """In a kernel, since XLA's sums over a row depend on the number of rows."""
+        """Norm in a kernel: XLA's row sums depend on the number of rows."""
         return PACKED.normalize(norm, x)
 
     def softmax(self, x: Array) -> Array:
-        """Sums in a kernel, for the same reason."""
+        """Softmax in a kernel: XLA's row sums depend on the number of rows."""
         return PACKED.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """All in one call, unless the kernels lack the activation."""
+        """One fused call, unless the kernels lack the activation."""
         if around.activation not in ACTIVATIONS:
             return super().apply(weight, x, tensors, around)
         return fused(weight, x, tensors["weight"], around, scales=self._scales(weight, tensors))
@@ -118,7 +118,7 @@ class CpuCodes(Repacked):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """Each row by its group's matrix; groups without rows and padding cost nothing."""
+        """Grouped matmul; empty groups and padding cost nothing."""
         scales = self._scales(weight, tensors)
         return grouped(weight, x, tensors["weight"], sizes, activation, scales=scales)
 
@@ -130,5 +130,5 @@ class CpuCodes(Repacked):
 
 
 def kernels_take(format: WeightFormat) -> bool:
-    """Whether the kernels multiply by weights of this format, in groups of any even size."""
+    """Whether the kernels support this format."""
     return format.values in MIDDLE and format.activations is None

@@ -1,7 +1,7 @@
-"""The CPU kernels on a mesh: each device multiplies with its own shard of a weight.
+"""CPU kernels on a mesh: each device multiplies its weight shard.
 
-A weight whose outputs are sharded gives each device its own results. One whose inputs are sharded
-gives partial sums, which are added up before bias, activation and residual.
+Output-sharded weights give separate results. Input-sharded ones give partial sums, all-reduced
+before bias, activation and residual.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVERYWHERE = PartitionSpec()
 
 
 class Shards(NamedTuple):
-    """How a weight is sharded: the mesh axes of each dimension, and the weight of one device."""
+    """Sharding of a weight: mesh axes per dimension, and one device's shape."""
 
     inputs: tuple[Names, ...]
     outputs: tuple[Names, ...]
@@ -46,11 +46,11 @@ class Shards(NamedTuple):
 
     @property
     def summed(self) -> Names:
-        """The mesh axes over which each device has a part of a sum."""
+        """Mesh axes over which partial sums are reduced."""
         return tuple(name for names in self.inputs for name in names)
 
     def weight_spec(self, weight: WeightShape) -> PartitionSpec:
-        """The sharding of the weight as it is declared."""
+        """Partition spec of the declared weight."""
         groups = () if weight.groups is None else ((),)
         first, second = self.inputs, self.outputs
         if weight.outputs_first:
@@ -60,9 +60,8 @@ class Shards(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardedWeights(WeightScheme):
-    """The kernels on the shards that `placement` gives to each device.
-
-    Packed shards are stacked along a leading dimension for each sharded dimension of the weight.
+    """CPU kernels on shards. Packed shards are stacked along a leading dimension per sharded
+    dimension.
     """
 
     kernels: CpuWeights
@@ -70,15 +69,13 @@ class ShardedWeights(WeightScheme):
 
     @property
     def takes_declared(self) -> bool:
-        """Whether the step takes the declared arrays themselves."""
         return self.kernels.takes_declared
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """The weight, as where XLA multiplies."""
         return UNQUANTIZED.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """Each device's own panels."""
+        """Packed panels of each device."""
         if self.takes_declared:
             return self.declared(weight, dtype, Initializer())
         counts, own = self.shards(weight).counts, self.shards(weight).own
@@ -87,7 +84,7 @@ class ShardedWeights(WeightScheme):
         return {"weight": TensorSpec(shape, axes, dtype, Initializer())}
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Each device packs its shard."""
+        """Pack per device."""
         if self.takes_declared:
             return tensors
         shards = self.shards(weight)
@@ -100,7 +97,7 @@ class ShardedWeights(WeightScheme):
         return {"weight": self.placement.on_each_device(pack, *specs)(tensors["weight"])}
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Unpacked: packing moves numbers and changes none."""
+        """Unpack; packing only reorders."""
         if self.takes_declared:
             return tensors
         shards = self.shards(weight)
@@ -112,13 +109,13 @@ class ShardedWeights(WeightScheme):
         return {"weight": self.placement.on_each_device(unpack, *specs)(tensors["weight"])}
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul, nothing fused."""
+        """An unfused matmul."""
         if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
             return UNQUANTIZED.multiply(weight, x, self.restore(weight, tensors))
         return self.apply(weight, x, tensors, Around())
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Rows of a table, each from the device that has it."""
+        """Rows of a table, each from the device that holds it."""
         if self.takes_declared:
             return UNQUANTIZED.lookup(weight, indices, tensors)
         shards = self.shards(weight)
@@ -136,7 +133,7 @@ class ShardedWeights(WeightScheme):
         return run(indices, tensors["weight"])
 
     def normalize(self, norm: RowNorm, x: Array) -> Array:
-        """Of whole rows, on every device; XLA normalises over several dimensions."""
+        """Norm of whole rows, replicated; XLA handles norms over several dimensions."""
         if norm.weight.ndim > 1:
             return norm(x)
 
@@ -147,11 +144,11 @@ class ShardedWeights(WeightScheme):
         return run(x, norm.weight, norm.bias)
 
     def softmax(self, x: Array) -> Array:
-        """Of whole rows, on every device."""
+        """Softmax of whole rows, replicated."""
         return self.placement.on_each_device(self.kernels.softmax, (EVERYWHERE,), EVERYWHERE)(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """All in one call where a device has whole rows of x."""
+        """One fused call where devices hold whole rows of x."""
         if self.shards(weight).summed:
             normed = x if around.norm is None else self.normalize(around.norm, x)
             alone = Around(positions=around.positions)
@@ -159,7 +156,7 @@ class ShardedWeights(WeightScheme):
         return self._run(weight, x, tensors, around)
 
     def _run(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """The kernel on each device with its own x, bias, addend and residual."""
+        """Run the kernel per device on its own x, bias, addend and residual."""
         shards = self.shards(weight)
         tokens = [()] * (x.ndim - 1)
 
@@ -193,7 +190,7 @@ class ShardedWeights(WeightScheme):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """Each row by its group's matrix, of which a device has a part."""
+        """Grouped matmul on each device's part of the matrices."""
         shards = self.shards(weight)
         if shards.summed and activation is not None:
             return gated(self.multiply_groups(weight, x, tensors, sizes), activation, axis=-1)
@@ -209,7 +206,6 @@ class ShardedWeights(WeightScheme):
         return run(x.reshape(-1, *weight.inputs), tensors["weight"], sizes)
 
     def shards(self, weight: WeightShape) -> Shards:
-        """How this weight is sharded."""
         by_input, by_output = axes_of(weight)
         inputs, outputs = (
             self._names(by_input, weight.inputs),
@@ -228,7 +224,7 @@ class ShardedWeights(WeightScheme):
         return tuple(mesh_axes(axis, size, sizes) for axis, size in zip(axes, dims, strict=True))
 
     def fits(self, weight: WeightShape) -> bool:
-        """Whether the kernels can run on its shards: a gate and what it multiplies are whole."""
+        """Whether the kernels can run on its shards: gate and up must not be split apart."""
         shards = self.shards(weight)
         return not (weight.gated and (shards.summed or shards.outputs[0]))
 
@@ -240,14 +236,14 @@ class ShardedWeights(WeightScheme):
         return spec_of(*sharded)
 
     def _own(self, shards: Shards, stored: Array) -> Tensors:
-        """The weight of one device, from its shard of the stored array."""
+        """One device's weight from its stored shard."""
         return {"weight": stored if self.takes_declared else jnp.squeeze(
             stored, tuple(range(len(shards.counts)))
         )}  # fmt: skip
 
 
 def axes_of(weight: WeightShape) -> tuple[Axes, Axes]:
-    """The logical axes by which inputs and outputs are sharded in a matmul."""
+    """Logical axes of inputs and outputs."""
     axes = weight.axes[0 if weight.groups is None else 1 :]
     at = len(weight.outputs if weight.outputs_first else weight.inputs)
     inputs, outputs = (axes[at:], axes[:at]) if weight.outputs_first else (axes[:at], axes[at:])
@@ -255,10 +251,10 @@ def axes_of(weight: WeightShape) -> tuple[Axes, Axes]:
 
 
 def spec_of(*names: Names) -> PartitionSpec:
-    """The partition spec of dimensions that are sharded over these mesh axes."""
+    """Partition spec of dimensions over these mesh axes."""
     return PartitionSpec(*(one or None for one in names))
 
 
 def total(part: Array, names: Names) -> Array:
-    """The sum of all devices' parts, where each has a part only."""
+    """All-reduce of partial sums."""
     return lax.psum(part, names) if names else part

@@ -1,8 +1,8 @@
-"""How tokens reach the devices that have their experts, and how the sums come back.
+"""Expert parallelism: dispatches tokens to their experts' devices and combines the sums.
 
-In, on each device: all tokens, the experts that each has picked, and what mixes the tokens that
-picked the device's own. Out, on each device: the sums of all tokens. No token is ever dropped:
-places are reserved for the case that all tokens go to one device. Must not know weights.
+In, per device: all tokens, their chosen experts, and a function that runs the local experts. Out,
+per device: the sums of all tokens. No token is dropped: buffers are sized for all tokens going to
+one device. Must not know weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Mix = Callable[[Array, Picked, Array | None], Array]
 
 
 class Spread(NamedTuple):
-    """How experts are spread: inside a function that is mapped over the devices."""
+    """Placement of experts, as seen inside a mapped function."""
 
     apart: tuple[str, ...]  # mesh axes of devices with different tokens: replicas
     alike: tuple[str, ...]  # those of devices with the same tokens
@@ -36,27 +36,27 @@ class Spread(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The mesh axes, in the order in which experts are spread."""
+        """Mesh axes in expert order."""
         return self.apart + self.alike
 
     @property
     def number_alike(self) -> Array | int:
-        """This device's number among those with the same tokens."""
+        """Index of this device among those with the same tokens."""
         return lax.axis_index(self.alike) if self.alike else 0
 
     @property
     def devices_alike(self) -> int:
-        """How many devices have the same tokens."""
+        """Number of devices with the same tokens."""
         return lax.axis_size(self.alike) if self.alike else 1
 
     def own(self, experts: Int[Array, "tokens chosen"]) -> Int[Array, "tokens chosen"]:
-        """This device's numbers of its experts; -1 for the others."""
+        """Local indices of this device's experts; -1 for others."""
         mine = experts - lax.axis_index(self.names) * self.experts
         return jnp.where((mine >= 0) & (mine < self.experts), mine, -1)
 
 
 class Exchange(Protocol):
-    """One way to exchange tokens, or sums alone."""
+    """A way to exchange tokens or sums."""
 
     def __call__(
         self, mix: Mix, x: Array, picked: Picked, live: Array | None, spread: Spread
@@ -66,10 +66,10 @@ class Exchange(Protocol):
 def exchange_sums(
     mix: Mix, x: Array, picked: Picked, live: Array | None, spread: Spread
 ) -> Float[Array, "tokens hidden"]:
-    """Each device mixes what it can of every token, and sums are exchanged.
+    """Run local experts on every token and reduce the sums.
 
-    Where tokens are on every device already, one all-reduce adds the parts up. Those of replicas
-    are gathered first, and a reduce-scatter brings each replica the sums of its own.
+    Where tokens are replicated: one all-reduce. Across data-parallel replicas: all-gather of
+    tokens, then reduce-scatter of sums.
     """
     if not spread.apart:
         own = picked._replace(experts=spread.own(picked.experts))
@@ -88,8 +88,9 @@ def exchange_sums(
 def exchange_tokens(
     mix: Mix, x: Array, picked: Picked, live: Array | None, spread: Spread
 ) -> Float[Array, "tokens hidden"]:
-    """Each device sends its share of the tokens to the devices that have their experts, once to
-    each, and adds up what comes back; small batches exchange sums alone."""
+    """Dispatch each token to its experts' devices once (all-to-all) and combine; small batches use
+    `exchange_sums`.
+    """
     tokens, devices = len(x), spread.devices_alike
     if tokens < FEWEST_TOKENS * devices:
         return exchange_sums(mix, x, picked, live, spread)
@@ -112,7 +113,7 @@ def exchange_tokens(
 def dispatch_and_combine(
     mix: Mix, x: Float[Array, "share hidden"], picked: Picked, spread: Spread
 ) -> Float[Array, "share hidden"]:
-    """The sums of this device's tokens, which no other device has."""
+    """Dispatch and combine this device's share of the tokens."""
     share = len(x)
     owner = jnp.where(picked.experts < 0, -1, picked.experts // spread.experts)
     goes = jnp.any(owner[None] == jnp.arange(spread.devices)[:, None, None], axis=-1)
@@ -133,8 +134,9 @@ def dispatch_and_combine(
 
 @dataclass(frozen=True)
 class Route:
-    """The rows that this device sends: by receiver, then by token. On each receiver, every sender
-    has a place for each of its tokens."""
+    """Rows this device sends, by receiver and token. Receivers reserve a slot for each sender's
+    token.
+    """
 
     tokens: Array  # i32[rows]: the token of each row
     starts: Array  # i32[devices]: where the rows for each receiver begin
@@ -145,7 +147,7 @@ class Route:
 
     @classmethod
     def of(cls, goes: Bool[Array, "devices share"], spread: Spread) -> Route:
-        """The route of tokens that go to these devices."""
+        """Route of tokens to the devices in `goes`."""
         share = goes.shape[1]
         order = jnp.argsort(~goes.reshape(-1), stable=True)
         sizes = jnp.sum(goes, axis=1, dtype=jnp.int32)
@@ -154,14 +156,14 @@ class Route:
         return cls(order % share, starts, sizes, received, share, spread)
 
     def sent(self, values: Array, filler: float) -> Array:
-        """[share, ...] here to [devices * share, ...] on the receivers, `filler` in free places."""
+        """Send [share, ...] to receivers as [devices * share, ...], with `filler` in free slots."""
         devices, share = self.spread.devices, self.share
         free = jnp.full((devices * share, *values.shape[1:]), filler, values.dtype)
         mine = jnp.full(devices, lax.axis_index(self.spread.names) * share, jnp.int32)
         return self._ragged(values[self.tokens], free, self.starts, self.sizes, mine, self.received)
 
     def returned(self, made: Array) -> Array:
-        """[devices * share, ...] on the receivers to the rows that this device has sent."""
+        """Return [devices * share, ...] to the senders."""
         places = jnp.arange(self.spread.devices, dtype=jnp.int32) * self.share
         theirs = lax.all_to_all(self.starts, self.spread.names, 0, 0, tiled=True)
         free = jnp.zeros_like(made)
@@ -170,7 +172,7 @@ class Route:
     def _ragged(
         self, values: Array, into: Array, starts: Array, sizes: Array, places: Array, come: Array
     ) -> Array:
-        """`lax.ragged_all_to_all`, of slices with up to `share` rows."""
+        """`lax.ragged_all_to_all` with up to `share` rows per slice."""
         names = self.spread.names
         if self.spread.is_cpu:
             return padded_all_to_all(values, into, starts, sizes, places, come, names, self.share)
@@ -187,8 +189,7 @@ def padded_all_to_all(
     names: tuple[str, ...],
     most: int,
 ) -> Array:
-    """`lax.ragged_all_to_all`, which XLA has not for CPUs, by exchanging `most` rows of each pair
-    of devices."""
+    """`lax.ragged_all_to_all` for CPUs, where XLA lacks it: exchanges `most` rows per pair."""
     each = jnp.arange(most)[None]
     rows = jnp.where(each < sizes[:, None], starts[:, None] + each, 0)
     got = lax.all_to_all(values[rows], names, 0, 0, tiled=True)

@@ -39,28 +39,24 @@ from sharding.placement import Placement
 
 @dataclass(frozen=True)
 class GpuWeights(WeightScheme):
-    """The weight as it is declared. Each device runs its own part of every expert.
-
-    Devices that have parts of a sum give them to each other in bfloat16, unless sums are `exact`.
+    """Declared weights. Experts are sharded within. Partial sums are exchanged in bfloat16 unless
+    `exact`.
     """
 
     placement: Placement
     exact: bool = False
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """The weight."""
         return UNQUANTIZED.declared(weight, dtype, init)
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """In XLA."""
         return UNQUANTIZED.multiply(weight, x, tensors)
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """In XLA."""
         return UNQUANTIZED.lookup(weight, indices, tensors)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """In XLA. Inner results are bfloat16 in memory, and parts of sums between devices."""
+        """Matmul in XLA; inner results and exchanged partial sums are bfloat16."""
         array = tensors["weight"]
         rounded = weight.inner or (self._in_parts(weight) and not self.exact)
         if not rounded or array.dtype != jnp.bfloat16:  # the range of float16 is smaller
@@ -72,7 +68,7 @@ class GpuWeights(WeightScheme):
         return made.astype(array.dtype) if weight.inner else made
 
     def _in_parts(self, weight: WeightShape) -> bool:
-        """Whether each device has a part of every sum, as the weight's inputs are sharded."""
+        """Whether inputs are sharded, so that devices hold partial sums."""
         spec = self.placement.spec(weight.axes, weight.shape)
         first = len(weight.outputs) if weight.outputs_first else 0
         return any(names is not None for names in spec[first : first + len(weight.inputs)])
@@ -85,7 +81,7 @@ class GpuWeights(WeightScheme):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """In XLA; `mix_experts` does not use it."""
+        """Grouped matmul in XLA; `mix_experts` does not use it."""
         return UNQUANTIZED.multiply_groups(weight, x, tensors, sizes, activation)
 
     def mix_experts(
@@ -97,9 +93,8 @@ class GpuWeights(WeightScheme):
         activation: str,
         live: Array | None,
     ) -> Array:
-        """Kernels that sort tokens by expert, multiply them, and put addends back in order.
-
-        Experts are sharded inside, so each device has a part of every token's sum.
+        """Grouped matmul kernels; experts are sharded within, so each device has partial sums of
+        every token.
         """
         specs = [
             {"weight": self.placement.spec(one.shape.axes, one.shape.shape)}
@@ -110,6 +105,6 @@ class GpuWeights(WeightScheme):
 
 
 def plain_matrices(weight: WeightShape, tensors: Tensors) -> Array:
-    """A weight of experts as one matrix for each."""
+    """Expert weights as one matrix each."""
     array = tensors["weight"]
     return array.reshape(*array.shape[: 1 + len(weight.inputs)], -1)

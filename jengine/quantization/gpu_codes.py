@@ -1,7 +1,7 @@
-"""Quantized weights on NVIDIA GPUs whose codes become numbers in registers of Triton kernels.
+"""Quantized weights on NVIDIA GPUs, dequantized in registers by Triton kernels.
 
-XLA would write a plain copy of such a weight in every step. Prepared: codes as [*outputs, inputs],
-scales and zeros as they are declared, with one dimension for all inputs.
+XLA would write a dequantized copy in every step. Prepared: codes [*outputs, inputs], declared
+scales and zeros with inputs flattened.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ FLOAT8_GROUPS = (32, 64, 128)
 
 @dataclass(frozen=True)
 class GpuCodes(Repacked):
-    """Each device multiplies with its shard of a weight. Parts of sums are exchanged in bfloat16,
-    unless sums are `exact`. With `float8` devices multiply FP8 by FP8."""
+    """Each device multiplies its shard; partial sums are exchanged in bfloat16 unless `exact`.
+    `float8`: FP8 by FP8 on tensor cores.
+    """
 
     placement: Placement
     exact: bool = False
     float8: bool = False
 
     def fits(self, weight: WeightShape) -> bool:
-        """Whether kernels multiply by shards of this weight, and better than XLA."""
+        """Whether kernels support shards of this weight and beat XLA."""
         format = self.format
         if self.given.dtype not in NARROW or weight.outputs_first:
             return False
@@ -92,7 +93,7 @@ class GpuCodes(Repacked):
         return specs
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Rounded, if they are not yet, and laid out for the kernels."""
+        """Quantize if needed, and lay out for the kernels."""
         found, lead = dict(self.rounded(weight, tensors)), leading(weight)
         flat = found["weight"].reshape(*lead, -1, weight.matrix[1])
         if self.format.bits == 4:
@@ -106,7 +107,7 @@ class GpuCodes(Repacked):
         return found
 
     def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The tensors of the quantized weight."""
+        """Invert the layout."""
         found, lead = dict(tensors), leading(weight)
         codes = found["weight"].reshape(*lead, weight.matrix[1], -1)
         if self.format.bits == 4:
@@ -121,11 +122,11 @@ class GpuCodes(Repacked):
         return found
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul of each device."""
+        """One matmul per device."""
         return self._multiplied(weight, x, tensors, "float32").astype(jnp.float32)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """One after the other; inner results are bfloat16 in memory, as of plain weights."""
+        """Unfused; inner results are bfloat16."""
         normed = x if around.norm is None else self.normalize(around.norm, x)
         narrow = self.given.dtype == "bfloat16" and (
             weight.inner or (self._summed(weight) is not None and not self.exact)
@@ -142,7 +143,7 @@ class GpuCodes(Repacked):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """In XLA; `mix_experts` does not use it."""
+        """Grouped matmul in XLA; `mix_experts` does not use it."""
         tensors = self.unpack(weight, tensors)
         return self.quantized.multiply_groups(weight, x, tensors, sizes, activation)
 
@@ -155,7 +156,7 @@ class GpuCodes(Repacked):
         activation: str,
         live: Array | None,
     ) -> Array:
-        """Kernels that sort tokens by expert and multiply them."""
+        """Grouped matmul kernels, with tokens sorted by expert."""
         rounds = self.format.activations is not None
         specs = self._specs(gate_up.shape), self._specs(down.shape)
         layer = ExpertsLayer(
@@ -167,7 +168,7 @@ class GpuCodes(Repacked):
         return mixed_on_devices(layer, x, picked, live, self.placement, exact=self.exact)
 
     def _multiplied(self, weight: WeightShape, x: Array, tensors: Tensors, dtype: str) -> Array:
-        """x, whose inputs are one dimension, to [*tokens, *outputs] of this dtype."""
+        """x with flattened inputs to [*tokens, *outputs]."""
         summed, use = self._summed(weight), {"dtype": dtype, "implementation": "triton"}
         as_float8 = self.float8 and self._multiplies_float8(weight)
         if self.format.activations is not None and not as_float8:
@@ -191,7 +192,7 @@ class GpuCodes(Repacked):
         return run(x, {name: tensors[name] for name in specs})
 
     def _matrices(self, weight: WeightShape, tensors: Tensors) -> CodedWeight:
-        """The tensors of one device as the kernels take them."""
+        """One device's tensors in the kernels' form."""
         lead = tensors["weight"].shape[: len(leading(weight))]
         codes = tensors["weight"].reshape(*lead, -1, tensors["weight"].shape[-1])
         inputs = codes.shape[-1] * 8 // self.format.bits
@@ -208,7 +209,7 @@ class GpuCodes(Repacked):
         )
 
     def _as_few_bits(self, x: Array, weight: WeightShape) -> Array:
-        """Rows of x after a trip through few bits."""
+        """Fake-quantize activations: round to few bits and back."""
         return self.quantized.rounded_inputs(weight, x, {})
 
     def _multiplies_float8(self, weight: WeightShape) -> bool:
@@ -222,7 +223,7 @@ class GpuCodes(Repacked):
         )
 
     def _specs(self, weight: WeightShape) -> dict[str, PartitionSpec]:
-        """How the tensors that kernels take are sharded."""
+        """Partition specs of prepared tensors."""
         return {
             name: self.placement.spec(spec.axes, spec.shape)
             for name, spec in self.prepared(weight, self.given.dtype).items()
@@ -230,11 +231,11 @@ class GpuCodes(Repacked):
         }
 
     def _summed(self, weight: WeightShape) -> Any:
-        """The mesh axes over which each device has a part of a sum, or None."""
+        """Mesh axes over which partial sums are reduced, or None."""
         return self._specs(weight)["weight"][-1]
 
     def _input_axes(self, weight: WeightShape) -> tuple[str | None, list[tuple[str | None, int]]]:
-        """The logical axis of the inputs' first dimension; those of the others, with sizes."""
+        """Logical axis of the first input dimension; axes and sizes of the others."""
         first = len(leading(weight))
         own = weight.axes[first : first + len(weight.inputs)]
         return own[0], list(zip(own[1:], weight.inputs[1:], strict=True))
@@ -246,7 +247,7 @@ class GpuCodes(Repacked):
         return self.format.group or weight.matrix[0]
 
     def _part_of(self, weight: WeightShape) -> int:
-        """The part of the inputs by which codes are packed, on one device or several."""
+        """Packing part of the inputs, for one device's shard."""
         axis, _ = self._input_axes(weight)
         ways = self.placement.ways_of(axis, weight.inputs[0])
         part = self._part(weight, weight.matrix[0] // ways)
@@ -258,17 +259,17 @@ class GpuCodes(Repacked):
 
 
 def leading(weight: WeightShape) -> tuple[int, ...]:
-    """The dimension of matrices of a weight that has several."""
+    """Leading group dimension, if any."""
     return () if weight.groups is None else (weight.groups,)
 
 
 def float8_rows(x: Array, group: int) -> tuple[Array, Array]:
-    """Rows in FP8, and their scales [rows, groups of inputs]."""
+    """Quantize rows to FP8; returns values and scales [rows, input groups]."""
     parts = x.astype(jnp.float32).reshape(x.shape[0], -1, group)
     scale = scale_of(parts, "fp8", -1)
     return rounded(parts / scale, "fp8").reshape(x.shape), scale[..., 0]
 
 
 def codes_take(format: WeightFormat) -> bool:
-    """Whether the kernels know these codes: integers with zeros or without, and numbers."""
+    """Whether the kernels support this format."""
     return not format.zeros or format.values in ("int4", "int8")

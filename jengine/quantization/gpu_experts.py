@@ -52,7 +52,7 @@ Matrices = Array | CodedWeight
 
 
 class ExpertsLayer(NamedTuple):
-    """The weights of a layer's experts, and how they become matrices."""
+    """Weights of a layer's experts, and how they become kernel matrices."""
 
     gate_up: Stored
     down: Stored
@@ -72,8 +72,9 @@ def mixed_on_devices(
     *,
     exact: bool,
 ) -> Array:
-    """`WeightScheme.mix_experts`. Experts are sharded inside, so each device has a part of every
-    token's sum; they exchange these in the weights' dtype, unless sums are `exact`."""
+    """`WeightScheme.mix_experts` with experts sharded within; devices exchange partial sums in the
+    weights' dtype unless `exact`.
+    """
     gate_up, down = layer.gate_up, layer.down
     count, use = gate_up.shape.groups, {"implementation": "triton"}
     assert count is not None, "the weights of experts have groups"
@@ -118,9 +119,9 @@ def multiply_gated(
     x: Array, matrices: Matrices, bias: Array | None, experts: Array, groups: Groups,
     activation: str,
 ) -> Array:  # fmt: skip
-    """The gated matmul of each token with its experts, in the order of `groups`; columns are pairs
-    of a gate and what it multiplies. Where there is a bias, or the kernel lacks the activation, XLA
-    does what comes after the matmul."""
+    """Gated grouped matmul in `groups` order; columns are (gate, up) pairs. With a bias or
+    unsupported activation, XLA does the rest.
+    """
     fused = activation if bias is None and activation in ACTIVATIONS else None
     made = multiply_tokens(x, matrices, groups, activation=fused, implementation="triton")
     if fused is not None:
@@ -132,8 +133,7 @@ def multiply_gated(
 
 
 def weighted_biases(bias: Array, weights: Array, experts: Array) -> Array:
-    """The weighted sum of the biases [experts, hidden] of each token's experts; an expert of -1 has
-    none."""
+    """Weighted sum of each token's expert biases [experts, hidden]; none for expert -1."""
     total = jnp.zeros((experts.shape[0], bias.shape[1]))
     for choice in range(experts.shape[1]):
         expert = experts[:, choice]

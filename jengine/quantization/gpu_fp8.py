@@ -1,8 +1,7 @@
-"""FP8 weights and activations on NVIDIA GPUs that multiply them: cuBLASLt, one call for a matmul.
+"""FP8 weights and activations by cuBLASLt on NVIDIA GPUs with FP8 tensor cores.
 
-XLA makes that call of a matmul of converted operands, if both are contracted along their last
-dimension; otherwise it would transpose the weight in every step. So weights are prepared as
-[outputs, inputs].
+XLA emits that call only if both operands are contracted along their last dimension, and otherwise
+transposes the weight in every step; so weights are prepared as [outputs, inputs].
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ OLDEST_CAPABILITY = 8.9
 
 @dataclass(frozen=True)
 class GpuFloat8(Repacked):
-    """A scale for each output, and for each token or for all of them."""
+    """Scale per output, and per token or tensor of activations."""
 
     def fits(self, weight: WeightShape) -> bool:
-        """Not the weights of experts, for which there is no such call."""
+        """Any weight except experts, for which cuBLASLt has no call."""
         return weight.groups is None
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
@@ -41,18 +40,18 @@ class GpuFloat8(Repacked):
         return specs
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Rounded, if they are not yet, and transposed."""
+        """Quantize if needed, and transpose."""
         found = dict(self.rounded(weight, tensors))
         return {**found, "weight": jnp.transpose(found["weight"], outputs_first(weight))}
 
     def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Transposed again."""
+        """Transpose back."""
         count, order = len(weight.inputs) + len(weight.outputs), outputs_first(weight)
         back = tuple(order.index(at) for at in range(count))
         return {**tensors, "weight": jnp.transpose(tensors["weight"], back)}
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul, whose result is multiplied by both scales."""
+        """One matmul, scaled by both scales."""
         few, x_scale = self.quantized.few_bits(x, tensors)
         values = tensors["weight"].reshape(*weight.outputs, -1)
         letters = OUTPUTS[: len(weight.outputs)]
@@ -72,30 +71,30 @@ class GpuFloat8(Repacked):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """Experts keep the scheme that is declared."""
+        """Unreachable: experts keep the declared scheme."""
         raise AssertionError("a weight of experts does not fit this scheme")
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """One after the other; inner results are bfloat16 in memory, as of plain weights."""
+        """Unfused; inner results are bfloat16."""
         made = super().apply(weight, x, tensors, around)
         narrow = weight.inner and self.quantized.dtype == "bfloat16"
         return made.astype(jnp.bfloat16) if narrow else made
 
 
 def outputs_first(weight: WeightShape) -> tuple[int, ...]:
-    """The declared dimensions, inputs first, in the order of a step."""
+    """Permutation from declared (inputs first) to prepared order."""
     inputs, outputs = len(weight.inputs), len(weight.outputs)
     return (*range(inputs, inputs + outputs), *range(inputs))
 
 
 def float8_takes(format: WeightFormat, placement: Placement) -> bool:
-    """Whether this format is multiplied so, on these devices."""
+    """Whether this format runs so on these devices."""
     is_float8 = format.values == "fp8" == format.activations and format.group is None
     return is_float8 and knows_float8(placement)
 
 
 def knows_float8(placement: Placement) -> bool:
-    """Whether tensor cores of these devices multiply FP8."""
+    """Whether these devices have FP8 tensor cores."""
     return all(
         float(getattr(device, "compute_capability", 0)) >= OLDEST_CAPABILITY
         for device in placement.mesh.devices.flat

@@ -1,7 +1,7 @@
-"""Scales and zeros of groups of weights at which four bits change them least, found without data.
+"""Data-free 4-bit quantization: scales and zeros with the least squared error per group.
 
-In: groups of weights. Out: weight = (code - zero) * scale, with codes of 0 to 15. Zeros are
-multiples of an eighth, so (8 * code - 8 * zero) is an integer of eight bits, which files can hold.
+In: groups of weights. Out: weight = (code - zero) * scale, codes 0 to 15. Zeros are multiples of
+1/8, so 8 * code - 8 * zero fits 8-bit integers in files.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ TRIED = ((15, 0.0), (16, -0.5), (14, 0.0))
 
 
 class Steps(NamedTuple):
-    """Of each group: weight = (code - zero) * scale."""
+    """Scale and zero per group: weight = (code - zero) * scale."""
 
     scale: Array
     zero: Array
 
 
 def least_error_steps(groups: Float[Array, "..."], axis: int, dtype: Any) -> Steps:
-    """The best of each group along an axis, which stays, in float32. Scales are numbers of
-    `dtype`."""
+    """Best scale and zero per group along an axis (kept), float32; scales are representable in
+    `dtype`.
+    """
     rows = jnp.moveaxis(groups, axis, 0)
     low, high = jnp.minimum(jnp.min(rows, 0), 0), jnp.maximum(jnp.max(rows, 0), 0)
     tried = []
@@ -44,12 +45,12 @@ def least_error_steps(groups: Float[Array, "..."], axis: int, dtype: Any) -> Ste
 
 
 def codes_of(weights: Array, steps: Steps) -> UInt8[Array, "..."]:
-    """The nearest codes."""
+    """Quantize to the nearest codes."""
     return jnp.clip(jnp.round(weights / steps.scale + steps.zero), 0, HIGHEST).astype(jnp.uint8)
 
 
 def best_of(rows: Array, tried: list[Steps]) -> Steps:
-    """Of several steps for each group, those by which rounding changes it least."""
+    """Per group, the candidate with the least error."""
     stacked = Steps(*(jnp.stack(parts) for parts in zip(*tried, strict=True)))
     errors = jax.vmap(lambda steps: error(rows, steps))(stacked)
     best = jnp.argmin(errors, 0, keepdims=True)
@@ -57,7 +58,7 @@ def best_of(rows: Array, tried: list[Steps]) -> Steps:
 
 
 def fitted(rows: Array, steps: Steps, dtype: Any) -> Steps:
-    """The steps by which the codes that these give come closest to each group: a regression."""
+    """Refit scale and zero to the codes by linear regression."""
 
     def add(sums: tuple[Array, ...], row: Array) -> tuple[tuple[Array, ...], None]:
         code = codes_of(row, steps).astype(jnp.float32)
@@ -73,7 +74,7 @@ def fitted(rows: Array, steps: Steps, dtype: Any) -> Steps:
 
 
 def error(rows: Array, steps: Steps) -> Array:
-    """The sum of squares of what rounding changes in each group."""
+    """Sum of squared rounding errors per group."""
 
     def add(sums: Array, row: Array) -> tuple[Array, None]:
         change = (codes_of(row, steps).astype(jnp.float32) - steps.zero) * steps.scale - row
@@ -83,11 +84,11 @@ def error(rows: Array, steps: Steps) -> Array:
 
 
 def in_parts(zero: Array) -> Array:
-    """The nearest zero that codes may have."""
+    """Nearest representable zero point."""
     return jnp.clip(jnp.round(zero * PARTS), 0, HIGHEST * PARTS) / PARTS
 
 
 def stored(scale: Array, dtype: Any) -> Array:
-    """The scale as checkpoints store it, in float32; never zero, by which nothing is divided."""
+    """Scale rounded to `dtype`, as float32; never zero."""
     made = scale.astype(dtype)
     return jnp.where(made == 0, jnp.finfo(dtype).tiny, made).astype(jnp.float32)

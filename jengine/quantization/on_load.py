@@ -1,7 +1,7 @@
-"""Plain checkpoints that a step multiplies as quantized: rounded as they are loaded or updated.
+"""Quantization at load: plain checkpoints, quantized while loading or updating.
 
-Declared is the plain weight, so trainers and `update_params` give what they have. Prepared are the
-tensors of a quantized one. Weights are prepared one by one, so both are never in memory as a whole.
+Declared is the plain weight, which trainers and `update_params` supply; prepared are quantized
+tensors. Weights are converted one at a time, so both never coexist in full.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from jengine.weight_formats import WeightFormat
 
 @dataclass(frozen=True)
 class QuantizedOnLoad(WeightScheme):
-    """Weights of `dtype`, multiplied as this format, which has no stored scales of activations, and
-    zeros, fine ones, where it has four bits."""
+    """Plain weights of `dtype` multiplied in this format, without static activation scales; 4-bit
+    formats have fine zeros.
+    """
 
     format: WeightFormat
     dtype: str
 
     @property
     def quantized(self) -> QuantizedWeights:
-        """The scheme of the prepared tensors."""
+        """Scheme of the prepared tensors."""
         return QuantizedWeights(self.format, self.dtype)
 
     @property
     def takes_declared(self) -> bool:
-        """No."""
         return False
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """The plain weight."""
         return UNQUANTIZED.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
@@ -48,7 +47,7 @@ class QuantizedOnLoad(WeightScheme):
         return self.quantized.prepared(weight, dtype)
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The nearest values, at the scales that change the weight least."""
+        """Quantize with the least-error scales."""
         specs = self.quantized.prepared(weight, self.dtype)
         axis = 0 if weight.groups is None else 1
         groups = () if weight.groups is None else (weight.groups,)
@@ -67,7 +66,7 @@ class QuantizedOnLoad(WeightScheme):
         }
 
     def _rounded(self, parts: Array, axis: int) -> Tensors:
-        """Values and what goes with them, of groups of weights along an axis, which stays."""
+        """Quantize groups along an axis (kept)."""
         if self.format.bits == 4:
             steps = least_error_steps(parts, axis, self.dtype)
             return {"weight": codes_of(parts, steps), **steps._asdict()}
@@ -75,17 +74,17 @@ class QuantizedOnLoad(WeightScheme):
         return {"weight": rounded(parts / scale, self.format.values), "scale": scale}
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The plain weight that the values stand for: what was given, rounded."""
+        """Dequantize: the given weight, rounded."""
         array = self.quantized.dequantized(weight, tensors)
         return {"weight": array.astype(self.dtype).reshape(weight.shape)}
 
     @property
     def saved(self) -> QuantizedWeights:
-        """The scheme of the tensors that files hold of rounded weights."""
+        """Scheme of the tensors in files of weights quantized at load."""
         return QuantizedWeights(self.format.in_files, self.dtype)
 
     def as_saved(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Those tensors, which stand for the same numbers."""
+        """Convert to those tensors, with equal values."""
         if not self.format.fine_zeros:
             return tensors
         shape = self.saved.prepared(weight, self.dtype)["weight"].shape
@@ -96,11 +95,9 @@ class QuantizedOnLoad(WeightScheme):
         }
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """As quantized."""
         return self.quantized.multiply(weight, x, tensors)
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Tables are not quantized."""
         return self.quantized.lookup(weight, indices, tensors)
 
     def multiply_groups(
@@ -111,5 +108,4 @@ class QuantizedOnLoad(WeightScheme):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """As quantized."""
         return self.quantized.multiply_groups(weight, x, tensors, sizes, activation)

@@ -34,29 +34,29 @@ EXPERTS = "experts"  # i32[slots]: the array that says which expert is in each
 
 @dataclass(frozen=True)
 class PlacedExperts(SpreadExpertsScheme):
-    """Weights of experts in slots, which `spread` has on the devices."""
+    """Expert weights in slots, which `spread` distributes over devices."""
 
     spread: WholeExperts
     redundant: int  # slots beyond one for each expert
 
     @property
     def takes_declared(self) -> bool:
-        """A step takes slots."""
         return False
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """As without slots."""
         return self.spread.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """The weight of each slot, and its expert."""
+        """The weight per slot, and the expert in each slot."""
         slots = self._in_slots(weight)
         assert slots.groups is not None, "the weights of experts have groups"
         experts = TensorSpec((slots.groups,), (None,), jnp.int32, Initializer())
         return {**self.spread.prepared(slots, dtype), EXPERTS: experts}
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Every expert in one slot, and the first ones in another as long as there are any."""
+        """Initial placement: each expert in one slot, the first ones again in the redundant
+        slots.
+        """
         slots = self._in_slots(weight)
         assert slots.groups is not None and weight.groups is not None
         experts = jnp.arange(slots.groups, dtype=jnp.int32) % weight.groups
@@ -64,7 +64,7 @@ class PlacedExperts(SpreadExpertsScheme):
         return {**self.spread.prepare(slots, own), EXPERTS: experts}
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Every expert from the first of its slots."""
+        """Each expert's weight from its first slot."""
         assert weight.groups is not None
         first = first_slots(tensors[EXPERTS], weight.groups)
         own = self.spread.restore(self._in_slots(weight), without_experts(tensors))
@@ -79,7 +79,7 @@ class PlacedExperts(SpreadExpertsScheme):
         activation: str,
         live: Array | None,
     ) -> Array:
-        """The same with slots in place of experts."""
+        """`mix_experts` over slots instead of experts."""
         assert gate_up.shape.groups is not None
         slots = slots_of(picked.experts, gate_up.tensors[EXPERTS], gate_up.shape.groups)
         weights = self._stored(gate_up), self._stored(down)
@@ -88,7 +88,7 @@ class PlacedExperts(SpreadExpertsScheme):
         )
 
     def _stored(self, weight: Stored) -> Stored:
-        """A weight by slot. Its bias is by expert, as checkpoints have it."""
+        """A weight by slot; its bias, stored by expert, is expanded."""
         bias = None if weight.bias is None else weight.bias[weight.tensors[EXPERTS]]
         return Stored(self._in_slots(weight.shape), without_experts(weight.tensors), bias)
 
@@ -98,19 +98,19 @@ class PlacedExperts(SpreadExpertsScheme):
 
 
 def without_experts(tensors: Tensors) -> Tensors:
-    """The tensors that are by slot."""
+    """The tensors that are stored per slot."""
     return {name: array for name, array in tensors.items() if name != EXPERTS}
 
 
 def first_slots(experts: Int[Array, " slots"], count: int) -> Int[Array, " count"]:
-    """The first slot of each of `count` experts."""
+    """First slot of each of `count` experts."""
     return jnp.argmax(experts[None] == jnp.arange(count)[:, None], axis=1)
 
 
 def slots_of(
     picked: Int[Array, "tokens chosen"], experts: Int[Array, " slots"], count: int
 ) -> Int[Array, "tokens chosen"]:
-    """A slot of each picked expert; tokens that follow each other take its slots in turn."""
+    """A slot for each chosen expert; consecutive tokens use an expert's slots round-robin."""
     by_expert = jnp.argsort(experts, stable=True)
     copies = jnp.bincount(experts, length=count)
     first = jnp.cumsum(copies) - copies
@@ -119,6 +119,6 @@ def slots_of(
 
 
 def moved(arrays: Mapping[str, Array], to: Int[Array, " slots"], count: int) -> dict[str, Array]:
-    """The prepared arrays of a weight with these of its `count` experts in the slots."""
+    """Prepared arrays with the experts moved to slots `to`."""
     source = first_slots(arrays[EXPERTS], count)[to]
     return {name: to if name == EXPERTS else array[source] for name, array in arrays.items()}

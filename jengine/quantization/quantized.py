@@ -36,13 +36,13 @@ MIDDLE = {"int4": 128.0, "fp4": 128.0}  # of a byte that holds two values
 
 @dataclass(frozen=True)
 class QuantizedWeights(WeightScheme):
-    """Weights of this format; plain numbers around them are of `dtype`."""
+    """Quantized weights in `format`; unquantized parameters are of `dtype`."""
 
     format: WeightFormat
     dtype: str
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """Values, scales, and what the format has besides them."""
+        """Values and scales, and zeros and activation scales if the format has them."""
         kind, scales = self.format.values, self._scale_shape(weight)
         random = Initializer(MIDDLE.get(kind, 0.0), DEVIATION[kind])
         scale = Initializer(max(init.stddev, 1e-3) / (40.0 if self.format.bits == 8 else 4.0))
@@ -64,7 +64,9 @@ class QuantizedWeights(WeightScheme):
         return specs
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul. A scale per output multiplies its result, scales of groups the weight."""
+        """One matmul. Per-output scales multiply the result, per-group scales the dequantized
+        weight.
+        """
         letters = OUTPUTS[: len(weight.outputs)]
         equation = f"...i,i{letters}->...{letters}"
         if self._is_grouped(weight):
@@ -84,7 +86,6 @@ class QuantizedWeights(WeightScheme):
         return made.astype(jnp.float32) * x_scale * jnp.broadcast_to(scale, made.shape)
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Tables are not quantized."""
         raise AssertionError("an embedding is declared with the plain scheme")
 
     def multiply_groups(
@@ -104,16 +105,16 @@ class QuantizedWeights(WeightScheme):
         return made if activation is None else gated(made, activation, axis=-1)
 
     def dequantized(self, weight: WeightShape, tensors: Tensors) -> Array:
-        """The weight in float32: [inputs, *outputs], after the groups of a weight that has them."""
+        """Dequantize to float32 [inputs, *outputs], with a leading group dimension if any."""
         return self.steps(weight, tensors) * self._spread(weight, tensors["scale"])
 
     def steps(self, weight: WeightShape, tensors: Tensors) -> Array:
-        """The same before it is scaled: values without their zeros."""
+        """`dequantized` before scaling: values minus zeros."""
         values = self._values(weight, tensors).astype(jnp.float32)
         return values - self._spread(weight, tensors["zero"]) if self.format.zeros else values
 
     def _spread(self, weight: WeightShape, one: Array) -> Array:
-        """A number of each group of inputs for all of them."""
+        """Expand a per-group number to all inputs."""
         axis, inputs = 0 if weight.groups is None else 1, weight.matrix[0]
         if one.shape[axis] == 1:
             return one.astype(jnp.float32)
@@ -121,7 +122,7 @@ class QuantizedWeights(WeightScheme):
         return jax.lax.slice_in_dim(wide, 0, inputs, axis=axis)
 
     def _values(self, weight: WeightShape, tensors: Tensors) -> Array:
-        """[inputs, *outputs] of values without offset, unless zeros are stored."""
+        """Values [inputs, *outputs], without offset unless zeros are stored."""
         axis, kind = (0 if weight.groups is None else 1), self.format.values
         shape = (*tensors["weight"].shape[:axis], -1, *weight.outputs)
         flat = tensors["weight"].reshape(shape)
@@ -136,7 +137,7 @@ class QuantizedWeights(WeightScheme):
         return self.format.zeros or self.format.groups(weight.matrix[0]) > 1
 
     def few_bits(self, x: Array, tensors: Tensors) -> tuple[Array, Array]:
-        """Activations in few bits, and their scales [*tokens, 1]."""
+        """Quantize activations; returns values and scales [*tokens, 1]."""
         kind = self.format.activations
         assert kind is not None
         x = x.astype(jnp.float32)
@@ -150,7 +151,7 @@ class QuantizedWeights(WeightScheme):
     def rounded_inputs(
         self, weight: WeightShape, x: Array, tensors: Tensors, rows: Array | None = None
     ) -> Array:
-        """x after a trip through few bits. `rows` holds the group of each row of x."""
+        """Fake-quantize activations: round to few bits and back. `rows` holds each row's group."""
         kind, size = self.format.activations, self.format.group
         if kind is None:
             return x
@@ -184,7 +185,7 @@ class QuantizedWeights(WeightScheme):
         return (*groups, self.format.groups(weight.matrix[0]), *weight.outputs)
 
     def _scale_axes(self, weight: WeightShape) -> Axes:
-        """Scales are sharded as the outputs, and as the inputs where those are one dimension."""
+        """Scales are sharded like outputs, and like inputs if those are a single dimension."""
         first = 0 if weight.groups is None else 1
         inputs = weight.axes[first : len(weight.axes) - len(weight.outputs)]
         grouped = len(inputs) == 1 and self.format.groups(weight.matrix[0]) > 1

@@ -1,4 +1,4 @@
-"""Quantized weights that a step takes in another form than `QuantizedWeights` declares."""
+"""Base of schemes that repack quantized weights for a backend."""
 
 from __future__ import annotations
 
@@ -16,28 +16,25 @@ from jengine.weight_formats import WeightFormat
 
 @dataclass(frozen=True)
 class Repacked(WeightScheme):
-    """Weights of a checkpoint, or rounded at load. Schemes of one backend inherit it."""
+    """Weights quantized in the checkpoint or at load, repacked for one backend."""
 
     given: QuantizedWeights | QuantizedOnLoad
 
     @property
     def takes_declared(self) -> bool:
-        """No."""
         return False
 
     @property
     def quantized(self) -> QuantizedWeights:
-        """The scheme of the tensors before they are repacked."""
+        """Scheme of the tensors before repacking."""
         given = self.given
         return given.quantized if isinstance(given, QuantizedOnLoad) else given
 
     @property
     def format(self) -> WeightFormat:
-        """The numbers."""
         return self.given.format
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """As where XLA multiplies."""
         return self.given.declared(weight, dtype, init)
 
     def fits(self, weight: WeightShape) -> bool:
@@ -45,19 +42,18 @@ class Repacked(WeightScheme):
         raise NotImplementedError
 
     def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The tensors of the quantized weight out of the prepared ones."""
+        """Quantized tensors from prepared ones."""
         raise NotImplementedError
 
     def rounded(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The tensors of the quantized weight out of the declared ones."""
+        """Quantized tensors from declared ones."""
         if isinstance(self.given, QuantizedOnLoad):
             return self.given.prepare(weight, tensors)
         return tensors
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Unpacked; weights that were rounded are plain again, and stay rounded."""
+        """Unpack; weights quantized at load are dequantized, and stay rounded."""
         return self.given.restore(weight, self.unpack(weight, tensors))
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Tables are not quantized."""
         return self.quantized.lookup(weight, indices, tensors)

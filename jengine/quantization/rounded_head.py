@@ -1,8 +1,8 @@
-"""The output head in int8, with a scale for each token: rounded as it is loaded.
+"""The output head in int8 with a scale per token, quantized at load; also the embedding table if
+tied.
 
-So is the table of embeddings where it is the same array.
-
-In a decode step of a small model the head is much of what is read. Declared is the plain weight.
+In decode steps of small models the head is a large part of the bytes read. Declared is the plain
+weight.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ from pallas_kernels.cpu.matmul import ACTIVATIONS, PANEL, Scales, columns, depth
 
 @dataclass(frozen=True)
 class RoundedHead(WeightScheme):
-    """Multiplied by XLA, in `dtype`. One dimension of outputs, the tokens."""
+    """Multiplied by XLA in `dtype`; the single output dimension is the vocabulary."""
 
     dtype: str
 
     @property
     def takes_declared(self) -> bool:
-        """No."""
         return False
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """The plain weight."""
         return UNQUANTIZED.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """Values as the plain weight is laid out, and a scale for each token."""
+        """int8 values in the plain weight's layout, and a scale per token."""
         axis = weight.axes[0 if weight.outputs_first else -1]
         return {
             "weight": TensorSpec(weight.shape, weight.axes, jnp.int8, Initializer()),
@@ -54,25 +52,24 @@ class RoundedHead(WeightScheme):
         }
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The nearest values."""
+        """Quantize."""
         axis = inputs_axis(weight)
         plain = tensors["weight"].astype(jnp.float32)
         scale = scale_of(plain, "int8", axis).astype(self.dtype).astype(jnp.float32)
         return {"weight": rounded(plain / scale, "int8"), "scale": jnp.squeeze(scale, axis)}
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The plain weight that the values stand for: what was given, rounded."""
+        """Dequantize: the given weight, rounded."""
         scale = jnp.expand_dims(tensors["scale"], inputs_axis(weight))
         return {"weight": (tensors["weight"].astype(jnp.float32) * scale).astype(self.dtype)}
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul, whose results are multiplied by the scales."""
+        """One matmul, with the result scaled."""
         equation = "...i,ai->...a" if weight.outputs_first else "...i,ia->...a"
         made = project(equation, x, tensors["weight"].astype(self.dtype))
         return made * jnp.broadcast_to(tensors["scale"], made.shape)
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Rows of the table."""
         found = jnp.take(tensors["weight"], indices, axis=0, mode="clip").astype(jnp.float32)
         return found * jnp.take(tensors["scale"], indices, mode="clip")[..., None]
 
@@ -84,16 +81,15 @@ class RoundedHead(WeightScheme):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """Not for experts."""
         raise AssertionError("a head has no groups")
 
 
 @dataclass(frozen=True)
 class CpuRoundedHead(RoundedHead):
-    """Packed for the CPU kernels, which convert values in registers."""
+    """Packed for the CPU kernels, which dequantize in registers."""
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """Codes in panels, and their scales."""
+        """Packed codes and scales."""
         shape = kernels.packed_codes_shape(*weight.matrix, 8, self.dtype)
         return {
             "weight": TensorSpec(shape, (None,) * 3, jnp.int8, Initializer()),
@@ -101,7 +97,7 @@ class CpuRoundedHead(RoundedHead):
         }
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Rounded and packed."""
+        """Quantize and pack."""
         found = super().prepare(weight, tensors)
         values = found["weight"].T if weight.outputs_first else found["weight"]
         return {
@@ -110,18 +106,18 @@ class CpuRoundedHead(RoundedHead):
         }
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Unpacked, and plain again."""
+        """Unpack and dequantize."""
         values = kernels.unpack_codes(tensors["weight"], *weight.matrix, self.dtype)
         scale = kernels.unpack_scales(tensors["scale"], weight.matrix[1])[0]
         values = values.T if weight.outputs_first else values
         return super().restore(weight, {"weight": values, "scale": scale})
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul, nothing fused."""
+        """An unfused matmul."""
         return self.apply(weight, x, tensors, Around())
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Rows of the table, which are columns of panels."""
+        """Rows of the table, which are panel columns."""
         codes = tensors["weight"]
         panels = codes.reshape(*codes.shape[:2], PANEL, depth(self.dtype))
         scales = tensors["scale"].reshape(-1)
@@ -129,11 +125,11 @@ class CpuRoundedHead(RoundedHead):
         return columns(panels, weight.matrix[0], indices) * scales[indices][..., None]
 
     def normalize(self, norm: Any, x: Array) -> Array:
-        """In a kernel, since XLA's sums over a row depend on the number of rows."""
+        """Norm in a kernel: XLA's row sums depend on the number of rows."""
         return PACKED.normalize(norm, x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """All in one call."""
+        """One fused call."""
         if around.activation not in ACTIVATIONS:
             return super().apply(weight, x, tensors, around)
         scales = Scales(tensors["scale"], None, weight.matrix[0], self.dtype)
@@ -141,5 +137,5 @@ class CpuRoundedHead(RoundedHead):
 
 
 def inputs_axis(weight: WeightShape) -> int:
-    """The dimension of the inputs in the plain weight."""
+    """Input dimension of the plain weight."""
     return 1 if weight.outputs_first else 0

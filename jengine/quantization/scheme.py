@@ -1,8 +1,8 @@
-"""The protocol of a weight scheme, and what describes a weight to it.
+"""Interface of weight schemes, and descriptions of weights.
 
-A scheme says which tensors a checkpoint holds for a weight (declared), which arrays the step takes
-(prepared), how one becomes the other, and how the prepared arrays multiply. Checkpoints, trainers,
-`save` and `update_params` see declared tensors only. Schemes must not know models.
+A scheme defines the tensors a checkpoint holds (declared), the arrays a step takes (prepared), the
+conversion between them, and the matmul. Checkpoints, trainers, `save` and `update_params` see only
+declared tensors. Schemes must not know models.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class WeightShape:
-    """A weight [groups, inputs, outputs] without data: `x @ weight` contracts all its inputs.
+    """A weight [groups, inputs, outputs] without data; `x @ weight` contracts all inputs.
 
-    With `groups` it is one matrix per group, such as one per expert. With `outputs_first` it is
-    laid out as [outputs, inputs], such as an embedding that is also the output head. A `gated`
-    weight has outputs (2, n): gates, and what they multiply.
+    `groups`: one matrix per group, such as per expert. `outputs_first`: laid out as [outputs,
+    inputs], as a tied embedding. `gated`: outputs are (2, n), gate and up.
     """
 
     inputs: tuple[int, ...]
@@ -50,19 +49,19 @@ class WeightShape:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dimensions in memory order."""
+        """Dimensions in memory order."""
         matrix = (self.outputs, self.inputs) if self.outputs_first else (self.inputs, self.outputs)
         return (*(() if self.groups is None else (self.groups,)), *matrix[0], *matrix[1])
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Inputs and outputs as one dimension each."""
+        """(inputs, outputs), each flattened."""
         return math.prod(self.inputs), math.prod(self.outputs)
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One array of a weight, without data."""
+    """Shape, axes, dtype and initialiser of one array of a weight."""
 
     shape: tuple[int, ...]
     axes: Axes
@@ -74,7 +73,7 @@ Specs = Mapping[str, TensorSpec]
 
 
 class Around(NamedTuple):
-    """What stands before and after a matmul, so that a scheme can fuse it."""
+    """Norm before a matmul, and bias, activation and residual after it, for fusing."""
 
     norm: RowNorm | None = None
     bias: Array | None = None  # [*outputs]
@@ -87,7 +86,7 @@ class Around(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A weight with its prepared arrays, and the bias after it."""
+    """A weight's prepared arrays, and its bias."""
 
     shape: WeightShape
     tensors: Tensors
@@ -95,52 +94,50 @@ class Stored(NamedTuple):
 
 
 class WeightScheme(Protocol):
-    """How weights of one kind are stored and multiplied. Hashable, without state.
+    """How weights of one kind are stored and multiplied. Hashable and stateless.
 
-    Tensors of a weight are named inside their `Linear`: "weight", "scales", ... Schemes inherit
-    what they do not do otherwise: the step takes declared arrays, nothing is fused, and XLA
-    computes norms.
+    Tensors are named within their `Linear`: "weight", "scales", ... Defaults: declared arrays are
+    used as they are, nothing is fused, and XLA computes norms.
     """
 
     @property
     def takes_declared(self) -> bool:
-        """Whether the step takes the declared arrays themselves, so that nothing is copied."""
+        """Whether the step uses the declared arrays, without a copy."""
         return True
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """The tensors of a checkpoint; `dtype` is that of the model's other parameters."""
+        """Tensors of a checkpoint; `dtype` is the model's."""
         ...
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """The arrays that the step takes."""
         return self.declared(weight, dtype, Initializer())
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Declared to prepared, as a traceable function."""
+        """Convert declared to prepared tensors; traceable."""
         return tensors
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Prepared to declared, exactly as they were."""
+        """Convert prepared to declared tensors; the exact inverse unless quantized at load."""
         return tensors
 
     def multiply(
         self, weight: WeightShape, x: Float[Array, "*tokens inputs"], tensors: Tensors
     ) -> Float32[Array, "..."]:
-        """x, whose inputs are one dimension, to [*tokens, *outputs]."""
+        """x with flattened inputs to [*tokens, *outputs]."""
         ...
 
     def lookup(
         self, weight: WeightShape, indices: Int[Array, "*tokens"], tensors: Tensors
     ) -> Float32[Array, "*tokens inputs"]:
-        """Rows of a weight that is laid out as [outputs, inputs], such as an embedding's."""
+        """Rows of a weight laid out as [outputs, inputs], such as an embedding."""
         ...
 
     def normalize(self, norm: RowNorm, x: Float[Array, "*shape"]) -> Float32[Array, "*shape"]:
-        """The norm by itself, as `apply` computes it."""
+        """A norm alone, bit-equal to the one in `apply`."""
         return norm(x)
 
     def softmax(self, x: Float[Array, "rows width"]) -> Float32[Array, "rows width"]:
-        """Softmax of each row, such as a router's."""
+        """Softmax per row, such as a router's."""
         return jax.nn.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
@@ -156,10 +153,10 @@ class WeightScheme(Protocol):
         sizes: Int[Array, " groups"],
         activation: str | None = None,
     ) -> Float32[Array, "rows ..."]:
-        """x, sorted by group with `sizes` rows each, to [rows, *outputs].
+        """Grouped matmul of x, sorted by group with `sizes` rows each, to [rows, *outputs].
 
-        With an activation the outputs are (n, 2), pairs of a gate and what it multiplies; the
-        result is activation(gate) * rest, [rows, n]. Rows after the last group are padding.
+        With an activation, outputs are (n, 2) pairs of gate and up and the result is
+        activation(gate) * up, [rows, n]. Rows after the last group are padding.
         """
         ...
 
@@ -182,7 +179,7 @@ class WeightScheme(Protocol):
 
 
 def finished(weight: WeightShape, y: Array, around: Around) -> Array:
-    """What comes after the matmul: y [*tokens, *outputs] with bias, activation and residual."""
+    """Apply bias, activation and residual to a matmul's result y [*tokens, *outputs]."""
     _, bias, activation, residual, _, addend = around
     if bias is not None:
         y = add_bias(y, bias)

@@ -1,4 +1,4 @@
-"""What schemes of experts on several devices have in common: whole MLPs run, nothing else."""
+"""Base of schemes for experts on several devices, which run only whole MLPs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from jengine.quantization.scheme import Tensors, WeightScheme, WeightShape
 
 
 class SpreadExpertsScheme(WeightScheme):
-    """Weights of experts that only `mix_experts` multiplies: what a row meets next is on its
-    expert's device."""
+    """Expert weights that only `mix_experts` multiplies, since both matmuls of a row happen on its
+    expert's device.
+    """
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """Not for experts."""
         raise AssertionError("a weight of experts multiplies groups of rows")
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Not for experts."""
         raise AssertionError("a weight of experts is no table")
 
     def multiply_groups(
@@ -27,5 +26,4 @@ class SpreadExpertsScheme(WeightScheme):
         sizes: Array,
         activation: str | None = None,
     ) -> Array:
-        """Not for experts that are on several devices."""
         raise AssertionError("experts that are spread run as whole MLPs, in mix_experts")

@@ -30,10 +30,9 @@ OUTPUTS = "abcdefgh"
 
 @dataclass(frozen=True)
 class Unquantized(WeightScheme):
-    """The weight in the model's dtype, laid out as it is declared."""
+    """The weight in the model's dtype, as declared."""
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """The weight."""
         return {"weight": TensorSpec(weight.shape, weight.axes, dtype, init)}
 
     def multiply(
@@ -45,7 +44,6 @@ class Unquantized(WeightScheme):
     def lookup(
         self, weight: WeightShape, indices: Int[Array, "*tokens"], tensors: Tensors
     ) -> Float32[Array, "*tokens inputs"]:
-        """Rows of the table."""
         found = jnp.take(tensors["weight"], indices, axis=0, mode="clip")
         return found.astype(jnp.float32)
 
@@ -66,7 +64,7 @@ class Unquantized(WeightScheme):
 def multiplied(
     weight: WeightShape, x: Array, array: Array, dtype: DTypeLike = jnp.float32
 ) -> Array:
-    """One matmul in the weight's dtype, summed in float32, with a result of this dtype."""
+    """One matmul in the weight's dtype, accumulated in float32."""
     outputs = OUTPUTS[: len(weight.outputs)]
     if weight.outputs_first:
         return project(f"...i,{outputs}i->...{outputs}", x, array, dtype)

@@ -1,8 +1,8 @@
-"""Experts spread over devices whole: expert parallelism.
+"""Expert parallelism: whole experts distributed over devices.
 
-Each device has the same number of experts and multiplies the tokens that picked one of them; the
-devices' parts of each token's sum are added up. Tokens are on every device, as they are after the
-attention of tensor parallelism; `expert_exchange` has the ways that they or their sums may take.
+Each device has the same number of experts and runs the tokens that chose them; partial sums per
+token are added. Tokens are replicated, as after tensor-parallel attention; `expert_exchange` has
+other ways.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Own = tuple[Tensors, Array | None]
 
 @dataclass(frozen=True)
 class WholeExperts(SpreadExpertsScheme):
-    """The experts' weights, of which each device has some as `own` stores them on one device."""
+    """Expert weights, of which each device stores its part with scheme `own`."""
 
     own: WeightScheme
     placement: Placement
@@ -44,26 +44,24 @@ class WholeExperts(SpreadExpertsScheme):
 
     @property
     def takes_declared(self) -> bool:
-        """Whether the step takes the declared arrays themselves."""
         return self.own.takes_declared
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """As on one device."""
         return self.own.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """As on one device; a device's experts are a part of the first dimension."""
+        """As `own`, with the leading dimension sharded by expert."""
         return {
             name: replace(spec, axes=("experts", *[None] * (len(spec.shape) - 1)))
             for name, spec in self.own.prepared(weight, dtype).items()
         }
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Each device prepares its experts."""
+        """Prepare per device."""
         return self._on_own(self.own.prepare, weight, tensors)
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Each device restores its experts."""
+        """Restore per device."""
         return self._on_own(self.own.restore, weight, tensors)
 
     def mix_experts(
@@ -75,7 +73,7 @@ class WholeExperts(SpreadExpertsScheme):
         activation: str,
         live: Array | None,
     ) -> Array:
-        """The sum of what each device's experts make of the tokens that picked them."""
+        """Sum over devices of their experts' outputs."""
         names, placement = self._names(gate_up.shape), self.placement
         shapes = [self._part(gate_up.shape), self._part(down.shape)]
         count = shapes[0].groups
@@ -104,7 +102,7 @@ class WholeExperts(SpreadExpertsScheme):
         weight: WeightShape,
         tensors: Tensors,
     ) -> Tensors:
-        """A conversion of each device's experts by themselves."""
+        """Run a conversion per device on its experts."""
         apart, part = PartitionSpec(self._names(weight)), self._part(weight)
 
         def own(given: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -113,11 +111,11 @@ class WholeExperts(SpreadExpertsScheme):
         return self.placement.on_each_device(own, (apart,), apart)(dict(tensors))
 
     def _names(self, weight: WeightShape) -> tuple[str, ...]:
-        """The mesh axes that experts are spread over, here: inside a replica, its own."""
+        """Mesh axes that experts are spread over, as seen from here."""
         assert weight.groups is not None, "the weights of experts have groups"
         return mesh_axes("experts", weight.groups, self.placement.axis_sizes)
 
     def _part(self, weight: WeightShape) -> WeightShape:
-        """The weight of one device's experts."""
+        """One device's part of the weight."""
         assert weight.groups is not None, "the weights of experts have groups"
         return replace(weight, groups=weight.groups // self.placement.ways("experts"))
