@@ -1,4 +1,4 @@
-"""Attention as data: rotary positions, heads and what they see, and latent attention."""
+"""Attention configuration: rotary embedding, heads, masks, and latent attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jengine.config.cache import CacheKind, CacheSpec
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions: the base and, but for `default`, how frequencies are stretched."""
+    """Rotary embedding: base, and how frequencies are scaled unless `default`."""
 
     theta: float = 10000.0
     kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"] = (
@@ -46,7 +46,7 @@ class RopeConfig:
     interleaved: bool = False  # whether pairs take turns, as far as rows and columns have any
 
     def planes_of_pairs(self, pairs: int) -> tuple[int, ...]:
-        """By which of the three positions each of so many pairs is rotated."""
+        """Which of the three position axes (MRoPE) rotates each pair."""
         if not self.interleaved:
             return tuple(plane for plane, count in enumerate(self.sections) for _ in range(count))
         found = [0] * pairs
@@ -57,20 +57,20 @@ class RopeConfig:
 
     @property
     def stretch(self) -> float:
-        """How many times longer than `max_position` sequences may be: other kinds are published
-        with a `max_position` that counts what they add."""
+        """Factor by which sequences may exceed `max_position`; other scaling types are published
+        with a `max_position` that includes it.
+        """
         return self.factor if self.kind in ("linear", "dynamic") else 1.0
 
     @property
     def score_scale(self) -> float:
-        """What the scores of latent attention are multiplied by, in addition."""
+        """Additional score scale of latent attention under YaRN (mscale)."""
         return (1.0 + 0.1 * (self.mscale_all_dim or 0.0) * math.log(self.factor)) ** 2
 
 
 @dataclass(frozen=True)
 class AlibiConfig:
-    """Scores that are lower the further a key lies before its query, by a slope of each head:
-    2 ** (-largest * k / heads) for the k-th of them, where there are 2 ** n heads."""
+    """ALiBi: per-head slopes 2 ** (-largest * k / heads) for head k of 2 ** n heads."""
 
     largest: float = 8.0
     # Whether what slopes add is scaled as the products of queries and keys are.
@@ -79,11 +79,10 @@ class AlibiConfig:
 
 @dataclass(frozen=True)
 class DistanceBiasConfig:
-    """Scores to which a learned number of their head is added by how far key and query lie apart.
+    """Relative position biases (T5): learned per head and distance bucket.
 
-    Distances are put into buckets: half of them hold one distance each, the others wider and wider
-    ranges up to `max_distance`, beyond which all fall into the last one. Where a query attends to
-    later tokens as well, half of the buckets are for those.
+    Half of the buckets hold one distance each, the rest growing ranges up to `max_distance`.
+    Bidirectional attention uses half of the buckets for later tokens.
     """
 
     buckets: int = 32
@@ -139,7 +138,7 @@ class AttentionConfig:
 
     @property
     def cache(self) -> CacheSpec:
-        """What this layer keeps of a token."""
+        """KV cache spec of this layer."""
         if self.bidirectional:
             return CacheSpec("whole", self.num_kv_heads, self.head_dim)
         windowed: CacheKind = "chunked" if self.in_chunks else "sliding"
@@ -148,27 +147,26 @@ class AttentionConfig:
 
     @property
     def operations(self) -> int:
-        """Operations of one token for each token that it attends to."""
+        """FLOPs per token and attended token."""
         return 4 * self.num_heads * self.head_dim
 
     def weights(self, hidden: int) -> int:
-        """Elements of the matrices of a layer."""
+        """Number of weights."""
         kept = 0 if self.source is not None else 2 - self.keys_are_values
         heads = (2 + self.gated) * self.num_heads + kept * self.num_kv_heads
         return hidden * self.head_dim * heads
 
     @property
     def largest_activation(self) -> int:
-        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        """Largest per-token activation besides hidden states, sharded by head."""
         return 0  # smaller than those of the feed-forward block
 
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """Latent attention (MLA): keys and values of all heads are made of one short vector per token.
-
-    That vector is cached, with one rotated key that all heads share. A head's query and key have
-    `nope_dim` lanes that are not rotated, then `rope_dim` that are.
+    """Latent attention (MLA): keys and values of all heads derive from one compressed vector per
+    token, which is cached with a rotated key shared by all heads. Per head, q and k have `nope_dim`
+    unrotated and `rope_dim` rotated lanes.
     """
 
     num_heads: int
@@ -187,31 +185,30 @@ class LatentConfig:
 
     @property
     def group(self) -> int:
-        """Query heads that share what is cached."""
+        """Query heads per cached entry."""
         return self.num_heads
 
     @property
     def query_dim(self) -> int:
-        """Length of a head's query and key."""
         return self.nope_dim + self.rope_dim
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """Score scale."""
         return self.query_dim**-0.5 * self.rope.score_scale
 
     @property
     def cache(self) -> CacheSpec:
-        """What this layer keeps of a token."""
+        """KV cache spec of this layer."""
         return CacheSpec("latent", 1, self.kv_rank + self.rope_dim, self.window)
 
     @property
     def operations(self) -> int:
-        """Operations of one decoded token for each token that it attends to."""
+        """FLOPs per decoded token and attended token."""
         return 2 * self.num_heads * (2 * self.kv_rank + self.rope_dim)
 
     def weights(self, hidden: int) -> int:
-        """Elements of the matrices of a layer."""
+        """Number of weights."""
         queries = self.num_heads * self.query_dim
         rank = self.query_rank
         made = hidden * queries if rank is None else rank * (hidden + queries)
@@ -221,5 +218,5 @@ class LatentConfig:
 
     @property
     def largest_activation(self) -> int:
-        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        """Largest per-token activation besides hidden states, sharded by head."""
         return self.num_heads * (self.kv_rank + self.rope_dim)

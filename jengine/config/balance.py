@@ -1,4 +1,4 @@
-"""How experts are moved between devices to balance their loads."""
+"""Expert load balancing settings (EPLB)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BalanceConfig:
-    """How often experts are moved, and by the loads of how many steps. Names are vLLM's."""
+    """Frequency of rebalancing and its load window, in steps. Names are vLLM's."""
 
     num_redundant_experts: int = 0
     window_size: int = 1000

@@ -1,4 +1,4 @@
-"""The KV cache as data: what layers keep of a token, and how its blocks are sized and counted."""
+"""KV cache configuration: what layers keep per token, block size and counts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ WHOLE_BLOCKS = ("",)
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One array of a recurrent layer's state, which is float32: its shape for one row, and its
-    logical axes."""
+    """One float32 array of a recurrent layer's state: shape per row, and logical axes."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -29,8 +28,9 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What one layer keeps of a token, or, if it is recurrent, of all tokens so far. Layers with
-    equal specs share a cache group."""
+    """What a layer keeps per token or, if recurrent, per row. Layers with equal specs share a cache
+    group.
+    """
 
     kind: CacheKind
     # A latent cache has one vector per token, which all heads share and every device holds whole.
@@ -48,7 +48,7 @@ class CacheSpec:
     snapshot_every: int | None = None
 
     def first_read(self, positions: Any) -> Any:
-        """The first position that a token at each of these reads, of numpy or of JAX."""
+        """First position read by a token at each of these positions (numpy or JAX)."""
         if self.window is None:
             return positions * 0
         if self.kind == "chunked":
@@ -59,48 +59,50 @@ class CacheSpec:
 
     @property
     def vectors(self) -> int:
-        """Vectors of a head and token: its key and its value, or the one that stands for both."""
+        """Vectors per head and token: key and value, or one for both."""
         return 1 if self.shares_heads else 2
 
     @property
     def state_size(self) -> int:
-        """Numbers of a recurrent layer's state."""
+        """Elements of a recurrent layer's state."""
         return sum(math.prod(state.shape) for state in self.states)
 
     @property
     def is_state(self) -> bool:
-        """Whether it is a state of all tokens so far, and nothing of single tokens."""
+        """Whether it is a recurrent state rather than per-token entries."""
         return self.kind == "recurrent"
 
     @property
     def in_chunks(self) -> bool:
-        """Whether a token reads those before it in its chunk alone."""
+        """Whether attention is chunked: a token reads only its own chunk."""
         return self.kind == "chunked"
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether tokens attend to those of the same step alone."""
+        """Whether nothing is kept: tokens attend only within their step (encoders)."""
         return self.kind == "whole"
 
     @property
     def shares_heads(self) -> bool:
-        """Whether one vector per token stands for the keys and values of all heads."""
+        """Whether one entry per token serves all heads (latent attention)."""
         return self.kind == "latent"
 
     @property
     def in_parts(self) -> bool:
-        """Whether its group has an array for each part of a state, or, if nothing is kept, none."""
+        """Whether its group has one array per state part (or none) instead of a single cache
+        array.
+        """
         return self.is_state or self.keeps_nothing
 
     @property
     def keeps_all(self) -> bool:
-        """Whether every token of a running request is kept until it ends."""
+        """Whether all tokens of a running request are kept."""
         return self.kind in ("full", "latent") and self.window is None
 
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers that share a block table: equal spec, one device array, layer first."""
+    """Layers that share a block table: equal specs, one device array with a leading layer axis."""
 
     spec: CacheSpec
     layers: tuple[int, ...]
@@ -118,7 +120,7 @@ def cache_groups(layer_specs: tuple[tuple[CacheSpec, ...], ...]) -> tuple[CacheG
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The paged cache: how large a block is and how many there are in each group."""
+    """The paged cache: block size, and blocks per group."""
 
     groups: tuple[CacheGroup, ...]
     block_size: int
@@ -149,8 +151,9 @@ class CacheConfig:
 
     @property
     def fewest_blocks(self) -> int:
-        """Blocks of the group that has fewest of them; states of rows do not count, unless there is
-        nothing else."""
+        """Block count of the smallest group, recurrent states excluded unless there is nothing
+        else.
+        """
         groups = zip(self.groups, self.num_blocks, strict=True)
         growing = [count for group, count in groups if not group.spec.is_state]
         return min(growing or self.num_blocks)

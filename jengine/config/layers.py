@@ -1,4 +1,4 @@
-"""Decoder layers as data: what mixes tokens, feed-forward blocks, experts and routing."""
+"""Decoder layer configuration: mixers, feed-forward blocks, experts and routing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Activation = Literal[
 
 @dataclass(frozen=True)
 class MlpConfig:
-    """A dense feed-forward block: gate, up and down, or up and down alone."""
+    """A dense feed-forward block, gated or not."""
 
     intermediate_size: int  # 0: the layer has none
     activation: Activation = "silu"
@@ -30,14 +30,14 @@ class MlpConfig:
 
     @property
     def active_size(self) -> int:
-        """The intermediate numbers that one token takes."""
         return self.intermediate_size
 
 
 @dataclass(frozen=True)
 class LayerInputsConfig:
-    """A vector of each token for each layer, made of the token and of its embedding. The layer
-    multiplies a gate with it at its end, which is added to the residual stream."""
+    """Per-layer input vectors (Gemma 4), made from the token and its embedding and added to the
+    residual stream, gated, at the layer's end.
+    """
 
     size: int
     rows: int  # of the table that tokens are looked up in
@@ -46,7 +46,7 @@ class LayerInputsConfig:
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    """How a token picks its experts: the scores of a router's logits, the choice, the weights."""
+    """Expert routing: scores, selection, weights."""
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
     # Whether the weights of a token's experts are scaled to a sum of one.
@@ -83,7 +83,7 @@ class ExpertsConfig:
 
     @property
     def active_size(self) -> int:
-        """The intermediate numbers that one token takes."""
+        """Intermediate width per token over its active experts."""
         return self.experts_per_token * self.intermediate_size + self.shared_size
 
 
@@ -96,7 +96,7 @@ FfnConfig = MlpConfig | ExpertsConfig
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """One decoder layer: what mixes tokens, then what transforms each of them alone."""
+    """One decoder layer: mixer, then feed-forward block."""
 
     mixer: MixerConfig
     ffn: FfnConfig
@@ -106,7 +106,7 @@ class LayerConfig:
 
     @property
     def mixers(self) -> tuple[SingleMixer, ...]:
-        """What mixes tokens, one after the other where two do it side by side."""
+        """The layer's mixers: one, or two side by side."""
         mixer = self.mixer
         if isinstance(mixer, SideBySideConfig):
             return mixer.attention, mixer.recurrent

@@ -77,7 +77,7 @@ class ModelConfig:
 
     @property
     def layer_specs(self) -> tuple[tuple[CacheSpec, ...], ...]:
-        """What each layer keeps of a token, or of a row; nothing if it reads what another keeps."""
+        """Cache specs of each layer; empty if it reads another layer's cache."""
         return tuple(
             tuple(mixer.cache for mixer in layer.mixers if source_of(mixer) is None)
             for layer in self.layers
@@ -85,78 +85,78 @@ class ModelConfig:
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """The same, one layer after the other."""
+        """`layer_specs`, flattened."""
         return tuple(spec for specs in self.layer_specs for spec in specs)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The rotation of each layer that has one."""
+        """Rotary embedding of each layer that has one."""
         mixers = (mixer for layer in self.layers for mixer in layer.mixers)
         found = (m.rope for m in mixers if isinstance(m, AttentionConfig | LatentConfig))
         return tuple(rope for rope in found if rope is not None)
 
     @property
     def reads_across(self) -> bool:
-        """Whether some layer reads what another one keeps."""
+        """Whether some layer reads another layer's cache."""
         return any(source_of(mixer) is not None for layer in self.layers for mixer in layer.mixers)
 
     @property
     def has_slopes(self) -> bool:
-        """Whether scores of some layer have slopes."""
+        """Whether some layer uses ALiBi."""
         mixers = (mixer for layer in self.layers for mixer in layer.mixers)
         return any(isinstance(m, AttentionConfig) and m.alibi is not None for m in mixers)
 
     @property
     def longest_context(self) -> int:
-        """Tokens of the longest sequence."""
+        """Maximum sequence length."""
         stretch = 1.0 if self.counts_stretch else max((r.stretch for r in self.ropes), default=1.0)
         return int(self.max_position * stretch)
 
     @property
     def usual_context(self) -> int:
-        """Tokens of the longest sequence unless a user asks for more: longrope answers better while
-        none is longer than the original length."""
+        """Default maximum sequence length: with LongRoPE the original length, within which quality
+        is better.
+        """
         originals = [r.original_max_position for r in self.ropes if r.kind == "longrope"]
         return min([self.longest_context, *originals])
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups of these layers."""
         return cache_groups(self.layer_specs)
 
     @property
     def rotates_by_planes(self) -> bool:
-        """Whether tokens of images are rotated by their place in the image."""
+        """Whether it uses multimodal rotary positions."""
         return any(bool(rope.sections) for rope in self.ropes)
 
     @property
     def has_own_head(self) -> bool:
-        """Whether its output head is a parameter of its own."""
+        """Whether the output head is untied."""
         return self.pooling is None and not self.tie_embeddings
 
     @property
     def sees_ahead(self) -> bool:
-        """Whether tokens attend to later ones as well, so that prompts must run whole."""
+        """Whether attention is bidirectional, so that prompts must run in one step."""
         return any(spec.keeps_nothing for spec in self.cache_specs)
 
     @property
     def source_encoder(self) -> TextEncoderConfig | TextStackConfig | None:
-        """The encoder of texts."""
+        """The text encoder, or None."""
         return self.text_encoder if self.text_stack is None else self.text_stack
 
     @property
     def cross_encoder(self) -> SpeechConfig | TextEncoderConfig | TextStackConfig | None:
-        """The encoder whose output layers attend to."""
+        """The encoder of cross attention, or None."""
         return self.source_encoder if self.speech is None else self.speech
 
     @property
     def cross_width(self) -> int:
-        """Keys and values of all layers for one position of an encoder's output."""
+        """Elements of all layers' cross attention keys and values per encoder position."""
         found = (layer.cross for layer in self.layers)
         return sum(2 * one.num_kv_heads * one.head_dim for one in found if one is not None)
 
     def cross_index(self, layer: int) -> int:
-        """The number of a layer among those that attend to an encoder's output."""
+        """Index of a layer among those with cross attention."""
         return sum(one.cross is not None for one in self.layers[:layer])
 
     @property
@@ -166,10 +166,10 @@ class ModelConfig:
 
     @property
     def has_recurrent(self) -> bool:
-        """Whether some layer keeps a state of each row."""
+        """Whether some layer is recurrent."""
         return any(spec.is_state for spec in self.cache_specs)
 
 
 def source_of(mixer: SingleMixer) -> int | None:
-    """The layer whose cache this one reads in place of its own."""
+    """Layer whose cache this mixer reads instead of its own, or None."""
     return mixer.source if isinstance(mixer, AttentionConfig) else None

@@ -16,7 +16,7 @@ TokenPooling = Literal["ALL", "STEP"]
 
 @dataclass(frozen=True)
 class HeadLayer:
-    """One matmul behind pooling, with what follows it."""
+    """One matmul after pooling, with norm and activation."""
 
     outputs: int
     # The tensors of a checkpoint are `{name}.weight` and `{name}.bias`.
@@ -32,8 +32,9 @@ class HeadLayer:
 
 @dataclass(frozen=True)
 class PoolingConfig:
-    """How hidden states become results. The device pools and runs the head; the rest is done with
-    its float32 results on the host."""
+    """How hidden states become results. The device pools and runs the head; the host post-processes
+    its float32 outputs.
+    """
 
     tasks: tuple[PoolingTask, ...]  # that the model can do
     task: PoolingTask  # that it does
@@ -64,23 +65,23 @@ class PoolingConfig:
 
     @property
     def pooled_as(self) -> str:
-        """What a step is to make of rows, one of POOLED_AS."""
+        """What a step returns per row, one of POOLED_AS."""
         return "tokens" if self.task in TOKEN_TASKS else "vectors"
 
     @property
     def sums_tokens(self) -> bool:
-        """Whether a vector is made of tokens before the last one, which may be in other chunks."""
+        """Whether the pooled vector depends on tokens in earlier chunks."""
         return self.sequence != "LAST"
 
     @property
     def needs_every_token(self) -> bool:
-        """Whether every token of a prompt must run, cached or not."""
+        """Whether every prompt token must run, even if cached."""
         return self.sums_tokens or self.task in TOKEN_TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig:
-    """What users say of pooling. None: what the model's files say, or what suits its kind."""
+    """The user's pooling settings; None: the model's, or the default of its kind."""
 
     task: PoolingTask | None = None
     pooling_type: SequencePooling | TokenPooling | None = None

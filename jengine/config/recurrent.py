@@ -1,4 +1,4 @@
-"""Recurrent layers as data: what mixes tokens by a state of fixed size instead of attention."""
+"""Recurrent layer configuration: mixers with a fixed-size state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Gate = Literal["before_norm", "after_norm", "alone"]
 
 @dataclass(frozen=True)
 class ShortConvConfig:
-    """A gated convolution over the last few tokens, each channel alone (LFM2)."""
+    """A gated depthwise convolution over the last few tokens (LFM2)."""
 
     channels: int
     width: int  # tokens that it sees, the newest included
@@ -27,21 +27,21 @@ class ShortConvConfig:
 
     @property
     def cache(self) -> CacheSpec:
-        """What this layer keeps of a row."""
+        """Cache spec of this layer."""
         return recurrent_spec(StateSpec((self.width - 1, self.channels), (None, "mlp")))
 
     @property
     def operations(self) -> int:
-        """Operations of one token beside its matmuls."""
+        """FLOPs per token besides matmuls."""
         return (2 * self.width + 2) * self.channels
 
     def weights(self, hidden: int) -> int:
-        """Elements of the matrices of a layer."""
+        """Number of weights."""
         return 4 * hidden * self.channels
 
     @property
     def largest_activation(self) -> int:
-        """Numbers of a token, sharded by channel, in the largest array beside hidden states."""
+        """Largest per-token activation besides hidden states, sharded by channel."""
         return 3 * self.channels
 
 
@@ -67,7 +67,7 @@ class Mamba2Config:
 
     @property
     def cache(self) -> CacheSpec:
-        """What this layer keeps of a row."""
+        """Cache spec of this layer."""
         heads, before = (self.num_heads, self.head_dim), self.width - 1
         return recurrent_spec(
             StateSpec((before, *heads), (None, "heads", None)),
@@ -77,17 +77,17 @@ class Mamba2Config:
 
     @property
     def operations(self) -> int:
-        """Operations of one token beside its matmuls."""
+        """FLOPs per token besides matmuls."""
         return 6 * self.num_heads * self.head_dim * self.state_size
 
     def weights(self, hidden: int) -> int:
-        """Elements of the matrices of a layer."""
+        """Number of weights."""
         inner = self.num_heads * self.head_dim
         return hidden * (3 * inner + 2 * self.groups * self.state_size + self.num_heads)
 
     @property
     def largest_activation(self) -> int:
-        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        """Largest per-token activation besides hidden states, sharded by head."""
         return 2 * self.num_heads * self.head_dim
 
 
@@ -110,12 +110,12 @@ class DeltaConfig:
 
     @property
     def convolved(self) -> int:
-        """Channels of the convolution, for each head of keys."""
+        """Convolution channels per key head."""
         return 2 * self.key_dim + self.share * self.value_dim
 
     @property
     def cache(self) -> CacheSpec:
-        """What this layer keeps of a row."""
+        """Cache spec of this layer."""
         heads, matrix = (self.key_heads, self.share), (self.key_dim, self.value_dim)
         before = (self.width - 1, self.key_heads, self.convolved)
         return recurrent_spec(
@@ -125,17 +125,17 @@ class DeltaConfig:
 
     @property
     def operations(self) -> int:
-        """Operations of one token beside its matmuls."""
+        """FLOPs per token besides matmuls."""
         return 7 * self.key_heads * self.share * self.key_dim * self.value_dim
 
     def weights(self, hidden: int) -> int:
-        """Elements of the matrices of a layer."""
+        """Number of weights."""
         values = self.share * self.value_dim
         return hidden * self.key_heads * (self.convolved + 2 * values + 2 * self.share)
 
     @property
     def largest_activation(self) -> int:
-        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        """Largest per-token activation besides hidden states, sharded by head."""
         return self.key_heads * (self.convolved + self.share * self.value_dim)
 
 
@@ -145,5 +145,5 @@ RECURRENT = (ShortConvConfig, Mamba2Config, DeltaConfig)
 
 
 def recurrent_spec(*states: StateSpec) -> CacheSpec:
-    """What a recurrent layer with these arrays keeps of a row."""
+    """Cache spec of a recurrent layer with these state arrays."""
     return CacheSpec("recurrent", 0, 0, window=2, states=states)

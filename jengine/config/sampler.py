@@ -1,4 +1,4 @@
-"""What a row of the sampler has room for: the limits of requests are those of the step's arrays."""
+"""Limits of the sampler's per-row arrays, which limit requests."""
 
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024

@@ -1,4 +1,4 @@
-"""Who runs in a step: limits of one step, the order of requests, and drafts."""
+"""Schedule limits, request order, and speculative decoding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Guessing several tokens of a row for one step. Names and defaults are vLLM's; it is made and
-    checked by `speculative.config`."""
+    """Speculative decoding settings. Names and defaults are vLLM's; `speculative.config` builds and
+    checks them.
+    """
 
     method: str
     num_speculative_tokens: int  # the most drafts of a row
@@ -31,17 +32,17 @@ class SpeculativeConfig:
 
     @property
     def on_device(self) -> bool:
-        """Whether steps make the guesses for the steps after them."""
+        """Whether drafts are made on the device, inside steps."""
         return self.method in MODEL_METHODS
 
     @property
     def has_cache(self) -> bool:
-        """Whether the model that guesses has a KV cache."""
+        """Whether the draft model has a KV cache."""
         return self.method in CACHING_METHODS
 
     @property
     def lookahead(self) -> int:
-        """Positions after a row's last token at which a step writes keys and values of guesses."""
+        """Positions beyond a row's last token where a step writes draft KV."""
         return self.num_speculative_tokens if self.has_cache else 0
 
 
@@ -56,7 +57,7 @@ DRAFTED_ROWS = 128
 
 
 def decode_rows(rows: int, most_drafts: int) -> int:
-    """The most tokens that the decodes of a step run, with so many rows and drafts of each."""
+    """Maximum tokens that decodes run in a step, drafts included."""
     return max(rows, min(rows * (1 + most_drafts), DRAFTED_ROWS))
 
 
@@ -101,26 +102,25 @@ class ScheduleConfig:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that are computed in the time in which a step reads all weights, which it takes
-        anyway."""
+        """Tokens computed in the time it takes to read all weights (the roofline's ridge)."""
         return self.full_step or FREE_TOKENS
 
     @property
     def most_drafts(self) -> int:
-        """The most drafts of a row."""
+        """Maximum drafts per row."""
         return 0 if self.speculative is None else self.speculative.num_speculative_tokens
 
     @property
     def max_decode_rows(self) -> int:
-        """The most tokens that all decodes of a step run, drafts included."""
+        """Maximum tokens of all decodes in a step, drafts included."""
         return decode_rows(self.max_num_seqs, self.most_drafts)
 
     @property
     def sampler_rows(self) -> int:
-        """Rows of the sampler's pool."""
+        """Rows of the sampler's state pool."""
         return min(self.max_adjusted_seqs or self.max_num_seqs, self.max_num_seqs)
 
     @property
     def largest_chunk(self) -> int:
-        """The most tokens of one request that a step can prefill: whole tiles."""
+        """Maximum tokens of one request prefilled per step, in whole tiles."""
         return self.max_num_batched_tokens // self.prefill_tile * self.prefill_tile

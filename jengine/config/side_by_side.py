@@ -1,4 +1,4 @@
-"""Attention and a recurrence beside each other in one layer, as data."""
+"""Attention and a recurrence side by side in one layer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from jengine.config.recurrent import Mamba2Config
 
 @dataclass(frozen=True)
 class SideBySideConfig:
-    """Attention and a state space layer that read the same input, whose results are added up
-    (Falcon-H1). The layer keeps keys and values of each token, and a state of its row."""
+    """Attention and a state space layer on the same input, whose outputs are added (Falcon-H1). The
+    layer keeps KV per token and a state per row.
+    """
 
     attention: AttentionConfig
     recurrent: Mamba2Config
@@ -24,7 +25,7 @@ class SideBySideConfig:
     recurrent_output: float = 1.0
 
     def weights(self, hidden: int) -> int:
-        """Elements of the matrices of a layer."""
+        """Number of weights."""
         return self.attention.weights(hidden) + self.recurrent.weights(hidden)
 
     @property
@@ -34,15 +35,13 @@ class SideBySideConfig:
 
     @property
     def window(self) -> int | None:
-        """How many tokens a query attends to."""
         return self.attention.window
 
     @property
     def rope(self) -> RopeConfig | None:
-        """The rotation of its queries and keys."""
         return self.attention.rope
 
     @property
     def largest_activation(self) -> int:
-        """Numbers of a token, sharded by head, in the largest array beside hidden states."""
+        """Largest per-token activation besides hidden states, sharded by head."""
         return max(self.attention.largest_activation, self.recurrent.largest_activation)

@@ -1,6 +1,4 @@
-"""An encoder of speech as data: a transformer over the frames of a log-mel spectrogram. Every layer
-of a decoder attends to its output.
-"""
+"""Speech encoder configuration: a transformer over log-mel frames, read by cross attention."""
 
 from __future__ import annotations
 
@@ -11,10 +9,8 @@ from jengine.config.vision import VisionActivation
 
 @dataclass(frozen=True)
 class SpeechConfig:
-    """The encoder of Whisper, and how audio becomes what it reads.
-
-    Two convolutions come first, the second of which halves the number of frames. Every request has
-    the same number of positions: shorter audio is filled up with silence.
+    """Whisper's encoder and its audio preprocessing. Two convolutions come first, the second
+    halving the frames. Audio is padded with silence to a fixed number of positions.
     """
 
     hidden_size: int
@@ -37,15 +33,14 @@ class SpeechConfig:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
         return self.hidden_size // self.num_heads
 
     @property
     def frames(self) -> int:
-        """Frames of the spectrogram."""
+        """Spectrogram frames."""
         return 2 * self.positions
 
     @property
     def samples(self) -> int:
-        """Samples of the longest audio of one request."""
+        """Maximum samples per request."""
         return self.frames * self.hop

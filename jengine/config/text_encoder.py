@@ -1,6 +1,4 @@
-"""An encoder of text as data: a transformer whose tokens attend to all others of their text. Every
-layer of a decoder attends to its output.
-"""
+"""Text encoder configuration: a bidirectional transformer, read by cross attention."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ from jengine.config.vision import VisionActivation
 
 @dataclass(frozen=True)
 class TextEncoderConfig:
-    """The encoder of BART. It looks tokens up in the decoder's embedding, with positions of its
-    own, and its norms stand where the decoder's do."""
+    """BART's encoder: shares the decoder's embedding, has its own positions, with norms placed as
+    in the decoder.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -33,14 +32,12 @@ class TextEncoderConfig:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
         return self.hidden_size // self.num_heads
 
 
 @dataclass(frozen=True)
 class TextStackConfig:
-    """The encoder of T5: layers of the decoder's own kind and width, but for their number, whose
-    tokens attend to all others of their text."""
+    """T5's encoder: bidirectional layers of the decoder's kind and width."""
 
     num_layers: int
     attention: AttentionConfig  # of the first layer; the others take its biases
@@ -50,14 +47,13 @@ class TextStackConfig:
 
     @property
     def layers(self) -> tuple[LayerConfig, ...]:
-        """Its layers."""
         return layers_alike(self.num_layers, self.attention, self.ffn)
 
 
 def layers_alike(
     count: int, attention: AttentionConfig, ffn: MlpConfig, cross: AttentionConfig | None = None
 ) -> tuple[LayerConfig, ...]:
-    """So many layers, of which the first has the biases by distance that all take."""
+    """`count` equal layers; the first one owns the relative position biases."""
     taken = attention
     if attention.distance_bias is not None:
         taken = replace(attention, distance_bias=replace(attention.distance_bias, is_own=False))

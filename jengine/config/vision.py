@@ -1,6 +1,4 @@
-"""A vision tower as data: a transformer over patches of images, and how its result becomes
-embeddings of a language model.
-"""
+"""Vision tower configuration: a transformer over image patches, and its merger into embeddings."""
 
 from __future__ import annotations
 
@@ -13,11 +11,10 @@ VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu", "relu"]
 
 @dataclass(frozen=True)
 class MergerConfig:
-    """How patches that lie together become one embedding of the language model.
+    """How patches of one token are merged.
 
-    `norm_each` norms every patch, `norm_merged` all patches of a token as one vector, `none`
-    neither; then follow two matmuls. `average` takes the mean of the patches, norms it, and
-    multiplies once.
+    `norm_each` norms each patch, `norm_merged` the concatenated patches, `none` neither; two
+    matmuls follow. `average` averages, norms and multiplies once.
     """
 
     kind: Literal["norm_each", "norm_merged", "none", "average"]
@@ -31,13 +28,13 @@ class MergerConfig:
 
     @property
     def patches(self) -> int:
-        """Patches of one token."""
+        """Patches per token."""
         return self.side**2
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """A vision tower, and the tokens that stand for its images in prompts."""
+    """A vision tower, and its placeholder tokens in prompts."""
 
     family: str  # whose rules say how images become patches, and what stands for them in prompts
     hidden_size: int
@@ -95,27 +92,26 @@ class VisionConfig:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
         return self.hidden_size // self.num_heads
 
     @property
     def placeholder(self) -> int:
-        """The token that stands for an image in prompts as they are given."""
+        """Image placeholder token in given prompts."""
         return self.image_token if self.placeholder_token is None else self.placeholder_token
 
     @property
     def most_ahead(self) -> int:
-        """To how many later tokens of its image a token attends at most."""
+        """Maximum number of later tokens of its image that a token attends to."""
         if not self.sees_ahead:
             return 0
         return (self.image_size // self.patch_size // self.merger.side) ** 2 - 1
 
     @property
     def patch_values(self) -> int:
-        """Numbers of a patch."""
+        """Elements of a patch."""
         return self.channels * self.frames * self.patch_size**2
 
     @property
     def width(self) -> int:
-        """Numbers of a token that the tower makes."""
+        """Elements of the tower's output per token."""
         return self.merger.width * (1 + len(self.deep_layers))
