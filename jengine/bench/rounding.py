@@ -4,7 +4,9 @@
 texts that come with Python (`pydoc_data.topics`), in pieces of 512 tokens that run in chunks of 128
 and so read the cache. MODEL is a text model with a tokenizer. Hidden states are captured after the
 last norm, and the model's own head makes logits of them here: whole vocabularies of all tokens
-would take an engine's answers hours.
+would take an engine's answers hours. A model whose published weights are rounded already may lie on
+the grid of a scheme; `--noise 0.08` first moves its matrices by so much of their size, all schemes'
+alike, which is about what four bits change.
 """
 
 from __future__ import annotations
@@ -64,9 +66,12 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     names = [PLAIN, *(name for name in arguments.schemes if name != PLAIN)]
     pieces: list[list[int]] = []
     truth: Ran | None = None
-    found = {}
+    found, moved = {}, {}
     for name in names:
         with LLM(arguments.model, **SETTINGS, **SCHEMES[name]) as llm:
+            if arguments.noise:
+                moved = moved or with_noise(llm.engine.loaded.parameters(), arguments.noise)
+                llm.update_params(moved)
             pieces = pieces or pieces_of(llm, arguments.tokens)
             ran = run(llm, pieces)
         gc.collect()
@@ -74,11 +79,25 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         found[name] = figures(pieces, truth, ran)
         print(row(name, found[name], found[PLAIN]), flush=True)
     return {
-        "model": arguments.model,
+        "model": arguments.model + f" with noise of {arguments.noise:.0%}" * bool(arguments.noise),
         "text": "pydoc_data.topics",
         "tokens": sum(map(len, pieces)),
         "schemes": found,
     }
+
+
+def with_noise(parameters: Mapping[str, Array], share: float) -> dict[str, Array]:
+    """The parameters, the matrices of layers with normal noise of a share of their size."""
+    draw = np.random.default_rng(0)
+
+    def moved(path: str, value: Array) -> Array:
+        if not path.startswith("layers.") or value.ndim < 2:
+            return value
+        plain = np.asarray(value, np.float32)
+        noise = draw.normal(0, share * plain.std(), plain.shape)
+        return jnp.asarray(plain + noise, value.dtype)
+
+    return {path: moved(path, value) for path, value in parameters.items()}
 
 
 def pieces_of(llm: LLM, tokens: int) -> list[list[int]]:
@@ -137,6 +156,7 @@ FLAGS = {
     "model": {},
     "--schemes": {"nargs": "*", "default": list(SCHEMES), "metavar": "NAME"},
     "--tokens": 20480,
+    "--noise": 0.0,
 }
 main = Benchmark("rounding", __doc__, FLAGS, measured).main
 

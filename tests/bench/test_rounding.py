@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.bench.rounding import PIECE, compared, main
+from jengine.bench.rounding import PIECE, compared, main, with_noise
 from jengine.errors import ConfigError
 
 
@@ -23,6 +23,18 @@ def test_divergence_and_loss_are_those_of_the_definitions() -> None:
         divergence, (np.exp(truth) * (truth - found)).sum(-1), rtol=1e-4, atol=1e-6
     )
     np.testing.assert_allclose(loss, [-found[0, 4], -found[1, 6]], rtol=1e-5)
+
+
+def test_noise_moves_the_matrices_of_layers_alone() -> None:
+    names = ("embed.weight", "layers.0.norm.weight", "layers.0.mlp.down.weight")
+    given = {name: jnp.full((40,), 1.0, jnp.bfloat16) for name in names}
+    given["layers.0.mlp.down.weight"] = jnp.arange(4000, dtype=jnp.bfloat16).reshape(40, 100)
+    moved = with_noise(given, 0.1)
+    for name in names[:2]:
+        np.testing.assert_array_equal(moved[name], given[name])
+    plain, other = (np.asarray(one[names[2]], np.float32) for one in (given, moved))
+    assert 0.09 < (other - plain).std() / plain.std() < 0.11
+    assert moved[names[2]].dtype == jnp.bfloat16
 
 
 def test_what_makes_no_sense_is_refused() -> None:
