@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jengine.bench.surroundings import shown_command, surroundings
+from jengine.errors import ConfigError
 
 Printed = Callable[[dict[str, Any]], str]
 
@@ -52,3 +53,18 @@ def keep(command: str, found: Mapping[str, Any], file: Path | None, printed: Pri
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(bool(result.get("failed")))
+
+
+def earlier(file: Path, kind: str, command: str) -> dict[str, Any]:
+    """What a command has kept in a file: its --from."""
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--from {str(file)!r}: expected what {command} --output-json wrote: {error}"
+        ) from error
+    if not isinstance(result, dict) or result.get("bench") != kind:
+        raise ConfigError(
+            f"--from {str(file)!r}: expected a result of {command}, found something else."
+        )
+    return result

@@ -8,8 +8,8 @@ In: an engine in which nothing runs. Out: a dict of tables, and from such a dict
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from jengine.api.llm import LLM
 from jengine.bench import host
 from jengine.bench.driver import Driver
+from jengine.bench.frame import earlier
 from jengine.bench.machine import hardware_of
 from jengine.bench.peak_memory import device_stats, resident_bytes
 from jengine.bench.read_speed import read_gb_s
@@ -32,6 +33,7 @@ from jengine.sampling_params import SamplingParams
 # Each number of requests is this multiple of the one before.
 FACTOR = 4
 Column = tuple[str, str, float]  # key, heading, divisor
+read = partial(earlier, kind="growth", command="bench growth")
 
 
 def measure(
@@ -199,21 +201,6 @@ def table(columns: Iterable[Column], rows: list[dict[str, Any]]) -> list[str]:
         cells = [row[key] / unit if unit != 1 else row[key] for key, _, unit in columns]
         lines.append(" ".join(f"{f'{c:,.2f}' if isinstance(c, float) else c:>12}" for c in cells))
     return lines
-
-
-def read(file: Path) -> dict[str, Any]:
-    """The tables of an earlier run."""
-    try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--from {str(file)!r}: expected what bench growth --output-json wrote: {error}"
-        ) from error
-    if not isinstance(result, dict) or result.get("bench") != "growth":
-        raise ConfigError(
-            f"--from {str(file)!r}: expected a result of bench growth, found something else."
-        )
-    return result
 
 
 def draw(result: dict[str, Any], folder: Path) -> Path:

@@ -52,8 +52,26 @@ class PackedOnly:
         return StepOutput(np.full((sampled, 1), 7, np.int32))
 
 
+class NoWorkers:
+    """What executors have in common that have neither a model nor workers."""
+
+    def update_weights(self, values: object) -> None:
+        """No weights are held."""
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        """There are no workers."""
+        return []
+
+    def health(self) -> list[WorkerHealth]:
+        """There are no workers."""
+        return []
+
+    def shutdown(self) -> None:
+        """There is nothing to release."""
+
+
 @dataclass
-class PackingExecutor:
+class PackingExecutor(NoWorkers):
     """Packs plans as the runner does, and runs nothing."""
 
     shapes: StepShapes
@@ -73,20 +91,6 @@ class PackingExecutor:
         self.packed_bytes = packed.buffer.nbytes
         self.seconds.append(time.perf_counter() - began)
         return PackedOnly(plan)
-
-    def update_weights(self, values: object) -> None:
-        """No weights are held."""
-
-    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """There are no workers."""
-        return []
-
-    def health(self) -> list[WorkerHealth]:
-        """There are no workers."""
-        return []
-
-    def shutdown(self) -> None:
-        """There is nothing to release."""
 
 
 def build(running: int, steps: int, max_model_len: int) -> tuple[EngineCore, PackingExecutor]:

@@ -17,10 +17,9 @@ from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config, with_sizes
 from jengine.bench.frame import Benchmark
-from jengine.bench.host import PackedOnly
+from jengine.bench.host import NoWorkers, PackedOnly
 from jengine.config import CacheConfig
 from jengine.engine.core import EngineCore
-from jengine.executor.protocol import WorkerHealth
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
@@ -53,7 +52,7 @@ class Chat:
 
 
 @dataclass
-class CountingExecutor:
+class CountingExecutor(NoWorkers):
     """Finds the bucket of each plan and counts it in a ledger. Keeps the time of the device."""
 
     steps: RunnerConfig
@@ -77,20 +76,6 @@ class CountingExecutor:
         self.seconds += step_seconds(bucket.num_tokens)
         self.useful_seconds += step_seconds(plan.num_tokens)
         return PackedOnly(plan)
-
-    def update_weights(self, values: object) -> None:
-        """No weights are held."""
-
-    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """There are no workers."""
-        return []
-
-    def health(self) -> list[WorkerHealth]:
-        """There are no workers."""
-        return []
-
-    def shutdown(self) -> None:
-        """There is nothing to release."""
 
 
 def step_seconds(tokens: int) -> float:

@@ -53,9 +53,9 @@ def checked_host(name: str, host: str) -> str:
 
 def own_address(host: str, port: int) -> str:
     """The address of this host from which another one is reached."""
-    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
+    family, *_, address = sockets.getaddrinfo(host, port, type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, sockets.SOCK_DGRAM) as probe:  # sends nothing
-        probe.connect((host, port))
+        probe.connect(address)
         return probe.getsockname()[0]
 
 

@@ -5,20 +5,20 @@ In: a Scenario, objectives, a price. Out: a dict for JSON, from which text and p
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from jengine.bench.frame import earlier
 from jengine.capacity.simulation.groups import run_groups
 from jengine.capacity.simulation.results import figures
 from jengine.capacity.simulation.scenario import Scenario
-from jengine.errors import ConfigError
 
 KIND = "simulation"
+read = partial(earlier, kind=KIND, command="simulate")
 LEFT_OUT = (
     "HTTP, tokenizers and the network between clients and replicas",
     "compiling, warming up, and loading of weights after a failure",
@@ -70,16 +70,3 @@ def left_out(scenario: Scenario) -> list[str]:
             f"{scenario.groups}th request and knows its own replicas only"
         )
     return notes
-
-
-def read(file: Path) -> dict[str, Any]:
-    """An earlier result."""
-    try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--from {str(file)!r}: expected what simulate --output-json wrote: {error}"
-        ) from error
-    if not isinstance(result, dict) or result.get("bench") != KIND:
-        raise ConfigError(f"--from {str(file)!r}: expected a result of simulate.")
-    return result

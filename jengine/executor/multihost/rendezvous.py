@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import secrets
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from jengine.executor.multihost.agreement import listed, plural
 from jengine.executor.multihost.channel import Channel, FollowerChannel, LeaderChannel
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.wire.connection import Connection, accept, connect, listen
+from jengine.wire.hosts import own_address
 
 logger = logging.getLogger(__name__)
 SECRET = 32
@@ -124,10 +124,6 @@ def warn_of_strangers(address: str) -> None:
 
 
 def address_towards(coordinator: str | None) -> str:
-    """The address of this host from which JAX's coordinator is reached. Sends nothing."""
+    """The address of this host from which JAX's coordinator is reached."""
     host, _, port = (coordinator or "127.0.0.1:1").rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return probe.getsockname()[0]
+    return own_address(host.strip("[]"), int(port))
