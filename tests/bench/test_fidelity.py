@@ -18,6 +18,7 @@ import pytest
 from jengine.bench.fidelity.__main__ import main
 from jengine.bench.fidelity.check import check
 from jengine.bench.fidelity.child_process import ChildProcess
+from jengine.bench.fidelity.conditional import CONDITIONAL, drawn_conditional
 from jengine.bench.fidelity.draws import drawn, varied_keys
 from jengine.bench.fidelity.encoders import ENCODERS, drawn_encoder
 from jengine.bench.fidelity.families import FAMILIES
@@ -330,22 +331,16 @@ UNSEARCHED = {
         "the same body, whose head is not used",
     ),
     **dict.fromkeys(
-        ("Gemma4ForConditionalGeneration", "Qwen2VLForConditionalGeneration",
-         "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
-         "LlavaForConditionalGeneration", "InternVLForConditionalGeneration",
-         "Gemma3ForConditionalGeneration"),
+        ("Gemma4ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+         "Qwen3VLForConditionalGeneration", "InternVLForConditionalGeneration"),
         "pictures are not drawn: tests/media/test_vision_families.py has fixed shapes",
-    ),
-    **dict.fromkeys(
-        ("WhisperForConditionalGeneration", "BartForConditionalGeneration",
-         "T5ForConditionalGeneration", "MT5ForConditionalGeneration"),
-        "inputs of an encoder are not drawn: tests/media has fixed shapes",
     ),
 }  # fmt: skip
 
 
 def test_every_architecture_is_searched_or_says_why_not() -> None:
     drawn_classes = {one for encoder in ENCODERS.values() for one in encoder.architectures}
+    drawn_classes |= {one.architecture for one in CONDITIONAL.values()}
     searched = {*FAMILIES.values(), *drawn_classes}
     assert searched | UNSEARCHED.keys() == set(ARCHITECTURES)
     assert not searched & UNSEARCHED.keys()
@@ -354,6 +349,18 @@ def test_every_architecture_is_searched_or_says_why_not() -> None:
 @pytest.mark.parametrize("family", ["bert", *slow("roberta", "xlm_roberta", "nomic_bert",
                                                   "modernbert")])  # fmt: skip
 def test_encoders_answer_as_transformers(family: str, theirs: Transformers) -> None:
+    row = found_in(theirs, family, "cpu", 0)
+    assert row.draws == 1 and not row.failed, row
+
+
+@pytest.mark.parametrize(
+    "family", ["whisper", *slow(*[one for one in CONDITIONAL if one != "whisper"])]
+)
+def test_models_of_more_than_a_prompt_answer_as_transformers(
+    family: str, theirs: Transformers
+) -> None:
+    """Whisper's convolutions took the activation that blocks have, where transformers has gelu."""
+    assert drawn_conditional("whisper", 0)["activation_function"] == "relu"
     row = found_in(theirs, family, "cpu", 0)
     assert row.draws == 1 and not row.failed, row
 
@@ -378,6 +385,33 @@ def test_every_key_that_an_encoder_reads_varies(family: str) -> None:
     values = {key: {str(one.get(key)) for _, one in draws} for key in asked.keys_asked}
     fixed = {key for key in values if len(values[key]) == 1}
     assert fixed <= {*UNVARIED, *OTHER_ENCODERS}
+
+
+# What is refused otherwise, or is not there to be drawn.
+OTHER_CONDITIONAL = {
+    "max_source_positions", "scale_decoder_outputs", "normalize_before", "add_final_layer_norm",
+    "static_position_embeddings", "bos_token_id", "pad_token_id", "eos_token_id",
+}  # fmt: skip
+OF_FAMILY = {
+    "bart": {"tie_word_embeddings"}, "mt5": {"tie_word_embeddings"},  # one value is supported
+    "whisper": {"scale_embedding"},
+    "llava": {"vision_feature_select_strategy", "image_token_index"},
+    "gemma3_vision": {
+        "image_token_index", "boi_token_index", "eoi_token_index", "tie_word_embeddings",
+    },
+    "qwen2_vl": {"image_token_id", "video_token_id", "vision_start_token_id",
+                 "vision_end_token_id"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CONDITIONAL)
+def test_every_key_that_models_of_more_than_a_prompt_read_varies(family: str) -> None:
+    draws = [drawn_conditional(family, number) for number in range(60)]
+    asked = Asked({**draws[0], "architectures": [CONDITIONAL[family].architecture]})
+    model_config(asked)
+    values = {key: {str(one.get(key)) for one in draws} for key in asked.keys_asked}
+    fixed = {key for key in values if len(values[key]) == 1}
+    assert fixed <= {*UNVARIED, *OTHER_CONDITIONAL, *OF_FAMILY.get(family, ())}
 
 
 def test_a_family_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

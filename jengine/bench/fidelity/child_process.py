@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from threading import TIMEOUT_MAX, Event, Timer
 from types import TracebackType
 from typing import Any, Self
@@ -21,15 +23,8 @@ class Ended(JengineError):
     """A child process ended without an answer."""
 
 
-class ChildProcess:
-    """The process; it ends with the block that opened it."""
-
-    def __init__(
-        self, program: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._child = subprocess.Popen(  # noqa: S603
-            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+class EndsWithBlock(AbstractContextManager["EndsWithBlock"]):
+    """What has a child process: closed at the end of the block, and killed first after an error."""
 
     def __enter__(self) -> Self:
         return self
@@ -41,6 +36,25 @@ class ChildProcess:
         if error is not None:
             self.kill()
         self.close()
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the process now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the process end."""
+
+
+class ChildProcess(EndsWithBlock):
+    """The process."""
+
+    def __init__(
+        self, program: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._child = subprocess.Popen(  # noqa: S603
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def ask(self, job: Mapping[str, Any], *, limit_s: float = TIMEOUT_MAX) -> Any:
         """What it answers; Ended if it does not, which it cannot after so many seconds."""

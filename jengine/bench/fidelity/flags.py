@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from jengine.bench.fidelity.conditional import CONDITIONAL
 from jengine.bench.fidelity.encoders import ENCODERS
 from jengine.bench.fidelity.families import FAMILIES
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 
-SEARCHED = (*FAMILIES, *ENCODERS)
+SEARCHED = (*FAMILIES, *ENCODERS, *CONDITIONAL)
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -9,20 +9,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.utils import logging
 
 # Wide enough that logits differ by several units, narrow enough that float32 is exact to 1e-5.
 GAIN = 1.3
 SPREAD = 0.2  # of norms and biases around where they start
-BUFFERS = ("e_score_correction_bias", "layer_scalar")
+BUFFERS = ("e_score_correction_bias", "layer_scalar", "final_logits_bias")
+QUERIES = ("q_norm.weight", "Attention.q.weight")
+CONVOLUTIONS = ("conv1.weight", "conv2.weight")  # over time
+RATE = 16000  # of speech
 # Every so many weights in a row, and in a column, one is the largest code: each group of inputs
 # that share a scale has one, however the inputs are laid out.
 BETWEEN_LARGEST = 16
@@ -44,16 +52,20 @@ def write(job: Mapping[str, Any]) -> dict[str, Any]:
     model_class = getattr(transformers, job["architecture"])
     torch.manual_seed(job["seed"])
     model = model_class(model_class.config_class(**job["settings"]))
+    if job["settings"].get("tie_word_embeddings") is False:
+        untie(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 # Shared experts that are none have weights without columns.
-                parameter.normal_(0.0, GAIN / max(parameter.shape[-1], 1) ** 0.5)
+                convolves = parameter.ndim > 3 or name.endswith(CONVOLUTIONS)
+                inputs = parameter[0].numel() if convolves else parameter.shape[-1]
+                parameter.normal_(0.0, GAIN / max(inputs, 1) ** 0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * SPREAD)
             # Nothing else scales its scores.
-            if job["unscaled"] and name.endswith("q_norm.weight"):
-                parameter.mul_(parameter.shape[-1] ** -0.5)
+            if job["unscaled"] and name.endswith(QUERIES):
+                parameter.mul_(getattr(model.config, "d_kv", parameter.shape[-1]) ** -0.5)
         for name, buffer in model.named_buffers():
             if name.endswith(BUFFERS):
                 buffer.add_(torch.randn_like(buffer) * SPREAD)
@@ -62,9 +74,19 @@ def write(job: Mapping[str, Any]) -> dict[str, Any]:
                 if parameter.ndim > 1 and parameter.numel():
                     parameter.copy_(as_codes(parameter, job["largest_code"]))
     model.to(getattr(torch, job["dtype"])).save_pretrained(job["folder"])
+    if model.config.model_type in PROCESSORS:
+        PROCESSORS[model.config.model_type](model.config).save_pretrained(job["folder"])
     if job["adapter_rank"]:
         adapt(model, Path(job["folder"]), job["adapter_rank"])
     return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def untie(model: transformers.PreTrainedModel) -> None:
+    """Give a model a head of its own: transformers 5 ties some heads whatever a config says, unless
+    the file has another one."""
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        head.weight = deepcopy(head.weight)
 
 
 def as_codes(weight: Tensor, largest: int) -> Tensor:
@@ -145,6 +167,86 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def score_conditional(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Log-probabilities after each token of sequences that are about a text, speech or a picture,
+    [tokens, vocab] of each, to a file."""
+    model_class = getattr(transformers, job["architecture"])
+    dtype = getattr(torch, job["dtype"])
+    model = model_class.from_pretrained(job["folder"], dtype=dtype).eval()
+    inputs, cache = INPUTS[job["reads"]], CACHES[job["cache"]]
+    with np.load(job["sources"]) as sources, torch.no_grad():
+        rows = [
+            model(**inputs(model, sources[f"arr_{place}"], tokens), **cache(model.config)).logits[0]
+            for place, tokens in enumerate(job["tokens"])
+        ]
+    np.savez(job["out"], *(row.double().log_softmax(-1).numpy() for row in rows))
+    return {}
+
+
+Model = transformers.PreTrainedModel
+
+
+def of_text(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
+    """Tokens for an encoder."""
+    return {"input_ids": torch.tensor(source)[None], "decoder_input_ids": torch.tensor([tokens])}
+
+
+def of_speech(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
+    """Features of samples for an encoder."""
+    extractor = transformers.WhisperFeatureExtractor(
+        feature_size=model.config.num_mel_bins, chunk_length=model.config.max_source_positions // 50
+    )
+    features = extractor(source, sampling_rate=RATE, return_tensors="pt").input_features
+    return {
+        "input_features": features.to(model.dtype), "decoder_input_ids": torch.tensor([tokens])
+    }  # fmt: skip
+
+
+def of_picture(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
+    """Patches, and as many tokens in place of the picture's as it takes."""
+    config = model.config
+    found = PROCESSORS[config.model_type](config)([Image.fromarray(source)], return_tensors="pt")
+    pixels = {"pixel_values": found["pixel_values"].to(model.dtype)}
+    if "image_grid_thw" in found:
+        pixels["image_grid_thw"] = found["image_grid_thw"]
+        count = int(found["image_grid_thw"].prod()) // config.vision_config.spatial_merge_size**2
+    else:
+        side = config.vision_config.image_size // config.vision_config.patch_size
+        count = getattr(config, "mm_tokens_per_image", side**2)
+    ids = [one for token in tokens for one in [token] * (count if token == mark(config) else 1)]
+    given = torch.tensor([ids])
+    kinds = {name: (given == mark(config)).long() for name in KINDS.get(config.model_type, ())}
+    return {"input_ids": given, **pixels, **kinds}
+
+
+def mark(config: Any) -> int:
+    """The token of a picture."""
+    return config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index
+
+
+INPUTS = {"text": of_text, "speech": of_speech, "picture": of_picture}
+# Inputs that say which tokens are a picture's.
+KINDS = {"gemma3": ("token_type_ids",), "qwen2_vl": ("mm_token_type_ids",)}
+
+
+def squares(config: Any) -> dict[str, int]:
+    """The size of pictures of one size."""
+    return dict.fromkeys(("height", "width"), config.vision_config.image_size)
+
+
+PROCESSORS: dict[str, Callable[[Any], Any]] = {
+    "llava": lambda config: LlavaImageProcessorPil(
+        size={"shortest_edge": config.vision_config.image_size}, crop_size=squares(config)
+    ),
+    "gemma3": lambda config: Gemma3ImageProcessorPil(size=squares(config)),
+    "qwen2_vl": lambda config: Qwen2VLImageProcessorPil(
+        patch_size=config.vision_config.patch_size,
+        merge_size=config.vision_config.spatial_merge_size,
+        size={"shortest_edge": 64, "longest_edge": 4096},
+    ),
+}
+
+
 def pool(job: Mapping[str, Any]) -> dict[str, Any]:
     """States of tokens or scores of classes, [tokens or nothing, width] of each sequence, to a
     file."""
@@ -161,6 +263,7 @@ OPERATIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "config": written_config,
     "write": write,
     "score": score,
+    "score_conditional": score_conditional,
     "pool": pool,
 }
 

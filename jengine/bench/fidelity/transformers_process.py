@@ -10,12 +10,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from jengine.bench.fidelity.child_process import ChildProcess
+from jengine.bench.fidelity.child_process import ChildProcess, EndsWithBlock
 from jengine.errors import JengineError
 
 PROGRAM = Path(__file__).with_name("reference.py")
@@ -25,20 +24,19 @@ class Refused(JengineError, ValueError):
     """What transformers says of a config that it does not take."""
 
 
-class Transformers:
-    """The child process; it ends with the block that opened it."""
+class Transformers(EndsWithBlock):
+    """The child process, and a folder for what it computes."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._child = ChildProcess([sys.executable, str(PROGRAM)])
 
-    def __enter__(self) -> Transformers:
-        return self
+    def kill(self) -> None:
+        """End the process now."""
+        self._child.kill()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def close(self) -> None:
+        """Let the process end."""
         self._child.close()
         self._folder.cleanup()
 
@@ -71,6 +69,20 @@ class Transformers:
         )
         return np.load(out)
 
+    def score_conditional(
+        self, folder: Path, architecture: str, reads: str, sources: Sequence[np.ndarray],
+        tokens: Sequence[Sequence[int]], *, dtype: str = "float32", cache: str = "none",
+    ) -> list[np.ndarray]:  # fmt: skip
+        """Log-probabilities after each token of sequences that are about these sources: tokens or
+        samples that an encoder reads, or pixels."""
+        given, out = (Path(self._folder.name) / name for name in ("sources.npz", "scores.npz"))
+        np.savez(given, *sources)
+        self._ask(
+            "score_conditional", folder=str(folder), architecture=architecture, reads=reads,
+            sources=str(given), tokens=tokens, dtype=dtype, cache=cache, out=str(out),
+        )  # fmt: skip
+        return arrays(out, len(tokens))
+
     def pool(
         self, folder: Path, architecture: str, tokens: Sequence[Sequence[int]], *,
         dtype: str = "float32",
@@ -81,11 +93,16 @@ class Transformers:
             "pool", folder=str(folder), architecture=architecture, tokens=tokens, dtype=dtype,
             out=str(out),
         )  # fmt: skip
-        with np.load(out) as found:
-            return [found[f"arr_{place}"] for place in range(len(tokens))]
+        return arrays(out, len(tokens))
 
     def _ask(self, operation: str, **job: Any) -> dict[str, Any]:
         answer = self._child.ask({"operation": operation, **job})
         if "error" in answer:
             raise Refused(answer["error"])
         return answer["answer"]
+
+
+def arrays(file: Path, count: int) -> list[np.ndarray]:
+    """The arrays of a file that were written without names."""
+    with np.load(file) as found:
+        return [found[f"arr_{place}"] for place in range(count)]

@@ -7,10 +7,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from jengine.bench.fidelity.child_process import ChildProcess, Ended
+from jengine.bench.fidelity.child_process import ChildProcess, Ended, EndsWithBlock
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS, QUICK_XLA
 
 PROGRAM = (sys.executable, "-m", "jengine.bench.fidelity.worker")
@@ -24,7 +23,7 @@ QUICK = {
 }
 
 
-class Workers:
+class Workers(EndsWithBlock):
     """One worker at a time; the last one ends with the block."""
 
     def __init__(self, limit_s: float, program: Sequence[str] = PROGRAM) -> None:
@@ -33,17 +32,6 @@ class Workers:
         self._worker: ChildProcess | None = None
         self._environment: Mapping[str, str] = {}
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        if error is not None and self._worker is not None:
-            self._worker.kill()
-        self._end()
-
     def check(self, family: str, number: int, implementation: str) -> dict[str, Any]:
         """What the worker found, or how it ended."""
         worker = self._for(IMPLEMENTATIONS[implementation].environment)
@@ -51,19 +39,25 @@ class Workers:
         try:
             return worker.ask(job, limit_s=self.limit_s)
         except Ended as end:
-            self._end()
+            self.close()
             return {"broke": str(end)}
 
     def _for(self, environment: Mapping[str, str]) -> ChildProcess:
         if environment != self._environment:
-            self._end()
+            self.close()
         if self._worker is None:
             self._environment = environment
             self._worker = ChildProcess(self._program, {**os.environ, **QUICK, **environment})
             self._worker.ask({})  # its imports are no draw's time
         return self._worker
 
-    def _end(self) -> None:
+    def kill(self) -> None:
+        """End the worker now."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    def close(self) -> None:
+        """Let the worker end: the next draw gets another one."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
