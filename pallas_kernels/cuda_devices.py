@@ -111,8 +111,13 @@ def compile_problem(capability: int) -> str | None:
     )
     if done.returncode == 0:
         return None
+    name = f"a small kernel for compute capability {capability / 10:.1f}"
+    return f"{name} does not compile: {ended_with(done)}"
+
+
+def ended_with(done: subprocess.CompletedProcess[str]) -> str:
+    """The first error of a process that has failed."""
     # Indented lines are of tracebacks.
     lines = [line for line in done.stderr.splitlines() if not line.startswith(" ")]
     said = [line for line in lines if "error" in line.lower()]
-    why = said[0] if said else f"no message, exit status {done.returncode}"
-    return f"a small kernel for compute capability {capability / 10:.1f} does not compile: {why}"
+    return said[0] if said else f"no message, exit status {done.returncode}"

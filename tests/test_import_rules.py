@@ -83,7 +83,7 @@ ALLOWED = {
     "server": ABOVE_API,
     "integrations": ABOVE_API,
     # The hook that makes parts of the documentation.
-    "docs": {"assembly", "cli", "server"},
+    "docs": {"nouns", "assembly", "cli", "server"},
     "cli": {
         *ABOVE_API,
         "demo",

@@ -26,8 +26,9 @@ examples:
   jengine doctor ./model --dtype bfloat16
   jengine doctor ./model --json
   jengine doctor ./model --check-weights
+  jengine doctor --for sm_120
 """
-SUBJECTS = ("versions", "devices", "kernels", "storage", "hub", "environment", "plugins")
+SUBJECTS = ("versions", "gpus", "devices", "kernels", "storage", "hub", "environment", "plugins")
 MODEL_FLAGS = settings_of("doctor")
 
 
@@ -39,6 +40,10 @@ def add_flags(parser: Parser) -> None:
         action="store_true",
         help="read all weights and name tensors with numbers that are not finite",
     )
+    parser.add_argument(
+        "--for", metavar="sm_NN", dest="architecture",
+        help="also try to compile kernels for this GPU, which need not be here",
+    )  # fmt: skip
     add_engine_flags(parser, only=MODEL_FLAGS)
 
 
@@ -47,6 +52,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     settings = engine_arguments(arguments)
     with interrupts_end_the_process():
         findings = [finding for subject in SUBJECTS for finding in check_machine(subject)]
+        if arguments.architecture is not None:
+            findings.append(check_architecture(arguments.architecture))
         command = first_command(findings)
         if arguments.model is not None:
             found, command = check_model(arguments.model, settings)
@@ -75,6 +82,14 @@ def check_machine(subject: str) -> list[Finding]:
         return list(importlib.import_module(f"jengine.cli.checks.{subject}").check())
     except ImportError as error:
         return [Finding("problem", subject, f"cannot be checked, an import fails: {error}")]
+
+
+def check_architecture(name: str) -> Finding:
+    """Whether kernels compile for a GPU that need not be here."""
+    try:
+        return importlib.import_module("jengine.cli.checks.gpus").check_for(name)
+    except ImportError as error:
+        return Finding("problem", "gpus", f"cannot be checked, an import fails: {error}")
 
 
 def check_model(model: str, settings: dict[str, Any]) -> tuple[list[Finding], str]:

@@ -20,6 +20,7 @@ from jengine.assembly.settings.flags import shown_default
 from jengine.cli.checks.environment import MEANING
 from jengine.cli.main import COMMANDS, Command, command_parser
 from jengine.cli.terminal import Terminal
+from jengine.device_advice import GRAPH_ROOM, KNOWN, ROOM
 from jengine.server.app import ENDPOINTS
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +76,15 @@ def cell(text: str) -> str:
     return " ".join(plain.split())
 
 
+def device_errors() -> str:
+    """What the engine says about errors of devices."""
+    known = {f"out of memory, {doing.value}": todo for doing, todo in ROOM.items()}
+    known |= {"out of memory, recording CUDA graphs": GRAPH_ROOM}
+    known |= {one.name: one.todo for one in KNOWN}
+    rows = "".join(f"| {name} | {cell(todo)} |\n" for name, todo in known.items())
+    return f"| error | what to do |\n|---|---|\n{rows}"
+
+
 def settings() -> str:
     """The engine's settings from their declarations."""
     known = {field.name: field for field in fields(EngineArgs)}
@@ -108,6 +118,7 @@ ACCESS = {
 }
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
+    "device_errors": device_errors,
     "settings": settings,
     "routes": routes,
     "environment": environment,

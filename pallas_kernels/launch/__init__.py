@@ -24,7 +24,7 @@ smallest integer, so that tests notice results that were not written.
 
 - `call.py`         the JAX primitive, and what it becomes on each platform
 - `bridge.py`       compiling for CUDA; everything that depends on the versions of jax and triton
-- `probe.py`        a process that compiles one small kernel, which some errors of LLVM end
+- `probe.py`        a process that tries one small kernel, which some errors of LLVM end
 - `interpreter.py`  numpy arrays as pointers for Triton's interpreter
 
 Refused, by a `KernelError` that names the kernel, the shapes and the device: kernels that need

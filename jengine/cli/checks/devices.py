@@ -13,6 +13,7 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.capacity.device_memory import gigabytes
 from jengine.cli.checks.finding import Finding, Level
 from jengine.errors import ConfigError
+from jengine.runner.memory.memory_pool import largest_piece
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -40,6 +41,8 @@ def describe(device: jax.Device) -> Finding:
         free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
         figures["memory_free"] = free
         text += f", {gigabytes(free)} of {gigabytes(stats['bytes_limit'])} free"
+        piece = figures["largest_free_piece"] = largest_piece(stats)
+        text += f", {gigabytes(piece)} in one piece" if piece < free else ""
     return Finding("OK", "devices", text, figures)
 
 

@@ -1,0 +1,149 @@
+"""NVIDIA's driver, whether kernels compile for each GPU and run there, and links between GPUs.
+
+A compiler or a driver may end its process, so each is tried in a process of its own: what ends is a
+line here. Must come before JAX has taken the GPUs' memory in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jengine.cli.checks.finding import Finding
+from jengine.cli.checks.versions import all_versions
+from pallas_kernels.choice import missing_for_triton
+from pallas_kernels.cuda_devices import DEVICES, compile_problem, ended_with, ptx_version
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+# The plugin of each extra, and the oldest driver that its CUDA runs on.
+PLUGINS = {"jax-cuda12-plugin": ("cuda12", 525), "jax-cuda13-plugin": ("cuda13", 580)}
+SUBJECT = "gpus"
+NONE = (
+    "no NVIDIA driver on this machine; `jengine doctor --for sm_120` tries the compiler for a GPU "
+    "that is elsewhere"
+)
+
+
+def check() -> list[Finding]:
+    """The findings on this machine's GPUs, and a verdict; a note where it has none."""
+    version = driver_version()
+    if version is None:
+        return [Finding("note", SUBJECT, NONE)]
+    found = [*driver(version, all_versions()), *kernels(tried_devices()), *peers(p2p_table())]
+    return [*found, verdict(found)]
+
+
+def check_for(architecture: str) -> Finding:
+    """Whether kernels compile for a GPU that need not be here, as `sm_120` or `12.0`."""
+    digits = re.sub(r"\D", "", architecture)
+    if not digits:
+        known = ", ".join(f"sm_{one}" for one in DEVICES)
+        return Finding("problem", SUBJECT, f"--for {architecture}: expected one of {known}")
+    return compiles(f"sm_{digits}", int(digits))
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver, "" if it is there and does not say; None without one."""
+    if NVIDIA_DRIVER.exists():
+        found = re.search(r"\b(\d{3}\.[\d.]+)", NVIDIA_DRIVER.read_text(errors="replace"))
+        return found[1] if found else ""
+    return "" if shutil.which("nvidia-smi") else None
+
+
+def driver(version: str, packages: Mapping[str, str]) -> Iterator[Finding]:
+    """The driver, and whether it runs the CUDA that JAX's plugin brings."""
+    plugins = [name for name in PLUGINS if packages.get(name)]
+    if not plugins:
+        text = "JAX has no CUDA plugin: pip install 'jengine[cuda12]' or 'jengine[cuda13]'"
+        yield Finding("problem", SUBJECT, f"driver {version or 'unknown'}, but {text}")
+    for name in plugins:
+        extra, least = PLUGINS[name]
+        text = f"driver {version or 'unknown'}, {name} {packages[name]}"
+        if version and int(version.partition(".")[0]) < least:
+            text += f": {extra} needs driver {least} or newer. Update it"
+            text += ", or install 'jengine[cuda12]'" if extra == "cuda13" else ""
+            yield Finding("problem", SUBJECT, text)
+        else:
+            yield Finding("OK", SUBJECT, text)
+
+
+def tried_devices() -> list[dict[str, Any]] | str:
+    """What a process that launches a small kernel on each GPU says, or how it ended."""
+    command = [sys.executable, "-m", "pallas_kernels.launch.probe"]
+    paths = os.pathsep.join(sys.path)
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONPATH": paths}
+    done = subprocess.run(  # noqa: S603
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return ended_with(done)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def kernels(tried: list[dict[str, Any]] | str) -> Iterator[Finding]:
+    """Whether kernels compile for each GPU, and run there."""
+    if isinstance(tried, str):
+        yield Finding("problem", SUBJECT, f"the process that tries the GPUs ended: {tried}")
+        return
+    if not tried:
+        yield Finding("problem", SUBJECT, "there is a driver, but JAX sees no GPU")
+    for device in tried:
+        name = f"cuda:{device['id']} {device['kind']}"
+        found = compiles(f"{name}, compute capability {device['capability'] / 10:.1f}",
+                         device["capability"])  # fmt: skip
+        yield found
+        if found.level == "OK":
+            why = device["problem"]
+            text = f"{name}: a small kernel " + (f"fails: {why}" if why else "runs")
+            yield Finding("problem" if why else "OK", SUBJECT, text, device)
+
+
+def compiles(name: str, capability: int) -> Finding:
+    """Whether a small kernel compiles for a GPU."""
+    if problem := missing_for_triton() or compile_problem(capability):
+        return Finding("problem", SUBJECT, f"{name}: {problem}")
+    text = f"{name}: kernels compile, to PTX {ptx_version(capability) / 10:.1f}"
+    return Finding("OK", SUBJECT, text, {"capability": capability})
+
+
+def p2p_table() -> str:
+    """What `nvidia-smi` says of reads between GPUs; "" where it is not installed."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return ""
+    command = [smi, "topo", "-p2p", "r"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout  # noqa: S603
+
+
+def peers(table: str) -> Iterator[Finding]:
+    """Whether GPUs read one another's memory."""
+    rows = [line.split() for line in table.splitlines() if re.match(r"\s*GPU\d+\s+\S", line)]
+    states = {row[0]: row[1:] for row in rows if not row[1].startswith("GPU")}
+    if len(states) < 2:
+        return
+    apart = sorted(name for name, row in states.items() if {*row} - {"X", "OK"})
+    if apart:
+        text = (
+            f"{', '.join(apart)} cannot read the memory of every other GPU: collectives go through "
+            "the host, which is slower. If they hang, set NCCL_P2P_DISABLE=1"
+        )
+        yield Finding("note", SUBJECT, text)
+    else:
+        yield Finding("OK", SUBJECT, f"{len(states)} GPUs read one another's memory")
+
+
+def verdict(found: Iterable[Finding]) -> Finding:
+    """One line for all."""
+    problems = sum(one.level == "problem" for one in found)
+    if problems:
+        return Finding(
+            "problem", SUBJECT, f"these GPUs cannot serve yet: {problems} problems above"
+        )
+    return Finding("OK", SUBJECT, "these GPUs can serve")
