@@ -13,9 +13,7 @@ from typing import Any
 from jengine.api.arguments import Params
 from jengine.api.llm import LLM
 from jengine.api.tapping import Interventions
-from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.vllm_args import RENAMED as RENAMED_SETTINGS
-from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS
+from jengine.assembly.settings.args import NAMES as ENGINE
 from jengine.errors import RequestError, UnsupportedFeature, unknown_argument
 from jengine.outputs import RequestOutput
 from jengine.sampling_names import INSTEAD, LATER_FEATURES
@@ -23,12 +21,6 @@ from jengine.sampling_params import SamplingParams
 
 SAMPLING = tuple(item.name for item in fields(SamplingParams))
 OF_VLLM = (*LATER_FEATURES, *INSTEAD)
-ENGINE = (
-    *(item.name for item in fields(EngineArgs)),
-    *VLLM_SETTINGS,
-    *RENAMED_SETTINGS,
-    *SPECULATION,
-)
 # seed is both: it belongs to the request here, as in transformers.
 RENAMED = {
     "max_new_tokens": "max_tokens",

@@ -27,7 +27,6 @@ from jengine.assembly.peer_weights import serve_weights
 from jengine.assembly.processors import engine_processors
 from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.recording import recorder_for
-from jengine.assembly.reloading import weights_reader
 from jengine.assembly.settings.groups import Groups, ModelSettings
 from jengine.assembly.sizes.step_experts import balancer_of
 from jengine.assembly.start_log import log_copies
@@ -160,6 +159,20 @@ def ready_runners(
     if cache.keeps_tails:
         runners = tuple(map(ForkRunner, runners))
     return runners, cache
+
+
+def weights_reader(
+    asked: ModelSettings, source: ModelSource, order: LeafOrder, bar: Callable[..., Any]
+) -> Callable[[Leaves | None], Leaves] | None:
+    """Reads a replica's parameters; None for live ones, which are in no folder."""
+    if source.folder is None or asked.params is not None:
+        return None
+
+    def read(into: Leaves | None) -> Leaves:
+        _, values = load_parameters(asked, source, order.places, bar)
+        return order.leaves(values, into=into)
+
+    return read
 
 
 def core_parts(

@@ -11,11 +11,10 @@ import pytest
 
 import jengine
 from jengine.assembly.settings import vllm_tuning
-from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.args import RENAMED, EngineArgs
 from jengine.assembly.settings.vllm_args import (
     FEATURES,
     INSTEAD,
-    RENAMED,
     SPECULATION,
     VLLM_SETTINGS,
 )

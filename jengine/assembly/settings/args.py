@@ -49,12 +49,7 @@ from jengine.assembly.settings.values import (
     share,
     template_text,
 )
-from jengine.assembly.settings.vllm_args import (
-    RENAMED,
-    SPECULATION,
-    VLLM_SETTINGS,
-    own_settings,
-)
+from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS, own_settings
 from jengine.assembly.settings.warm_up import WarmUp
 from jengine.config import CACHE_CODES, BalanceConfig, SpeculativeConfig
 from jengine.connectors.kv_events import EventSettings, event_settings
@@ -83,7 +78,7 @@ def takes_settings(cls: type[T]) -> type[T]:
 
 def known_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in EngineArgs' own names; an unknown or unbuilt name is refused by name."""
-    settings = own_settings(owner, given)
+    settings = own_settings(owner, given, RENAMED)
     for name in settings:
         if name not in SETTINGS:
             raise unknown_argument(owner, name, list(SETTINGS))
@@ -295,7 +290,7 @@ class EngineArgs:
     )] = None  # fmt: skip
     gpu_memory_utilization: Annotated[float, Setting(
         "share of the accelerator's memory to use", commands="compare doctor plan simulate",
-        check=partial(share, "gpu_memory_utilization")
+        renamed="memory_utilization", check=partial(share, "gpu_memory_utilization")
     )] = 0.92  # fmt: skip
     kv_cache_memory_bytes: Annotated[int | None, Setting(
         "bytes of the cache, for example 2G", size=True, commands="compare doctor"
@@ -340,7 +335,9 @@ class EngineArgs:
     scheduling_policy: Annotated[str, Setting(
         "which request runs first: fcfs, priority, or package.module:Class", check=order_of
     )] = "fcfs"  # fmt: skip
-    overlap: Annotated[bool, Setting("end a step before the next is prepared")] = True
+    overlap: Annotated[bool, Setting(
+        "end a step before the next is prepared", renamed="async_scheduling"
+    )] = True  # fmt: skip
     num_scheduler_steps: Annotated[int, Setting(
         "decode steps in one call of the device while no request waits", recorded=True
     )] = 1  # fmt: skip
@@ -380,7 +377,7 @@ class EngineArgs:
     enable_prompt_embeds: bool = False
     # {"image": 4}
     limit_mm_per_prompt: Annotated[Mapping[str, Any] | None, Setting(
-        "most images of a prompt, for a model that takes some"
+        "most images of a prompt, for a model that takes some", renamed="language_model_only"
     )] = None  # fmt: skip
     # What changes in the model's own preprocessor_config.json: {"max_pixels": 500000}.
     mm_processor_kwargs: Annotated[Mapping[str, Any] | None, Setting(
@@ -458,7 +455,8 @@ class EngineArgs:
         kept_from=CORE | WORKER | RANK
     )] = None  # fmt: skip
     show_progress: Annotated[bool | None, Setting(
-        "show no progress bars", kept_from=CORE | WORKER | RANK | SERVER
+        "show no progress bars",
+        renamed="use_tqdm_on_load", kept_from=CORE | WORKER | RANK | SERVER
     )] = None  # fmt: skip
     # A folder: the last steps are kept in memory, and written there when a step fails or with
     # llm.write_recording(). `jengine replay` runs them again. They hold prompts and answers.
@@ -489,8 +487,7 @@ class EngineArgs:
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
         """EngineArgs from parsed flags. Names that are no settings are left to the program."""
-        names = {*SETTINGS, *RENAMED, *SPECULATION, *VLLM_SETTINGS}
-        given = {name: value for name, value in vars(args).items() if name in names}
+        given = {name: value for name, value in vars(args).items() if name in NAMES}
         if given.get("model") is None:
             raise ConfigError("--model is missing: give a model folder, or demo.")
         return cls(**given)
@@ -619,6 +616,8 @@ class EngineArgs:
 
 SETTINGS = declared(EngineArgs)
 ENGINE_HELP = {name: one.help for name, one in SETTINGS.items() if one.help}  # those with a flag
+RENAMED = {one.renamed: name for name, one in SETTINGS.items() if one.renamed}
+NAMES = (*SETTINGS, *VLLM_SETTINGS, *RENAMED, *SPECULATION)  # that are known as settings
 
 
 def settings_of(command: str) -> tuple[str, ...]:

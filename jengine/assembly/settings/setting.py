@@ -38,6 +38,7 @@ class Setting:
     help: str = ""
     _: KW_ONLY
     short: str = ""  # vLLM's short flag
+    renamed: str = ""  # vLLM's name for it, where the value means the same
     commands: str = ""  # that have the flag, besides those that have all
     size: bool = False  # a number that may be given as text: "4096", "32k" (32,000), "32K" (32,768)
     recorded: bool = False  # recorded steps need the same; sizes are recorded as they turned out

@@ -13,14 +13,6 @@ from typing import Any, NamedTuple
 from jengine.assembly.settings.vllm_tuning import WITHOUT_EFFECT, nearest, note_idle
 from jengine.errors import ConfigError, UnsupportedFeature
 
-# vLLM's name -> ours, where the value means the same.
-RENAMED = {
-    "memory_utilization": "gpu_memory_utilization",
-    "async_scheduling": "overlap",
-    "use_tqdm_on_load": "show_progress",
-    "language_model_only": "limit_mm_per_prompt",
-}
-
 # vLLM's name -> the key of speculative_config that it stands for.
 SPECULATION = {
     "spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens",
@@ -132,8 +124,11 @@ def _settings() -> dict[str, VllmSetting]:
 VLLM_SETTINGS = _settings()
 
 
-def own_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, in EngineArgs' names; refuses what needs something that is not there."""
+def own_settings(
+    owner: str, given: Mapping[str, Any], renamed: Mapping[str, str]
+) -> dict[str, Any]:
+    """What was given, in EngineArgs' names; refuses what needs something that is not there.
+    `renamed`: vLLM's name -> ours."""
     result: dict[str, Any] = {}
     for name, value in with_speculation(owner, given).items():
         executor = named_executor(name, value)
@@ -141,7 +136,7 @@ def own_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
             check_use(owner, name, value)
             continue
         value = nearest(owner, name, value)
-        new = RENAMED.get(name, name)
+        new = renamed.get(name, name)
         if value is None and new != name:
             continue  # another name that is not used
         if executor is not None:
