@@ -49,16 +49,17 @@ class CostModel:
                 # A window bounds what a token attends to; most contexts are longer.
                 most = counts.query_tokens * mixer.window if mixer.window else None
                 operations += mixer.operations * within(counts.attended_tokens, most)
-                kept = self._kept(mixer.cache, size)
+                kept = kept_bytes(mixer.cache, size, has_codes=self.has_codes)
                 read += kept * within(counts.loaded_tokens, most)
                 written += kept * counts.query_tokens
         return StepCost(operations / self.devices, read / self.devices, written / self.devices)
 
-    def _kept(self, spec: CacheSpec, size: int) -> int:
-        """KV-cache bytes of one token in a layer."""
-        head = spec.head_dim + 2 if self.has_codes else spec.head_dim * size
-        # A token reads and writes a recurrent layer's whole state, which is float32.
-        return 4 * spec.state_size or spec.vectors * spec.kv_heads * head
+
+def kept_bytes(spec: CacheSpec, size: int, *, has_codes: bool) -> int:
+    """KV-cache bytes of one token in a layer; `size` is that of a number."""
+    head = spec.head_dim + 2 if has_codes else spec.head_dim * size
+    # A token reads and writes a recurrent layer's whole state, which is float32.
+    return 4 * spec.state_size or spec.vectors * spec.kv_heads * head
 
 
 def within(count: int, most: int | None) -> int:

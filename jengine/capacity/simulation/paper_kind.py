@@ -13,7 +13,7 @@ from jengine.capacity.simulation.replica import ReplicaKind
 from jengine.config import CacheConfig, ModelConfig
 from jengine.errors import ConfigError
 from jengine.kvcache.kinds import blocks_needed
-from jengine.metrics.cost import ITEM_BYTES
+from jengine.metrics.cost import ITEM_BYTES, kept_bytes
 from jengine.runner.memory.cache_size import BlockDemand, cost, fitting_blocks, least_blocks
 
 
@@ -55,9 +55,5 @@ def paper_kind(paper: Paper) -> ReplicaKind:
 def token_bytes(config: ModelConfig, codes: str | None) -> int:
     """Keys and values of one token in all layers, once, however devices divide or repeat them."""
     size = ITEM_BYTES.get(config.dtype, 4)
-    specs = config.cache_specs
-    heads = [spec.vectors * spec.kv_heads for spec in specs if not spec.is_state]
-    widths = [
-        spec.head_dim + 2 if codes else spec.head_dim * size for spec in specs if not spec.is_state
-    ]
-    return sum(count * width for count, width in zip(heads, widths, strict=True))
+    specs = (spec for spec in config.cache_specs if not spec.is_state)
+    return sum(kept_bytes(spec, size, has_codes=bool(codes)) for spec in specs)
