@@ -18,7 +18,8 @@ import numpy as np
 from jengine.adapters import AdapterLimits, AdapterReport, LoRARequest
 from jengine.engine.questions import CallWorkers
 from jengine.errors import RequestError, UnsupportedFeature
-from jengine.executor.calls import AddAdapter, DropAdapter, decoded_answers, encode
+from jengine.executor.calls import AddAdapter, DropAdapter, decoded_answers
+from jengine.wire.message import encode
 
 Ask = Callable[[CallWorkers], list[bytes]]
 

@@ -17,7 +17,8 @@ import numpy as np
 from jengine.adapters import AdapterReport
 from jengine.errors import ConfigError, RequestError, nearest_name
 from jengine.runner.report_types import DeviceMemory, ProgramCounts
-from jengine.wire.arrays import pack_array, unpack_array
+from jengine.wire.arrays import unpack_array
+from jengine.wire.message import encode
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,11 +124,6 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
     value: bytes
     problem: str | None = None
-
-
-def encode(arguments: msgspec.Struct) -> bytes:
-    """The arguments of a call as bytes, arrays among them."""
-    return msgspec.msgpack.encode(arguments, enc_hook=pack_array)
 
 
 def decoded_arguments(method: str, data: bytes) -> Any:

@@ -61,6 +61,6 @@ class Reader(Generic[M]):
             ) from error
 
 
-def encode(message: Message) -> bytes:
-    """A message as bytes."""
+def encode(message: msgspec.Struct) -> bytes:
+    """A message as bytes, arrays among it."""
     return _encoder.encode(message)
