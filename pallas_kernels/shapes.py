@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array
+
+# Of an H100 and an H200; where programs are compiled for a device that is not there.
+USUAL_MULTIPROCESSORS = 132
 
 
 def as_scalar(value: int | Array) -> Array:
@@ -11,3 +15,13 @@ def as_scalar(value: int | Array) -> Array:
 
 def next_power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
+
+
+def multiprocessors() -> int:
+    """Of each device of this process."""
+    return getattr(jax.local_devices()[0], "core_count", None) or USUAL_MULTIPROCESSORS
+
+
+def filling(waves: int) -> int:
+    """Programs of a kernel that fill a device this many times over."""
+    return waves * multiprocessors()

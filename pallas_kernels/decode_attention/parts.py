@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.decode_attention.teams import Teams
+from pallas_kernels.shapes import filling
 from pallas_kernels.tuning import table
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -32,7 +33,7 @@ class Split(NamedTuple):
     @property
     def least(self) -> int:
         """Parts per row that fill the device if all rows are long."""
-        return -(-_sizes()["programs"] // (self.rows * self.kv_heads))
+        return -(-filling(_sizes()["waves"]) // (self.rows * self.kv_heads))
 
     @property
     def most(self) -> int:
@@ -50,7 +51,7 @@ class Split(NamedTuple):
         """Programs per KV head: enough for the usual number of parts, plus enough to fill the
         device.
         """
-        spare = -(-_sizes()["programs"] // self.kv_heads)
+        spare = -(-filling(_sizes()["waves"]) // self.kv_heads)
         return min(self.parts, self.rows * self.least + spare)
 
     def of_row(self, count: int) -> int:

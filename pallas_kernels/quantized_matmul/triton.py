@@ -16,6 +16,7 @@ from jax import Array
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.quantized_matmul.coded import FOUR_BITS, CodedWeight
 from pallas_kernels.quantized_matmul.kernels import multiply_coded, multiply_float8
+from pallas_kernels.shapes import filling
 from pallas_kernels.tuning import table, tuned
 
 OPERATION = "quantized_matmul"
@@ -111,7 +112,7 @@ def split_for(rows: int, columns: int, tile_rows: int, blocks: int) -> int:
     tiles = -(-rows // tile_rows) * -(-columns // sizes["split_columns"])
     split = 1
     while (
-        2 * split * tiles <= sizes["programs"]
+        2 * split * tiles <= filling(sizes["waves"])
         and blocks >= 2 * split * sizes["least_blocks"]
         and rows <= sizes["split_rows"]
     ):

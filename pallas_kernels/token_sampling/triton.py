@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.launch import Launch, call_kernel
-from pallas_kernels.shapes import next_power_of_two
+from pallas_kernels.shapes import filling, next_power_of_two
 from pallas_kernels.token_sampling.kernels.cuts import (
     PIVOTS,
     SUMS,
@@ -111,6 +111,6 @@ def divide(rows: int, vocab: int, block: int) -> Parts:
     """Split rows into parts of whole blocks, enough of them to fill the device."""
     wanted = table("token_sampling")["parts"]
     blocks = -(-vocab // block)
-    count = min(-(-wanted["programs"] // rows), wanted["most"], blocks)
+    count = min(-(-filling(wanted["waves"]) // rows), wanted["most"], blocks)
     size = -(-blocks // count) * block
     return Parts(-(-vocab // size), size)

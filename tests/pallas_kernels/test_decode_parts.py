@@ -17,7 +17,7 @@ from tests.pallas_kernels.implementations import TRITON
 from tests.pallas_kernels.paged_cases import Case, attend, random_case
 
 # So that the interpreter sees many parts of short contexts, and more of them than slots.
-SMALL = {"programs": 2, "longest": 64, "shortest": 32, "multiple": 16, "most": 8, "kept": 64,
+SMALL = {"waves": 2, "longest": 64, "shortest": 32, "multiple": 16, "most": 8, "kept": 64,
          "most_of_many": 4, "least_shared": 32}  # fmt: skip
 LENGTHS = [300, 1, 65, 0]
 
@@ -85,6 +85,7 @@ def test_long_tables_launch_no_programs_for_short_contexts() -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sizes for which few tokens make many parts."""
     monkeypatch.setattr(parts, "_sizes", lambda: SMALL)
+    monkeypatch.setattr(parts, "filling", int)
     jax.clear_caches()
     yield
     jax.clear_caches()

@@ -30,6 +30,7 @@ def small() -> Iterator[None]:
     jax.clear_caches()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "_sizes", lambda: SMALL)
+        patch.setattr(parts, "filling", int)
         patch.setattr(teams, "table", lambda _: table)
         yield
     jax.clear_caches()
