@@ -59,7 +59,7 @@ def test_weights_and_cache_in_few_bits() -> None:
         "--quantization", "int4", "--kv-cache-dtype", "fp8",
     )  # fmt: skip
     rounded = LLAMA_8B_PARAMETERS - 2 * 128_256 * 4096 - 65 * 4096  # no embedding, head or norms
-    scales = 4 * rounded / 64
+    scales = 4 * rounded / 32  # a scale and a zero for each group
     smaller = 2 * rounded - rounded / 2 - scales
     before, after = (one["bytes_a_device"] for one in (plain, few))
     assert before["weights"] - after["weights"] == smaller
