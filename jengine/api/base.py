@@ -22,17 +22,26 @@ from jengine.assembly.preflight import checked_here
 from jengine.assembly.processes.engine_process import start_engine_process
 from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.values import field_types
 from jengine.models.taps import TapPoint, tap_points
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.sampling_params import SamplingParams
 from jengine.vllm_names import missing_attribute
 
 
+def settings_signature() -> inspect.Signature:
+    """The signature of EngineArgs with plain types: what the command line knows is left out."""
+    found, kinds = inspect.signature(EngineArgs), field_types(EngineArgs)
+    return found.replace(
+        parameters=[one.replace(annotation=kinds[one.name]) for one in found.parameters.values()]
+    )
+
+
 class BaseLLM:
     """An engine and its front."""
 
     # Its settings, for Shift-Tab in notebooks and for editors.
-    __signature__ = inspect.signature(EngineArgs)
+    __signature__ = settings_signature()
 
     def __init__(self, model: Any, **settings: Any) -> None:
         owner = type(self).__name__

@@ -21,6 +21,8 @@ def test_the_signature_has_every_setting(kind: Any) -> None:
     assert next(iter(known)) == "model"
     assert set(known) == {one.name for one in fields(EngineArgs)}
     assert known["max_num_seqs"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert str(known["max_num_seqs"]) == "max_num_seqs: int | None = None"
+    assert "Setting(" not in str(inspect.signature(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
