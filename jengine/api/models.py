@@ -43,7 +43,7 @@ def load_model(
     """Load a model's parameters as a flax.nnx module, without an engine.
 
     Args:
-        model: A folder in Hugging Face format, a GGUF file, or "demo".
+        model: A folder in Hugging Face format, a GGUF file, org/name of the Hub, or "demo".
         dtype: "auto" keeps what the checkpoint names.
         mesh: Devices to shard the parameters over, as an engine with this mesh would; by default
             one device holds them.

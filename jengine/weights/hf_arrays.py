@@ -24,6 +24,7 @@ from jengine.weights.abstract import Place
 from jengine.weights.live import fitting_arrays, named_arrays
 from jengine.weights.safetensors_io import check_tensors, present, stream
 from jengine.weights.stored_parameter import ReadableTensor
+from jengine.weights.tree_tables import hint
 
 # Stands for a folder in messages.
 GIVEN = Path("the given arrays")
@@ -77,6 +78,12 @@ def hf_parameters(
     """Every declared parameter by path, from arrays under Hugging Face names."""
     tensors = registry.full_names(config, given)
     pieces = present(registry.plain_pieces(config), tensors)
+    wanted = [piece.name for found in pieces.values() for piece in found]
+    if given and not any(name in tensors for name in wanted):
+        raise CheckpointError(
+            f"{GIVEN} have none of the names of this model's checkpoints, such as {wanted[0]!r}."
+            f"{hint(list(given))}"
+        )
     check_tensors(GIVEN, tensors, pieces, registry.ignored_tensors(config))
     return dict(stream(tensors, model, pieces, place))
 

@@ -57,7 +57,7 @@ def fitting_arrays(model: nnx.Module, params: Any, place: Place) -> dict[str, ja
         raise ConfigError(
             f"these parameters do not fit the model; nothing was changed:\n  {shown}"
             + (f"\n  and {more} more" if more > 0 else "")
-            + hint([*given, *pytree_paths(params)])
+            + hint([*given, *pytree_paths(params)], declared)
         )
     return {
         path: place(path, parameter.get_metadata()["axes"], given[path])

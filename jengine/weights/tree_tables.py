@@ -5,7 +5,7 @@ Checkpoint names are Llama's and Qwen's, which most decoders share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from jengine.errors import CheckpointError, nearest_name
@@ -124,6 +124,12 @@ TABLES: Mapping[str, TreeTable] = {
 }
 
 
+ADVICE = (
+    "Paths such as {!r} are neither those of llm.params nor Hugging Face names. mapping= says how "
+    "they become such names: a dict of patterns to jengine.MapTo, or a function (path, array)."
+)
+
+
 def rules_of(library: str) -> Rules:
     """Rules of a library. Raises CheckpointError."""
     if library not in TABLES:
@@ -134,7 +140,9 @@ def rules_of(library: str) -> Rules:
     return TABLES[library].rules
 
 
-def hint(paths: list[str]) -> str:
-    """Hint on the library that unmatched paths look like, on its own line; else ""."""
+def hint(paths: list[str], known: Container[str] = ()) -> str:
+    """Hint on what unmatched paths look like, on its own line; "" if some are `known`."""
     signs = (table for table in TABLES.values() if any(table.sign in path for path in paths))
-    return next((f"\n{table.advice}" for table in signs), "")
+    foreign = paths and not any(path in known for path in paths)
+    other = f"\n{ADVICE.format(paths[-1])}" if foreign else ""
+    return next((f"\n{table.advice}" for table in signs), other)

@@ -130,6 +130,19 @@ def test_a_mapping_that_does_not_fit_changes_nothing(
     assert (llm.weights_version, answer(llm)) == (version, wanted)
 
 
+def test_a_tree_of_other_names_is_told_of_mappings(llm: LLM) -> None:
+    tree = {"blocks": [{"up": np.zeros((2, 3), np.float32)}]}
+    with pytest.raises(ConfigError, match=r"Paths such as 'blocks.0.up' are .*mapping= says how"):
+        llm.update_params(tree)
+    with pytest.raises(
+        CheckpointError, match=r"(?s)none of the names .*such as 'blocks.0.up' are "
+    ):
+        jengine.from_hf(tree, FOLDER)
+    partly = dict(list(llm.params.items())[1:])
+    with pytest.raises(ConfigError, match=r"embed.weight: missing$"):
+        llm.update_params(partly)
+
+
 def test_what_is_shown_can_be_given_back(llm: LLM, wanted: list[int]) -> None:
     shown = llm.params
     with pytest.raises(TypeError):
