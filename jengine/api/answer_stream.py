@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """The event loop of a stream, the event that wakes it when there is something to take, and when
-    its request arrived."""
+    """The asyncio side of one stream: its loop, the event set when output is ready, and the arrival
+    time of its request."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -33,7 +33,7 @@ ALWAYS_KNOWN = ("sampling_params", "use_tqdm", "priority", "lora_request")
 
 
 class Asked(NamedTuple):
-    """A prompt as it was given, and what was given with it."""
+    """The arguments of one request, before its prompt is tokenized."""
 
     prompt: Any
     params: AnyParams
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 
 def refuse_others(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:
-    """Refuse arguments that do not exist, or that another method has; None is as if not given."""
+    """TypeError for unknown keyword arguments, UnsupportedFeature for those of AsyncLLM alone."""
     for name, value in given.items():
         if name not in OF_ASYNC_GENERATE:
             raise unknown_argument(owner, name, [*known, *ALWAYS_KNOWN])
@@ -93,7 +93,7 @@ def with_media_options(prompts: Any, options: Mapping[str, Any] | None) -> Any:
 
 
 def as_mapping(prompt: Any) -> Mapping[str, Any]:
-    """A prompt in any of its forms as one with names."""
+    """The prompt as a dict, a TextPrompt or TokensPrompt."""
     if isinstance(prompt, Mapping):
         return prompt
     return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
@@ -120,7 +120,7 @@ def spread(name: str, given: Any, count: int) -> list[Any]:
 
 
 def final_only(params: AnyParams) -> AnyParams:
-    """The same parameters for a caller who reads only the last output of each request."""
+    """The parameters with `output_kind=FINAL_ONLY`: no intermediate outputs are made."""
     if not isinstance(params, SamplingParams):
         return params  # the input processor says what is wrong with it
     return params.settled(output_kind=RequestOutputKind.FINAL_ONLY)

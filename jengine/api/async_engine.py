@@ -29,13 +29,13 @@ GLANCE = 0.01
 
 
 class AwaitedMethod(Protocol[P, A]):
-    """A method whose calls are awaited."""
+    """Type of a coroutine method made by `awaited`."""
 
     def __get__(self, engine: Any, owner: Any) -> Callable[P, Coroutine[Any, Any, A]]: ...
 
 
 def awaited(call: Callable[Concatenate[Any, P], A]) -> AwaitedMethod[P, A]:
-    """A method that runs another class's in a thread."""
+    """Wrap a blocking method as a coroutine method that runs it by `asyncio.to_thread`."""
 
     @wraps(call)
     async def method(engine: Any, /, *args: P.args, **kwargs: P.kwargs) -> A:

@@ -142,7 +142,7 @@ class AsyncLLM(AsyncEngine):
             await stream.aclose()
 
     def _compiling(self, params: SamplingParams | None) -> Prepare | None:
-        """What compiles a request's grammar, if it has one, so that others need not wait for it."""
+        """Return what compiles the request's grammar, to run outside the input thread."""
         if not isinstance(params, SamplingParams) or params.structured_outputs is None:
             return None
         return partial(self._front.session.input_processor.grammar, params.structured_outputs)

@@ -152,7 +152,7 @@ class AsyncRequests:
                     return
 
     def _died(self, error: EngineDead) -> None:
-        """The engine died in another process, perhaps while no thread waits for its outputs."""
+        """Fail all requests: called by the watcher of an engine in another process."""
         self._tell(self._session.fail_all(error))
 
     def _make_outputs(self) -> None:

@@ -75,7 +75,7 @@ class BaseLLM:
 
     @classmethod
     def over(cls, engine: Engine) -> Self:
-        """A new owner of an engine that has been built already."""
+        """Wrap an engine that is already built."""
         llm = cls.__new__(cls)
         llm._hold(engine)
         return llm

@@ -23,7 +23,7 @@ from jengine.outputs import RequestOutput
 
 
 class Batch:
-    """Requests that were submitted together, and those that have something new to take."""
+    """Requests submitted together, and the queue of those with unread output."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []

@@ -70,12 +70,10 @@ class Front:
 
     @property
     def session(self) -> Session:
-        """Where requests go in and answers come out."""
         return self.engine.session
 
     @property
     def client(self) -> EngineClient:
-        """Where questions are asked."""
         return self.engine.client
 
     def leave(self) -> Engine | None:

@@ -67,7 +67,6 @@ class Patch:
 
     @property
     def width(self) -> int:
-        """Numbers of one vector."""
         return np.shape(self.values)[-1]
 
     @property
@@ -108,12 +107,10 @@ class Steer:
 
     @property
     def width(self) -> int:
-        """Numbers of the vector."""
         return np.shape(self.vector)[0]
 
     @property
     def applied(self) -> Applied:
-        """The function and its arrays."""
         vector = jnp.asarray(self.vector, jnp.float32)
         return Applied(steered, (vector, jnp.asarray(self.scale, jnp.float32)))
 

@@ -131,14 +131,13 @@ def _state_parts(loaded: LoadedModel, cache: CacheConfig) -> Iterator[MemoryPart
 
 
 def group_kind(spec: CacheSpec) -> str:
-    """What layers keep, in a word or two."""
+    """Label of a cache group: full attention, "window of 4096", or the kind of state."""
     if spec.is_state or spec.window is None:
         return spec.kind
     return f"{'chunks' if spec.in_chunks else 'window'} of {spec.window}"
 
 
 def units(spec: CacheSpec, block_size: int) -> str:
-    """What a group's arrays are divided into."""
     return "states" if spec.is_state else f"blocks of {block_size} tokens"
 
 

@@ -50,19 +50,19 @@ def adapter_use(engine: Engine) -> AdapterUse:
 
 
 def last_counts(engine: Engine) -> Counts:
-    """What the core said last, older by the time that has passed since."""
+    """The core's last counts, with ages advanced by the time since they were sent."""
     state = engine.client.state()
     engine.session.stats.dropped_frames = state.dropped_frames
     return state.counts.later(state.age)
 
 
 def served_name(engine: Engine) -> str:
-    """The name of a model that was given none: its folder's, or what the user called it."""
+    """Default `served_model_name`: the last part of the model's folder or name."""
     return Path(shown_name(engine.folder or engine.args.model)).name
 
 
 def cost_model(engine: Engine) -> CostModel:
-    """What a step of this engine costs."""
+    """FLOPs and bytes of a step, for the metrics of utilisation."""
     return CostModel(engine.model, devices_of(engine), engine.args.cache_codes is not None)
 
 

@@ -111,8 +111,12 @@ class OfflineEngine(BaseLLM):
         self._front.client.ask(order.question)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Bring back what sleeps, or what `tags` names. Whether nothing sleeps any more: then steps
-        run again. Parameters that level 2 has dropped sleep until new ones come."""
+        """Bring back all sleeping memory, or that of `tags` ("weights", "kv_cache", "scheduling").
+
+        Returns:
+            True once nothing sleeps and steps run again. Parameters dropped by level 2 stay asleep
+            until `update_params` or `reload_weights`.
+        """
         awake = self._front.client.ask(waking(tags))
         if awake:
             self._front.session.refuse_new(None)
@@ -120,7 +124,7 @@ class OfflineEngine(BaseLLM):
         return awake
 
     def is_sleeping(self) -> bool:
-        """Whether `sleep` was called, and not all that sleeps has woken."""
+        """Whether generation is paused or any memory is asleep."""
         return self._answering.batches.paused or self._front.is_asleep
 
     def release_kv_cache_memory(self) -> None:
@@ -149,11 +153,11 @@ class OfflineEngine(BaseLLM):
         return add(lora_request, params, alpha, use_rslora=use_rslora)
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter; requests that use it are answered with it. False: there is none."""
+        """Unload an adapter; its running requests still end with it. False: it is not loaded."""
         return self._front.session.adapters.remove(lora_id)
 
     def list_loras(self) -> set[int]:
-        """The numbers of loaded adapters."""
+        """The `lora_int_id`s of loaded adapters."""
         return self._front.session.adapters.numbers()
 
     def pin_lora(self, lora_id: int) -> bool:

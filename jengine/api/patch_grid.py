@@ -39,13 +39,12 @@ class Grid:
 
     @property
     def count(self) -> int:
-        """How many patches there are."""
         return len(self.points) * len(self.positions)
 
     @property
     def applied(self) -> dict[str, Applied]:
-        """The change at each point; arrays have an item per patch, and are filled up to a size that
-        other grids share."""
+        """Tap point -> its change. Arrays have one item per patch, padded to `variants` items so
+        that grids of similar size share a program."""
         points, positions, width = self.values.shape
         count = self.variants
         of_point = np.full(count, NOWHERE, np.int32)
@@ -59,7 +58,7 @@ class Grid:
 
     @property
     def variants(self) -> int:
-        """The first axis of the arrays."""
+        """Patches, padded to a power of two."""
         return next_power_of_two(self.count)
 
 

@@ -22,7 +22,7 @@ ASLEEP = "the engine sleeps. Send the request again once it was woken up."
 
 
 class SleepOrder(NamedTuple):
-    """What an engine is to do."""
+    """A checked call of `sleep`."""
 
     question: Sleep | Pause  # level 0 only pauses
     mode: PauseMode
@@ -37,7 +37,7 @@ class SleepOrder(NamedTuple):
         tags: Sequence[str] | None,
         new_requests: NewRequests,
     ) -> SleepOrder:
-        """The order, or an error."""
+        """Check the arguments of `sleep`; RequestError says what does not fit."""
         level = integer("level", level, 0, 2)
         check_one_of("mode", mode, get_args(PauseMode))
         check_one_of("new_requests", new_requests, get_args(NewRequests))
@@ -52,13 +52,12 @@ class SleepOrder(NamedTuple):
 
 
 def waking(tags: Sequence[str] | None) -> WakeUp:
-    """The question that wakes what the tags name; everything if nothing is named."""
+    """The message to the core for `wake_up(tags)`; None wakes everything."""
     chosen = checked_tags(tags, (*SLEEPERS, SCHEDULING))
     return WakeUp([tag for tag in chosen if tag != SCHEDULING])
 
 
 def check_one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse any other value."""
     if value not in choices:
         raise RequestError(f"{name}={value!r:.40}: expected one of {', '.join(choices)}.")
 

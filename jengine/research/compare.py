@@ -58,7 +58,6 @@ def compare(llm: LLM, against: str | Path = TORCH, **given: Any) -> Comparison:
 
 
 def compare_subject(subject: Subject, options: Options) -> Comparison:
-    """The whole comparison."""
     check_options(options)
     points = wanted_points(subject.config, options.points)
     reference = make_reference(subject, options)

@@ -30,7 +30,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The headline of the report."""
         return self.results.verdict
 
     @property
@@ -67,7 +67,7 @@ class Comparison:
         return importlib.import_module("pandas").DataFrame(columns)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the tensors, for programs."""
+        """All figures as JSON types, without tensors."""
         found = self.results
         return finite(
             {
@@ -93,11 +93,10 @@ class Comparison:
         )
 
     def save_json(self, file: str | Path) -> None:
-        """Write `to_json` to a file."""
         write_text(file, json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n")
 
     def save_report(self, file: str | Path) -> None:
-        """Write the page with pictures, which opens offline."""
+        """Write the report as one self-contained HTML file."""
         write_text(file, page(self.results))
 
 
@@ -146,7 +145,7 @@ def continuation_rows(found: Results) -> Rows:
 
 
 def sweep_rows(found: Results) -> Rows:
-    """One row per way of computing the same."""
+    """One row per sweep: batched, chunked, decoded or cached, against plain scoring."""
     rows: Rows = []
     for sweep in found.sweeps:
         row = {**vars(sweep), "ratio": sweep.ratios.worst, "band": sweep.band.label}
@@ -164,7 +163,7 @@ TABLES: dict[str, Callable[[Results], Rows]] = {
 
 
 def write_text(file: str | Path, text: str) -> None:
-    """Write a file, or say why not."""
+    """Write a file; ConfigError if that fails."""
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -35,7 +35,7 @@ TIMED_RUNS = 5
 
 
 class Measured(NamedTuple):
-    """One configuration: its answers, and what it takes."""
+    """One configuration's run, its weight and cache bytes, and its speed."""
 
     run: Run
     weight_bytes: int
@@ -104,13 +104,13 @@ def sizes(config: ModelConfig, prompts: Sequence[list[int]]) -> dict[str, Any]:
 
 
 def weight_bytes(llm: LLM) -> int:
-    """The arrays that a step takes, on all devices of this process."""
+    """Bytes of the step's parameters on all devices of this process."""
     leaves = llm.engine.loaded.leaves
     return sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards)
 
 
 def cache_bytes(llm: LLM) -> float:
-    """What one more token takes in the caches of all layers that keep tokens."""
+    """KV-cache bytes per token, over all layers."""
     cache, arrays = llm.engine.cache, llm.engine.loaded.state.caches
     return sum(
         block_bytes(group, cache.block_size, each_array(array)[0].dtype) / cache.block_size
@@ -120,8 +120,8 @@ def cache_bytes(llm: LLM) -> float:
 
 
 def speed(subject: Subject, settings: Mapping[str, Any], prompt: list[int]) -> float:
-    """Tokens a second of one request, the best of a few runs, in an engine of its own: programs
-    that give all scores are slower."""
+    """Tokens per second of one request, best of TIMED_RUNS, in a second engine: the comparison's
+    returns all scores and is slower."""
     prompt = prompt[:32]
     longest = len(prompt) + TIMED_TOKENS + 1
     plain = {"max_num_seqs": 1, "max_model_len": longest, "enforce_eager": True, **settings}
@@ -132,7 +132,6 @@ def speed(subject: Subject, settings: Mapping[str, Any], prompt: list[int]) -> f
 
 
 def tokens_per_second(generate: Callable[[], object]) -> float:
-    """Of one call that makes TIMED_TOKENS."""
     begin = time.perf_counter()
     generate()
     return TIMED_TOKENS / (time.perf_counter() - begin)

@@ -97,7 +97,7 @@ def logit_result(run: Run, other: Run, columns: Sequence[np.ndarray | None]) -> 
 
 
 def perplexity(run: Run) -> float:
-    """Of the given tokens, all prompts together; NaN if every prompt is a single token."""
+    """Perplexity of the given tokens over all prompts; NaN if each prompt is a single token."""
     given = given_logprobs(run)
     return float(np.exp(-given.mean())) if len(given) else float("nan")
 

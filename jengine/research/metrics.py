@@ -19,7 +19,7 @@ FRACTION_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 
 
 class VectorErrors(NamedTuple):
-    """Errors of vectors [positions, width], one number per position."""
+    """Per-position errors of vectors [positions, width]."""
 
     relative: np.ndarray  # |x - truth| / |truth|
     max_abs: np.ndarray
@@ -34,7 +34,6 @@ def unit_roundoff(dtype: str) -> float:
 
 
 def vector_errors(found: np.ndarray, truth: np.ndarray, dtype: str) -> VectorErrors:
-    """Errors of each position."""
     truth = truth.astype(np.float64)
     found = found.astype(np.float64)
     difference = found - truth

@@ -19,7 +19,7 @@ TORCH = "torch"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """Options of `llm.compare` and `jengine compare`."""
 
     against: str | Path = TORCH  # or the folder of a bundle
     prompts: Sequence[str | Sequence[int]] | None = None  # None: built-in ones
@@ -34,7 +34,7 @@ class Options:
 
 
 def check_options(options: Options) -> None:
-    """Options that contradict each other, or make no sense."""
+    """Raise ConfigError for options that contradict each other."""
     if type(options.new_tokens) is not int or options.new_tokens < 0:
         raise ConfigError(f"new_tokens={options.new_tokens!r}: expected a whole number from 0.")
     if options.against == TORCH:

@@ -71,7 +71,7 @@ def decoded(output: RequestOutput) -> np.ndarray:
 
 
 def answer_table(output: RequestOutput) -> StepLogprobs:
-    """The scores of the answer's tokens."""
+    """Per-step scores of all tokens, as returned with logprobs=-1."""
     table = output.outputs[0].logprobs
     assert isinstance(table, StepLogprobs), "scores were asked for, flat"
     return table

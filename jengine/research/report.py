@@ -115,7 +115,7 @@ def header(results: Results) -> str:
 
 
 def figures(results: Results) -> Mapping[str, str]:
-    """The few numbers to look at first."""
+    """Tile label -> value, for the tiles under the headline."""
     ours, peer = results.ours, results.peer
     kl = [number(quantiles(one.kl)["p50"]) for one in (ours, peer)]
     top = [f"{one.agreement[1]:.1%}" for one in (ours, peer)]

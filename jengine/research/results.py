@@ -32,7 +32,6 @@ class PointResult:
     band: Band
 
     def summary(self) -> dict[str, Any]:
-        """One row of the table."""
         row: dict[str, Any] = {"name": self.name, "band": self.band.label}
         row |= {f"ratio_{name}": value for name, value in self.ratios._asdict().items()}
         for who, errors in (("ours", self.ours), ("torch", self.peer), ("apart", self.apart)):
@@ -58,7 +57,7 @@ class LogitResult:
     perplexities: tuple[float, float]  # this, other
 
     def summary(self) -> dict[str, Any]:
-        """Numbers without arrays."""
+        """Means, percentiles and agreement, as JSON types."""
         return {
             "kl": quantiles(self.kl),
             "kl_back": quantiles(self.kl_back),
@@ -123,7 +122,7 @@ class SweepResult:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What was compared."""
+    """The model, dtypes, prompts and command of a comparison."""
 
     model: str
     architecture: str
@@ -136,7 +135,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that one comparison found."""
+    """All results of a comparison, without how they were measured."""
 
     inputs: Inputs
     points: list[PointResult]  # in the order of computation, logits last
@@ -151,7 +150,7 @@ class Results:
 
     @property
     def band(self) -> Band:
-        """The worst of everything."""
+        """The worst band of all points, continuations and sweeps."""
         continued = [one.band for one in self.continuations]
         return max(
             *(point.band for point in self.points),
@@ -177,7 +176,7 @@ class Results:
 
     @property
     def verdict(self) -> str:
-        """One sentence or two."""
+        """The headline: the band and the figure or the tensor that decides it."""
         start = f"{self.band.label.capitalize()}: jengine in {self.inputs.dtype}"
         if self.passed:
             return (
@@ -205,7 +204,6 @@ class Results:
         return f"{name}: there it is {shown(point.ratios.worst)} times as far from {truth} as torch"
 
     def point(self, name: str) -> PointResult:
-        """One tensor."""
         names = [one.name for one in self.points]
         if name not in names:
             raise ConfigError(
@@ -216,7 +214,7 @@ class Results:
 
 
 def shown(number: float) -> str:
-    """A number for people: three digits."""
+    """A number with three digits."""
     if not math.isfinite(number):
         return "infinitely many" if number > 0 else str(number)
     if number >= 1000:

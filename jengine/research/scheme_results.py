@@ -48,7 +48,7 @@ class SchemeResult:
     given_difference: float  # mean |difference of log p| of the given tokens
 
     def summary(self) -> dict[str, Any]:
-        """Numbers without arrays."""
+        """One row of the table, as JSON types."""
         return {
             "name": self.name,
             "weight_bytes": self.weight_bytes,
@@ -74,7 +74,6 @@ class SchemeComparison:
     environment: Mapping[str, str]
 
     def scheme(self, name: str) -> SchemeResult:
-        """One of them."""
         return next(one for one in self.schemes if one.name == name)
 
     def rows(self) -> list[list[str]]:
@@ -108,7 +107,7 @@ class SchemeComparison:
         return [f"{one.tokens_per_second:.1f}", f"{one.tokens_per_second / plain:.2f}"]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the single positions, for programs."""
+        """All figures as JSON types, without those of single positions."""
         return {
             "model": self.model,
             "prompts": self.prompts,
@@ -131,7 +130,6 @@ class SchemeComparison:
 
 
 def page(found: SchemeComparison) -> str:
-    """The whole document."""
     style = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
     head, *rows = found.rows()
     cells = [[html.escape(cell) for cell in row] for row in rows]

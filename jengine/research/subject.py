@@ -88,7 +88,7 @@ def live_subject(llm: LLM) -> Subject:
 
 
 def few_programs(settings: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """The settings, and with them a single bucket of each kind: every program takes a while."""
+    """The settings with one bucket of decode rows and of prefill tokens, to compile little."""
     chosen = dict(settings)
     if chosen.get("deterministic") or "compilation_config" in chosen:
         return chosen
@@ -109,7 +109,7 @@ def few_programs(settings: Mapping[str, Any], config: ModelConfig) -> dict[str, 
 
 @contextmanager
 def saved(llm: LLM) -> Iterator[Path]:
-    """The parameters of an engine as a folder, for a while."""
+    """Context: a temporary model folder with the engine's parameters, for torch to read."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         llm.save(path)

@@ -32,14 +32,14 @@ SHORTEST_PIECE = 32
 
 
 class Pair(NamedTuple):
-    """The same positions computed in two ways."""
+    """Logits of the same positions computed in two ways."""
 
     plain: Logits
     other: Logits
 
 
 class Measure(NamedTuple):
-    """What the differences are judged by."""
+    """The yardstick of a sweep: what a difference of logits is judged by."""
 
     peer: np.ndarray  # relative errors of the peer's logits against the truth
     dtype: str
@@ -49,7 +49,7 @@ class Measure(NamedTuple):
 def run_sweeps(
     llm: LLM, prompts: Sequence[list[int]], new_tokens: int, measure: Measure
 ) -> list[SweepResult]:
-    """Every way that these prompts and this engine allow."""
+    """Run every sweep that the prompts and the engine allow."""
     steps = max(new_tokens, 1)
     alone = [ask(llm, [ids], steps)[0] for ids in prompts]
     plain = [teacher_forced(output) for output in alone]
@@ -111,7 +111,7 @@ def prefix_pair(llm: LLM, ids: list[int], steps: int) -> Iterator[Pair]:
 
 
 def same_steps(first: RequestOutput, second: RequestOutput) -> int:
-    """How many steps two answers were computed from the same tokens."""
+    """Length of the common prefix plus one: the step that first differs saw the same tokens."""
     pairs = zip(first.outputs[0].token_ids, second.outputs[0].token_ids, strict=True)
     return 1 + next(step for step, (a, b) in enumerate(pairs) if a != b)
 

@@ -23,7 +23,7 @@ CHANCE = 2.5
 
 
 class Band(enum.IntEnum):
-    """From the best to the worst."""
+    """Verdict on an error, from best to worst."""
 
     BIT_EQUAL = 0
     WITHIN_NOISE = 1
@@ -32,7 +32,6 @@ class Band(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """As people read it."""
         return self.name.lower().replace("_", " ").replace("bit equal", "bit-equal")
 
 
@@ -45,12 +44,12 @@ class Ratios(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The ratio that is judged."""
+        """The larger of typical and tail. The extreme is shown, not judged."""
         return max(self.typical, self.tail)
 
 
 class Judgement(NamedTuple):
-    """The ratios and what they mean."""
+    """Ratios and the band that they fall into."""
 
     ratios: Ratios
     band: Band
@@ -86,12 +85,12 @@ def noise_limit(positions: int) -> float:
 
 
 def quantile(values: np.ndarray, share: float) -> float:
-    """One of the values: between a number and infinity there is nothing to interpolate."""
+    """Quantile without interpolation, which infinities would turn into NaN."""
     return float(np.quantile(values, share, method="inverted_cdf"))
 
 
 def ratio(ours: float, peer: float, floor: float) -> float:
-    """How many times the peer's error; errors below the floor count as the floor."""
+    """Our error over the peer's, which counts as at least the floor; 1 if both are infinite."""
     if not np.isfinite(ours):
         return 1.0 if not np.isfinite(peer) else float("inf")
     return float(ours / max(peer, floor))

@@ -30,14 +30,14 @@ Please use one of the more specific methods or set the pooling_task when using `
 
 
 class Pooling:
-    """Pooling with one engine."""
+    """Pooling requests of one LLM or AsyncLLM, called `owner` in errors."""
 
     def __init__(self, front: Front, owner: str) -> None:
         self.front = front
         self._owner = owner
 
     def model(self, method: str) -> PoolingInput:
-        """What checks parameters; an error where the model writes."""
+        """The checker of pooling parameters; RequestError if the model generates text."""
         found = self.front.session.input_processor.pooling
         if found is None:
             raise RequestError(
@@ -76,7 +76,7 @@ class Pooling:
     def output(
         self, output: RequestOutput, params: PoolingParams
     ) -> PoolingRequestOutput[PoolingOutput]:
-        """What a finished request was pooled to; an error if it has failed."""
+        """The pooled array of a finished request; raises if the request failed."""
         if output.pooled is None or output.error is not None:
             raise RequestError(output.error or f"request {output.request_id} was aborted.")
         own = self.model("encode")

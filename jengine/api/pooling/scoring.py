@@ -50,7 +50,7 @@ class Pairs:
 
 
 class Scoring:
-    """Scores with one engine."""
+    """Scores of text pairs: by cross-encoder, cosine similarity or MaxSim, as the model does."""
 
     def __init__(self, pooling: Pooling) -> None:
         self._pooling = pooling
@@ -63,11 +63,10 @@ class Scoring:
 
     @property
     def task(self) -> PoolingTask:
-        """What prompts are pooled to."""
         return self._model.config.task
 
     def pairs(self, data_1: Any, data_2: Any) -> Pairs:
-        """What was given as queries and documents, checked."""
+        """Check the arguments of `score`: 1 with 1, 1 with N or N with N non-empty texts."""
         queries, documents = _texts(data_1), _texts(data_2)
         if not queries:
             raise RequestError("At least one text element must be given")
