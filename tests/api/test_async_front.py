@@ -96,7 +96,7 @@ def test_many_readers_of_two_event_loops(engine: AsyncLLM) -> None:
 
 
 def test_a_stream_whose_event_loop_is_gone_ends(engine: AsyncLLM) -> None:
-    script_of(engine.engine).step_seconds = 0.001
+    script_of(engine.engine).step_seconds = 0.01  # the rest would take 4 s
     streams = []
 
     async def work() -> None:
