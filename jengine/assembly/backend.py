@@ -40,12 +40,12 @@ def await_kernels(wanted: str, *, shown: bool) -> None:
 
 
 def may_use_cpu_kernels(wanted: str) -> bool:
-    """Whether this attention backend may be the CPU's kernels."""
+    """Whether this attention backend may use the CPU kernels."""
     return wanted in ("auto", "cpu") and jax.default_backend() == "cpu"
 
 
 def what_kernels_cost() -> str:
-    """A line for users who wait."""
+    """Message for waiting users."""
     return (
         "jengine: compiling the CPU kernels for this processor, which is done once. They are kept "
         f"in {cpu_library_folder()}."

@@ -1,7 +1,7 @@
-"""Gives an engine's cache room outside of the device, as the settings say.
+"""Sets up KV cache offloading and transfers to other engines.
 
-In: runners that are ready, and the cache that each of them has. Out: runners that copy blocks, the
-cache with its slots, and what plans the copies.
+In: ready runners with their caches. Out: runners that copy blocks, the cache with host slots, and
+the planner of copies.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def with_room_outside(
     source: ModelSource,
     placement: Placement,
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
-    """The runners and their cache; as they are, if blocks stay on the device."""
+    """Runners and cache with offloading; unchanged if it is off."""
     settings = asked.cache.transfers
     if settings is None:
         return tuple(runners), cache
@@ -95,7 +95,7 @@ def with_room_outside(
 def refuse_unfit(
     settings: TransferSettings, cache: CacheConfig, placement: Placement, replicas: int = 1
 ) -> None:
-    """Raise if blocks of such a cache cannot go where the settings say."""
+    """Raise ConfigError if such a cache cannot be offloaded as configured."""
     if not cache.enable_prefix_caching:
         raise ConfigError(
             "enable_prefix_caching=False with kv_offloading_size or kv_transfer_config: blocks "
@@ -118,7 +118,7 @@ def refuse_unfit(
 def transfers_of(
     asked: Groups, source: ModelSource, cache: CacheConfig, stages: int
 ) -> partial[BlockTransfers | None]:
-    """What makes the transfers of a scheduler for such a cache, of so many stages."""
+    """Factory of a scheduler's transfer planner."""
     is_far = asked.cache.transfers is not None and asked.cache.transfers.is_far
     named = namespace(asked, source, cache, stages) if is_far else ""
     return partial(planned_transfers, asked.cache, named)
@@ -127,8 +127,9 @@ def transfers_of(
 def planned_transfers(
     asked: CacheSettings, namespace: str, coordinator: CacheCoordinator, replica: int
 ) -> BlockTransfers | None:
-    """What plans the copies of a cache's blocks; None: they stay on the device. Others are told of
-    the blocks, if they want to know."""
+    """Planner of a cache's block copies; None without offloading. Publishes KV events if
+    configured.
+    """
     settings, cache = asked.transfers, coordinator.config
     if asked.kv_events is not None:
         if not cache.enable_prefix_caching:
@@ -155,7 +156,9 @@ def planned_transfers(
 
 
 def namespace(asked: Groups, source: ModelSource, cache: CacheConfig, stages: int) -> str:
-    """A name for contents that only engines with the same model, cache and version share."""
+    """Namespace for stored blocks, shared only by engines with the same model, cache layout and
+    version.
+    """
     assert asked.cache.transfers is not None
     weights = asked.cache.transfers.namespace
     if weights is None:
@@ -173,10 +176,10 @@ def namespace(asked: Groups, source: ModelSource, cache: CacheConfig, stages: in
 
 
 def held_layers(source: ModelSource, cache: CacheConfig, stages: int) -> tuple[Any, ...]:
-    """What a block has of which layers, in its order, by groups of the cache.
+    """Contents of a stored block: layers by cache group, in order.
 
-    A block is the blocks of all stages, one after the other. Where each stage has as many layers,
-    that is the model's order, whatever the number of stages; otherwise some are padding.
+    A block concatenates the blocks of all stages. With equally many layers per stage this is the
+    model's order, whatever the number of stages; otherwise it includes padding.
     """
     layout = stage_layout(source.config, stages) if stages > 1 else None
     padding = () if layout is None or layout.is_even else layout.runs

@@ -46,8 +46,11 @@ def build_engine(
     direction: Direction | None = None,
     told_tokenizer: SharedTokenizer | None = None,
 ) -> Engine:
-    """Load the model and build an engine that is ready to serve. With a direction, processes of
-    other nodes run its steps too. In a core's process, fronts tell their tokenizer."""
+    """Load the model and build a ready engine.
+
+    `direction`: processes of other nodes run its steps too. `told_tokenizer`: in a core's process,
+    fronts send their tokenizer.
+    """
     load_plugins()
     asked = args.groups
     checked_options(asked.parallel)

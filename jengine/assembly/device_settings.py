@@ -1,7 +1,7 @@
-"""What is decided for the devices of an engine before its parameters are read.
+"""Decisions about an engine's devices before its parameters are read.
 
-In: what the user asked for, and the model's source. Out: a DeviceSettings, or an error. Must not
-know parameters, nor other processes.
+In: the user's settings and the model's source. Out: a DeviceSettings, or an error. Must not know
+parameters or other processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class DeviceSettings:
 
 
 def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
-    """Decide them, and check that they fit the processes whose devices are used."""
+    """Decide placement, steps and limits, and check them against the processes that own the
+    devices.
+    """
     config = source.config
     penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
     placement = placement_for(asked, config)

@@ -1,7 +1,7 @@
-"""The side of an engine that has the devices: parameters, runners and the core over them.
+"""The part of an engine on the devices: parameters, runners and core.
 
-In: settings and the model's source. Out: a DeviceSide, ready to serve. `device_settings` decides
-sizes and places; in several processes, all agree on each part as it is made.
+In: settings and the model's source. Out: a ready DeviceSide. `device_settings` decides sizes and
+places; multiple processes agree on each part as it is made.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class PlacedModel(NamedTuple):
-    """A model whose parameters are on the devices, and the one that guesses for it."""
+    """A placed model and its guesser."""
 
     declared: nnx.Module
     order: LeafOrder
@@ -62,8 +62,9 @@ class PlacedModel(NamedTuple):
 def device_side(
     asked: Groups, source: ModelSource, bar: Callable[..., Any], direction: Direction | None
 ) -> DeviceSide:
-    """Load the model onto this process's devices and compile its steps. With a direction, only the
-    first of several processes will have requests."""
+    """Load the model on this process's devices and compile its steps. With `direction`, only the
+    first process has requests.
+    """
     start_backend(asked.cache.gpu_memory_utilization)
     await_kernels(asked.steps.attention_backend, shown=asked.watch.show_progress is not False)
     settings = device_settings(asked, source)
@@ -103,7 +104,7 @@ def place_model(
     group: ProcessGroup,
     bar: Callable[..., Any],
 ) -> PlacedModel:
-    """Read the parameters and put them on the devices, in the form that steps take."""
+    """Read the parameters and place them in prepared form."""
     matmuls = settings.steps.matmuls
     apart = asked.media.mm_encoder_tp_mode == "data"
     whole = group.observed(settings.placement)
@@ -138,7 +139,7 @@ def ready_runners(
     group: ProcessGroup,
     bar: Callable[..., Any],
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
-    """A runner for each replica, with its programs, and the cache that each has room for."""
+    """A ready runner per replica, and the size of each one's cache."""
     with explained_if_slow(what_compiling_costs, asked.watch.show_progress is not False):
         runners, cache = build_runners(
             model.declared, model.leaves, source.config, settings.steps, model.order, bar,

@@ -70,7 +70,7 @@ class Engine:
 
     @property
     def here(self) -> DeviceSide:
-        """The device side; an error if steps run in other processes."""
+        """The device side. Raises UnsupportedFeature if steps run in other processes."""
         if self.devices is None:
             raise UnsupportedFeature(
                 "this needs parameters, programs or devices of the engine, which are in other "
@@ -81,7 +81,7 @@ class Engine:
 
     @property
     def in_process(self) -> InProcessClient:
-        """The client, if requests are scheduled in this process; an error otherwise."""
+        """The in-process client. Raises UnsupportedFeature otherwise."""
         if not isinstance(self.client, InProcessClient):
             raise UnsupportedFeature(
                 "this needs arrays or the scheduler of the engine, which are in its core process "
@@ -102,7 +102,7 @@ class Engine:
 
     @property
     def declared(self) -> nnx.Module:
-        """The model with shapes for arrays: what new parameters must fit."""
+        """The abstract model, which new parameters must fit."""
         return self.here.declared
 
     @property
@@ -117,12 +117,12 @@ class Engine:
 
     @property
     def placement(self) -> Placement:
-        """All devices, and the placement of arrays that belong to no stage."""
+        """All devices, with the placement of arrays outside stages."""
         return self.places.whole
 
     @property
     def processes(self) -> int:
-        """Processes that must make the same calls; worker processes do not count."""
+        """Number of processes that must make the same calls; worker processes are not counted."""
         return 1 if self.devices is None else len(self.placement.processes)
 
     def check_leaves(self) -> None:

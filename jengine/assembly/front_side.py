@@ -1,6 +1,6 @@
-"""Joins a model's texts and limits with the client of its core: an Engine. No jax.
+"""Joins a model's tokenizer and limits with the client of its core. No jax.
 
-In: settings, what is known of the model, a client. Out: an Engine, wherever its steps run.
+In: settings, model facts, a client. Out: an Engine, wherever its steps run.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def engine_of(
 def media_processor(
     asked: MediaSettings, source: ModelSource, room: Room
 ) -> MediaProcessor | SpeechProcessor | Sources | None:
-    """What puts images into prompts, or audio or text beside them; None: the model takes none."""
+    """Media processor or text-encoder limits of the model; None if it takes only text."""
     given = {"mm_processor_kwargs": asked.mm_processor_kwargs,
              "mm_encoder_tp_mode": None if asked.mm_encoder_tp_mode == "weights" else "data",
              }  # fmt: skip
@@ -151,7 +151,7 @@ def media_processor(
 
 
 def joined(tokenizer: Tokenizer, ids: list[int], text: str) -> list[int]:
-    """Tokens with a text behind them, as if it had been tokenized together with what it follows."""
+    """Append a text to tokens, tokenized as if together with the text before it."""
     first = len(ids)
     while first and ids[first - 1] not in tokenizer.added_tokens:
         first -= 1
@@ -173,7 +173,9 @@ def forced_token(source: ModelSource) -> int | None:
 
 
 def wrapped(vision: VisionConfig, source: ModelSource) -> VisionConfig:
-    """The config with the tokens that a family puts around images, which its tokenizer knows."""
+    """The vision config, with the tokens that its family puts around images, looked up in the
+    tokenizer.
+    """
     if source.tokenizer is None:
         return vision
     known = source.tokenizer.hf.get_vocab()
@@ -189,13 +191,13 @@ def wrapped(vision: VisionConfig, source: ModelSource) -> VisionConfig:
 
 
 def media_sources(asked: MediaSettings) -> MediaSources:
-    """What URLs of images may lead to."""
+    """Allowed sources of media URLs."""
     domains, folder = asked.allowed_media_domains or (), asked.allowed_local_media_path
     return MediaSources(tuple(one.lower() for one in domains), Path(folder) if folder else None)
 
 
 def pooling_input(model: Any, source: ModelSource) -> PoolingInput | None:
-    """What checks requests of a pooling model; None: the model writes."""
+    """Validator of pooling requests; None for generative models."""
     config, pooling = source.config, source.config.pooling
     if pooling is None:
         return None

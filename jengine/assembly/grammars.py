@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # imported when the first grammar is compiled
 
 
 class CoreGrammars(NamedTuple):
-    """What a core needs for grammars. None is compiled before a request has it."""
+    """A core's grammar compiler, admission gate and executor wrapper. Nothing is compiled until
+    needed.
+    """
 
     compiler: GrammarCompiler
     gate: MakeGate
@@ -32,9 +34,11 @@ class CoreGrammars(NamedTuple):
 
 
 def core_grammars(source: ModelSource) -> CoreGrammars:
-    """For the core of this process. Replicas share the compiler. Its tokenizer is made beside
-    loading and compiling, as no step can run while it is: that of this process now, and that of a
-    front in another process once it is told."""
+    """Grammar support of this process's core; replicas share the compiler.
+
+    The tokenizer is built in the background while the model loads, since building it stalls steps:
+    this process's now, a front's once it is sent.
+    """
     compiler = GrammarCompiler(lambda: core_tokenizer(source))
     writes = source.config.pooling is None
     if writes and source.told_tokenizer is not None:

@@ -1,7 +1,7 @@
-"""The model that guesses for speculative decoding: read from its folder and checked.
+"""Loads the draft model or heads of speculative decoding.
 
-In: the settings of speculative decoding, and the model it guesses for. Out: its declarations, its
-cache specs, and its parameters in place. Must not know steps or sizes.
+In: its settings, and the target model. Out: declarations, cache specs, and placed parameters. Must
+not know steps or sizes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Values = Iterable[NamedArray]
 
 
 class GuesserSource(NamedTuple):
-    """A model that guesses, before its parameters are read."""
+    """A guesser before its parameters are read."""
 
     method: Callable[[Any], Any]  # the model -> a `step.guessing.Guesser`
     model: nnx.Module  # its declarations
@@ -64,7 +64,7 @@ class GuesserSource(NamedTuple):
         first_layer: int,
         noted: Callable[[Values], Values],
     ) -> LoadedGuesser:
-        """Its parameters, prepared for steps. `noted` sees each as it is read."""
+        """Load and prepare the parameters; `noted` observes each as it is read."""
         order = LeafOrder(self.model, places, backend)
         leaves = order.leaves(noted(self.read(places)))
         return LoadedGuesser(self.method, self.model, order, leaves, first_layer, self.points)
@@ -73,7 +73,7 @@ class GuesserSource(NamedTuple):
 def open_guesser(
     asked: ModelSettings, source: ModelSource, speculative: SpeculativeConfig | None
 ) -> GuesserSource | None:
-    """The model that the settings name; None: guesses are made without one."""
+    """The configured draft model or heads; None for host proposers."""
     if speculative is None or not speculative.on_device:
         return None
     config = source.config
@@ -107,7 +107,7 @@ def open_guesser(
 def heads_of(
     method: str, asked: ModelSettings, folder: Path, heads: GuessHeads, tensors: Tensors
 ) -> GuesserSource:
-    """Heads on the model's hidden states, trained for this very model."""
+    """Draft heads trained for this model."""
     if PLACES in {piece.name for found in heads.pieces.values() for piece in found}:
         tensors = with_places(folder, heads, tensors)
 
@@ -121,7 +121,7 @@ def heads_of(
 
 
 def with_places(folder: Path, heads: GuessHeads, tensors: Tensors) -> Tensors:
-    """The tensors of a head that knows a part of the vocabulary, its offsets as places."""
+    """Tensors of a head with a reduced vocabulary, with its offsets converted to lookups."""
     if not tensors:  # random weights
         return tensors
     offsets = tensors.get(OFFSETS)
@@ -138,7 +138,7 @@ def with_places(folder: Path, heads: GuessHeads, tensors: Tensors) -> Tensors:
 def draft_model(
     asked: ModelSettings, config: ModelConfig, folder: Path, speculative: SpeculativeConfig
 ) -> GuesserSource:
-    """A whole language model with the same tokenizer."""
+    """A separate language model with the same tokenizer."""
     own = with_dtype(read_model_config(folder), config.dtype)  # one dtype for all caches
     if own.vocab_size != config.vocab_size:
         raise ConfigError(
@@ -160,7 +160,7 @@ def draft_model(
 
 
 def mask_token(folder: Path, vocab_size: int) -> int:
-    """The token that a model reads in place of those that it guesses in one pass."""
+    """Mask token of a parallel draft model."""
     hf = read_json(folder / "config.json")
     found = next((hf[name] for name in MASK_KEYS if hf.get(name) is not None), None)
     if type(found) is not int or not 0 <= found < vocab_size:
@@ -176,8 +176,9 @@ def mask_token(folder: Path, vocab_size: int) -> int:
 def with_guess_cost(
     schedule: ScheduleConfig, guesser: GuesserSource | None, config: ModelConfig
 ) -> ScheduleConfig:
-    """The limits of a step, with what a guess costs: the share that the numbers it reads are of
-    the model's, since a step of few tokens takes about as long as reading them."""
+    """Set the cost of a guess: the parameters it reads relative to the model's, as small steps are
+    bound by reading weights.
+    """
     if guesser is None or schedule.speculative is None:
         return schedule
     step = numbers_read(abstract_model(config)) + OF_A_STEP
@@ -188,7 +189,7 @@ def with_guess_cost(
 
 
 def numbers_of_a_guess(model: nnx.Module, config: ModelConfig) -> float:
-    """Numbers that one more guess reads."""
+    """Number of parameters read per additional guess."""
     if isinstance(model, Medusa):
         return numbers_read(model) / len(model.heads)
     if isinstance(model, LanguageModel) or getattr(model, "head", None) is not None:
@@ -197,7 +198,7 @@ def numbers_of_a_guess(model: nnx.Module, config: ModelConfig) -> float:
 
 
 def numbers_read(model: nnx.Module) -> int:
-    """Numbers in all parameters of a model but an embedding that is only looked up."""
+    """Number of parameters read per step; embeddings that are only looked up do not count."""
     numbers = sum(math.prod(parameter.shape) for _, parameter in named_parameters(model))
     embed = getattr(model, "embed", None)
     if embed is None or embed.is_head:

@@ -1,7 +1,7 @@
-"""Which layers stay in the host's memory, where the devices have no room for all of a model.
+"""CPU offload (`cpu_offload_gb`): layers that stay in host memory.
 
-In: the GiB that each device is to be spared (`cpu_offload_gb`). Out: placement of parameters with
-these layers on the host, or an error about settings that such layers do not go with.
+In: GiB to spare on each device. Out: parameter placement with these layers on the host, or an error
+about incompatible settings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def with_layers_on_host(
     asked: CacheSettings, config: ModelConfig, places: StagePlaces, matmuls: str | None
 ) -> StagePlaces:
-    """The places of parameters, with as many layers on the host as are to be spared."""
+    """Placement with as many layers in host memory as configured."""
     if not asked.cpu_offload_gb:
         return places
     if places.whole.is_cpu:
@@ -39,7 +39,7 @@ def with_layers_on_host(
 
 
 def spared(gib: float, model: nnx.Module, places: StagePlaces, matmuls: str | None) -> StagePlaces:
-    """The places with enough of this model's layers on the host."""
+    """Placement with enough layers in host memory."""
     refuse_other_loops(model, places)
     sizes = LeafOrder(model, places, matmuls).layer_bytes()
     chosen = layers_to_spare(sizes, gib)
@@ -52,7 +52,7 @@ def spared(gib: float, model: nnx.Module, places: StagePlaces, matmuls: str | No
 
 
 def refuse_other_loops(model: nnx.Module, places: StagePlaces) -> None:
-    """Layers arrive in the loop that decoders share, of a model that one program runs alone."""
+    """Raise for models and modes that do not run layers in the shared decoder's loop."""
     what = ""
     if places.layout.num_stages > 1:
         what = "pipeline_parallel_size"

@@ -1,7 +1,7 @@
-"""Settings that name repositories of the Hugging Face Hub to settings that name local folders.
+"""Resolves Hugging Face repositories in settings to local folders.
 
-Done once, by the process that the user starts: cores and workers are told the folders of snapshots,
-so all load the same commit. No jax.
+Done once by the process that the user starts, so that cores and workers load the same commit. No
+jax.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def tokenizer_name(model: Any, tokenizer: Any, *, other: bool) -> str | None:
 
 
 def folder_of(name: Any, options: HubOptions) -> str:
-    """The local folder, or GGUF file."""
+    """Local folder or GGUF file."""
     return str(resolve_model(name, options).absolute())
 
 
 def adapter_finder(hub: HubOptions) -> Callable[[str], str]:
-    """What gives the local folder of an adapter."""
+    """Resolver of adapters' local folders."""
     options = replace(hub, revision=None, wanted=ADAPTERS)
 
     def find(path: str) -> str:
@@ -80,7 +80,7 @@ def adapter_finder(hub: HubOptions) -> Callable[[str], str]:
 
 
 def checked_elsewhere(args: EngineArgs) -> Check:
-    """A check by a process of its own, for one that must not load jax or start devices."""
+    """A check that runs in a separate process, for callers that must not load jax."""
 
     def check(folder: Path) -> None:
         plain = plain_settings(args, "a check", CHECK, model=str(folder))

@@ -20,7 +20,7 @@ from sharding.roles import by_role
 
 
 def placement_for(asked: Groups, config: ModelConfig) -> Placement:
-    """The mesh of the devices that were asked for, and how this model's arrays are placed on it."""
+    """Mesh of the requested devices, and the model's placement on it."""
     parallel = asked.parallel
     groups = parallel.prefill_context_parallel_size
     try:
@@ -67,7 +67,7 @@ def placement_for(asked: Groups, config: ModelConfig) -> Placement:
 
 
 def devices_per_stage(asked: ParallelSettings) -> int | None:
-    """How many devices share a stage; None: all that there are."""
+    """Number of devices per stage; None: all available."""
     tensor, groups = asked.tensor_parallel_size, asked.prefill_context_parallel_size
     if tensor is None and (groups == 1 or asked.mesh is not None or jax.process_count() > 1):
         return None
@@ -86,7 +86,7 @@ def stages_mesh(asked: ParallelSettings, config: ModelConfig, devices: np.ndarra
 
 
 def check_divided(config: ModelConfig, context: int) -> None:
-    """Refuse to divide the cached tokens of a model for which that is not built."""
+    """Raise ConfigError if decode context parallelism does not support this model."""
     if context > 1 and not any(spec.keeps_all for spec in config.cache_specs):
         raise ConfigError(
             f"decode_context_parallel_size={context}: {config.architecture} has no attention that "
@@ -100,7 +100,7 @@ def check_divided(config: ModelConfig, context: int) -> None:
 
 
 def check_joint(asked: Groups, config: ModelConfig, placement: Placement) -> None:
-    """Refuse what replicas that step together are not built with."""
+    """Raise for features that joint replicas do not support."""
     if not asked.parallel.enable_expert_parallel or len(placement.replicas) == 1:
         raise ConfigError(
             "joint_replicas=True spreads whole experts over all replicas: give "
@@ -129,7 +129,7 @@ def check_joint(asked: Groups, config: ModelConfig, placement: Placement) -> Non
 
 
 def check_striped(asked: Groups, config: ModelConfig, placement: Placement) -> None:
-    """Refuse what dividing the tokens of a step is not built with."""
+    """Raise for features that prefill context parallelism does not support."""
     others = {
         f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
         **asked.in_use("num_scheduler_steps"),
@@ -150,7 +150,7 @@ def check_striped(asked: Groups, config: ModelConfig, placement: Placement) -> N
 
 
 def unstriped(config: ModelConfig) -> dict[str, bool]:
-    """What of a model keeps the tokens of a step together, and whether it has that."""
+    """Properties of a model that prevent dividing a step's tokens, and whether it has each."""
     attention = all(not (spec.in_parts or spec.in_chunks) for spec in config.cache_specs)
     return {
         f"{config.architecture}, whose layers are not all of attention to cached tokens": (
@@ -163,7 +163,7 @@ def unstriped(config: ModelConfig) -> dict[str, bool]:
 
 
 def check_balance(asked: Groups, placement: Placement) -> None:
-    """Refuse what moving experts is not built with, and devices that nothing could move between."""
+    """Raise for features that expert load balancing does not support."""
     if not asked.parallel.enable_expert_parallel or placement.ways("experts") == 1:
         raise ConfigError(
             "enable_eplb=True moves whole experts between devices: give "
@@ -186,7 +186,7 @@ def check_balance(asked: Groups, placement: Placement) -> None:
 
 
 def check_experts(config: ModelConfig, placement: Placement, redundant: int) -> None:
-    """Raise a ConfigError if a device could not have the same number of experts as all others."""
+    """Raise ConfigError unless experts divide evenly among devices."""
     if not config.has_experts:
         raise ConfigError(
             f"enable_expert_parallel=True: {config.architecture} has no experts. Leave it out."

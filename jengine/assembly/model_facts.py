@@ -29,7 +29,7 @@ from jengine.weights.resolve import is_gguf, resolve_model
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What is known of a model before its parameters are read."""
+    """Facts about a model before its parameters are read."""
 
     config: ModelConfig
     folder: Path | None  # None: the model is live
@@ -39,15 +39,15 @@ class ModelSource:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's EOS, or the model's where there is no tokenizer: an answer that it ends
-        has no stop reason."""
+        """The tokenizer's EOS, else the model's; ending on it gives no stop reason."""
         own = None if self.tokenizer is None else self.tokenizer.eos_token_id
         return self._in_vocabulary(self.config.eos_token_ids if own is None else (own,))
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The other ids that end an answer, by the model's config and its generation settings.
-        The answer has the id as its stop reason."""
+        """Other ids that end an answer, from config and generation config; reported as stop
+        reason.
+        """
         ids = {*self.config.eos_token_ids, *self.generation.get("eos_token_id", ())}
         return self._in_vocabulary(ids.difference(self.eos_token_ids))
 
@@ -56,7 +56,7 @@ class ModelSource:
 
 
 def generation_of(asked: ModelSettings, folder: Path) -> dict[str, object]:
-    """The folder's generation settings, as far as they are wanted, with what replaces them."""
+    """The folder's generation config, if enabled, with overrides."""
     override = generation_override(asked.override_generation_config)
     return {
         **(read_generation_config(folder) if asked.generation_config == "auto" else {}),
@@ -92,7 +92,7 @@ def tokenizer_of(asked: ModelSettings, folder: Path | None) -> Tokenizer | None:
 
 
 def image_settings(folder: Path | None) -> dict[str, Any]:
-    """How the model wants images to be resized and scaled, as its folder says; {}: nothing."""
+    """Image preprocessing settings of the folder; {} if there are none."""
     if folder is None or not folder.is_dir():
         return {}
     own, whole = folder / "preprocessor_config.json", folder / "processor_config.json"
@@ -103,7 +103,7 @@ def image_settings(folder: Path | None) -> dict[str, Any]:
 
 
 def video_settings(folder: Path | None) -> dict[str, Any]:
-    """What of `image_settings` is otherwise for videos."""
+    """Differences of video preprocessing from `image_settings`."""
     if folder is None or not folder.is_dir():
         return {}
     own, whole = folder / "video_preprocessor_config.json", folder / "processor_config.json"

@@ -70,7 +70,7 @@ def open_model_source(asked: ModelSettings) -> ModelSource:
 def used_config(
     asked: ModelSettings, folder: Path, tokenizer: Callable[[], Tokenizer | None]
 ) -> ModelConfig:
-    """The config of the model in a folder as the settings want it."""
+    """The folder's model config as modified by settings."""
     if is_gguf(folder):
         if asked.runner == "pooling" or asked.hf_overrides:
             raise ConfigError(
@@ -82,7 +82,7 @@ def used_config(
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is neither a folder's name nor a module."""
+    """Raise unless the model is a name or a module."""
     if isinstance(model, (str, Path)):
         return
     given = f"model is a {type(model).__name__}"
@@ -100,16 +100,15 @@ def check_model(model: Any) -> None:
 
 
 def is_live(asked: ModelSettings) -> bool:
-    """Whether the parameters are arrays of the user's own."""
+    """Whether parameters are the user's live arrays."""
     return asked.params is not None or isinstance(asked.model, nnx.Module)
 
 
 def load_parameters(
     asked: ModelSettings, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
 ) -> tuple[nnx.Module, Iterable[NamedArray]]:
-    """The model's declarations, and its placed parameters, most of them read as they are asked for.
-
-    Live arrays are not copied if dtype and sharding fit.
+    """The abstract model, and its placed parameters (mostly lazy). Live arrays are not copied if
+    dtype and sharding fit.
     """
     if asked.weight_settings is not None:
         refuse_rounded(asked.weight_settings, source.config)
@@ -153,13 +152,13 @@ def live_declaration(model: nnx.Module, config: ModelConfig) -> nnx.Module:
 
 
 def emptied(values: dict[str, jax.Array]) -> Iterator[NamedArray]:
-    """The items, each of which is no longer referenced from here once it is taken."""
+    """Yield items, dropping our reference to each."""
     for path in list(values):
         yield path, values.pop(path)
 
 
 def stored_format(load_format: str, folder: Path) -> str:
-    """How the weights in a folder are stored; safetensors if it holds both or neither."""
+    """Storage format of a folder's weights; safetensors if it has both or neither."""
     if load_format != "auto":
         return load_format
     has_safetensors = any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE))

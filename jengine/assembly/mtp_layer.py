@@ -1,7 +1,7 @@
-"""The MTP layer that a checkpoint holds beside its model, plain or quantized as the model is.
+"""The MTP layer in a checkpoint, quantized like its model or not.
 
 In: config.json, the model's config and the checkpoint's tensors. Out: the layer's declarations, and
-its tensors by their names within the layer. Must not know steps or sizes.
+its tensors by name within the layer. Must not know steps or sizes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ def mtp_layer(
 def as_stored(
     folder: Path, heads: GuessHeads, own: Stored, prefix: str, config: ModelConfig
 ) -> tuple[GuessHeads, Tensors]:
-    """The layer with its matrices in the formats that the model's quantization says for them.
-
-    Those that the file holds as plain numbers are plain all the same: DeepSeek's `eh_proj` is, and
-    tools that quantize a model often leave the whole layer as it was, without a word in
+    """Apply the model's quantization to the layer, except to matrices stored unquantized:
+    DeepSeek's `eh_proj` is, and quantization tools often leave the layer out without noting it in
     config.json.
     """
     quantization = config.quantization

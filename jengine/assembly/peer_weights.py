@@ -40,8 +40,9 @@ AHEAD = 2
 
 
 class ServedWeights:
-    """The parameters of a running model, as they were when somebody last asked for the list. A
-    weight of which steps take another form is copied for that."""
+    """Weights of a running model, as of the last time its list was requested; prepared weights are
+    restored for that.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -99,9 +100,9 @@ def serve_weights(settings: WeightSettings | None, loaded: LoadedModel) -> None:
 
 
 def refuse_rounded(settings: WeightSettings, config: ModelConfig) -> None:
-    """Refuse weights that are rounded at load, on both sides: an engine that serves them no longer
-    has what they were rounded from, which is what another one declares, and rounded once more they
-    would be others. Those that are quantized in files are declared as they are."""
+    """Refuse sharing weights quantized at load: the server no longer has the originals that the
+    other side declares, and quantizing again would change them.
+    """
     if config.quantization is None or not config.quantization.on_load:
         return
     if settings.peer is not None:
@@ -144,7 +145,7 @@ def peer_parameters(
 def in_order(
     wanted: list[Any], readers: ThreadPoolExecutor, read: Callable[..., memoryview], most: int
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Whole parameters, one after the other, of which at most so many pieces are on their way."""
+    """Yield whole parameters in order, with a bounded number of pieces in flight."""
     todo = deque((one, *ends) for one in wanted for ends in pieces(size_of(one)))
     coming: deque[tuple[ParameterInfo, int, Future[memoryview]]] = deque()
     for one in wanted:
@@ -184,8 +185,9 @@ def size_of(one: ParameterInfo) -> int:
 
 
 def on_host(array: jax.Array) -> np.ndarray:
-    """The values of an array. One that is asked itself keeps what it has read on the host for as
-    long as it lives, so another one is asked that has the same buffers."""
+    """An array's values. Reads a new array over the same buffers, since an array caches what was
+    read for its lifetime.
+    """
     buffers = [shard.data for shard in array.addressable_shards]
     return np.asarray(
         jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)

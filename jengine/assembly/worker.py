@@ -76,7 +76,7 @@ def follow(core: FollowingCore) -> str:
 
 
 def lead(job: Job, side: DeviceSide, direction: Direction) -> None:
-    """Serve the driver."""
+    """Run the plans that the driver process sends, and send it their outputs, until it leaves."""
     settings = MultihostSettings.checked(job.multihost)
     address = (job.driver, job.port)
     server = PlanServer(connect(address, job.rank, job.secret, settings.silence), settings)

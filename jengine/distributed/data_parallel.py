@@ -68,7 +68,7 @@ class DataParallelCore:
 
     @property
     def patience(self) -> float:
-        """Seconds for which no replica's step would find anything to do; 0: one may."""
+        """Seconds until some replica may have a step to run; 0: now."""
         if self.undelivered:
             return 0.0
         return min((one.patience for one in self.replicas if one.has_work), default=0.0)

@@ -105,4 +105,4 @@ class WholeGroup:
         return []
 
     def check(self) -> None:
-        """Nothing: no unit has an owner."""
+        """Does nothing: this group allocates no blocks that could leak."""

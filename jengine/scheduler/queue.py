@@ -107,7 +107,8 @@ class WaitingQueue:
             self.num_parked -= lane.size
 
     def is_open(self, key: Hashable) -> bool:
-        """Whether requests that waited for this are to be asked again."""
+        """Whether the event that requests parked under this key wait for has occurred, so that the
+        scheduler tries them again."""
         lane = self._lanes.get(key)
         return lane is not None and lane.line is self._open
 

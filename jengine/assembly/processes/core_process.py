@@ -65,7 +65,7 @@ class ReportingBar:
 
 
 def bars(report: Callable[[Progress], None]) -> Callable[..., ReportingBar]:
-    """A factory of bars that report."""
+    """Factory of bars that report progress."""
 
     def bar(*, desc: str, total: float | None = None, unit: str = "", **_: Any) -> ReportingBar:
         return ReportingBar(report, desc, total, unit)

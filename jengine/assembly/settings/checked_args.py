@@ -61,7 +61,7 @@ def check_args(args: EngineArgs, settings: Mapping[str, Setting]) -> None:
 
 
 def check_together(args: EngineArgs) -> None:
-    """Refuse settings that contradict each other, and derive those that others say."""
+    """Raise ConfigError for contradicting settings; set those that follow from others."""
     if args.data_parallel_backend == "ray" and args.data_parallel_secret is None:
         args.data_parallel_secret = secrets.token_hex(32)  # Ray tells it to the ranks
     checked_rank_options(args.data_parallel_backend, args.data_parallel_options)

@@ -95,7 +95,7 @@ def usual_variants(variants: tuple[str, ...], penalises: bool) -> tuple[str, ...
 
 
 def with_drafted(known: dict[str, Features], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The variants that are asked for, and the same ones with drafts where there are two."""
+    """The wanted variants, then their forms for steps with drafts, where they have one."""
     drafted = map(with_drafts, wanted)
     return (*wanted, *(name for name in drafted if name in known and name not in wanted))
 

@@ -37,7 +37,7 @@ class Line:
 
 @dataclass
 class CsvTrace:
-    """The requests of a file; of several groups each takes its part of them."""
+    """Requests of a CSV trace. The groups of a deployment divide its conversations."""
 
     file: Path
     settings: TraceSettings

@@ -98,7 +98,7 @@ def cost(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
 
 
 def dollars(amount: float | None) -> str:
-    """An amount behind hours."""
+    """A cost to append to a number of device hours; empty without a price."""
     return "" if amount is None else f", ${amount:,.3f}"
 
 

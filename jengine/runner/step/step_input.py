@@ -144,7 +144,7 @@ def sampling_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class StepInput(NamedTuple):
-    """The sections, in the order of the buffer."""
+    """Views of the sections of a step's packed input buffer, in their order there."""
 
     tokens: TokenInput
     tiles: TileInput

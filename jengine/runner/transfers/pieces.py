@@ -55,7 +55,8 @@ def within(part: Part, box: Part) -> tuple[slice, ...] | None:
 
 
 def piece_name(groups: Sequence[BlockPrograms], process: int) -> str:
-    """The name of what a process has of the blocks of all groups."""
+    """Suffix of the keys under which a process stores its shards of a block: empty if it holds
+    whole blocks, else a digest of the index ranges that it holds of each group."""
     pieces = [
         (shape, piece_of(sharding, shape, process))
         for group in groups

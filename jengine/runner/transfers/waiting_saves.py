@@ -47,7 +47,7 @@ class SaveQueue:
         return added
 
     def run(self) -> None:
-        """Queue the copies whose steps have left."""
+        """Dispatch the copies whose steps are dispatched: the device runs them behind these."""
         while self._waiting and self._waiting[0].may_run:
             saves = self._waiting.popleft()
             for copies in saves.copies:
