@@ -82,9 +82,7 @@ class Answer:
             self.error, self.finished = error, True
 
     def take(self) -> RequestOutput | None:
-        """Return the next output, or None if nothing is new. Raises the error that ended the
-        request.
-        """
+        """Return the next output; None if nothing is new. Raises what ended the request."""
         with self._lock:
             if self.error is not None:
                 raise self.error

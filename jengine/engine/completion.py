@@ -56,9 +56,7 @@ class Completion:
         self.num_cached_tokens = 0  # of the prompt
 
     def push(self, delta: TokenDelta) -> bool:
-        """Add a delta. Returns True if a stop string was found, so that the engine should abort the
-        request.
-        """
+        """Add a delta. Returns True if a stop string was found: the request must be aborted."""
         done = len(self.transcript.token_ids)
         self.error = self.error or delta.message
         self.engine_lost |= delta.engine_lost

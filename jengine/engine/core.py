@@ -55,9 +55,7 @@ class EngineCore:
 
     @property
     def patience(self) -> float:
-        """Seconds until a step could find work, barring calls and wake-ups of parked requests; 0 if
-        it may now.
-        """
+        """Seconds until a step could find work, barring calls and wake-ups; 0 if it may now."""
         return 0.0 if self.in_flight or self.undelivered else self.scheduler.patience
 
     def when_woken(self, tell: Callable[[], object]) -> None:

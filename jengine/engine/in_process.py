@@ -66,9 +66,7 @@ class InProcessClient:
         self._bell.ring()
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
-        """Run one step if there is anything to run. If all requests wait for events, return after
-        the first event.
-        """
+        """Run one step if there is work. If all requests wait for events, return after the first."""
         self._bell.hush()
         with self._between_steps():
             patience = 0.0

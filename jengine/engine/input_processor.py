@@ -243,9 +243,7 @@ class InputProcessor:
     def _grammar_after(
         self, prompt: TokensPrompt, params: StructuredOutputsParams | None
     ) -> GrammarSpec | None:
-        """The request's grammar, which starts only after the reasoning section if the prompt opens
-        one.
-        """
+        """The request's grammar; it starts behind the reasoning section if the prompt opens one."""
         spec, parser = self.grammar(params), self.structured.reasoning_parser
         if spec is None or spec.begins_after or parser is None:
             return spec

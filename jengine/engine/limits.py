@@ -29,9 +29,7 @@ class Limits:
         return self.vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, self.vocab_size)
 
     def at_most_the_context(self, tokens: int | None) -> int:
-        """Clamp to the context length: 64-bit numbers do not fit the device. None: the context
-        length.
-        """
+        """Clamp to the context length, which None stands for: devices take no 64-bit numbers."""
         return self.max_model_len if tokens is None else min(tokens, self.max_model_len)
 
     def in_vocabulary(self, name: str, ids: Iterable[int]) -> list[int]:
