@@ -30,8 +30,7 @@ def choose(
     operation: str, implementation: str | None, table: Mapping[str, Callable[..., Any] | str]
 ) -> Callable[..., Any]:
     """Return the named implementation, or XLA's for None. Raises ValueError if it is not
-    available.
-    """
+    available."""
     found = table.get("xla" if implementation is None else implementation)
     if found is None:
         raise ValueError(
@@ -53,15 +52,13 @@ def with_slopes(implementation: str | None, slopes: Array | None) -> str | None:
 
 def with_biases(implementation: str | None, biases: Array | None) -> str | None:
     """Fall back to XLA if relative position biases are given and the implementation does not take
-    them.
-    """
+    them."""
     return implementation if biases is None or implementation in BIASED else "xla"
 
 
 def missing_for_triton() -> str | None:
     """Return what to install to compile or interpret Triton kernels, or None if nothing is
-    missing.
-    """
+    missing."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed. Install jengine[cuda12] or jengine[cuda13]."
     return None
@@ -79,8 +76,7 @@ def cpu_library() -> Path | None:
 
 def cpu_library_folder() -> Path:
     """Cache folder of CPU kernel libraries. Private to this user, because its files are
-    executed.
-    """
+    executed."""
     return importlib.import_module("pallas_kernels.cpu.build").private_folder()
 
 

@@ -66,8 +66,7 @@ def store_heads(
     target, heads, kept, lane, HEAD_DIM: tl.constexpr, kind: tl.constexpr, CODES: tl.constexpr
 ):
     """Quantize and store float32 heads [rows, lanes] where `kept`. `target` [rows, 1] points to
-    each; lanes beyond the head must be zero.
-    """
+    each; lanes beyond the head must be zero."""
     inside = kept[:, None] & (lane < HEAD_DIM)[None, :]
     if CODES == "none":
         tl.store(target + lane[None, :], heads.to(kind), mask=inside)

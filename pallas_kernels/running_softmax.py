@@ -60,8 +60,7 @@ class Running(NamedTuple):
 
     def result(self, sinks: Array | None) -> tuple[Array, Array]:
         """Return (outputs, log-sum-exp). Sinks [KV, q] are an extra logit per query without a
-        value.
-        """
+        value."""
         highest, total, mixed = self
         # If all keys of a query were masked, its sums are over masked keys.
         total = jnp.where(highest > FAR_BELOW, total, 0.0)
@@ -106,8 +105,7 @@ def in_groups(
 
 def sloped(slopes: Array | None, distance: Array) -> Array | None:
     """ALiBi bias of slopes [KV, q] for key positions minus query positions `distance` [batch, 1, q
-    or 1, S].
-    """
+    or 1, S]."""
     if slopes is None:
         return None
     wide = slopes.astype(jnp.float32)[None, :, :, None]
@@ -117,8 +115,7 @@ def sloped(slopes: Array | None, distance: Array) -> Array | None:
 
 def biased(biases: Array | None, distance: Array) -> Array | None:
     """Relative position bias from a table [KV, q, distances] for key minus query positions
-    `distance` [batch, 1, q or 1, S]; distances beyond the table use its last entry.
-    """
+    `distance` [batch, 1, q or 1, S]; distances beyond the table use its last entry."""
     if biases is None:
         return None
     kv_heads, queries, distances = biases.shape

@@ -28,8 +28,7 @@ def tuned(operation: str, **facts: Any) -> dict[str, Any]:
 
 def first_match(entries: list[Mapping[str, Any]], facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """First entry whose conditions hold. Raises KeyError for a condition on an unknown fact,
-    LookupError if no entry matches.
-    """
+    LookupError if no entry matches."""
     for entry in entries:
         conditions = entry.get("when", {})
         if unknown := set(conditions) - set(facts):

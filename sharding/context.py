@@ -19,8 +19,7 @@ OUTSIDE = jnp.iinfo(jnp.int32).max
 
 def own_slots(slots: Array, own_tokens: int, ways: int) -> Array:
     """Map slots of whole blocks to this device's slots; OUTSIDE for tokens of other devices.
-    `own_tokens`: tokens per block and device, of which there are `ways`.
-    """
+    `own_tokens`: tokens per block and device, of which there are `ways`."""
     first = lax.axis_index(CONTEXT) * own_tokens
     block, offset = slots // (own_tokens * ways), slots % (own_tokens * ways) - first
     is_own = (slots != OUTSIDE) & (offset >= 0) & (offset < own_tokens)
@@ -29,8 +28,7 @@ def own_slots(slots: Array, own_tokens: int, ways: int) -> Array:
 
 def own_count(tokens: Array, own_tokens: int, ways: int) -> Array:
     """Number of this device's tokens among the first `tokens` of a sequence; values <= 0 are
-    kept.
-    """
+    kept."""
     first = lax.axis_index(CONTEXT) * own_tokens
     blocks, rest = tokens // (own_tokens * ways), tokens % (own_tokens * ways)
     count = blocks * own_tokens + jnp.clip(rest - first, 0, own_tokens)

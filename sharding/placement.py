@@ -182,16 +182,14 @@ class Placement:
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
         """Map a function over replicas; each call gets one replica's shards, still sharded by XLA
-        within.
-        """
+        within."""
         return self._along(DATA, function, inputs, outputs)
 
     def on_each_stage(
         self, function: Callable[..., Any], inputs: Any, outputs: Any
     ) -> Callable[..., Any]:
         """Map a function over pipeline stages; each call gets one stage's shards, still sharded by
-        XLA within.
-        """
+        XLA within."""
         return self._along(STAGES, function, inputs, outputs)
 
     def _along(
@@ -255,8 +253,7 @@ def has_shards_of(array: jax.Array, sharding: NamedSharding) -> bool:
 
 def seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     """Rewrap an array's buffers under another sharding, over all or some of its devices; no
-    copy.
-    """
+    copy."""
     if array.sharding == sharding:
         return array
     data = {shard.device: shard.data for shard in array.addressable_shards}

@@ -51,8 +51,7 @@ def by_role(mesh: Mesh | None, given: Mapping[str, Role] | None) -> Mesh | None:
 
 def usual_roles(mesh: Mesh) -> dict[str, Role]:
     """Default roles: "stage" for the stage axis, "replica" for data axes, else "tensor". With a
-    single axis larger than 1, only the axis "dp" counts as a data axis.
-    """
+    single axis larger than 1, only the axis "dp" counts as a data axis."""
     several = sum(size > 1 for name, size in mesh.shape.items() if name != STAGES) > 1
     batches = OF_BATCHES if several else (DATA,)
     named: dict[str, Role] = dict.fromkeys(batches, "replica")

@@ -128,8 +128,7 @@ def planned_transfers(
     asked: CacheSettings, namespace: str, coordinator: CacheCoordinator, replica: int
 ) -> BlockTransfers | None:
     """Planner of a cache's block copies; None without offloading. Publishes KV events if
-    configured.
-    """
+    configured."""
     settings, cache = asked.transfers, coordinator.config
     if asked.kv_events is not None:
         if not cache.enable_prefix_caching:
@@ -157,8 +156,7 @@ def planned_transfers(
 
 def namespace(asked: Groups, source: ModelSource, cache: CacheConfig, stages: int) -> str:
     """Namespace for stored blocks, shared only by engines with the same model, cache layout and
-    version.
-    """
+    version."""
     assert asked.cache.transfers is not None
     weights = asked.cache.transfers.namespace
     if weights is None:

@@ -47,8 +47,7 @@ class DeviceSettings:
 
 def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
     """Decide placement, steps and limits, and check them against the processes that own the
-    devices.
-    """
+    devices."""
     config = source.config
     penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
     placement = placement_for(asked, config)

@@ -63,8 +63,7 @@ def device_side(
     asked: Groups, source: ModelSource, bar: Callable[..., Any], direction: Direction | None
 ) -> DeviceSide:
     """Load the model on this process's devices and compile its steps. With `direction`, only the
-    first process has requests.
-    """
+    first process has requests."""
     start_backend(asked.cache.gpu_memory_utilization)
     await_kernels(asked.steps.attention_backend, shown=asked.watch.show_progress is not False)
     settings = device_settings(asked, source)

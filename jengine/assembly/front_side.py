@@ -174,8 +174,7 @@ def forced_token(source: ModelSource) -> int | None:
 
 def wrapped(vision: VisionConfig, source: ModelSource) -> VisionConfig:
     """The vision config, with the tokens that its family puts around images, looked up in the
-    tokenizer.
-    """
+    tokenizer."""
     if source.tokenizer is None:
         return vision
     known = source.tokenizer.hf.get_vocab()

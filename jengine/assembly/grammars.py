@@ -25,8 +25,7 @@ if TYPE_CHECKING:  # imported when the first grammar is compiled
 
 class CoreGrammars(NamedTuple):
     """A core's grammar compiler, admission gate and executor wrapper. Nothing is compiled until
-    needed.
-    """
+    needed."""
 
     compiler: GrammarCompiler
     gate: MakeGate

@@ -177,8 +177,7 @@ def with_guess_cost(
     schedule: ScheduleConfig, guesser: GuesserSource | None, config: ModelConfig
 ) -> ScheduleConfig:
     """Set the cost of a guess: the parameters it reads relative to the model's, as small steps are
-    bound by reading weights.
-    """
+    bound by reading weights."""
     if guesser is None or schedule.speculative is None:
         return schedule
     step = numbers_read(abstract_model(config)) + OF_A_STEP

@@ -46,8 +46,7 @@ class ModelSource:
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Other ids that end an answer, from config and generation config; reported as stop
-        reason.
-        """
+        reason."""
         ids = {*self.config.eos_token_ids, *self.generation.get("eos_token_id", ())}
         return self._in_vocabulary(ids.difference(self.eos_token_ids))
 

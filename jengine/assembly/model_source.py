@@ -108,8 +108,7 @@ def load_parameters(
     asked: ModelSettings, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
 ) -> tuple[nnx.Module, Iterable[NamedArray]]:
     """The abstract model, and its placed parameters (mostly lazy). Live arrays are not copied if
-    dtype and sharding fit.
-    """
+    dtype and sharding fit."""
     if asked.weight_settings is not None:
         refuse_rounded(asked.weight_settings, source.config)
     if source.folder is None:

@@ -55,8 +55,7 @@ def as_stored(
 ) -> tuple[GuessHeads, Tensors]:
     """Apply the model's quantization to the layer, except to matrices stored unquantized:
     DeepSeek's `eh_proj` is, and quantization tools often leave the layer out without noting it in
-    config.json.
-    """
+    config.json."""
     quantization = config.quantization
     assert quantization is not None, "a plain layer is read as it is"
     modules = {piece.name.removesuffix(WEIGHT) for piece in all_pieces(heads.pieces)}

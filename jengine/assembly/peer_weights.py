@@ -41,8 +41,7 @@ AHEAD = 2
 
 class ServedWeights:
     """Weights of a running model, as of the last time its list was requested; prepared weights are
-    restored for that.
-    """
+    restored for that."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -101,8 +100,7 @@ def serve_weights(settings: WeightSettings | None, loaded: LoadedModel) -> None:
 
 def refuse_rounded(settings: WeightSettings, config: ModelConfig) -> None:
     """Refuse sharing weights quantized at load: the server no longer has the originals that the
-    other side declares, and quantizing again would change them.
-    """
+    other side declares, and quantizing again would change them."""
     if config.quantization is None or not config.quantization.on_load:
         return
     if settings.peer is not None:
@@ -186,8 +184,7 @@ def size_of(one: ParameterInfo) -> int:
 
 def on_host(array: jax.Array) -> np.ndarray:
     """An array's values. Reads a new array over the same buffers, since an array caches what was
-    read for its lifetime.
-    """
+    read for its lifetime."""
     buffers = [shard.data for shard in array.addressable_shards]
     return np.asarray(
         jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)

@@ -81,8 +81,7 @@ class Exchanges:
 
     def _sent(self, what: str, count: int, sent: int, ports: int) -> Exchange:
         """Bytes that a device sends, through `ports` network ports; 0 if all devices
-        share a host.
-        """
+        share a host."""
         assumed, rate, link = self.assumed, self.device.link, self.device.link_name
         latency = assumed.link_latency
         if ports:
@@ -92,8 +91,7 @@ class Exchanges:
 
     def _of_divided_caches(self, tokens: int) -> Exchange:
         """Decode context parallelism: all-gather of queries, then reduction of the partial outputs
-        by log-sum-exp.
-        """
+        by log-sum-exp."""
         layout, numbers = self.memory.layout, itemsize(self.memory.config.dtype)
         sent, layers, others = 0, 0, layout.dcp - 1
         for layer in self.memory.stage:
@@ -109,8 +107,7 @@ class Exchanges:
 
     def _to_all_caches(self, tokens: int) -> Exchange:
         """Prefill context parallelism: all-gather of keys and values, and of the hidden states for
-        the logits.
-        """
+        the logits."""
         layout, config, ways = self.memory.layout, self.memory.config, self.memory.placement.ways
         count, elements = 1, 0
         for group, _ in self.memory.groups:
@@ -152,8 +149,7 @@ class Exchanges:
 
 def widths(mixer: AttentionConfig | LatentConfig) -> tuple[int, int]:
     """Per-head widths of q and of the attention output, as seen by the cache (latent attention:
-    those of the absorbed form).
-    """
+    those of the absorbed form)."""
     if isinstance(mixer, LatentConfig):
         return mixer.kv_rank + mixer.rope_dim, mixer.kv_rank
     return mixer.head_dim, mixer.head_dim

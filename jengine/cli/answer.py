@@ -30,8 +30,7 @@ class Piece:
 
 def pieces_of(outputs: Generator[RequestOutput]) -> Generator[Piece]:
     """Convert an engine's stream to pieces. Closing it closes the stream, which aborts the
-    request.
-    """
+    request."""
     with closing(outputs):
         for output in outputs:
             part = output.outputs[0]
@@ -93,8 +92,7 @@ def stream_answer(
     aside: Callable[[str], None] = lambda _: None,
 ) -> Answer:
     """Write an answer as it streams, with its reasoning to `aside`. Ctrl-C ends the answer, not the
-    engine.
-    """
+    engine."""
     answer, thinking = Answer(), False
     with closing(pieces):
         try:

@@ -155,8 +155,7 @@ def library_folder() -> Path:
 
 def cache_directory(wanted: Any) -> Path:
     """Compilation cache that an engine with this cache_dir uses. Raises ConfigError if it is
-    off.
-    """
+    off."""
     directory = enable_compile_cache(wanted)
     if directory is None:
         raise ConfigError(

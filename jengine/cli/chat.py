@@ -143,8 +143,7 @@ class EngineModel:
 
     def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
         """Stream an answer. Templating has a time limit, since a chat template is untrusted code
-        that may not terminate.
-        """
+        that may not terminate."""
         with given_up_after(RENDER_SECONDS, "the chat template"):
             answers = self._llm.stream_chat(messages, self._params)
         return pieces_of(answers)
@@ -190,8 +189,7 @@ class Chat:
 
     def run(self) -> int:
         """Answer messages until the input ends. Exit status 1 if input was a pipe and a message was
-        refused.
-        """
+        refused."""
         while (message := self._next_message()) is not None:
             if message.startswith("/"):
                 self._command(message)
@@ -218,8 +216,7 @@ class Chat:
 
     def _next_message(self) -> str | None:
         """The next message, or None at end of input or after two consecutive Ctrl-C: one may have
-        been meant for an answer that just ended.
-        """
+        been meant for an answer that just ended."""
         try:
             message = read_message(self.terminal.read_line)
         except EOFError:

@@ -32,8 +32,7 @@ class Conversation:
 
     def drop_unanswered(self) -> bool:
         """Remove a trailing user message without an answer, since templates refuse two in a row.
-        Returns whether there was one.
-        """
+        Returns whether there was one."""
         if not self.turns or self.turns[-1]["role"] != "user":
             return False
         self.turns.pop()
@@ -50,8 +49,7 @@ class Conversation:
 
 def read_message(read_line: ReadLine) -> str:
     """Read one message. A trailing backslash continues the line; three double quotes open and close
-    a block.
-    """
+    a block."""
     line = read_line(PROMPT)
     if line.lstrip().startswith(BLOCK):
         return read_block(line.lstrip()[len(BLOCK) :], read_line)

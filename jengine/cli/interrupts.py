@@ -32,8 +32,7 @@ def interrupts_end_the_process() -> Iterator[None]:
 @contextmanager
 def given_up_after(seconds: float, what: str) -> Iterator[None]:
     """Within, Python code that runs longer than `seconds` gets a RequestError about `what`; only in
-    the main thread and where the system has timers.
-    """
+    the main thread and where the system has timers."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise RequestError(f"{what} took longer than {seconds:g} seconds and was given up.")

@@ -91,8 +91,7 @@ def found(args: EngineArgs) -> EngineArgs:
 
 def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
     """Number of API processes; 0 with --headless. By default one per engine core, since one process
-    cannot keep several busy.
-    """
+    cannot keep several busy."""
     count = arguments.api_server_count
     check_node(arguments.headless, args.nodes)
     if arguments.headless:
@@ -124,8 +123,7 @@ def check_node(headless: bool, nodes: Nodes) -> None:
 
 def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     """Engine settings with a server's defaults: statistics are logged, and data-parallel replicas
-    run in processes.
-    """
+    run in processes."""
     given: dict[str, Any] = {"disable_log_stats": False, **engine_arguments(arguments)}
     parser = vars(arguments).get("reasoning_parser")
     if parser is not None:  # a flag of the server's, and a setting of grammars

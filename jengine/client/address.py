@@ -25,8 +25,7 @@ class Address:
     @classmethod
     def of(cls, url: str) -> Address:
         """Parse a URL; a trailing /v1, which OpenAI's client wants, is dropped. Raises
-        ConfigError.
-        """
+        ConfigError."""
         wanted = "expected one like http://127.0.0.1:8000"
         try:
             parts = urlsplit(url)

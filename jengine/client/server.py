@@ -66,8 +66,7 @@ class Server:
 
     def stream(self, route: str, body: dict[str, Any]) -> Generator[Chunk]:
         """POST a request and yield its chunks. Closing the generator closes the connection, which
-        aborts the request.
-        """
+        aborts the request."""
         with closing(self._connect(None)) as connection:
             response = self._ask(connection, "POST", route, body)
             reader = EventReader()

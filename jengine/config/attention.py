@@ -58,8 +58,7 @@ class RopeConfig:
     @property
     def stretch(self) -> float:
         """Factor by which sequences may exceed `max_position`; other scaling types are published
-        with a `max_position` that includes it.
-        """
+        with a `max_position` that includes it."""
         return self.factor if self.kind in ("linear", "dynamic") else 1.0
 
     @property
@@ -166,8 +165,7 @@ class AttentionConfig:
 class LatentConfig:
     """Latent attention (MLA): keys and values of all heads derive from one compressed vector per
     token, which is cached with a rotated key shared by all heads. Per head, q and k have `nope_dim`
-    unrotated and `rope_dim` rotated lanes.
-    """
+    unrotated and `rope_dim` rotated lanes."""
 
     num_heads: int
     kv_rank: int  # length of the vector

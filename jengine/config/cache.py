@@ -29,8 +29,7 @@ class StateSpec:
 @dataclass(frozen=True)
 class CacheSpec:
     """What a layer keeps per token or, if recurrent, per row. Layers with equal specs share a cache
-    group.
-    """
+    group."""
 
     kind: CacheKind
     # A latent cache has one vector per token, which all heads share and every device holds whole.
@@ -90,8 +89,7 @@ class CacheSpec:
     @property
     def in_parts(self) -> bool:
         """Whether its group has one array per state part (or none) instead of a single cache
-        array.
-        """
+        array."""
         return self.is_state or self.keeps_nothing
 
     @property
@@ -152,8 +150,7 @@ class CacheConfig:
     @property
     def fewest_blocks(self) -> int:
         """Block count of the smallest group, recurrent states excluded unless there is nothing
-        else.
-        """
+        else."""
         groups = zip(self.groups, self.num_blocks, strict=True)
         growing = [count for group, count in groups if not group.spec.is_state]
         return min(growing or self.num_blocks)

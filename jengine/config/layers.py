@@ -36,8 +36,7 @@ class MlpConfig:
 @dataclass(frozen=True)
 class LayerInputsConfig:
     """Per-layer input vectors (Gemma 4), made from the token and its embedding and added to the
-    residual stream, gated, at the layer's end.
-    """
+    residual stream, gated, at the layer's end."""
 
     size: int
     rows: int  # of the table that tokens are looked up in

@@ -115,8 +115,7 @@ class ModelConfig:
     @property
     def usual_context(self) -> int:
         """Default maximum sequence length: with LongRoPE the original length, within which quality
-        is better.
-        """
+        is better."""
         originals = [r.original_max_position for r in self.ropes if r.kind == "longrope"]
         return min([self.longest_context, *originals])
 

@@ -33,8 +33,7 @@ class HeadLayer:
 @dataclass(frozen=True)
 class PoolingConfig:
     """How hidden states become results. The device pools and runs the head; the host post-processes
-    its float32 outputs.
-    """
+    its float32 outputs."""
 
     tasks: tuple[PoolingTask, ...]  # that the model can do
     task: PoolingTask  # that it does

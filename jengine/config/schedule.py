@@ -8,8 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """Speculative decoding settings. Names and defaults are vLLM's; `speculative.config` builds and
-    checks them.
-    """
+    checks them."""
 
     method: str
     num_speculative_tokens: int  # the most drafts of a row

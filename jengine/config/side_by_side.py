@@ -11,8 +11,7 @@ from jengine.config.recurrent import Mamba2Config
 @dataclass(frozen=True)
 class SideBySideConfig:
     """Attention and a state space layer on the same input, whose outputs are added (Falcon-H1). The
-    layer keeps KV per token and a state per row.
-    """
+    layer keeps KV per token and a state per row."""
 
     attention: AttentionConfig
     recurrent: Mamba2Config

@@ -10,8 +10,7 @@ from jengine.config.vision import VisionActivation
 @dataclass(frozen=True)
 class SpeechConfig:
     """Whisper's encoder and its audio preprocessing. Two convolutions come first, the second
-    halving the frames. Audio is padded with silence to a fixed number of positions.
-    """
+    halving the frames. Audio is padded with silence to a fixed number of positions."""
 
     hidden_size: int
     intermediate_size: int

@@ -12,8 +12,7 @@ from jengine.config.vision import VisionActivation
 @dataclass(frozen=True)
 class TextEncoderConfig:
     """BART's encoder: shares the decoder's embedding, has its own positions, with norms placed as
-    in the decoder.
-    """
+    in the decoder."""
 
     hidden_size: int
     intermediate_size: int

@@ -26,8 +26,7 @@ Ask = Callable[[CallWorkers], list[bytes]]
 
 class Loaded(msgspec.Struct):
     """An adapter loaded in the core. `held` counts the callers that are submitting requests with
-    it.
-    """
+    it."""
 
     request: LoRARequest
     digest: str
@@ -38,8 +37,7 @@ class Loaded(msgspec.Struct):
 
 class Adapters:
     """Loads and evicts adapters. `in_use` returns digests of open requests, `folder_of` an
-    adapter's local folder.
-    """
+    adapter's local folder."""
 
     def __init__(
         self,
@@ -80,8 +78,7 @@ class Adapters:
         use_rslora: bool = False,
     ) -> bool:
         """Load an adapter from its folder or from in-memory matrices. Returns True if its number
-        was new.
-        """
+        was new."""
         with self._lock:
             known = self._known.get(checked(request).lora_int_id)
             if matrices is None:
@@ -97,8 +94,7 @@ class Adapters:
 
     def remove(self, number: int) -> bool:
         """Remove an adapter; running requests keep it until they end. Returns False if there is
-        none.
-        """
+        none."""
         with self._lock:
             loaded = self._known.pop(number, None)
             if loaded is None:
@@ -109,8 +105,7 @@ class Adapters:
 
     def pin(self, number: int) -> bool:
         """Exempt an adapter from eviction. Raises RequestError if it is unknown or more than
-        max_cpu_loras would be pinned.
-        """
+        max_cpu_loras would be pinned."""
         with self._lock:
             if number not in self._known:
                 raise RequestError(

@@ -57,8 +57,7 @@ class Candidate(NamedTuple):
 
 class BeamSearch:
     """Run all requests of `asked` and pass their outputs to `take` until `asked` is empty, then
-    read `output`.
-    """
+    read `output`."""
 
     def __init__(
         self,
@@ -140,8 +139,7 @@ class BeamSearch:
 
     def _candidates(self, beam: Beam, score: StepLogprobs) -> list[Candidate]:
         """Extensions by the sampled and top tokens, without duplicates and as far as the grammar
-        allows.
-        """
+        allows."""
         pairs = dict(zip(score.ids[0].tolist(), score.values[0].tolist(), strict=True))
         return [
             Candidate(beam, token, beam.cum_logprob + value, score)
@@ -158,8 +156,7 @@ class BeamSearch:
 
     def _score(self, cum_logprob: float, length: int, last: int) -> float:
         """Ranking score, length-normalised: the prompt counts in the length, a final EOS does
-        not.
-        """
+        not."""
         counted = max(length - (last == self._eos), 1)
         return cum_logprob / counted**self.params.length_penalty
 

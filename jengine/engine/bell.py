@@ -8,8 +8,7 @@ from queue import Empty, SimpleQueue
 
 class Bell:
     """A one-waiter event. `ring` is reentrant: a finalizer may call it inside any other method,
-    which only SimpleQueue allows.
-    """
+    which only SimpleQueue allows."""
 
     def __init__(self) -> None:
         self._rings: SimpleQueue[None] = SimpleQueue()

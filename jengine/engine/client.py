@@ -40,8 +40,7 @@ class EngineClient(Protocol):
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
         """Wait for the next step and return its deltas; one thread at a time. With `wait=False`,
-        only deltas already there.
-        """
+        only deltas already there."""
         ...
 
     def ask(self, question: CoreQuestion[A]) -> A:

@@ -101,8 +101,7 @@ class EngineCore:
 
     def run_ahead(self) -> list[TokenDelta]:
         """Queue a step if none is in flight, so that the device works while tokens are detokenized.
-        No-op without overlap (depth 0), where a step needs the results of the one before.
-        """
+        No-op without overlap (depth 0), where a step needs the results of the one before."""
         return [] if self.in_flight or not self.depth else self.step(read=False)
 
     def drain(self) -> list[TokenDelta]:
@@ -118,8 +117,7 @@ class EngineCore:
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """Map a step's exception: EngineDead and a stopped engine, or for UnexpectedCompile only
-        failed requests.
-        """
+        failed requests."""
         try:
             yield
         except BaseException as error:

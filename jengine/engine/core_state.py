@@ -20,8 +20,7 @@ class PartState(msgspec.Struct, frozen=True, kw_only=True):
 
 class CoreState(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshot of a core. A hang shows in two numbers: `age` grows if its process is stuck,
-    `stepping` if a step does not end.
-    """
+    `stepping` if a step does not end."""
 
     counts: Counts = Counts()
     steps: int = 0  # ended since the start

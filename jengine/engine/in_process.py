@@ -66,7 +66,7 @@ class InProcessClient:
         self._bell.ring()
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
-        """Run one step if there is work. If all requests wait for events, return after the first."""
+        """Run one step if there is work; if all requests wait for events, return at the first."""
         self._bell.hush()
         with self._between_steps():
             patience = 0.0
@@ -170,8 +170,7 @@ class InProcessClient:
 
     def shutdown(self) -> None:
         """Abort everything and free device memory; a no-op in a forked child, whose devices and
-        locks are the parent's.
-        """
+        locks are the parent's."""
         if self._own.is_here:
             with self._alone():
                 self._queue.clear()
@@ -194,8 +193,7 @@ class InProcessClient:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Exclusive access to the core in FIFO order. With a plain lock the stepping thread would
-        reacquire it every time.
-        """
+        reacquire it every time."""
         try:
             with self._next:
                 self._stepping.acquire()

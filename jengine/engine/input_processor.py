@@ -59,8 +59,7 @@ class Processors(Protocol):
 
 class InputProcessor:
     """Checks parameters against the model and splits a request with n completions into n wire
-    requests.
-    """
+    requests."""
 
     def __init__(
         self,
@@ -231,8 +230,7 @@ class InputProcessor:
 
     def grammar(self, params: StructuredOutputsParams | None) -> GrammarSpec | None:
         """Compile and return the requested grammar; up to 5 seconds unless cached. Thread-safe.
-        Raises RequestError.
-        """
+        Raises RequestError."""
         if params is None:
             return None
         check_tokenizer(self.tokenizer)
@@ -306,8 +304,7 @@ class InputProcessor:
 
 def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[list[int]]:
     """Token sequences that a bad word forbids: the word, and the word after a space if that starts
-    with another token and has the same length (as vLLM).
-    """
+    with another token and has the same length (as vLLM)."""
     plain, spaced = (
         tokenizer.encode(before + word.lstrip(), add_special_tokens=False) for before in ("", " ")
     )

@@ -77,8 +77,7 @@ class OutputProcessor:
 
     def close(self, answer: Answer, reason: str, at: float) -> None:
         """Remove a request; later deltas are ignored. `reason` is the finish reason of unfinished
-        completions.
-        """
+        completions."""
         if self._by_request.get(answer.request_id) is answer:
             del self._by_request[answer.request_id]
             for completion in answer.completions:

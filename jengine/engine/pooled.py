@@ -19,8 +19,7 @@ def finished(
     pooled: np.ndarray, params: PoolingParams, config: PoolingConfig, token_ids: Sequence[int]
 ) -> np.ndarray:
     """Apply dimensions, norm and activation. Returns [width], or [tokens, width] for per-token
-    tasks.
-    """
+    tasks."""
     pooled = np.asarray(pooled, np.float32)
     if params.task in ("embed", "token_embed"):
         if params.dimensions is not None:

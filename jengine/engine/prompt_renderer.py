@@ -79,8 +79,7 @@ class PromptRenderer:
         options: Mapping[str, Any] | None = None,
     ) -> TokensPrompt:
         """Render a conversation's templated text, which already contains special tokens, with its
-        images; `options` are their processor settings.
-        """
+        images; `options` are their processor settings."""
         ids = list[int]()
         for part, is_plain in self._marks.parts(text):
             if is_plain:
@@ -296,8 +295,7 @@ class PromptRenderer:
     @property
     def _usual_side(self) -> Side:
         """Default truncation side: left if an answer follows, so that the prompt's end stays; else
-        the tokenizer's.
-        """
+        the tokenizer's."""
         if self.limits.answer_room:
             return "left"
         return self.tokenizer.truncation_side if self.tokenizer else "right"

@@ -36,8 +36,7 @@ class Core(Protocol):
     @property
     def patience(self) -> float:
         """Seconds until a step could find work, barring calls and wake-ups of parked requests; 0 if
-        it may now, or if `step` waits by itself.
-        """
+        it may now, or if `step` waits by itself."""
         ...
 
     def when_woken(self, tell: Callable[[], object]) -> None:
@@ -58,8 +57,7 @@ class Core(Protocol):
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """Abort a request. Returns its last delta; None if a step will return it or it has
-        ended.
-        """
+        ended."""
         ...
 
     def step(self) -> list[TokenDelta]:
@@ -68,8 +66,7 @@ class Core(Protocol):
 
     def run_ahead(self) -> list[TokenDelta]:
         """Queue a step if none is in flight, so that the device works while outputs are
-        processed.
-        """
+        processed."""
         ...
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:

@@ -26,8 +26,7 @@ A = TypeVar("A")
 
 class CoreQuestion(Question[A], Generic[A], frozen=True):
     """A question to a core. `waits`: answered between two steps. `runs_steps`: pauses (False) or
-    resumes (True) steps.
-    """
+    resumes (True) steps."""
 
     waits: ClassVar[bool] = True  # for the end of the step in progress
     runs_steps: ClassVar[bool | None] = None  # whether steps run from then on; None: as before
@@ -170,8 +169,7 @@ class WakeUp(CoreQuestion[bool], frozen=True):
 
 class ReloadWeights(Order, frozen=True):
     """Reload parameters from the model's folder; running requests are preempted, as cached blocks
-    may belong to other parameters.
-    """
+    may belong to other parameters."""
 
     def answer(self, client: InProcessClient) -> None:
         client.take_blocks()

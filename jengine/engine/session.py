@@ -149,8 +149,7 @@ class Session:
 
     def process(self) -> list[Answer]:
         """Apply received deltas, which is where detokenization happens. Returns answers with new
-        output. Another thread may call `receive` meanwhile.
-        """
+        output. Another thread may call `receive` meanwhile."""
         news: list[Answer] = []
         with self._opened() as answers:
             while self._unread:

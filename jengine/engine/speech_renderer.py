@@ -22,8 +22,7 @@ KEYS = {"encoder_prompt", "decoder_prompt"}
 
 class SpeechRenderer(PromptRenderer):
     """Requires audio. The tokenizer adds no special tokens: language, task and timestamps are
-    tokens of the prompt.
-    """
+    tokens of the prompt."""
 
     adds_special_tokens = False
 
@@ -52,8 +51,7 @@ class SpeechRenderer(PromptRenderer):
 
 def joined_prompt(given: Mapping[str, Any], start: int) -> dict[str, Any]:
     """Merge `encoder_prompt` and `decoder_prompt` into the decoder's with the encoder's audio.
-    `start` is the decoder's start token.
-    """
+    `start` is the decoder's start token."""
     extra = given.keys() - {"encoder_prompt", "decoder_prompt"}
     encoder, decoder = given.get("encoder_prompt"), given.get("decoder_prompt")
     if extra or not isinstance(encoder, Mapping):

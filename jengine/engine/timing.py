@@ -15,8 +15,7 @@ from jengine.outputs import TokenDelta
 
 class Arrival(NamedTuple):
     """Arrival time of a request on this process's monotonic clock, its trace parent, and the
-    replica asked for.
-    """
+    replica asked for."""
 
     at: float
     traceparent: str | None = None  # W3C header: the span that it belongs to
@@ -54,8 +53,7 @@ class Timing:
 
     def intervals(self) -> RequestTimes | None:
         """Intervals measured by the core. Until its final ones arrive `decode` is measured here: a
-        stop string may have ended the completion earlier.
-        """
+        stop string may have ended the completion earlier."""
         if self.times is None or self._is_final:
             return self.times
         times = self.times

@@ -50,8 +50,7 @@ class Compilation:
 
     def listen(self, tell: Callable[[], None]) -> None:
         """Call back when compiling starts and when it ends; at once for what has happened
-        already.
-        """
+        already."""
         assert self.future is not None, "made by begin"
         self.listeners.append(tell)
         self.future.add_done_callback(lambda _: tell())
@@ -122,8 +121,7 @@ class GrammarCompiler:
 
     def prepare(self) -> None:
         """Import llguidance and make the tokenizer in a thread, before a grammar needs them; either
-        stalls all running streams.
-        """
+        stalls all running streams."""
         self._pool.submit(self._prepare)
 
     def begin(self, spec: GrammarSpec) -> Compilation:
@@ -141,8 +139,7 @@ class GrammarCompiler:
 
     def compiled(self, spec: GrammarSpec) -> LLMatcher | None:
         """Wait for a compiled grammar. Raises RequestError if it is invalid or too slow,
-        CapacityError if the queue is.
-        """
+        CapacityError if the queue is."""
         found, end = self.begin(spec), time.monotonic() + PATIENCE
         while not found.wait(0.1 if found.began is None else DEADLINE):
             if found.began is None and time.monotonic() > end:

@@ -18,8 +18,7 @@ def limits() -> LLParserLimits:
 
 def compiled(spec: GrammarSpec, tokenizer: LLTokenizer | None) -> tuple[LLMatcher | None, str]:
     """Return (matcher, error); the matcher is None without a tokenizer, the error "" for a valid
-    grammar.
-    """
+    grammar."""
     grammar = llguidance_grammar(spec)
     if tokenizer is None:
         wrong, found = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())

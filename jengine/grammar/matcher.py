@@ -62,8 +62,7 @@ class Matcher:
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """Advance by sampled tokens. Returns False if the grammar rejects one; `refusal` says
-        why.
-        """
+        why."""
         for token in tokens:
             if self.refusal:
                 break
@@ -93,8 +92,7 @@ class Matcher:
     @property
     def deciding(self) -> LLMatcher | None:
         """The llguidance matcher that constrains the next token; None where any token is
-        allowed.
-        """
+        allowed."""
         return None if self.is_terminated or self.refusal or self._begins_after else self._grammar
 
     def fill(self, mask: np.ndarray) -> None:
@@ -142,8 +140,7 @@ class Matcher:
 
 class FailedMatcher:
     """Stand-in for a grammar that failed to compile: rejects the first token, which ends the
-    request.
-    """
+    request."""
 
     is_terminated = False
 

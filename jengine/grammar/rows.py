@@ -146,8 +146,7 @@ class GrammarRows:
 
     def followed(self, output: StepOutput, entries: Sequence[MaskedEntry]) -> StepOutput:
         """Advance matchers by an output's tokens; rejected ones are marked in the returned
-        output.
-        """
+        output."""
         refused: dict[int, int] = {}  # item -> place of the refused token
         going: list[MaskedEntry] = []
         tokens, guesses = output.tokens.tolist(), output.guesses
@@ -214,6 +213,5 @@ class GrammarRows:
 
 def may_jump(sampling: RowSampling) -> bool:
     """Whether forced tokens may skip sampling: not if their log-probabilities are wanted or the
-    device counts tokens for penalties or bad words.
-    """
+    device counts tokens for penalties or bad words."""
     return sampling.logprobs is None and not sampling.counts_tokens

@@ -77,8 +77,7 @@ class SharedTokenizer:
     @property
     def data(self) -> TokenizerData:
         """The tokenizer, which fronts send before any request with a grammar. Raises
-        UnsupportedFeature.
-        """
+        UnsupportedFeature."""
         if self._data is None:
             raise UnsupportedFeature(f"{NAME}: no front of this core has told its tokenizer.")
         return self._data

@@ -235,8 +235,7 @@ def is_free(part: Any) -> bool:
 
 def beginning(part: Any, where: str) -> str:
     """Literal start of a part, up to which preceding free text extends. Raises RequestError if it
-    has none.
-    """
+    has none."""
     names = {"const_string": "value", "tag": "begin"}
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in names:

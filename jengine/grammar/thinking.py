@@ -27,8 +27,7 @@ NOWHERE = -1
 
 class BudgetFollower:
     """Budget state of one answer. `inner` is its grammar's matcher, if any; while that constrains
-    tokens, reasoning ends only where the grammar allows.
-    """
+    tokens, reasoning ends only where the grammar allows."""
 
     __slots__ = (
         "_budget",
@@ -125,8 +124,7 @@ class BudgetFollower:
 
     def _next_of_end(self) -> int | None:
         """Next token of the forced end, continuing one the answer has begun; None outside
-        reasoning, with budget left, or after the answer.
-        """
+        reasoning, with budget left, or after the answer."""
         if self.is_terminated or self.refusal:
             return None
         begin, end = self._last_start, self._budget.marks.forced_end

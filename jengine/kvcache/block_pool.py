@@ -195,8 +195,7 @@ class BlockPool:
 
     def resized(self, num_blocks: int) -> BlockPool:
         """Return a pool of `num_blocks` blocks with the contents of those that remain,
-        all unowned.
-        """
+        all unowned."""
         assert self.num_unowned == self.total, f"{self.total - self.num_unowned} have owners"
         pool = BlockPool(num_blocks)
         pool.residency, pool.outbox, pool.events = self.residency, self.outbox, self.events
@@ -257,8 +256,7 @@ class BlockPool:
 
     def _begin_run(self) -> int:
         """Return the next free block; the free blocks right behind it move to the end of the free
-        list.
-        """
+        list."""
         first = last = self._after[self._end]
         most = min(first + RUN - 1, self.total)
         while last < most and self._after[last] == last + 1:
@@ -284,8 +282,7 @@ class BlockPool:
 
     def _enter_ring(self, block: int) -> None:
         """Insert into the LRU ring: without content at the head (reused next), with content at the
-        tail.
-        """
+        tail."""
         cached = self._keys[block] is not None
         before = self._before[self._end] if cached else self._end
         after = self._after[before]

@@ -106,8 +106,7 @@ class CacheCoordinator:
 
     def prefix_writer(self, request: Request) -> int | None:
         """Holder whose planned steps write more of this prefix than is findable until they have
-        run, or None.
-        """
+        run, or None."""
         return self._prefixes.writer(request)
 
     def chunk_end(self, start: int, end: int) -> int:
@@ -202,8 +201,7 @@ class CacheCoordinator:
 
     def keep_tail(self, request: Request) -> None:
         """Make the partial last block of a finishing request findable for forks, unless steps in
-        flight extend it.
-        """
+        flight extend it."""
         is_settled = request.num_computed == request.num_processed
         holding = self._holdings.of(request)
         if self.config.keeps_tails and holding.findable and is_settled:
@@ -211,8 +209,7 @@ class CacheCoordinator:
 
     def free(self, request: Request, after_step: int | None = None) -> None:
         """Free all blocks, at once or after step `after_step`. Published contents stay cached until
-        reuse.
-        """
+        reuse."""
         holder = self._holdings.end(request)
         request.capacity = 0
         if after_step is None:

@@ -72,8 +72,7 @@ class GroupCache(Protocol):
         self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
     ) -> int:
         """Number of leading blocks, at most `most`, that are cached or, by `elsewhere`, could be
-        loaded.
-        """
+        loaded."""
 
     def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
         """Keys of the blocks that a request reads after a prefix hit of these contents."""

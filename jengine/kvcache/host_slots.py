@@ -31,8 +31,7 @@ class HostSlots:
 
     def take(self, key: bytes) -> int | None:
         """Allocate a slot for a new content, evicting the least recently used. None if all are
-        pinned.
-        """
+        pinned."""
         assert key not in self._slots, "a content is kept twice"
         slot = self._free.pop() if self._free else self._evicted()
         if slot is not None:

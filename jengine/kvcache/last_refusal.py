@@ -47,8 +47,7 @@ class LastRefusal:
 
     def still_holds(self, request: Request) -> bool:
         """Whether this request would be refused again: its demand falls only if the block after its
-        prefix hit becomes cached.
-        """
+        prefix hit becomes cached."""
         last, version = self._last, self._prefixes.weights_version
         if last is None or last.request is not request:
             return False

@@ -25,8 +25,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 class HeadNorms(NamedTuple):
     """RMS norm weights of q and k heads (QK-norm); `offset` is added to the weights, as 1 in
-    Gemma.
-    """
+    Gemma."""
 
     q_weight: Array  # [dim], or [kv_heads, group, dim] for all heads as one vector
     k_weight: Array  # [dim], or [kv_heads, dim]
@@ -93,8 +92,7 @@ class AttentionInputs(NamedTuple):
 
 class ReadInputs(NamedTuple):
     """Queries of a layer that shares the KV cache of an earlier layer and so has no k and v of its
-    own.
-    """
+    own."""
 
     config: AttentionConfig
     q: Array  # [..., kv_heads, group, dim], normalised and rotated
@@ -130,8 +128,7 @@ def attend_whole(
     inputs: AttentionInputs | ReadInputs,
 ) -> Float[Array, "batch length heads dim"]:
     """Causal attention without a KV cache on rotated q, k and v; scale, soft cap, window, sinks and
-    biases come from `inputs`.
-    """
+    biases come from `inputs`."""
     batch, length, heads, dim = q.shape
     config = inputs.config
     grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)
@@ -160,8 +157,7 @@ def softmax_with_sinks(
     sinks: Float[Array, "kv_heads group"] | None,
 ) -> Float[Array, "batch kv_heads group queries keys"]:
     """Softmax over keys. A sink is one extra logit per head that takes probability but has no
-    value.
-    """
+    value."""
     if sinks is None:
         return jax.nn.softmax(scores, axis=-1)
     column = jnp.broadcast_to(sinks.astype(scores.dtype)[:, :, None, None], scores[..., :1].shape)

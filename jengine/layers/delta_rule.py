@@ -28,8 +28,7 @@ EPS = 1e-6
 
 class DeltaRule(NamedTuple):
     """The recurrence of a layer. Tokens: {qkv [heads, 2 * dim + share * value dim], dt and beta
-    [heads, share]}, where `share` value heads use the same query and key.
-    """
+    [heads, share]}, where `share` value heads use the same query and key."""
 
     rate_logs: Array  # [heads, share]
     dt_bias: Array  # [heads, share]
@@ -37,8 +36,7 @@ class DeltaRule(NamedTuple):
 
     def prepared(self, tokens: dict[str, Array]) -> dict[str, Array]:
         """Split and normalise: q, k [heads, dim], v [heads, share, value dim], log_decay and beta
-        [heads, share].
-        """
+        [heads, share]."""
         q, k, v = jnp.split(tokens["qkv"], [self.key_dim, 2 * self.key_dim], axis=-1)
         share = self.rate_logs.shape[1]
         rates = -jnp.exp(self.rate_logs.astype(jnp.float32))
@@ -92,8 +90,7 @@ class DeltaRule(NamedTuple):
 
 class DeltaRuleLayer(NamedTuple):
     """Short convolution of q, k and v, then the recurrence. Two states: the convolution's last
-    inputs, and the key-to-value maps of the heads.
-    """
+    inputs, and the key-to-value maps of the heads."""
 
     kernel: Array  # [width, heads, 2 * key dim + share * value dim]
     rate_logs: Array  # [heads, share]

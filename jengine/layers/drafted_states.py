@@ -43,8 +43,7 @@ def run_on_copies(
     inputs: RecurrentInputs, states: tuple[Array, ...], layer: int, view: StateView
 ) -> tuple[Array, tuple[Array, ...]]:
     """Run all tokens, drafts on copies. Returns the outputs and the states updated by prefill
-    chunks only.
-    """
+    chunks only."""
     decodes, turns = view.decodes, view.turns
     assert turns is not None, "a step without drafts"
     places = _at_turns(view.writes[:decodes], turns)

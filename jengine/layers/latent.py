@@ -77,8 +77,7 @@ def multiplied(
     equation: str, x: Float[Array, "..."], weight: Float[Array, "..."]
 ) -> Float32[Array, "..."]:
     """`einsum(equation, x, weight)` in the weight's dtype. On CPUs, where XLA has no batched
-    bfloat16 matmul, the operands are rounded to that dtype and multiplied in float32.
-    """
+    bfloat16 matmul, the operands are rounded to that dtype and multiplied in float32."""
     if weight.dtype == jnp.float32:
         return project(equation, x, weight)
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 class StateSpace(NamedTuple):
     """The recurrence of a layer. Tokens: {x [heads, dim], keys [2, groups, size], dt [heads]}; the
-    heads of a group share b and c.
-    """
+    heads of a group share b and c."""
 
     rate_logs: Array  # [heads]
     dt_bias: Array  # [heads]
@@ -77,8 +76,7 @@ class StateSpace(NamedTuple):
 
 class StateSpaceRule(NamedTuple):
     """Short convolutions of x and of (b, c), then the recurrence. States: the last inputs of both
-    convolutions, and the heads' states.
-    """
+    convolutions, and the heads' states."""
 
     kernels: tuple[Array, Array]  # [width, heads, dim], [width, 2, groups, size]
     biases: tuple[Array | None, Array | None]

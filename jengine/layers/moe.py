@@ -114,8 +114,7 @@ def grouped_project(
     sizes: Int[Array, " groups"],
 ) -> Float32[Array, "rows outputs"]:
     """Grouped matmul: rows sorted by group, each times its group's matrix; `sizes` are rows per
-    group.
-    """
+    group."""
     ragged = partial(lax.ragged_dot, preferred_element_type=jnp.float32)
     # On the CPU ragged_dot multiplies every row by every matrix, and copies the matrices first.
     return lax.platform_dependent(

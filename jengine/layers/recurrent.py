@@ -61,8 +61,7 @@ class Decoder(Protocol):
         self, recurrence: Any, tokens: Any, states: Array, layer: int, view: StateView
     ) -> tuple[Array, Array]:
         """Run one token per decode row, as passed to `scan_states`. Returns outputs and updated
-        states.
-        """
+        states."""
         ...
 
 
@@ -88,8 +87,7 @@ def run_recurrent(
     inputs: RecurrentInputs, states: tuple[Array, ...], layer: int, view: StateView
 ) -> tuple[Array, tuple[Array, ...]]:
     """Run a layer's recurrence over a step's tokens; with `view.in_turn`, one decode row after
-    another.
-    """
+    another."""
     if not view.in_turn:
         return inputs.rule(inputs.tokens, states, layer, view)
 
@@ -150,8 +148,7 @@ def short_convolution(
     view: StateView,
 ) -> tuple[Float32[Array, "tokens ..."], Float32[Array, "layers units before ..."]]:
     """Depthwise causal convolution over the last `width` tokens of a row. The state holds the row's
-    last width - 1 inputs.
-    """
+    last width - 1 inputs."""
     x, kernel, decodes = x.astype(jnp.float32), kernel.astype(jnp.float32), view.decodes
     before = read_states(states, layer, view)
     decoded, after = _convolved(jnp.concatenate([before[:decodes], x[:decodes, None]], 1), kernel)
@@ -176,8 +173,7 @@ def short_convolution(
 
 def _convolved(window: Array, kernel: Array) -> tuple[Array, Array]:
     """Convolve windows [rows, tokens, ...]. Returns the sums, and the windows without their first
-    token.
-    """
+    token."""
     width = kernel.shape[0]
     count = window.shape[1] - width + 1
     parts = (window[:, tap : tap + count] * kernel[tap][None, None] for tap in range(width))

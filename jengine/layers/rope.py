@@ -52,8 +52,7 @@ def _rotated_frequencies(config: RopeConfig, head_dim: int, longest: int) -> np.
 
 def _stretched_base(config: RopeConfig, head_dim: int, longest: int) -> float:
     """Base of dynamic NTK scaling, fixed for the maximum sequence length: cached keys keep their
-    rotation, so the base cannot change as a sequence grows.
-    """
+    rotation, so the base cannot change as a sequence grows."""
     share = max(longest, config.original_max_position) / config.original_max_position
     stretch = config.factor * share - (config.factor - 1)
     return config.theta * stretch ** (head_dim / (head_dim - 2))
@@ -61,8 +60,7 @@ def _stretched_base(config: RopeConfig, head_dim: int, longest: int) -> float:
 
 def _llama3_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
     """Llama 3 scaling: long wavelengths are stretched by `factor`, short ones kept, those between
-    blended.
-    """
+    blended."""
     wavelength = 2 * math.pi / plain
     longest_kept = config.original_max_position / config.high_freq_factor
     shortest_stretched = config.original_max_position / config.low_freq_factor
@@ -75,8 +73,7 @@ def _llama3_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
 
 def _yarn_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
     """YaRN: pairs that turn often within the original length keep their frequency, those that turn
-    rarely are stretched by `factor`, with a linear blend by pair index between.
-    """
+    rarely are stretched by `factor`, with a linear blend by pair index between."""
     pairs = len(plain)
 
     def pair_of(turns: float) -> float:

@@ -23,8 +23,7 @@ EXACT = lax.Precision.HIGHEST
 
 class Recurrence(Protocol):
     """A recurrence and its parameters. Tokens whose prepared arrays are all zero must leave the
-    state unchanged: padding relies on it.
-    """
+    state unchanged: padding relies on it."""
 
     def prepared(self, tokens: Any) -> Any:
         """Compute the recurrence's float32 inputs from tokens [tokens, ...]."""

@@ -87,8 +87,7 @@ def read_adapter(
     places: Places | None = None,
 ) -> Adapter:
     """Read an adapter's folder, checked against the base model. `places`: the adaptable modules.
-    Raises CheckpointError.
-    """
+    Raises CheckpointError."""
     folder = Path(folder)
     file = folder / WEIGHTS_FILE
     if not file.is_file():
@@ -167,8 +166,7 @@ def places_of(config: ModelConfig) -> dict[str, tuple[Place, ...]]:
 
 def _module_of(file: Path, name: str) -> str:
     """Module name in a tensor name. Raises CheckpointError for tensors that are not LoRA
-    matrices.
-    """
+    matrices."""
     if name.startswith(PREFIX):
         for ending in (DOWN, UP, TABLE_DOWN, TABLE_UP):
             if name.endswith(ending):

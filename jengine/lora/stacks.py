@@ -80,8 +80,7 @@ class AdapterStacks:
 
     def hold(self, slot: int, digest: str) -> None:
         """Load an adapter into a slot (numbered from 1), unless it is there. A missing one is
-        logged and zeroed.
-        """
+        logged and zeroed."""
         if self._held.get(slot) == digest:
             return
         adapter = self.store.find(digest)

@@ -22,8 +22,7 @@ from jengine.lora.weights import wanted_places
 
 class AdapterStore:
     """Reference-counted adapters of one base model: several fronts may add and drop the same
-    one.
-    """
+    one."""
 
     def __init__(
         self, config: ModelConfig, max_rank: int, modules: tuple[str, ...] | None = None
@@ -55,8 +54,7 @@ class AdapterStore:
 
     def drop(self, digest: str) -> bool:
         """Release one reference, and the adapter with the last. Returns False for an unknown
-        digest.
-        """
+        digest."""
         with self._lock:
             if digest not in self._holders:
                 return False

@@ -49,8 +49,7 @@ class LowRankWeight:
     @property
     def ranges(self) -> np.ndarray:
         """For each COLUMNS outputs, the half-open range of ranks with nonzero entries, i32 [blocks,
-        2].
-        """
+        2]."""
         flat, rank = self.owners.reshape(-1), self.module_rank
         blocks = [flat[at : at + COLUMNS] for at in range(0, len(flat), COLUMNS)]
         found = [(one.min() * rank, (one.max() + 1) * rank) for one in blocks]

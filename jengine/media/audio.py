@@ -14,8 +14,7 @@ AT_ONCE = 2**19  # numbers of a Fourier transform that are worked on at once
 
 def samples_of(given: Any, rate: int, what: str) -> np.ndarray:
     """Samples f32 at `rate`, from (array, its rate) or an array already at `rate`. Raises
-    RequestError.
-    """
+    RequestError."""
     own = rate
     if isinstance(given, (tuple, list)) and len(given) == 2 and np.ndim(given[1]) == 0:
         given, own = given
@@ -52,8 +51,7 @@ def checked_rate(given: Any, what: str) -> int:
 
 def resampled(samples: np.ndarray, own: int, wanted: int) -> np.ndarray:
     """Band-limited resampling by cropping or padding the spectrum. Silence on both sides avoids
-    wrap-around.
-    """
+    wrap-around."""
     if own == wanted:
         return samples
     margin = own // 10

@@ -34,8 +34,7 @@ class Budget:
 
     def take(self, size: int) -> int:
         """Reserve up to `size` bytes (capped at the total), waiting for others; returns the amount.
-        To rule out deadlock, holders must not wait for more.
-        """
+        To rule out deadlock, holders must not wait for more."""
         errand, size = errands.current.get(), min(size, self.most)
         seconds = PATIENCE if errand is None else max(errand.left, 0.0)
         with self._changed:

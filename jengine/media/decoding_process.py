@@ -65,8 +65,7 @@ class Decoders:
 
     def cut(self, data: bytes, order: Cut) -> tuple[tuple[int, int], list[np.ndarray]]:
         """Return a picture's actual size, and u8[rows, columns, 3] parts; none if the size is not
-        the expected one.
-        """
+        the expected one."""
         found, rest = self._asked(order, [data], order.name)
         parts, begin = list[np.ndarray](), 0
         for rows, columns in found.parts:

@@ -52,8 +52,7 @@ class Deadline:
     @contextmanager
     def closing(self, sock: socket.socket) -> Iterator[None]:
         """Shut the socket down at the deadline or when the request is abandoned; raises
-        TimeoutError or GivenUp.
-        """
+        TimeoutError or GivenUp."""
         sock.settimeout(self.left)
         timer = threading.Timer(self.left, self._end, (sock,))
         timer.daemon = True
@@ -80,8 +79,7 @@ class Deadline:
 
 def end(sock: socket.socket) -> None:
     """Shut down a socket under other users of it; the TLS layer's own shutdown would send a close
-    first.
-    """
+    first."""
     with suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
@@ -96,8 +94,7 @@ class Lookups:
         self, resolve: Resolve, host: str, port: int, deadline: Deadline
     ) -> Sequence[str]:
         """Resolve a host. Raises CapacityError if too many lookups run, TimeoutError at the
-        deadline.
-        """
+        deadline."""
         if not self._places.acquire(blocking=False):
             raise CapacityError(f"{MOST_LOOKUPS} names of hosts are being looked up. Try again.")
         found: list[Sequence[str] | OSError] = []

@@ -159,8 +159,7 @@ def tile_limits(settings: Settings) -> tuple[int, int]:
 
 def tile_grid(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
     """Grid (rows, columns) with the aspect ratio nearest to the image's; of ties the larger, unless
-    it has twice the image's pixels.
-    """
+    it has twice the image's pixels."""
     grids = [
         (columns, rows)
         for columns in range(1, most + 1)

@@ -78,8 +78,7 @@ def size_of(data: bytes, what: str) -> tuple[int, int]:
 @contextmanager
 def opened(data: bytes, what: str) -> Iterator[Image.Image]:
     """Open a single-frame image within the size limits; errors inside the context become
-    RequestErrors too.
-    """
+    RequestErrors too."""
     if len(data) > MOST_BYTES:
         raise RequestError(f"{what} has {len(data)} bytes; expected at most {MOST_BYTES}.")
     try:
@@ -114,8 +113,7 @@ def check_size(image: Image.Image, what: str) -> None:
 
 def plain(image: Image.Image, what: str) -> Image.Image:
     """Convert to RGB with EXIF orientation applied and transparency over white; reuses the image's
-    memory.
-    """
+    memory."""
     try:
         ImageOps.exif_transpose(image, in_place=True)
         return in_colors(image, WHITE)

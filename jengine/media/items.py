@@ -78,8 +78,7 @@ class ItemMaker:
         others: int,
     ) -> dict[MediaKind, list[tuple[str, MediaItem]]]:
         """All items with their cache keys; `others`: tokens of the prompt, placeholders included.
-        Nothing is decoded until all are known to fit.
-        """
+        Nothing is decoded until all are known to fit."""
         opened = {
             kind: [opened_item(kind, one, settings[kind], n) for n, one in enumerate(own)]
             for kind, own in given.items()

@@ -87,8 +87,7 @@ def cut_part(image: Image.Image, part: Part, resample: int) -> np.ndarray:
 
 def item_of(layout: Layout, cuts: Sequence[np.ndarray], vision: VisionConfig) -> MediaItem:
     """Patches of all parts (or of one part of all frames), f32[patches, channels * frames *
-    pixels].
-    """
+    pixels]."""
     squares = [squares_of(one, layout.parts[at % len(layout.parts)].tile)
                for at, one in enumerate(cuts)]  # fmt: skip
     side = vision.merger.side

@@ -39,8 +39,7 @@ class Picture(Protocol):
 
     def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
         """Parts as u8[rows, columns, 3]; none if the size turns out different, in which case `size`
-        is updated.
-        """
+        is updated."""
         ...
 
 

@@ -45,8 +45,7 @@ class MediaProcessor:
         room: Room = ANY_ROOM,
     ) -> None:
         """`of_videos`: settings that override `settings` for videos. `encode` tokenizes texts
-        between frames. `join` appends a text to a prompt, for texts before an image.
-        """
+        between frames. `join` appends a text to a prompt, for texts before an image."""
         self.vision = vision
         self.items = ItemMaker(vision, room, encode)
         self._of_videos = dict(of_videos or {})
@@ -97,8 +96,7 @@ class MediaProcessor:
 
     def _outside(self, kind: str, ids: list[int], place: int) -> tuple[int, int]:
         """Range of tokens that an item replaces; separately marked frames include the tokens around
-        the placeholder.
-        """
+        the placeholder."""
         vision = self.vision
         around = [vision.start_token, vision.end_token]
         if kind == "video" and vision.times_in_text and ids[place - 1 : place + 2 : 2] == around:

@@ -36,8 +36,7 @@ class Scaling:
 
     def applied(self, patches: np.ndarray) -> np.ndarray:
         """Normalise patches of bytes, f32[patches, channels, pixels], by a lookup of the 256
-        values, which alone need float64.
-        """
+        values, which alone need float64."""
         scaled = np.empty(patches.shape, np.float32)
         for color, values in enumerate(self.table()):
             for begin in range(0, len(patches), PATCHES_AT_ONCE):
@@ -130,8 +129,7 @@ def size_in_steps(
 
 def patches_of(pixels: np.ndarray, size: int, side: int) -> np.ndarray:
     """Split [height, width, channels] into patches [patches, channels, size * size], in blocks of
-    side x side patches.
-    """
+    side x side patches."""
     height, width, colors = pixels.shape
     rows, columns = height // size, width // size
     split = pixels.reshape(rows // side, side, size, columns // side, side, size, colors)

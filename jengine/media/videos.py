@@ -141,8 +141,7 @@ def resized_shape(
     shape: tuple[int, ...], vision: VisionConfig, settings: Settings
 ) -> tuple[int, int]:
     """(height, width) of resized frames. Pixel limits apply per frame or, for models with
-    timestamps in text, to the whole video.
-    """
+    timestamps in text, to the whole video."""
     count, height, width = shape[:3]
     step = vision.patch_size * vision.merger.side
     least, most = pixel_limits(settings, usual_limits(vision))

@@ -80,8 +80,7 @@ def active_weights(layer: LayerConfig, hidden: int) -> int:
 
 def read_weights(layer: LayerConfig, hidden: int, tokens: float) -> float:
     """Weight elements of a layer that a step reads; of experts, only those expected to be
-    picked.
-    """
+    picked."""
     ffn = layer.ffn
     if not isinstance(ffn, ExpertsConfig):
         return active_weights(layer, hidden)

@@ -94,8 +94,7 @@ class Attention(nnx.Module):
 
     def _biases(self, context: StepContext) -> Float32[Array, "kv_heads group distances"] | None:
         """Relative position biases by distance: this layer's, or those of the last layer that has
-        its own.
-        """
+        its own."""
         config = self.config.distance_bias
         if config is None:
             return None
@@ -110,8 +109,7 @@ class Attention(nnx.Module):
         self, qkv: Float[Array, "*tokens kv_heads members dim"]
     ) -> Float[Array, "*tokens kv_heads parts dim"]:
         """Append the values: normalised if configured, and a copy of the keys where keys are
-        values.
-        """
+        values."""
         values = qkv[..., -1:, :]
         rest = qkv if self.config.keys_are_values else qkv[..., :-1, :]
         if self.config.value_norm:
@@ -123,8 +121,7 @@ class Attention(nnx.Module):
         self, positions: Int[Array, "*tokens"]
     ) -> Float32[Array, "*tokens kv_heads parts dim"]:
         """Position-dependent query scale (Llama 4's attention temperature), with ones for keys and
-        values.
-        """
+        values."""
         assert self.config.temperature is not None
         steps, growth = self.config.temperature
         passed = jnp.floor((positions.astype(jnp.float32) + 1.0) / steps)
@@ -168,8 +165,7 @@ class Attention(nnx.Module):
 
 class ReadingAttention(nnx.Module):
     """Attention of a layer that reads an earlier layer's KV cache: it has queries only and writes
-    nothing.
-    """
+    nothing."""
 
     def __init__(self, factory: Factory, config: AttentionConfig, layer: int):
         assert config.source is not None and config.source < layer

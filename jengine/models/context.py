@@ -37,8 +37,7 @@ class Mixer(Protocol):
 
 class GivenEmbeddings(NamedTuple):
     """Embeddings given instead of token ids (images, prompt embeddings), with optional additions
-    after the first layers (deepstack).
-    """
+    after the first layers (deepstack)."""
 
     rows: Array  # f32[*tokens, (1 + layers) * hidden]
     mask: Array  # bool[*tokens] which tokens have one
@@ -115,8 +114,7 @@ class StepContext:
 
     def mix(self, layer: int, inputs: MixInputs) -> Float[Array, "*tokens heads dim"]:
         """Mix the layer's tokens with earlier ones and update its cache. A `ReadInputs` comes with
-        the number of the layer whose cache it reads.
-        """
+        the number of the layer whose cache it reads."""
         mixed, caches = self._mixer(self.caches, layer, inputs)
         if caches is not self.caches:
             if not self._trace.is_valid():

@@ -49,8 +49,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 class DecoderLayer(nnx.Module):
     """Mixer and feed-forward block, each added to the residual stream. Norms come before, after or
-    around each block; parallel blocks both read the layer's input.
-    """
+    around each block; parallel blocks both read the layer's input."""
 
     def __init__(self, factory: Factory, layer: int):
         self.index, self.path = layer, f"layers.{layer}"
@@ -102,8 +101,7 @@ class DecoderLayer(nnx.Module):
         self, x: Array, block: Callable[..., Array], after: Norm, context: StepContext, point: str
     ) -> Array:
         """x + block(). If nothing comes between, the block adds x itself, so that its last matmul
-        is fused with the sum.
-        """
+        is fused with the sum."""
         if isinstance(after, NoNorm) and not context.is_tapped and self.scale == 1.0:
             return block(residual=x)
         if self.normalizes_sums:

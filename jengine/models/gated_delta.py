@@ -28,8 +28,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 class GatedDelta(nnx.Module):
     """One matmul gives, per key head, q, k, the values of the value heads that share it, and their
-    gates; another the decays and betas.
-    """
+    gates; another the decays and betas."""
 
     def __init__(self, factory: Factory, config: DeltaConfig, layer: int):
         self.layer = layer

@@ -29,8 +29,7 @@ HEAD_AXES = ("heads", None)
 
 class LatentAttention(nnx.Module):
     """Low-rank or direct query projection, and low-rank keys and values, of which only the
-    compressed vector is cached.
-    """
+    compressed vector is cached."""
 
     def __init__(self, factory: Factory, config: LatentConfig, layer: int):
         self.layer = layer
@@ -76,8 +75,7 @@ class LatentAttention(nnx.Module):
 
 class KeysAndValues(Weighted):
     """Up-projection [nope + value, rank] per head. Multiplied from both sides (`layers.latent`), so
-    it is used unprepared.
-    """
+    it is used unprepared."""
 
     def __init__(self, factory: Factory, config: LatentConfig):
         outputs = config.num_heads, config.nope_dim + config.value_dim

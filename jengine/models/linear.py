@@ -42,8 +42,7 @@ class Factory:
 
 class Weighted(nnx.Module):
     """A module with one weight: the scheme's declared tensors or, in a step's model, its prepared
-    arrays.
-    """
+    arrays."""
 
     def __init__(self, scheme: WeightScheme, shape: WeightShape, factory: Factory):
         self.scheme = scheme
@@ -180,8 +179,7 @@ class Embedding(Weighted):
 
     def base_rows(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:
         """Look up rows without LoRA: adapters apply to the tokens the model itself runs, not to
-        draft heads.
-        """
+        draft heads."""
         return self.scheme.lookup(self.shape, indices, self._step_tensors())
 
     def as_head(

@@ -30,8 +30,7 @@ HEAD_AXES = ("heads", None)
 
 class Mamba2(nnx.Module):
     """The input projection is split into gates and values by head, shared keys per group, and time
-    steps, so that heads can be sharded.
-    """
+    steps, so that heads can be sharded."""
 
     def __init__(self, factory: Factory, config: Mamba2Config, layer: int):
         self.layer = layer
@@ -90,8 +89,7 @@ class Mamba2(nnx.Module):
 
     def _gated(self, mixed: Array, gate: Array) -> Array:
         """Multiply by the gate, with the norm before or after it as configured: [..., heads *
-        dim].
-        """
+        dim]."""
         gate = jax.nn.silu(gate.astype(jnp.float32))
         if self.config.gate == "before_norm":
             return self._normalized(mixed * gate)

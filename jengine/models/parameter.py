@@ -29,8 +29,7 @@ def parameter(
     rngs: nnx.Rngs | None, shape: tuple[int, ...], axes: Axes, dtype: Any, init: Initializer
 ) -> nnx.Param:
     """A parameter with a logical axis name per dimension (None: never sharded). Without `rngs` it
-    is abstract: a ShapeDtypeStruct.
-    """
+    is abstract: a ShapeDtypeStruct."""
     if len(shape) != len(axes):
         raise ValueError(f"parameter of shape {shape} declares axes {axes}")
     if rngs is None:

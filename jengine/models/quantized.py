@@ -50,8 +50,7 @@ HEAD = "head"
 
 def with_quantization(config: ModelConfig, name: str | None) -> ModelConfig:
     """Apply `quantization=name`: a format to quantize to at load, or that of the files. Raises
-    ConfigError or UnsupportedFeature.
-    """
+    ConfigError or UnsupportedFeature."""
     if name is None:
         return config
     if name in REFUSED:
@@ -76,8 +75,7 @@ def with_quantization(config: ModelConfig, name: str | None) -> ModelConfig:
 
 def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization:
     """The quantization in compressed-tensors' layout, for saving; `pieces` are the plain model's.
-    Unquantized modules are listed by name.
-    """
+    Unquantized modules are listed by name."""
     plain = replace(quantization, on_load=False)
     if any(stored.layout == "gpt_oss" for _, stored in quantization.groups):
         return plain

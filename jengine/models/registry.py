@@ -240,8 +240,7 @@ def own_pooling(config: ModelConfig, hf: Mapping[str, object]) -> OwnPooling | N
 
 def body_of(architecture: str) -> str:
     """The architecture whose body this one has: a class with another head, or none, is read as the
-    causal language model.
-    """
+    causal language model."""
     known = supported()
     if architecture in known:
         return architecture

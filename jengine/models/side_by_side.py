@@ -28,8 +28,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 class SideBySide(nnx.Module):
     """Both mixers read the same input and their outputs are added. Input multipliers are folded
-    into the norm, the keys' multiplier into the score scale.
-    """
+    into the norm, the keys' multiplier into the score scale."""
 
     def __init__(self, factory: Factory, config: SideBySideConfig, layer: int):
         self.config = config
@@ -53,8 +52,7 @@ class SideBySide(nnx.Module):
 
 def _with_scaled_keys(config: SideBySideConfig) -> AttentionConfig:
     """Fold the key multiplier into the score scale, which is exact as no norm follows it and
-    rotation is linear.
-    """
+    rotation is linear."""
     attention = config.attention
     scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
     return replace(attention, scale=scale * config.attention_keys)

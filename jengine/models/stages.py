@@ -18,8 +18,7 @@ LAYER_PATH = re.compile(r"layers\.(\d+)\.(.+)")
 @dataclass(frozen=True)
 class StageLayout:
     """Layer index in each slot of each stage; None: the slot is skipped. Slot i is built like layer
-    i of the model.
-    """
+    i of the model."""
 
     stages: tuple[tuple[int | None, ...], ...]
 

@@ -48,8 +48,7 @@ def read_keys(
     hf: Mapping[str, object], keys: Iterable[str], read: Reader = model_config
 ) -> frozenset[str]:
     """Keys at which an invalid value raises or changes the model. They need not be present in `hf`.
-    Raises what `read` raises for `hf` itself.
-    """
+    Raises what `read` raises for `hf` itself."""
     config = read(hf)
     return frozenset(key for key in keys if _is_read(hf, (key,), read, config))
 

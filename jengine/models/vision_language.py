@@ -45,8 +45,7 @@ class VisionDecoder(Decoder):
         self, tokens: Int[Array, "batch length"], pictures: Pictures | None = None
     ) -> Float32[Array, "batch length vocab"]:
         """Logits of whole sequences, without a cache. `pictures` is made by `picture_batch` and may
-        be padded to longer sequences.
-        """
+        be padded to longer sequences."""
         context = whole_sequences(tokens.shape)
         if pictures is not None:
             length = tokens.shape[1]

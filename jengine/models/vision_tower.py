@@ -33,8 +33,7 @@ Turns = tuple[Array, Array]  # cos and sin of each patch
 
 class PatchInput(NamedTuple):
     """Packed patches. The patches of one output token are consecutive; a class token precedes its
-    image's patches.
-    """
+    image's patches."""
 
     values: Array  # f32[patches, numbers of a patch]
     places: Array  # i32[2, patches] row and column in the image, -1 for a class vector
@@ -69,8 +68,7 @@ class BlockConfig(Protocol):
 
 class VisionBlock(nnx.Module):
     """Attention within segments and an MLP, each added to the residual stream, with norms before
-    the blocks or after the sums.
-    """
+    the blocks or after the sums."""
 
     def __init__(self, factory: Factory, vision: BlockConfig, layer: int):
         hidden, inner = vision.hidden_size, vision.intermediate_size

@@ -39,8 +39,7 @@ GPU_BACKENDS = ("triton", "triton, exact sums")
 
 def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
     """Matmul backend that goes with these attention kernels. `exact`: partial sums are exchanged in
-    float32 rather than bfloat16.
-    """
+    float32 rather than bfloat16."""
     if kernels == "triton" and exact:
         return "triton, exact sums"
     return "cpu in place" if kernels == "cpu" and not pack else kernels
@@ -90,8 +89,7 @@ def quantized_schemes(
     declared: QuantizedWeights | QuantizedOnLoad, backend: str | None, placement: Placement
 ) -> Iterator[WeightScheme]:
     """Kernel schemes that support this format: CPU codes, FP8 by cuBLASLt, or Triton. Otherwise XLA
-    multiplies.
-    """
+    multiplies."""
     if backend == "cpu" and not placement.is_split and kernels_take(declared.format):
         yield CpuCodes(declared)
     if backend not in GPU_BACKENDS:

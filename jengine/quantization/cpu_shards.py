@@ -61,8 +61,7 @@ class Shards(NamedTuple):
 @dataclass(frozen=True)
 class ShardedWeights(WeightScheme):
     """CPU kernels on shards. Packed shards are stacked along a leading dimension per sharded
-    dimension.
-    """
+    dimension."""
 
     kernels: CpuWeights
     placement: Placement

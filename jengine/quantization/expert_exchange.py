@@ -89,8 +89,7 @@ def exchange_tokens(
     mix: Mix, x: Array, picked: Picked, live: Array | None, spread: Spread
 ) -> Float[Array, "tokens hidden"]:
     """Dispatch each token to its experts' devices once (all-to-all) and combine; small batches use
-    `exchange_sums`.
-    """
+    `exchange_sums`."""
     tokens, devices = len(x), spread.devices_alike
     if tokens < FEWEST_TOKENS * devices:
         return exchange_sums(mix, x, picked, live, spread)
@@ -135,8 +134,7 @@ def dispatch_and_combine(
 @dataclass(frozen=True)
 class Route:
     """Rows this device sends, by receiver and token. Receivers reserve a slot for each sender's
-    token.
-    """
+    token."""
 
     tokens: Array  # i32[rows]: the token of each row
     starts: Array  # i32[devices]: where the rows for each receiver begin

@@ -40,8 +40,7 @@ from sharding.placement import Placement
 @dataclass(frozen=True)
 class GpuWeights(WeightScheme):
     """Declared weights. Experts are sharded within. Partial sums are exchanged in bfloat16 unless
-    `exact`.
-    """
+    `exact`."""
 
     placement: Placement
     exact: bool = False
@@ -94,8 +93,7 @@ class GpuWeights(WeightScheme):
         live: Array | None,
     ) -> Array:
         """Grouped matmul kernels; experts are sharded within, so each device has partial sums of
-        every token.
-        """
+        every token."""
         specs = [
             {"weight": self.placement.spec(one.shape.axes, one.shape.shape)}
             for one in (gate_up, down)

@@ -47,8 +47,7 @@ FLOAT8_GROUPS = (32, 64, 128)
 @dataclass(frozen=True)
 class GpuCodes(Repacked):
     """Each device multiplies its shard; partial sums are exchanged in bfloat16 unless `exact`.
-    `float8`: FP8 by FP8 on tensor cores.
-    """
+    `float8`: FP8 by FP8 on tensor cores."""
 
     placement: Placement
     exact: bool = False

@@ -73,8 +73,7 @@ def mixed_on_devices(
     exact: bool,
 ) -> Array:
     """`WeightScheme.mix_experts` with experts sharded within; devices exchange partial sums in the
-    weights' dtype unless `exact`.
-    """
+    weights' dtype unless `exact`."""
     gate_up, down = layer.gate_up, layer.down
     count, use = gate_up.shape.groups, {"implementation": "triton"}
     assert count is not None, "the weights of experts have groups"
@@ -120,8 +119,7 @@ def multiply_gated(
     activation: str,
 ) -> Array:  # fmt: skip
     """Gated grouped matmul in `groups` order; columns are (gate, up) pairs. With a bias or
-    unsupported activation, XLA does the rest.
-    """
+    unsupported activation, XLA does the rest."""
     fused = activation if bias is None and activation in ACTIVATIONS else None
     made = multiply_tokens(x, matrices, groups, activation=fused, implementation="triton")
     if fused is not None:

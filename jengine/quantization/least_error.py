@@ -31,8 +31,7 @@ class Steps(NamedTuple):
 
 def least_error_steps(groups: Float[Array, "..."], axis: int, dtype: Any) -> Steps:
     """Best scale and zero per group along an axis (kept), float32; scales are representable in
-    `dtype`.
-    """
+    `dtype`."""
     rows = jnp.moveaxis(groups, axis, 0)
     low, high = jnp.minimum(jnp.min(rows, 0), 0), jnp.maximum(jnp.max(rows, 0), 0)
     tried = []

@@ -24,8 +24,7 @@ from jengine.weight_formats import WeightFormat
 @dataclass(frozen=True)
 class QuantizedOnLoad(WeightScheme):
     """Plain weights of `dtype` multiplied in this format, without static activation scales; 4-bit
-    formats have fine zeros.
-    """
+    formats have fine zeros."""
 
     format: WeightFormat
     dtype: str

@@ -55,8 +55,7 @@ class PlacedExperts(SpreadExpertsScheme):
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Initial placement: each expert in one slot, the first ones again in the redundant
-        slots.
-        """
+        slots."""
         slots = self._in_slots(weight)
         assert slots.groups is not None and weight.groups is not None
         experts = jnp.arange(slots.groups, dtype=jnp.int32) % weight.groups

@@ -65,8 +65,7 @@ class QuantizedWeights(WeightScheme):
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """One matmul. Per-output scales multiply the result, per-group scales the dequantized
-        weight.
-        """
+        weight."""
         letters = OUTPUTS[: len(weight.outputs)]
         equation = f"...i,i{letters}->...{letters}"
         if self._is_grouped(weight):

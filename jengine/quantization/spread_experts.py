@@ -9,8 +9,7 @@ from jengine.quantization.scheme import Tensors, WeightScheme, WeightShape
 
 class SpreadExpertsScheme(WeightScheme):
     """Expert weights that only `mix_experts` multiplies, since both matmuls of a row happen on its
-    expert's device.
-    """
+    expert's device."""
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         raise AssertionError("a weight of experts multiplies groups of rows")

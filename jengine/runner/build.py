@@ -171,8 +171,7 @@ def encoders_of(
 
 def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> PlanRunner:
     """Choose the runner class: pipeline, host logits processors, images or audio, prompt
-    embeddings, or plain.
-    """
+    embeddings, or plain."""
     if loaded.placement.num_stages > 1:
         return PipelineRunner(loaded)
     processed = None

@@ -67,8 +67,7 @@ class HostBatch:
 
     def _fill(self, gaps: list[int]) -> tuple[list[int], list[MovedRequest]]:
         """Compact the batch: move the last request into each gap. Returns the places dropped at the
-        end, and the moves.
-        """
+        end, and the moves."""
         removed, moved = list[int](), list[MovedRequest]()
         while gaps:
             last = len(self._places) - 1

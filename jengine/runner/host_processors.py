@@ -34,8 +34,7 @@ class HostProcessors:
 
     def apply(self, plan: Plan, logits: np.ndarray, temperature: np.ndarray) -> np.ndarray:
         """Apply processors to a plan's logits, f32 [sampled rows, vocabulary]. `temperature` is
-        indexed by engine row.
-        """
+        indexed by engine row."""
         update = self._batch.update(plan)
         sampled = plan.entries.rows[plan.entries.wants_tokens].tolist()
         self._sampled = [self._batch.rows[row] for row in sampled]
@@ -54,8 +53,7 @@ class HostProcessors:
 
     def _drawn(self, batch: np.ndarray, heat: np.ndarray) -> np.ndarray:
         """Apply to randomly sampled rows the processors that expect logits divided by the
-        temperature.
-        """
+        temperature."""
         scale = np.where(heat > 0, heat, 1)
         drawn = batch / scale
         for one in self._second:

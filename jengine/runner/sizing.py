@@ -253,8 +253,7 @@ def stages_of(order: LeafOrder, ladders: Ladders) -> Stages | None:
 
 def held_by(placement: Placement, ladders: Ladders, hidden: int) -> Held | None:
     """Shape of activations held between pipeline stages, for the largest bucket; None without a
-    pipeline.
-    """
+    pipeline."""
     if placement.num_stages == 1:
         return None
     return Held(placement.num_stages, ladders.largest.num_tokens, hidden)

@@ -63,8 +63,7 @@ class Asleep:
 
 def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list[str]:
     """Free what the tags name. Level 1 keeps parameters on the host, level 2 drops them. Returns
-    all sleeping tags.
-    """
+    all sleeping tags."""
     asleep = loaded.asleep
     if WEIGHTS in tags and WEIGHTS not in asleep.tags:
         asleep.weights = Kept.of(loaded.leaves)
@@ -85,8 +84,7 @@ def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list
 
 def wake(loaded: LoadedModel, tags: Collection[str]) -> list[str]:
     """Restore what the tags name; dropped parameters stay asleep until replaced. Returns the tags
-    still asleep.
-    """
+    still asleep."""
     asleep = loaded.asleep
     if WEIGHTS in tags and asleep.weights is not None:
         take_weights(loaded, asleep.weights.on_devices())

@@ -29,8 +29,7 @@ class Drafted(NamedTuple):
 
 def drafted(ran: Int32[Array, " slots"], offsets: Int32[Array, " slots"], most: int) -> Drafted:
     """Collect the drafts before each slot. `ran` is the token each slot follows, -1 for a missing
-    draft.
-    """
+    draft."""
     slot = jnp.arange(len(ran), dtype=jnp.int32)[:, None]
     back = jnp.arange(most, dtype=jnp.int32)[None, :]
     earlier = ran.at[jnp.maximum(slot - back, 0)].get(mode="clip")

@@ -77,8 +77,7 @@ def _completes_bad_word(
     shape: tuple[int, ...], state: RowState, inputs: SamplingInput, earlier: Array | None
 ) -> Array:
     """Mask bool[S, V] of tokens that would complete a bad word, matched on generated tokens
-    only.
-    """
+    only."""
     rows = inputs.adjusted - 1  # [S]
     tokens, word_of, distance = (
         flat.at[rows].get(mode="clip")  # [S, 1024]

@@ -50,8 +50,7 @@ def logprob_width(vocab: int) -> int:
 
 def row_bytes(vocab: int, max_len: int, masked_drafts: int = 0) -> int:
     """Bytes of one row of the sampler's state pool, including masks after each of `masked_drafts`
-    drafts.
-    """
+    drafts."""
     masks = (1 + masked_drafts) * mask_words(vocab)
     lists = history_length(max_len) + 3 * MAX_BAD_WORD_TOKENS + logprob_width(vocab)
     words = 2 * vocab + masks + lists

@@ -64,8 +64,7 @@ def with_guards(part: Any, note: Note) -> Any:
 
 def as_callback(equation: JaxprEqn) -> JaxprEqn:
     """Turn a jax.debug.print into a jax.debug.callback, since its format string may not fit the
-    values.
-    """
+    values."""
     params, shapes = equation.params, [one.aval for one in equation.invars]
     show = partial(equation.primitive.impl, **params)
     how = {name: params[name] for name in ("ordered", "partitioned")}

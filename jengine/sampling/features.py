@@ -15,8 +15,7 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 @dataclass(frozen=True)
 class SamplingFeatures:
     """With every feature off the sampler is an argmax. `logprobs`: None = off, 0 = sampled token
-    only, K = also the top K.
-    """
+    only, K = also the top K."""
 
     random: bool = False  # temperature, min-p, top-k and top-p
     adjust: bool = False  # penalties, bias, bad words, allowed ids, min_tokens

@@ -94,8 +94,7 @@ def _order_keys(logits: Array) -> Array:
 
 def _end(keys: Array, low: Array, limited: Array) -> Array:
     """Exclusive upper end of a bisection from `low`: past the best key, or `low + 1` for a row
-    without limit.
-    """
+    without limit."""
     return jnp.where(limited, jnp.max(keys, axis=-1), low) + 1
 
 

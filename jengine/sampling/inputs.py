@@ -21,8 +21,7 @@ class RowSetting(NamedTuple):
 
 class SamplingInput(NamedTuple):
     """S slots, R engine rows. Fields annotated with RowSetting are the only list of row settings: a
-    new sampling parameter is one more field.
-    """
+    new sampling parameter is one more field."""
 
     rows: Any  # i32[S] engine row, or R for padding
     # i32[S] where the token to be sampled stands in its sequence; packed as -1 where only the

@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 class Logprobs(NamedTuple):
     """K + 1 columns: the chosen token, then the top K (ties by lowest index) or the slot's
-    requested ids. Unused columns hold -1 and -inf.
-    """
+    requested ids. Unused columns hold -1 and -inf."""
 
     values: Array  # f32[S, K + 1]
     ids: Array  # i32[S, K + 1]
@@ -50,8 +49,7 @@ def gather_logprobs(
     own: Int32[Array, "tokens ids"] | None = None,
 ) -> Logprobs:
     """Log-probabilities of `tokens` and of the top k, or of `own` ids where a slot has them.
-    Without `parts` (softmax) the values are logits.
-    """
+    Without `parts` (softmax) the values are logits."""
     with jax.named_scope("logprobs"):
         chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1, mode="clip")  # [S, 1]
         chosen = jnp.where(tokens[:, None] < 0, jnp.nan, chosen)

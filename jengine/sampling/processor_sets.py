@@ -36,8 +36,7 @@ class ProcessorSet:
 
 class ProcessorSets:
     """All processor sets that requests have used. Thread-safe. `check` raises RequestError for a
-    function that cannot run in a step.
-    """
+    function that cannot run in a step."""
 
     def __init__(self, check: Callable[[Processor], None]) -> None:
         self._check = check
@@ -46,8 +45,7 @@ class ProcessorSets:
 
     def number_of(self, functions: Sequence[Processor]) -> int:
         """Register processors and return their set's number in plans; 0 for none. Raises
-        RequestError if there are too many sets.
-        """
+        RequestError if there are too many sets."""
         wanted = tuple(functions)
         if not wanted:
             return 0

@@ -134,8 +134,7 @@ def _draw(
     logits: Array, inputs: SamplingInput, key_data: Array, rows: RowOperations
 ) -> tuple[Array, Array]:
     """Draw from the filtered distribution. Returns tokens and filtered logits; greedy rows are not
-    filtered.
-    """
+    filtered."""
     is_random = _is_random(inputs)
     with jax.named_scope("temperature"):
         logits = logits / jnp.where(is_random, inputs.temperature, 1.0)[:, None]

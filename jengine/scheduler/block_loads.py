@@ -72,8 +72,7 @@ class BlockLoads:
 
     def use(self, wake: Callable[[Hashable], None], rows: int) -> None:
         """Set the callback that wakes requests, and the number of rows. Called once, before any
-        request.
-        """
+        request."""
         self._wake, self._most_requests = wake, rows
 
     def awaited(self, request: Request) -> Hashable | None:
@@ -198,8 +197,7 @@ class BlockLoads:
 
     def _place(self, loading: Loading) -> bool:
         """Allocate device blocks for the contents in slots. False: one is gone, or there is no
-        room.
-        """
+        room."""
         request, groups = loading.request, self._cache.groups
         places = [self._hosts[group_of(key)].find(key) for key in loading.keys]
         if None in places:
@@ -234,8 +232,7 @@ class BlockLoads:
 
     def _issue(self, loading: Loading) -> None:
         """Add as many loads to the plan being built as it may have; later steps may read the
-        blocks.
-        """
+        blocks."""
         while loading.left and len(self._copies) < self._most_loads:
             copy = loading.left.popleft()
             self._copies.append(copy)
@@ -260,8 +257,7 @@ class BlockLoads:
 
     def _end(self, loading: Loading) -> None:
         """Loading is complete. Blocks stay pinned until the plan being built is committed, since it
-        may copy them.
-        """
+        may copy them."""
         del self._loading[loading.request.request_id]
         self._wake(BlocksOf(loading.request.request_id))
         self._wake(TurnToLoad())

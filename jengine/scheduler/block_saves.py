@@ -26,8 +26,7 @@ class BlockSaves:
         saves: bool,
     ) -> None:
         """`forget`: drops a content from the connector. `saves=False`: nothing is copied to the
-        host.
-        """
+        host."""
         self.saved = 0  # blocks
         self._cache, self._hosts = cache, hosts
         self._outboxes = [Outbox(host, forget, saves=saves) for host in hosts]

@@ -131,8 +131,7 @@ class Committer:
 
     def _append(self, request: Request, count: int) -> None:
         """Mark the last `count` tokens as forced: they run as a prefill chunk after the sampled
-        one.
-        """
+        one."""
         self._recorder.appended(count)
         if count > 0 and request.status is RUNNING:
             request.known_at_admission = request.num_known
@@ -163,8 +162,7 @@ class Committer:
         self, ending: int, refusal: Refusal | None, request: Request, delta: TokenDelta
     ) -> None:
         """Finish a request without a token. After a numerical defect its blocks are never found
-        again.
-        """
+        again."""
         if ending == REFUSED:
             self._recorder.ended_without_token()
         else:
@@ -231,8 +229,7 @@ def logprobs_of(
     request: Request, scores: StepLogprobs, sampled: int, delta: TokenDelta
 ) -> StepLogprobs | None:
     """Log-probabilities of a delta's tokens, starting at item `sampled` of the step's, if
-    requested.
-    """
+    requested."""
     wanted, count = request.wire.sampling.logprobs, len(delta.token_ids)
     if wanted is None or not count:
         return None

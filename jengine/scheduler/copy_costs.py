@@ -21,8 +21,7 @@ class CopyCosts:
 
     def __init__(self, seconds_each: Sequence[float] = ()) -> None:
         """`seconds_each`: host-to-device copy time per block of each group; empty if not
-        measured.
-        """
+        measured."""
         self._seconds_each = seconds_each
         self._recorder: Recorder | None = None
         self._copied: bool | None = None  # the last decision

@@ -19,8 +19,7 @@ class Flight(NamedTuple):
 
 class Flights:
     """Plans in flight. Steps are numbered: those before `next_step` are planned, those to
-    `committed` committed.
-    """
+    `committed` committed."""
 
     def __init__(self) -> None:
         self.next_step = 0

@@ -120,8 +120,7 @@ class Compilation(Protocol):
 
     def listen(self, tell: Callable[[], None]) -> None:
         """Call `tell` when it starts and when it ends, immediately for what has happened
-        already.
-        """
+        already."""
 
 
 class GrammarCompiled(NamedTuple):

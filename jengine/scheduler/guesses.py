@@ -22,8 +22,7 @@ class RowGuesses(Protocol):
 
     def window(self, request: Request, count: int) -> tuple[int, list[int]]:
         """Return how many of `count` drafts the next step can run, and the drafts, which start at
-        the row's earliest possible position.
-        """
+        the row's earliest possible position."""
 
     def expect(self, count: int) -> None:
         """The planned step will draft `count` tokens for this row on the device."""
@@ -49,8 +48,7 @@ class Guesses(Protocol):
 
 class HostGuesses:
     """Drafts of a host proposer (n-gram, suffix). `check` trims those of requests with a grammar;
-    without it they get none.
-    """
+    without it they get none."""
 
     on_device = has_cache = False
 

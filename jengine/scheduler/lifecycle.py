@@ -66,8 +66,7 @@ class Lifecycle:
 
     def preempt(self, request: Request) -> None:
         """Return a request to the head of the queue, to be recomputed. Its known and in-flight
-        tokens stay.
-        """
+        tokens stay."""
         self.running.remove(request)
         self.cache.free(request)
         self._release_row(request)

@@ -80,8 +80,7 @@ class Supervisor:
 
     def prepare(self, work: Callable[[], Sequence[ProcessClient]]) -> None:
         """Start the cores in a thread and watch them. `work` returns this host's cores when all are
-        ready.
-        """
+        ready."""
 
         def run() -> None:
             try:

@@ -35,8 +35,7 @@ def may_pay(cost: float) -> bool:
 
 def token_cost(tokens: int, free_tokens: int) -> float:
     """Relative cost of one more token per row in a step of `tokens` tokens. `free_tokens` is the
-    number computed in the time it takes to read all weights (the roofline's ridge).
-    """
+    number computed in the time it takes to read all weights (the roofline's ridge)."""
     return tokens / (free_tokens + tokens)
 
 

@@ -53,8 +53,7 @@ class NgramRow:
 
 def after_match(tokens: np.ndarray, least: int, most: int) -> int | None:
     """Position after the earliest occurrence of the longest n-gram that also ends the text, or
-    None.
-    """
+    None."""
     ends, length = np.flatnonzero(tokens[:-1] == tokens[-1:]), 1
     while len(ends) and length < min(most, len(tokens) - 1):
         before = ends[np.searchsorted(ends, length) :] - length

@@ -62,8 +62,7 @@ class TokenText:
 
     def repeats(self, count: int) -> bool:
         """Whether the last `count` tokens also occur earlier. A byte search: for a few thousand
-        tokens much faster than numpy.
-        """
+        tokens much faster than numpy."""
         if count >= self._length:
             return False
         end, place = 4 * self._length, -1

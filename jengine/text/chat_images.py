@@ -43,8 +43,7 @@ def without_images(messages: Any) -> tuple[Any, list[ImagePart]]:
 
 def with_text(parts: Sequence[Any], placeholder: str) -> str:
     """A message's content as one string, with image placeholders before the text. Raises
-    RequestError for videos.
-    """
+    RequestError for videos."""
     if any(part.get("type") == "video" for part in parts):
         raise RequestError("This chat template reads texts alone, which a video has no place in.")
     texts = [part["text"] for part in parts if part.get("type") == "text"]

@@ -79,8 +79,7 @@ def needs_special_tokens(reasoning_parser: str | None, tool_parser: str | None) 
 
 class ForcedCalls(NamedTuple):
     """Format of an answer that a grammar restricts to tool calls: with `name` only that function's
-    arguments, else a list of calls.
-    """
+    arguments, else a list of calls."""
 
     name: str | None = None
 
@@ -92,8 +91,7 @@ class ForcedCalls(NamedTuple):
 
 def end_of_reasoning(reasoning_parser: str | None, prompt: str) -> str | None:
     """Text that ends the reasoning of an answer to this prompt; None if it starts without
-    reasoning.
-    """
+    reasoning."""
     if reasoning_parser is None:
         return None
     return REASONING_PARSERS[reasoning_parser].end(prompt)

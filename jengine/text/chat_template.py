@@ -244,8 +244,7 @@ def _fit_content(
     message: Message, facts: _TemplateFacts, image: str, wanted: str
 ) -> dict[str, Any]:
     """Convert the message's content to a string or to parts, as requested or ("auto") as the
-    template reads it.
-    """
+    template reads it."""
     content = message.get("content")
     takes_parts = facts.loops_over_content if wanted == "auto" else wanted == "openai"
     takes_strings = wanted == "string" or not takes_parts or facts.tests_for_string

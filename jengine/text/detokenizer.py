@@ -59,8 +59,7 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The withheld text, without bytes of an incomplete character, as in vLLM (a full decode
-        shows U+FFFD).
-        """
+        shows U+FFFD)."""
         text = self._pending_text().rstrip(REPLACEMENT) if self._pending else ""
         self._pending = []
         return self._without_prompt_rest(text)
@@ -102,8 +101,7 @@ class Detokenizer:
 
     def _settle(self) -> str:
         """Release text that no later byte can change; re-reading a long run would take quadratic
-        time.
-        """
+        time."""
         text = self._pending_text()
         if not text:
             self._pending = []

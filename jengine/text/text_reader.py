@@ -19,8 +19,7 @@ Parsing = Generator[Part | None, None, Returned]
 @final
 class Markers:
     """Literal strings to search for. None may be contained in another: then the first match in a
-    partial text is the first in the full text.
-    """
+    partial text is the first in the full text."""
 
     def __init__(self, *markers: str) -> None:
         assert all(markers), "an empty marker is found everywhere"
@@ -99,8 +98,7 @@ class TextReader:
 @final
 class Parser(Generic[Part]):
     """Drives a generator over a reader: `push` text, `finish` at the end; both return results. Text
-    left unread when the generator returns is dropped.
-    """
+    left unread when the generator returns is dropped."""
 
     def __init__(self, parse: Callable[[TextReader], Parsing[Part, object]]) -> None:
         self._reader = TextReader()

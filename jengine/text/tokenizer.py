@@ -98,8 +98,7 @@ class Tokenizer:
         side: Literal["left", "right"] | None = None,
     ) -> list[int]:
         """Encode a text. Texts longer than `max_chars` are refused before any work; ids beyond
-        `max_tokens` are truncated on `side` (default: the tokenizer's), special tokens excepted.
-        """
+        `max_tokens` are truncated on `side` (default: the tokenizer's), special tokens excepted."""
         _check_text(text, max_chars)
         confined = self.confined_for(len(text))
         if confined is not None:
@@ -133,8 +132,7 @@ class Tokenizer:
         self, first: str, second: str, max_tokens: int | None = None
     ) -> tuple[list[int], list[int]]:
         """Encode a text pair. Returns ids and token types (empty if the tokenizer has none),
-        truncated to `max_tokens`.
-        """
+        truncated to `max_tokens`."""
         _check_text(first, None)
         _check_text(second, None)
         confined = self.confined_for(len(first) + len(second))
@@ -163,8 +161,7 @@ class Tokenizer:
 
     def confined_for(self, size: int) -> ConfinedTokenizer | None:
         """The process pool for a text of this size, or None to work here: pools are for long texts
-        or batches on a server. Raises GivenUp if the request was abandoned.
-        """
+        or batches on a server. Raises GivenUp if the request was abandoned."""
         errand = errands.current.get()
         if errand is not None:
             errand.check()
@@ -185,8 +182,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int, context: Sequence[int] = ()) -> str:
         """Text a token adds after `context` (its last three tokens suffice). A token that leaves a
-        character incomplete gives "", the one that completes it the whole character.
-        """
+        character incomplete gives "", the one that completes it the whole character."""
         # One token before shows a leading space; up to three may hold the start of a character.
         for length in range(min(1, len(context)), min(3, len(context)) + 1):
             before = list(context[len(context) - length :])

@@ -74,8 +74,7 @@ def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def register_imported(folder: Path, overrides: Mapping[str, object] | None = None) -> None:
     """Register a family derived from this folder's tensors and config.json, if no built-in one
-    reads it (`models/importing`).
-    """
+    reads it (`models/importing`)."""
     hf = read_config_file(folder, overrides)
     if registry.is_built_in(hf):
         return
@@ -145,8 +144,7 @@ def _read_shards(folder: Path, index: Mapping[str, object]) -> dict[str, StoredT
 
 def _shard_name(folder: Path, name: str, shard: object) -> str:
     """Validate a shard's file name, so that it cannot escape the folder; the file may be a symbolic
-    link, as in download caches.
-    """
+    link, as in download caches."""
     if (
         not isinstance(shard, str)
         or Path(shard).name != shard

@@ -52,8 +52,7 @@ def read_generation_config(folder: Path) -> dict[str, object]:
 
 def generation_settings(values: object, where: str) -> dict[str, object]:
     """Validated sampling settings; missing and null keys are absent, `eos_token_id` is always a
-    tuple, other keys are ignored.
-    """
+    tuple, other keys are ignored."""
     fields = Fields(values, where)
     found: dict[str, object] = {}
     given = {key for key, value in fields.values.items() if value is not None}

@@ -112,8 +112,7 @@ def by_rules(
     arrays: Mapping[str, Any], rules: Mapping[str, MapTo | None]
 ) -> Iterator[MappedTensor]:
     """Tensors of each array by the first matching rule. Raises CheckpointError for unmatched
-    paths.
-    """
+    paths."""
     patterns = [(expression(rule), to) for rule, to in rules.items()]
     unmatched = []
     for path, array in arrays.items():

@@ -26,8 +26,7 @@ def is_orbax(folder: Path | str) -> bool:
 
 def find_checkpoint(folder: Path | str) -> Path:
     """Path of the folder's checkpoint: itself, below it, or the latest step. Raises
-    CheckpointError.
-    """
+    CheckpointError."""
     found = next(_checkpoints(Path(folder)), [])
     if not found:
         raise CheckpointError(

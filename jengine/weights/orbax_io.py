@@ -51,8 +51,7 @@ def load_orbax(
     folder: Path | str, config: ModelConfig, shardings: Shardings, *, cast: bool = False
 ) -> LanguageModel:
     """Load a model; each device reads only its shards. `cast` converts floating point dtypes while
-    reading. Raises CheckpointError.
-    """
+    reading. Raises CheckpointError."""
     checkpoint = find_checkpoint(folder)
     model = abstract_model(config)
     declared = dict(named_parameters(model))

@@ -45,8 +45,7 @@ def parameters_prefix(
     checkpoint: Path, stored: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> str:
     """Prefix of the parameters' names: '', 'params.', 'state.model.', ... Raises
-    CheckpointError.
-    """
+    CheckpointError."""
     counts = Counter(
         prefix
         for name in stored

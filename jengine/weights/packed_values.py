@@ -20,8 +20,7 @@ WORD = np.dtype("<i4")
 
 def values_along_inputs(words: np.ndarray, bits: int) -> np.ndarray:
     """compressed-tensors' values: int32 [outputs, words], lowest bits first, offset to unsigned.
-    4-bit values stay packed, 8-bit ones become signed.
-    """
+    4-bit values stay packed, 8-bit ones become signed."""
     unsigned = np.ascontiguousarray(words, WORD).view(np.uint8)
     return unsigned if bits == 4 else signed(unsigned)
 

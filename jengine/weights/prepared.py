@@ -94,8 +94,7 @@ class PreparedForm:
 
     def restore(self, values: Arrays, *, rounded: bool = False) -> Arrays:
         """Declared arrays from prepared ones. With `rounded`, weights quantized at load stay
-        quantized.
-        """
+        quantized."""
         found = dict(values)
         for path, (declared, prepared) in self._weights.items():
             how, wanted = "restore", declared.declared_specs()
@@ -145,8 +144,7 @@ def conversion(
     convert: Convert, shape: WeightShape, where: Mapping[str, jax.sharding.Sharding]
 ) -> Callable[..., Tensors]:
     """Compile a conversion of one weight. It may be given arrays like its results, to donate their
-    memory.
-    """
+    memory."""
 
     def converted(given: Tensors, old: Tensors) -> Tensors:
         return dict(convert(shape, given))
@@ -161,8 +159,7 @@ def conversion(
 
 def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) -> list[str]:
     """Let a step's modules use the backend's matmuls and norms where it has them. Returns paths of
-    weights whose shards do not fit the CPU kernels.
-    """
+    weights whose shards do not fit the CPU kernels."""
     unfit = []
     for steps, module in nnx.iter_modules(model):
         path = ".".join(map(str, steps))

@@ -27,8 +27,7 @@ GGUF_ADVICE = "Give the .gguf file itself as the model."
 
 def resolve_model(name: str | Path, options: HubOptions | None = None) -> Path:
     """Folder of a model: a path, "demo" or "demo-eagle" (bundled), or a repository `org/name`. A
-    GGUF file stands for a folder. Raises CheckpointError.
-    """
+    GGUF file stands for a folder. Raises CheckpointError."""
     if name in SHIPPED:
         return SHIPPED[str(name)]
     # An empty path would mean the current folder. os.path.expanduser leaves an unknown ~user alone.

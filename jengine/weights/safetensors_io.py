@@ -71,8 +71,7 @@ def open_model(
     config: ModelConfig | None = None,
 ) -> tuple[LanguageModel, Iterator[NamedArray]]:
     """The abstract model in `folder`, and its parameters as a lazy iterator. `config` overrides the
-    folder's, with dtype and quantization applied.
-    """
+    folder's, with dtype and quantization applied."""
     folder = Path(folder)
     if config is None:
         config = with_dtype(read_model_config(folder), dtype)

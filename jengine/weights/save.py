@@ -56,8 +56,7 @@ def save_model(
     overwrite: bool = False,
 ) -> None:
     """Save a model; generation settings are copied from `source`, its original folder. Raises
-    ConfigError, CheckpointError.
-    """
+    ConfigError, CheckpointError."""
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
     decoder = as_decoder(model, config)
@@ -127,8 +126,7 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 def _check_target(target: Path, overwrite: bool) -> None:
     """Raise CheckpointError instead of replacing a folder that is no saved model, or any without
-    `overwrite`.
-    """
+    `overwrite`."""
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target}: is a file, expected a folder to save the model in.")
     names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []

@@ -51,8 +51,7 @@ class StagePlaces:
 
     def refuse_several_processes(self, what: str) -> None:
         """Raise UnsupportedFeature for arrays that would have to reach processes without a part of
-        their stage.
-        """
+        their stage."""
         processes = self.whole.processes
         if self.layout.num_stages > 1 and len(processes) > 1:
             raise UnsupportedFeature(

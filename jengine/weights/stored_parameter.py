@@ -129,8 +129,7 @@ def oriented(piece: Piece, tensor: ReadableTensor, place: Region) -> np.ndarray:
 
 def input_axes(piece: Piece, place: Region) -> int:
     """Number of leading axes that make up a transposed tensor's last axis. Tasks do not split them,
-    so that each reads a contiguous range of the file.
-    """
+    so that each reads a contiguous range of the file."""
     if not piece.transpose:
         return 0
     sizes = itertools.accumulate((one.stop - one.start for one in place), operator.mul)

@@ -12,8 +12,7 @@ NORM_SCOPES = ("none", "head", "whole")
 
 def norm_scope(norms: tuple[Array, Array] | None) -> str:
     """Whether QK-norm is "none", per "head" (weights [dim]), or over the "whole" token (weights
-    [heads..., dim]).
-    """
+    [heads..., dim])."""
     if norms is None:
         return "none"
     return "head" if norms[0].ndim == 1 else "whole"
@@ -68,8 +67,7 @@ def normed(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
 
 def rotated(x: Array, cos: Array, sin: Array) -> Array:
     """Rotate the first 2 * pairs lanes of each head, pairing lane i with i + pairs; x is [T, heads,
-    dim].
-    """
+    dim]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = (jnp.broadcast_to(part[:, None], first.shape) for part in (cos, sin))

@@ -29,8 +29,7 @@ def begin_if_jax_has_only_cpus() -> None:
 
 def begin() -> Future[Path | NoKernels]:
     """Return the future of the library's path (or of the reason for having none); one per
-    process.
-    """
+    process."""
     with _beginning:
         return _making()
 

@@ -145,8 +145,7 @@ class Jobs:
 
     def run(self, commands: Sequence[Sequence[str]], work: Path) -> None:
         """Run all commands, one per core at a time. Raises NoKernels with the output of one that
-        fails.
-        """
+        fails."""
         waiting = list(commands)
         while waiting or self._running:
             while waiting and len(self._running) < (os.cpu_count() or 1):

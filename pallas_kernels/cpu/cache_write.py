@@ -16,8 +16,7 @@ from pallas_kernels.shapes import as_scalar
 
 def empty_cache_cpu(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """See `empty_cache`. Allocated in huge pages: a sequence's blocks are scattered, which costs
-    TLB misses.
-    """
+    TLB misses."""
     load()
     return jax.ffi.ffi_call(target("empty_cache"), jax.ShapeDtypeStruct(shape, dtype))()
 

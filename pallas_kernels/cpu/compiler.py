@@ -74,8 +74,7 @@ def library_name(compiler: Sequence[str]) -> str:
 
 def runnable_key() -> str:
     """Hash of source, flags and processor: libraries with an equal key run here, whatever built
-    them.
-    """
+    them."""
     key = hashlib.sha256()
     for part in (*FLAGS, *target_flags(), platform.system(), platform.machine()):
         key.update(part.encode() + b"\0")
@@ -88,8 +87,7 @@ def runnable_key() -> str:
 @cache
 def source_digest() -> str:
     """Hash of the source, part of the FFI target names: it versions the interface of the
-    handlers.
-    """
+    handlers."""
     contents = b"".join(file.read_bytes() for file in sources())
     return hashlib.sha256(contents).hexdigest()[:12]
 
@@ -133,8 +131,7 @@ def compiler_version(compiler: Sequence[str]) -> str:
 
 def described_compiler() -> str:
     """First line of the compiler's version, or a note that the library was built on another
-    machine.
-    """
+    machine."""
     try:
         version = compiler_version(find_compiler()).splitlines()
     except NoKernels:

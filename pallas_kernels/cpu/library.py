@@ -66,6 +66,5 @@ def instruction_set() -> str:
 
 def target(name: str) -> str:
     """FFI target name of a handler, with the source's hash: a program from XLA's compilation cache
-    that was built against other kernels must not call these.
-    """
+    that was built against other kernels must not call these."""
     return f"jengine_{name}_{source_digest()}"

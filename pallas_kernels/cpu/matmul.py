@@ -66,8 +66,7 @@ def pack(
     storage: str = "inputs_first",
 ) -> Array:
     """Pack a weight, or one per group; `storage` is its current layout. The first half of a gated
-    weight's outputs are the gates.
-    """
+    weight's outputs are the gates."""
     load()
     groups, matrix = weight.shape[:-2], weight.shape[-2:]
     inputs, outputs = matrix if storage == "inputs_first" else matrix[::-1]

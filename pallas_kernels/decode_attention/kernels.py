@@ -53,8 +53,7 @@ def decode_parts(
     CODES: tl.constexpr,
 ):
     """One program per KV head and slot: its query heads over one part of a row's context, or of a
-    team's. Programs loop over further parts where there are more parts than slots.
-    """
+    team's. Programs loop over further parts where there are more parts than slots."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     MOST: tl.constexpr = PARTS // ROWS  # parts of a row
     program = tl.program_id(0)
@@ -118,8 +117,7 @@ def part_fields(parts_ptr, part, PARTS: tl.constexpr):
 @triton.jit
 def row_lists(parts_ptr, PARTS: tl.constexpr, ROWS: tl.constexpr):
     """Return pointers to the part count and the done counter of each row, and the total number of
-    parts.
-    """
+    parts."""
     total_ptr = parts_ptr + 5 * PARTS
     return total_ptr + 1, total_ptr + 1 + ROWS, tl.load(total_ptr)
 
@@ -306,8 +304,7 @@ def scored(q, keys, units, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISIO
 @triton.jit
 def accumulated(scores, values, units, highest, total, mixed, PRECISION: tl.constexpr):
     """Online softmax update with scores [q, k] (FAR_BELOW where masked) and values [k, d] scaled by
-    `units`.
-    """
+    `units`."""
     new_highest = tl.maximum(highest, tl.max(scores, 1))
     shrink = tl.exp2(highest - new_highest)
     weights = tl.exp2(scores - new_highest[:, None])

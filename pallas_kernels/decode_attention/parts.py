@@ -49,8 +49,7 @@ class Split(NamedTuple):
     @property
     def slots(self) -> int:
         """Programs per KV head: enough for the usual number of parts, plus enough to fill the
-        device.
-        """
+        device."""
         spare = -(-filling(_sizes()["waves"]) // self.kv_heads)
         return min(self.parts, self.rows * self.least + spare)
 

@@ -62,8 +62,7 @@ def teams_of(
     most: int,
 ) -> Teams:
     """Group rows into teams of at most `most`. Tables begin at `starts` and hold `counts` tokens.
-    Each row keeps at least its last token for itself.
-    """
+    Each row keeps at least its last token for itself."""
     rows = jnp.arange(tables.shape[0], dtype=jnp.int32)
     common = shared_with_previous(tables, starts, counts, block_size)
     common = common // shared_multiple() * shared_multiple()

@@ -58,8 +58,7 @@ def decode_attention_triton(
     reads_together: bool = False,
 ) -> tuple[Array, Array]:
     """See `decode_attention`; also returns the log-sum-exp. Queries beyond the rows of `tables` are
-    allowed; their outputs are arbitrary.
-    """
+    allowed; their outputs are arbitrary."""
     rows, pages = tables.shape
     tokens, heads, _ = q.shape
     kv_heads = kv_heads_of(cache, head_dim)

@@ -23,6 +23,5 @@ class Groups(NamedTuple):
 
 def addend_dtype(dtype: np.dtype) -> np.dtype:
     """Dtype of addends in `combine_rows`: the weight's, or float32 for float16, whose range is too
-    small.
-    """
+    small."""
     return np.dtype(np.float32) if dtype == np.float16 else np.dtype(dtype)

@@ -44,8 +44,7 @@ def place_rows(
     MAPPED: tl.constexpr,
 ):
     """One program per PLACED rows: writes their positions in the order and MAPPED entries of the
-    tile map. The sort is stable.
-    """
+    tile map. The sort is stable."""
     program = tl.program_id(0)
     first = program * PLACED
     own_part = first // PART

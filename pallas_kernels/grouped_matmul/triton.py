@@ -170,8 +170,7 @@ def multiplied(
 
 def coded_arrays(weight: CodedWeight) -> tuple[Array, Array, Array]:
     """Codes, scales and zeros; scales stand in for missing zeros, which the kernel does not
-    read.
-    """
+    read."""
     zeros = weight.scales if weight.zeros is None else weight.zeros
     return as_bytes(weight), weight.scales, zeros
 

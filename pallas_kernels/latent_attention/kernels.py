@@ -56,8 +56,7 @@ def latent_parts(
     PRECISION: tl.constexpr,
 ):
     """One program per head tile and slot, for one part of a token's context. Programs loop over
-    further parts where there are more parts than slots.
-    """
+    further parts where there are more parts than slots."""
     program = tl.program_id(0)
     tile = program % TILES
     entries_ptr = cache_ptr + tl.load(layer_ptr).to(tl.int64) * LAYER_STRIDE

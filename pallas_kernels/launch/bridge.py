@@ -185,8 +185,7 @@ def use_jax_triton(capability: int) -> bool:
 
 def jax_triton_problem(capability: int) -> str | None:
     """Why a trivial kernel cannot be lowered through jax-triton, or None. Probed because neither
-    package refuses incompatible versions of the other.
-    """
+    package refuses incompatible versions of the other."""
     launch = importlib.import_module("jax_triton").triton_call
 
     def program(x: Any) -> Any:

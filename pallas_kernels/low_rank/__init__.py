@@ -36,8 +36,7 @@ MULTIPLY = {
 
 def inputs_first(implementation: str | None) -> bool:
     """Whether this implementation's `down` is [slots, inputs, rank] rather than [slots, rank,
-    inputs].
-    """
+    inputs]."""
     return implementation == "triton"
 
 

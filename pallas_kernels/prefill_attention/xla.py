@@ -99,8 +99,7 @@ def _attend_tiles(
     biases: Array | None,
 ) -> Running:
     """Online softmax of q [t, KV, tile * G, D] over the blocks of each tile's row. Slopes are [KV,
-    tile * G], biases [KV, tile * G, distances].
-    """
+    tile * G], biases [KV, tile * G, distances]."""
     span = pages * cache.shape[3]
     group = q.shape[2] // positions.shape[1]
     own_position = jnp.repeat(positions, group, axis=1)[:, None, :, None]  # [t, 1, tile * G, 1]

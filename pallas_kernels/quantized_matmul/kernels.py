@@ -57,8 +57,7 @@ def multiply_float8(
     BAND: tl.constexpr,
 ):
     """x @ weight of FP8 operands scaled per group of inputs, or the partial sums of SPLIT
-    splits.
-    """
+    splits."""
     row, column, split = own_tile(ROWS, COLUMNS, SPLIT, TILE_ROWS, TILE_COLUMNS, BAND)
     real, inside = row < ROWS, column < COLUMNS
     GROUPS: tl.constexpr = DEPTH // GROUP

@@ -99,8 +99,7 @@ def float8_sum(
     first, last, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """(x @ weight) transposed, for FP8 operands: per input group one dot, times the scales of its
-    rows and columns. `x_scale_row` [rows] are offsets of the scales of x's rows.
-    """
+    rows and columns. `x_scale_row` [rows] are offsets of the scales of x's rows."""
     at = tl.arange(0, GROUP)
     weight_at = weight_ptr + column.to(tl.int64)[:, None] * DEPTH + (first * GROUP + at)[None, :]
     x_at = x_ptr + x_row[None, :] + (first * GROUP + at)[:, None]

@@ -35,8 +35,7 @@ def best_tokens(
     logits: Float[Array, "rows vocab"], *, implementation: str | None = None
 ) -> Int[Array, " rows"]:
     """Argmax per row, ties to the lowest index; -1 for rows with NaN or +inf, or only -inf. XLA's
-    implementation also takes sharded logits.
-    """
+    implementation also takes sharded logits."""
     return choose("best_tokens", implementation, BEST)(logits)
 
 

@@ -77,8 +77,7 @@ def cuts(
     min_p: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Per row the top-k/top-p threshold as an order key, and the last kept index equal to it,
-    i32[S].
-    """
+    i32[S]."""
     rows, vocab = logits.shape
     given = (logits, best, temperature, top_k, top_p, min_p)
     constants = {**row_constants(best, vocab), "PART": parts.size}

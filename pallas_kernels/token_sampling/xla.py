@@ -15,8 +15,7 @@ GREEDY_BELOW = 1e-5  # a lower temperature means greedy; a test holds the other 
 
 def best_tokens_xla(logits: Array) -> Array:
     """See `best_tokens`. Two vectorised passes: XLA's argmax is a scalar loop on CPUs, 3 times
-    slower.
-    """
+    slower."""
     logits = logits.astype(jnp.float32)
     # NaN is made +inf, because XLA's maximum on the CPU passes over NaN where rows are long.
     highest = jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1, keepdims=True)

@@ -21,8 +21,7 @@ from jengine.scheduler.refusal import refuse_impossible
 
 class Fleet:
     """Replica pools that each request passes in order: one pool, or prefill then decode, joined by
-    links of limited bandwidth.
-    """
+    links of limited bandwidth."""
 
     def __init__(
         self, pools: Sequence[Pool], clock: Clock, trace: Trace, link: float = 1.0

@@ -52,8 +52,7 @@ COLUMNS = ("arrived", "first", "ended", "prompt", "cached", "answer")
 @dataclass
 class History:
     """Per finished request: times of arrival, first and last token (seconds), and token counts of
-    prompt, cached prefix and answer.
-    """
+    prompt, cached prefix and answer."""
 
     arrived: array[float] = field(default_factory=lambda: array("d"))
     first: array[float] = field(default_factory=lambda: array("d"))

@@ -38,8 +38,7 @@ class Journey:
 
 def wire_of(journey: Journey, *, is_last: bool) -> WireRequest:
     """The WireRequest for the next stage: the rest of the answer, or one token before the last
-    stage.
-    """
+    stage."""
     ask, answer = journey.ask, journey.answer
     return WireRequest(
         request_id=journey.name,

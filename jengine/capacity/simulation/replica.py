@@ -69,8 +69,7 @@ class ReplicaKind:
 
 class Incoming(NamedTuple):
     """A request whose first `computed` tokens arrive with their KV from another replica or the
-    host.
-    """
+    host."""
 
     wire: WireRequest
     hashes: Sequence[bytes]
@@ -87,8 +86,7 @@ class Running(NamedTuple):
 
 class LookAhead(NamedTuple):
     """Predicted end times of a step's runs, by which a jump was chosen before the plan
-    was built.
-    """
+    was built."""
 
     began: float
     load: Load
@@ -187,8 +185,7 @@ class Replica:
 
     def read(self) -> tuple[list[TokenDelta], list[float]]:
         """Commit the step that has ended by now, if any: its deltas, and the end time of
-        each run.
-        """
+        each run."""
         if not self._running or self._running[0].ends[-1] > self.clock.now:
             return [], []
         done = self._running.popleft()

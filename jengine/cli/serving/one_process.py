@@ -30,8 +30,7 @@ def serve(settings: ServerSettings, args: EngineArgs, terminal: Terminal) -> int
 
 def start_engine(args: EngineArgs, note: Callable[[str], None]) -> Engine:
     """Start the engine with its core in a separate process, so that steps and requests do not share
-    a CPU.
-    """
+    a CPU."""
     bars = shown(args.show_progress)
 
     def tell(progress: Progress) -> None:

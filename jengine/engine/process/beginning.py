@@ -34,8 +34,7 @@ class Beginning:
 
     def wait(self, tell: Tell | None, seconds: float) -> Ready:
         """Wait until the core is ready, reporting progress to `tell`. Raises the core's error, or
-        EngineDead if it died or was silent for `seconds`.
-        """
+        EngineDead if it died or was silent for `seconds`."""
         while self.ready is None:
             match self._next(seconds):
                 case None:

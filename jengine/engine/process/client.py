@@ -81,16 +81,14 @@ class ProcessClient:
 
     def wait_until_ready(self, tell: Tell | None = None, seconds: float = START_SECONDS) -> Ready:
         """Wait until the engine is built, reporting progress to `tell`. Raises the core's error, or
-        EngineDead if it died or was silent for `seconds`.
-        """
+        EngineDead if it died or was silent for `seconds`."""
         ready = self._beginning.wait(tell, seconds)
         self._cache = self._cache or CacheCoordinator(ready.cache)
         return ready
 
     def tell_tokenizer(self, tokenizer: TokenizerData) -> None:
         """Send the tokenizer, needed for grammars; before the first such request, also during
-        startup.
-        """
+        startup."""
         self._send(TellTokenizer(tokenizer))
 
     @property
@@ -125,8 +123,7 @@ class ProcessClient:
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
         """Wait for new deltas and return them; returns [] if no request is open or steps are
-        paused. Raises EngineDead if the core died, or the error of a step that did not run.
-        """
+        paused. Raises EngineDead if the core died, or the error of a step that did not run."""
         self._own.check()
         return self._mailbox.take(wait)
 
@@ -179,15 +176,13 @@ class ProcessClient:
 
     def exited(self, how: str, seconds: float) -> None:
         """The core's process has exited; wait up to `seconds` for its own last message, which says
-        more.
-        """
+        more."""
         self._beginning.wait_for_end(seconds)
         self.die(EngineDead(f"{how}. {ADVICE}"))
 
     def shutdown(self) -> None:
         """Stop the core if this process owns it, else leave it to its other fronts. Idempotent; a
-        no-op in a forked child.
-        """
+        no-op in a forked child."""
         if self._own.is_here:
             self._send(Leave() if self.child is None else Shutdown())
             self.die(EngineDead("the engine was shut down."))

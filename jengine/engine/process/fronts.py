@@ -94,8 +94,7 @@ class Fronts:
 
     def sorted(self, deltas: Iterable[TokenDelta]) -> dict[bytes, list[TokenDelta]]:
         """Split deltas by front, under the fronts' own ids; those of fronts that left are
-        dropped.
-        """
+        dropped."""
         found: dict[bytes, list[TokenDelta]] = defaultdict(list)
         with self._lock:
             for delta in deltas:

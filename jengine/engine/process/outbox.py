@@ -48,8 +48,7 @@ class Outbox:
         failed: Callable[[BaseException], None],
     ) -> None:
         """`send` takes an identity and a message; `state` returns the core's state once there is
-        one; `failed` is called if the thread fails.
-        """
+        one; `failed` is called if the thread fails."""
         self.greeted = threading.Event()  # a front has come
         self._fronts = fronts
         self._send_parts = send

@@ -59,8 +59,7 @@ class OwnedProcess:
         clean: Callable[[], None] = lambda: None,
     ) -> None:
         """`name` is for messages, `env` is added to this environment, `open_files` are inherited,
-        and `clean` runs after its exit.
-        """
+        and `clean` runs after its exit."""
         self.process = 0
         self._name = name
         self._program = program
@@ -75,8 +74,7 @@ class OwnedProcess:
 
     def start(self, exited: Callable[[str], None]) -> None:
         """Start it; `exited` is called with a description of its exit. Raises EngineDead if it
-        cannot start.
-        """
+        cannot start."""
         atexit.register(self._at_exit)
         thread = threading.Thread(
             target=self._run, args=(exited,), name="jengine-child", daemon=True

@@ -21,8 +21,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Serialise a jengine error by class name; any other as EngineDead with its type and
-        text.
-        """
+        text."""
         if isinstance(error, JengineError):
             return cls(type(error).__name__, str(error))
         return cls(EngineDead.__name__, f"{type(error).__name__}: {error}")

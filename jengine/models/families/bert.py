@@ -29,8 +29,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
     """Default pooling: the first token; classifiers of prompts put the pooler before their
-    matmul.
-    """
+    matmul."""
     fields, hidden = Fields(hf), config.hidden_size
     if config.architecture == "HF_ColBERT":
         width = fields.integer("dim", COLBERT_WIDTH)

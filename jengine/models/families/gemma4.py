@@ -133,8 +133,7 @@ def _read_layers(
 
 def _read_sources(fields: Fields, windows: list[int | None], own: int) -> list[int | None]:
     """For each sharing layer, the last owning layer with the same window; None for owning
-    layers.
-    """
+    layers."""
     last = {window: layer for layer, window in enumerate(windows[:own])}
     if any(window not in last for window in windows[own:]):
         fields.refuse("num_kv_shared_layers", "a layer of each kind before those that share")

@@ -55,8 +55,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 def without_alpha(hf: Mapping[str, object]) -> tuple[dict[str, object], float | None]:
     """Rewrite the "dynamic" rope of published files to a plain one; returns the keys and the fixed
-    NTK alpha.
-    """
+    NTK alpha."""
     plain, alpha = dict(hf), None
     for key in ROPES:
         part = Fields(hf).part(key)

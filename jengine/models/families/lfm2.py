@@ -96,8 +96,7 @@ def _read_full_layers(fields: Fields, num_layers: int) -> list[bool]:
 
 def _read_mlp(fields: Fields) -> MlpConfig:
     """MLP size: files give that of an ungated MLP, of which the gated one has two thirds, rounded
-    up to a multiple.
-    """
+    up to a multiple."""
     mlp = read_mlp(fields, DEFAULTS)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return mlp

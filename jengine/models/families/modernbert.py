@@ -83,8 +83,7 @@ def read_layers(
     hf: Mapping[str, object], attention: AttentionConfig, mlp: MlpConfig
 ) -> tuple[LayerConfig, ...]:
     """Every third layer attends globally, the others within half of `local_attention` on each
-    side.
-    """
+    side."""
     fields = Fields(hf)
     count = fields.integer("num_hidden_layers", 22, maximum=MOST_LAYERS)
     every = fields.integer("global_attn_every_n_layers", 3)
@@ -124,8 +123,7 @@ def read_ropes(hf: Mapping[str, object], longest: int) -> dict[str, RopeConfig]:
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
     """Default pooling: first token, or mean of all; classifiers have a matmul and a norm before the
-    last matmul.
-    """
+    last matmul."""
     fields = Fields(hf)
     if not config.architecture.endswith("Classification"):
         return OwnPooling("CLS")

@@ -35,8 +35,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
     """Default pooling: first token; classifiers of prompts have a matmul of their own before the
-    last.
-    """
+    last."""
     if not config.architecture.endswith("Classification"):
         return OwnPooling("CLS")
     labels = len(label_names(Fields(hf), config.architecture))

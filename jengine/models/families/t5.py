@@ -120,8 +120,7 @@ def read_biases(fields: Fields) -> DistanceBiasConfig:
 
 def read_tied(fields: Fields, architecture: str) -> bool:
     """Whether the head is the scaled embedding: never in mT5, although transformers 5 writes
-    `tie_word_embeddings: true` into every file.
-    """
+    `tie_word_embeddings: true` into every file."""
     tied, scaled = (
         fields.flag(key, True) for key in ("tie_word_embeddings", "scale_decoder_outputs")
     )

@@ -37,8 +37,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 class Eagle(nnx.Module):
     """fc over [embedding, hidden], then layers of the target's kind. The first has no input
-    norm.
-    """
+    norm."""
 
     def __init__(self, config: ModelConfig, embed: Embedding | None = None):
         self.config = config
@@ -77,8 +76,7 @@ def read_eagle(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
 ) -> GuessHeads:
     """Build the head described by an EAGLE config.json for the target `config`. `stored`: tensor
-    names in its file. Raises CheckpointError.
-    """
+    names in its file. Raises CheckpointError."""
     own, family = read_layers(hf, config)
     if own.hidden_size != config.hidden_size:
         raise another_model("an EAGLE head", "hidden_size", own.hidden_size, config.hidden_size)

@@ -134,8 +134,7 @@ class Eagle3(nnx.Module):
         self, states: Float[Array, "rows hidden"], live: Int[Array, " rows"], target: Any
     ) -> Float32[Array, "rows vocab"]:
         """Logits over the target's vocabulary; -inf for tokens outside the head's reduced
-        vocabulary.
-        """
+        vocabulary."""
         normed = states if self.norm_output else self.norm(states)
         if self.head is None:
             return target.live_logits(normed, live)

@@ -41,8 +41,7 @@ def read_eagle3(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
 ) -> GuessHeads:
     """Build the head described by an EAGLE-3 config.json for the target `config`. `stored`: tensor
-    names in its file. Raises CheckpointError.
-    """
+    names in its file. Raises CheckpointError."""
     flat = {**hf.get("transformer_layer_config", {}), **hf}
     if "transformer_layer_config" in hf:
         flat["model_type"] = hf["transformer_layer_config"].get("model_type", "llama")

@@ -59,8 +59,7 @@ def read_medusa(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
 ) -> GuessHeads:
     """Build the heads described by a Medusa config.json for the target `config`. Raises
-    CheckpointError.
-    """
+    CheckpointError."""
     heads, layers = first_of(hf, HEADS), first_of(hf, LAYERS, 1)
     for name, own in (("hidden_size", config.hidden_size), ("vocab_size", config.vocab_size)):
         if hf.get(name, own) != own:

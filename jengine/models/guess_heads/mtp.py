@@ -104,8 +104,7 @@ def read_mtp(
     hf: Mapping[str, Any], config: ModelConfig, names: Names, stored: Collection[str] = ()
 ) -> GuessHeads:
     """Build the MTP layer of the model `config`. `stored`: its tensor names without their prefix.
-    Raises CheckpointError.
-    """
+    Raises CheckpointError."""
     own_names = names.drafting or DraftingNames()
     count = hf.get(own_names.count, own_names.usual)
     if names.drafting is None or type(count) is not int or count < 1:

@@ -22,8 +22,7 @@ _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 100
 
 class Fields:
     """One JSON object, read key by key. A missing key gives the default, a wrong value raises
-    CheckpointError; `default=None` makes the key required.
-    """
+    CheckpointError; `default=None` makes the key required."""
 
     def __init__(self, values: object, where: str = "config.json"):
         if not isinstance(values, Mapping):

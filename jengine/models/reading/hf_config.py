@@ -66,8 +66,7 @@ def read_decoder(
     fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]
 ) -> ModelConfig:
     """Read a shared decoder with these layers. Families adjust the result with
-    `dataclasses.replace`.
-    """
+    `dataclasses.replace`."""
     refuse_unsupported(fields, partial=defaults.partial_rotary is not None)
     vocab = fields.integer("vocab_size", defaults.vocab_size)
     return ModelConfig(

@@ -21,8 +21,7 @@ KINDS = {
 
 def read_mamba2(fields: Fields, hidden: int, inner: int | None = None) -> Mamba2Config:
     """Read Mamba-2 under the keys shared by Bamba, Granite 4 and Falcon-H1. `inner`: width of the
-    values, if configured.
-    """
+    values, if configured."""
     if read_activation(fields, "hidden_act", "silu") != "silu":
         fields.refuse("hidden_act", "silu, which Mamba-2 layers have after their convolution")
     heads = fields.integer("mamba_n_heads", 128)

@@ -51,8 +51,7 @@ def read_vision_activation(
 
 def without_sections(text: Mapping[str, object]) -> tuple[dict[str, object], tuple[int, ...], bool]:
     """Strip MRoPE: returns the keys with a plain rope, the sections of frame, row and column, and
-    whether they are interleaved.
-    """
+    whether they are interleaved."""
     plain, sections, interleaved = dict(text), (), False
     for key in ("rope_scaling", "rope_parameters"):
         part = Fields(text).part(key)

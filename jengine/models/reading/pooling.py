@@ -205,8 +205,7 @@ def from_tokens(
 
 def class_activation(fields: Fields, labels: int) -> Literal["sigmoid", "softmax", "none"]:
     """Activation of class scores, from `problem_type` as in transformers, or cross-encoder
-    settings.
-    """
+    settings."""
     usual: Literal["sigmoid", "softmax"] = "sigmoid" if labels < 2 else "softmax"
     problem = fields.values.get("problem_type")
     if problem == "single_label_classification":

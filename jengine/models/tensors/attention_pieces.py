@@ -29,8 +29,7 @@ def attention_pieces(
     hidden: int, config: AttentionConfig, names: Names, layer: str, inputs: int | None = None
 ) -> Pieces:
     """QKV share one parameter [inputs, kv, group + 2, dim]; `inputs` defaults to the hidden
-    size.
-    """
+    size."""
     kv, heads = config.num_kv_heads, config.num_heads * config.head_dim
     if config.source is not None:
         return _reading_pieces(hidden, config, names, layer)

@@ -54,8 +54,7 @@ class Piece:
 
     def take(self, parameter: np.ndarray) -> np.ndarray:
         """Inverse of `turned`: the checkpoint's tensor, or its slice `source`, from the
-        parameter.
-        """
+        parameter."""
         part = parameter[self.index]
         if not self.transpose:
             return part.reshape(self.source_shape if self.source else self.shape)
@@ -87,8 +86,7 @@ def take_tensor(parts: Sequence[tuple[np.ndarray, Piece]]) -> np.ndarray:
 @dataclass(frozen=True)
 class IgnoredTensor:
     """A tensor that a checkpoint may hold although no parameter needs it. `same_as`: it must be a
-    copy of that tensor.
-    """
+    copy of that tensor."""
 
     pattern: str
     reason: str
@@ -112,8 +110,7 @@ FREQUENCIES = IgnoredTensor(
 @dataclass(frozen=True)
 class DraftingNames:
     """Tensor names of a multi-token prediction (MTP) layer, and how its config keys and embeddings
-    differ between families.
-    """
+    differ between families."""
 
     # What all names begin with; empty: what those of a layer after the last one do.
     root: str = ""
@@ -131,8 +128,7 @@ class DraftingNames:
 @dataclass(frozen=True)
 class Names:
     """A family's tensor names, without '.weight' and '.bias' (and, within layers, the layer's
-    prefix). One name where several are possible means a fused tensor.
-    """
+    prefix). One name where several are possible means a fused tensor."""
 
     # Prefix of all names but the head's. Files of a bare model, without a head, omit it.
     prefix: str = "model."

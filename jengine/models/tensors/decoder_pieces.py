@@ -60,8 +60,7 @@ def layer_pieces(
     second: str | None = None,
 ) -> Pieces:  # fmt: skip
     """Pieces of one layer; `ours` and `theirs` are its prefixes. `second`: prefix of its
-    feed-forward block's tensors, where different.
-    """
+    feed-forward block's tensors, where different."""
     second = theirs if second is None else second
     found = {
         **_layer_norms(config, own, names, theirs, second),

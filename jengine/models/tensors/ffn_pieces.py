@@ -65,8 +65,7 @@ def _experts_mlp(hidden: int, config: ExpertsConfig, names: Names, layer: str) -
 
 def _apart(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
     """Experts stored as separate tensors, each a slice of [experts, hidden, inner, 2] and the
-    like.
-    """
+    like."""
     inner = config.intermediate_size
     gate_up: list[Piece] = []
     down: list[Piece] = []

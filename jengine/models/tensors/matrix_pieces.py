@@ -18,8 +18,7 @@ def matrices(
     names: Names, theirs: Sequence[str], inputs: int, outputs: Sequence[int], ours: Sequence[Index]
 ) -> tuple[Piece, ...]:
     """Pieces of matrices [outputs[i], inputs] for slices ours[i], each in its own tensor or all
-    fused in one.
-    """
+    fused in one."""
     pieces = []
     for (name, rows, source), index in zip(_sources(theirs, outputs), ours, strict=True):
         weight = f"{name}.weight"

@@ -26,8 +26,7 @@ def rows(
     name: str, shape: tuple[int, ...], begin: int, end: int, index: Index = ()
 ) -> tuple[Piece, ...]:
     """Rows `begin` to `end` of a matrix, or of a convolution kernel, with the last axis moved
-    first.
-    """
+    first."""
     return (Piece(name, shape, index, len(shape) > 1, (slice(begin, end),)),)
 
 

@@ -15,8 +15,7 @@ from jengine.models.tensors.matrix_pieces import Pieces
 @dataclass(frozen=True)
 class TowerNames:
     """A family's tower tensor names, without '.weight' and '.bias' (and, within blocks, the block's
-    prefix).
-    """
+    prefix)."""
 
     prefix: str = "visual."
     patch: str = "patch_embed.proj"

@@ -212,8 +212,7 @@ def read_manifest(file: Path) -> Manifest:
 
 def refuse_elsewhere(file: Path, manifest: Manifest, here: Machine, directory: Path | None) -> None:
     """Raise ConfigError for a bundle of another kind of machine, or whose programs could not be
-    found.
-    """
+    found."""
     differences = manifest.machine.differences(here)
     ours = None if directory is None else str(directory)
     if manifest.directory != ours:

@@ -48,8 +48,7 @@ def bucket_for(plan: Plan, rows: Rows, ladders: Ladders) -> Bucket:
 
 def lone_tokens(plan: Plan, rows: Rows) -> np.ndarray:
     """Mask of single-token chunks, which run as decode rows because a tile would be nearly all
-    padding; none where the step needs data that only tiles carry.
-    """
+    padding; none where the step needs data that only tiles carry."""
     shapes, chunks = rows.shapes, slice(plan.num_decodes, None)
     lone = plan.entries.lengths[chunks] == 1
     if not lone.any():

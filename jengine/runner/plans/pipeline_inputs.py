@@ -73,8 +73,7 @@ def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
 
 def spread(old: Any, new: Any, rows: int, shift: int) -> None:
     """Copy the first `rows` entries to the same indices and the others shifted; what does not fit
-    is padding.
-    """
+    is padding."""
     columns = tuple(slice(size) for size in old.shape[1:])
     end = min(len(old), len(new) - shift)
     new[:rows][(slice(None), *columns)] = old[:rows]

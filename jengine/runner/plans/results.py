@@ -62,8 +62,7 @@ class PendingStep:
 
     def _by_entry(self, found: np.ndarray) -> np.ndarray:
         """Results by entry, [entries that want tokens, runs, ...]: several runs in multi-step
-        decode or with drafts, else one.
-        """
+        decode or with drafts, else one."""
         slots, widths = self.packed.slots, self.packed.widths
         if widths is not None:
             within = np.minimum(np.arange(widths.max()), widths[:, None] - 1)

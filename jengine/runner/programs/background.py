@@ -105,8 +105,7 @@ class BackgroundWarmUp:
 
     def _rest(self, seconds: float, steps: int) -> None:
         """Pause after a compile that took `seconds`, while steps run without missing a program.
-        `steps`: number of steps run when it began.
-        """
+        `steps`: number of steps run when it began."""
         for _ in range(RESTS // (os.cpu_count() or 1)):
             before, steps = steps, self._ledger.hits
             if steps == before:
@@ -119,8 +118,7 @@ class BackgroundWarmUp:
 
     def _is_urgent(self) -> bool:
         """Whether compiling should not pause: a caller waits for all programs, a remaining one was
-        asked for, or none remains.
-        """
+        asked for, or none remains."""
         return (
             self._hurried.is_set() or not self._left or any(map(self._ledger.asked_for, self._left))
         )

@@ -55,8 +55,7 @@ class Packer(Protocol):
 
 class Encoders:
     """One replica's encoder programs. A run is sharded over its devices or, with `apart`, each
-    device runs the whole encoder on its own spans.
-    """
+    device runs the whole encoder on its own spans."""
 
     def __init__(
         self, compiler: StepCompiler, packer: Packer, capacity: int, sizes: tuple[int, ...],
@@ -165,8 +164,7 @@ def encoding_apart(compiler: StepCompiler) -> Callable[..., Array]:
 
 def shared(sizes: Sequence[int], ways: int, most: int) -> list[list[list[int]]]:
     """Assign items to runs and devices, at most `most` per device and run: in order on one device,
-    else largest first to the least loaded device.
-    """
+    else largest first to the least loaded device."""
     runs, taken = list[list[list[int]]](), [most] * ways
     order = range(len(sizes))
     for index in order if ways == 1 else sorted(order, key=lambda index: -sizes[index]):

@@ -273,8 +273,7 @@ class Programs:
 
     def _able(self, needed: Features) -> list[Features]:
         """Variants that can run this, cheapest first; if none is planned, variants extended by the
-        rare features.
-        """
+        rare features."""
         tiers = self._tiers_of[needed.part]
         able = [tier for tier in tiers if tier.covers(needed)]
         if able:

@@ -34,8 +34,7 @@ def cross_reader(
     given: CrossInput, inputs: StepInput, bucket: Bucket, shapes: StepShapes, width: int
 ) -> CrossReader:
     """Reader for this step. Keys are gathered once per decode and per prefill tile; `width`: of one
-    layer's keys and values.
-    """
+    layer's keys and values."""
     decodes, tile = bucket.decode_rows, shapes.prefill_tile
     tables = [
         given.places.at[rows].get(mode="fill", fill_value=-1)

@@ -114,8 +114,7 @@ def add_adapters(
     implementation: str,
 ) -> None:
     """Install LoRA into the traced model's layers, except the output head, which sees other
-    rows.
-    """
+    rows."""
     modules = weighted(model)
     most = next(iter(weights.values())).slots
     rows = AdapterRows(slots, most, implementation)

@@ -54,8 +54,7 @@ def attention_ahead(
     soft_cap: float | None = None,
 ) -> tuple[Float[Array, "tokens heads dim"], Float[Array, "tokens heads"]]:
     """Attention of each token to its next `ahead` tokens, at most `reach`; returns (output,
-    log-sum-exp).
-    """
+    log-sum-exp)."""
     k, v, ahead = later
     tokens, kv = k.shape[:2]
     block = min(tokens, max(reach + 1, FEWEST_QUERIES))

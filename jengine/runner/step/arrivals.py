@@ -37,8 +37,7 @@ class Arrivals:
         self, index: int, layer: Any, x: Float[Array, "*tokens hidden"]
     ) -> tuple[Any, Float[Array, "*tokens hidden"]]:
         """The layer with its parameters on the devices, and its input. Called for every layer in
-        order.
-        """
+        order."""
         if index == 0:
             self._coming = {}
             x = self._send_for(self._first, x)
@@ -52,8 +51,7 @@ class Arrivals:
 
     def _send_for(self, layer: int, awaited: Any) -> Any:
         """Start copying a layer once `awaited` is computed; returns `awaited`. Without the barrier
-        XLA would start all copies at once.
-        """
+        XLA would start all copies at once."""
         _, parameters = nnx.split(self._layers[layer])
         parameters, awaited = jax.lax.optimization_barrier((parameters, awaited))
         self._coming[layer] = jax.device_put(parameters, jax.memory.Space.Device)

@@ -26,8 +26,7 @@ NAMES = {BFLOAT16_BITS: "bfloat16", **{dtype: name for name, dtype in CODES.item
 
 def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | None = None) -> str:
     """The wanted backend if it can run here; for `auto` the best one. `codes`: the KV cache's
-    quantization. Raises ConfigError.
-    """
+    quantization. Raises ConfigError."""
     chosen, problem = available_backend(wanted, groups)
     if codes is not None and any(group.spec.shares_heads for group in groups):
         raise ConfigError(

@@ -57,8 +57,7 @@ def group_axes(group: CacheGroup) -> Any:
 
 def attention_axes(spec: CacheSpec) -> Axes:
     """Logical axes of an attention cache array. KV heads are contiguous in the last dimension;
-    windowed caches are small and not divided by token.
-    """
+    windowed caches are small and not divided by token."""
     tokens = "block_tokens" if spec.keeps_all else None
     if spec.shares_heads:  # its heads share everything
         return ("stage", None, tokens, None)

@@ -47,8 +47,7 @@ class DraftModel:
 @dataclass(frozen=True)
 class ParallelDraftModel:
     """A smaller language model trained to guess several tokens in one pass (PARD), reading `mask`
-    tokens after the last one.
-    """
+    tokens after the last one."""
 
     model: Any
     mask: int
@@ -72,8 +71,7 @@ class ParallelDraftModel:
 @dataclass(frozen=True)
 class DecodingHead:
     """Decoder layers on the model's hidden states (EAGLE, EAGLE-3, MTP). A hidden state sits at its
-    token's position, paired with the next token.
-    """
+    token's position, paired with the next token."""
 
     model: Any
 

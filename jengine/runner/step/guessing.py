@@ -80,8 +80,7 @@ class Guessing:
 
     def next_tokens(self) -> Int32[Array, " tokens"]:
         """The token after each token that the step ran: from the prompt, or sampled. Arbitrary
-        after rejected drafts.
-        """
+        after rejected drafts."""
         heads, decodes = self.inputs.heads, self.program.bucket.decode_rows
         index = heads.logit_index
         known = jnp.concatenate([jnp.zeros(decodes, jnp.int32), heads.targets])
@@ -91,8 +90,7 @@ class Guessing:
 
     def draw(self, logits: Float[Array, "rows vocab"], index: int) -> Int32[Array, " rows"]:
         """Sample a guess for the token `index` after the last, with the noise that token will be
-        sampled with: equal distributions then give equal tokens.
-        """
+        sampled with: equal distributions then give equal tokens."""
         own: SamplingInput = jax.tree.map(lambda x: x[self.ends.slots], self.sampling)
         own = own._replace(rows=self.ends.rows, positions=self.ends.positions + 1 + index)
         features = self.program.features.sampling
@@ -104,8 +102,7 @@ class Guessing:
 
     def again(self, caches: tuple[Array, ...]) -> StepContext:
         """Context of all tokens the step ran, for the guesser's layers; all padding where the plan
-        wants no guesses.
-        """
+        wants no guesses."""
         program, bucket, shapes = self.program, self.program.bucket, self.program.shapes
         assert self.state.tables is not None, "in a pipeline there are no guesses"
         decodes = self.ran.positions[: bucket.decode_rows]

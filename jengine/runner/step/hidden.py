@@ -25,8 +25,7 @@ def logits_of(
     slots: Array | None = None,
 ) -> Array:
     """Logits of hidden states, f32 [rows, vocab], with adapters of these slots. Rows with `live` -1
-    may be skipped.
-    """
+    may be skipped."""
     if adapters is not None and slots is not None:
         return model.adapted_logits(rows, live, adapters.added(rows, slots))
     if live is None or not isinstance(model, LanguageModel):

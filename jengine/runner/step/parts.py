@@ -99,8 +99,7 @@ def with_fields(names: tuple[str, ...], values: tuple[Any, ...], state: StepStat
 
 def on_fields(program: Program, body: Callable[..., tuple[StepState, Any]]) -> Callable[..., Any]:
     """A part as a function (leaves, owned fields, read fields, given) -> (owned fields,
-    results).
-    """
+    results)."""
     owned, read = owned_fields(program.features), read_fields(program.features)
     nothing: Any = StepState(*[cast(Any, None)] * len(StepState._fields))
 

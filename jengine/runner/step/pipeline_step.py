@@ -69,8 +69,7 @@ def pipeline_forward(
 
 def _shared_inputs(packed: Array, program: Program) -> tuple[TokenInput, Array, Array]:
     """The sections shared by all stages: tokens of the entering plan, and the sampler's section and
-    positions of the leaving one.
-    """
+    positions of the leaving one."""
 
     def own(packed: Array) -> tuple[TokenInput, Array, Array]:
         inputs = StepInput.over(packed[0], program.bucket, program.shapes)

@@ -48,8 +48,7 @@ def recurrent_mixer(
     placement: Placement,
 ) -> tuple[Array, tuple[Array, ...]]:
     """Run a layer's recurrence and write the states, sharded by head; with drafts, decode states
-    are deferred (see `HeldStates`).
-    """
+    are deferred (see `HeldStates`)."""
     run = run_recurrent if view.turns is None else run_on_copies
     mixed, new = run(inputs, states, layer, view)
     return mixed, placed_states(new, inputs, placement)

@@ -51,8 +51,7 @@ class HostCopies:
 
     def save(self, copies: BlockCopies, arrays: Sequence[Array]) -> None:
         """Queue filling slots with these blocks once they arrive, and writing them out through the
-        connector.
-        """
+        connector."""
         future = self._slots.submit(self._keep, copies, arrays)
         for slot in copies.slots:
             self._saving[copies.group, slot] = future

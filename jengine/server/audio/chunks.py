@@ -33,8 +33,7 @@ class AudioChunks:
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
         """Yield all events except the final [DONE]. Text of a later part is buffered until the
-        parts before it are complete.
-        """
+        parts before it are complete."""
         turn, kept = 0, dict[int, list[bytes]]()
         ended = set[int]()
         try:

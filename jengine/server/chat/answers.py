@@ -54,8 +54,7 @@ class Answer:
 
     def parts(self, new: CompletionOutput, *, ends: bool) -> list[ChatPart]:
         """Feed a text delta and return the message parts that can no longer change. `ends`: it is
-        the last.
-        """
+        the last."""
         parts = self._parser.push(new.text)
         if ends:
             parts += self._parser.finish()
@@ -107,8 +106,7 @@ class Answer:
 
     def finish_reason(self, engines: str | None) -> str | None:
         """Map the engine's finish reason to OpenAI's: "stop" becomes "tool_calls" if all calls are
-        valid JSON.
-        """
+        valid JSON."""
         chose = self.calls_tools and not self._names_function
         if not chose or engines != "stop":
             return engines

@@ -19,8 +19,7 @@ from jengine.text.reasoning_tokens import ReasoningTokens, reasoning_tokens
 
 class ChatTexts:
     """How this request's answers are rendered (role, parsers, log-probabilities), shared by the
-    JSON and the SSE response.
-    """
+    JSON and the SSE response."""
 
     def __init__(self, request: ChatRequest, service: Service) -> None:
         settings = service.settings

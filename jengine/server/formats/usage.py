@@ -15,8 +15,7 @@ from jengine.server.settings import ServerSettings
 
 class PromptDetails(msgspec.Struct):
     """OpenAI's prompt_tokens_details: tokens found in the prefix cache, and tokens added to it
-    (chat only).
-    """
+    (chat only)."""
 
     cached_tokens: int
     created_cache_tokens: int | UnsetType | None = None
@@ -30,8 +29,7 @@ class CompletionDetails(msgspec.Struct):
 
 class Usage(msgspec.Struct):
     """Token counts of a request. Details that are not reported are null in a JSON response and
-    absent in a stream.
-    """
+    absent in a stream."""
 
     prompt_tokens: int
     total_tokens: int

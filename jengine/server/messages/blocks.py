@@ -57,8 +57,7 @@ class Blocks:
 
     def end(self) -> Iterator[Event]:
         """Yield the last block's closing events. A message without content gets one empty text
-        block.
-        """
+        block."""
         if not self.blocks:
             yield from self._open({"type": "text", "text": ""})
         yield from self.close()

@@ -95,8 +95,7 @@ class Board:
 
     def worst_phase(self, silence: float) -> Phase:
         """Worst phase of all processes. One without a heartbeat for `silence` seconds counts as
-        stalled; 0: never.
-        """
+        stalled; 0: never."""
         worst = max(self._numbers[Field.PHASE :: len(Field)])
         beats = [*self._numbers[Field.BEAT :: len(Field)]]
         beats[self.index] = now = _now()  # this one runs, or it could not ask

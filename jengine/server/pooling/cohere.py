@@ -132,8 +132,7 @@ class EmbedJob(PoolingJob):
 
     def prompts(self) -> list[Any]:
         """Texts with the model's prefix prepended. With a chat template, conversations whose system
-        message is the prefix.
-        """
+        message is the prefix."""
         rendering, how = self.service.live.rendering, self.request.tokenization()
         if self.asked.inputs is not None:
             talks = [self._conversation(parts_of(one)) for one in self.asked.inputs]

@@ -24,8 +24,7 @@ def input_items(given: str | Sequence[Item]) -> list[Item]:
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """Convert items to chat messages. Consecutive reasoning, text and calls become one assistant
-    message.
-    """
+    message."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -77,8 +76,7 @@ def _add_message(messages: list[dict[str, Any]], item: Item, where: str) -> None
 
 def _assistant(messages: list[dict[str, Any]], *new: str) -> dict[str, Any]:
     """Return the last message if it is an assistant's without any of the keys `new`; else append
-    one.
-    """
+    one."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(name in last for name in new):
         messages.append({"role": "assistant"})

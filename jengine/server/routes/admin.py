@@ -96,8 +96,7 @@ async def is_paused(service: Service, http: Request) -> Response:
 
 async def sleep(service: Service, http: Request) -> Response:
     """Offload weights and KV cache until /wake_up: ?level=, ?tags=, ?mode= for open requests,
-    ?new_requests=.
-    """
+    ?new_requests=."""
     query = http.query_params
     try:
         level = int(query.get("level", "1"))

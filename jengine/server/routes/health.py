@@ -41,8 +41,7 @@ class Load(msgspec.Struct):
 
 async def health(service: Service, http: Request) -> Response:
     """200 if everything is well; 503 while starting, draining, stalled or dead, or if any core or
-    request reader is.
-    """
+    request reader is."""
     body = await state_of(service)
     return json_response(body, 200 if body.status == Phase.SERVING.value else 503)
 

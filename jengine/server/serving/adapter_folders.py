@@ -24,8 +24,7 @@ def allowed_folders(dirs: Sequence[str], modules: Sequence[str]) -> list[Path]:
 
 def adapter_folder(allowed: Sequence[Path], given: str) -> str:
     """Resolve a client's path, or a name below an allowed folder, following links and
-    dots first.
-    """
+    dots first."""
     for place in allowed:
         folder = place / given  # an absolute path stays as it is
         inside = "\0" not in given and folder.resolve().is_relative_to(place.resolve())

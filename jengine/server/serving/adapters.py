@@ -58,8 +58,7 @@ class ServedAdapters:
 
     def load(self, name: str, folder: str, *, in_place: bool = False) -> str:
         """Load an adapter from a folder and serve it. `in_place`: it may replace one of
-        that name.
-        """
+        that name."""
         with self._lock:
             self._refuse_taken(name)
             known = self._by_name.get(name)

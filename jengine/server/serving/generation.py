@@ -186,8 +186,7 @@ async def next_of(source: Source, deadline: float | None) -> tuple[int, RequestO
 
 class Single:
     """Outputs of one prompt. A class rather than a generator, which would cost one more frame per
-    token.
-    """
+    token."""
 
     def __init__(self, stream: AnyStream) -> None:
         self._stream = stream

@@ -27,8 +27,7 @@ class Lane:
 
     def __init__(self, name: str, threads: int, seconds: float, *, confined: bool = False) -> None:
         """`seconds`: limit of waiting, and then of running. `confined`: run in killable processes
-        if possible.
-        """
+        if possible."""
         self.name = name
         self.threads = threads
         self.refused = 0  # calls that waited and never ran

@@ -44,8 +44,7 @@ class ModelNames:
 
     def checked(self, model: str | None, also: Sequence[str] = ()) -> str:
         """Resolve `model` to the name for the response. Raises ApiError 404. `also`: names of
-        adapters.
-        """
+        adapters."""
         if model and model not in self.names:
             raise ApiError(
                 404,

@@ -69,8 +69,7 @@ class Rendering:
 
     def lane(self, given: Any, *, doubtful: bool = False) -> Lane:
         """Choose a pool by the size of the texts in `given`. `doubtful`: work that may be long
-        whatever its size.
-        """
+        whatever its size."""
         short = SHORT if self._prompts.tokenizer is None else self._prompts.tokenizer.short
         return self.long if doubtful or text_size(given, short) > short else self.short
 
@@ -110,8 +109,7 @@ class Rendering:
 
     def without_images(self, messages: Any) -> tuple[Any, list[ImagePart]]:
         """Replace images in messages by marks, if the model takes images; also returns
-        the images.
-        """
+        the images."""
         return self._prompts.without_images(messages)
 
     @property

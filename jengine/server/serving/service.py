@@ -142,8 +142,7 @@ class Service:
 
     def check_kind(self, kind: str | None, path: str) -> None:
         """Raise ApiError 404 if the route is for generative models and this one pools, or vice
-        versa.
-        """
+        versa."""
         if kind is None or self._live is None:
             return
         pools = self._live.front.session.input_processor.pooling is not None
@@ -171,8 +170,7 @@ class Service:
         adapter: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt. `request_id` gets a suffix, as several prompts may share
-        it.
-        """
+        it."""
 
         def open_stream(prompt: TokensPrompt, params: AnyParams) -> AnswerStream:
             return self._stream(prompt, params, request_id, priority, arrival, adapter)

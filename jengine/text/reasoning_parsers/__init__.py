@@ -30,8 +30,7 @@ ParseReasoning = Callable[[TextReader, Given], Parsing[ChatPart, None]]
 
 class Marks(NamedTuple):
     """Reasoning delimiters: an answer that starts inside reasoning may repeat `start`; any of
-    `ends` ends it.
-    """
+    `ends` ends it."""
 
     start: str
     ends: tuple[str, ...]

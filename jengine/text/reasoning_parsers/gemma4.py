@@ -36,6 +36,5 @@ def _ends_in_channel(prompt: str) -> bool:
 
 def end_of_channel(prompt: str) -> str | None:
     """The closing mark if the prompt ends inside a channel; else None, as the model need not open
-    one.
-    """
+    one."""
     return _END if _ends_in_channel(prompt) else None

@@ -47,8 +47,7 @@ def parse_harmony_without_calls(reader: TextReader, given: Given) -> Parsing[Cha
 
 def _kind_of(header: str) -> Kind | str | None:
     """Classify a message header: `Reasoning`, `Content`, the function name of a tool call, or None
-    for a hidden message.
-    """
+    for a hidden message."""
     channel = recipient = ""
     for word in header.replace("<|", " <|").split():
         if word.startswith(_CHANNEL):

@@ -31,8 +31,7 @@ def pass_value(
     reader: TextReader, make: Callable[[str], Part], *, opened: bool = False
 ) -> Parsing[Part, bool]:
     """Yield a value's raw text as it arrives; return whether it was complete. `opened`: its opening
-    brace is consumed already.
-    """
+    brace is consumed already."""
     if opened:
         yield make("{")
         return (yield from _pass_container(reader, make, depth=1))

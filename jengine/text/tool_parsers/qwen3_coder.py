@@ -60,8 +60,7 @@ def parse_qwen3_coder(reader: TextReader, calls: Calls) -> Parsing[ChatPart, Non
 
 def _pass_arguments(reader: TextReader, calls: Calls, name: str) -> Parsing[ChatPart, str]:
     """Yield the arguments; return the opening tag of a next call that starts before this one's end
-    tag.
-    """
+    tag."""
     schemas = calls.schemas.get(name, {})
     before = "{"
     _, marker = yield from collect_until(reader, _IN_CALL)

@@ -132,8 +132,7 @@ def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 def scored_merges(vocabulary: Vocabulary, tokens: list[str]) -> list[tuple[str, str]]:
     """All token pairs that merge to a token, by score. Runs of spaces, which SentencePiece matches
-    before merging, come in id order.
-    """
+    before merging, come in id order."""
     ids = _ids(tokens)
     found: list[tuple[tuple[float, float], int, int, str, str]] = []
     merged = np.isin(vocabulary.types, (NORMAL, USER_DEFINED))
@@ -157,8 +156,7 @@ def _pairs(token: str, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
 
 def spaced(vocabulary: Vocabulary) -> list[str]:
     """Tokens in SentencePiece's spelling of spaces; files store user-defined ones as plain
-    spaces.
-    """
+    spaces."""
     return [SPACE * len(one) if one and not one.strip(" ") else one for one in vocabulary.tokens]
 
 

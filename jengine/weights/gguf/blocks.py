@@ -143,8 +143,7 @@ def _q3_k(blocks: np.ndarray) -> np.ndarray:
 
 def _pairs(codes: np.ndarray) -> np.ndarray:
     """[blocks, 16, 16]: per half of the bytes, the lowest two bits, then the next two, and so
-    on.
-    """
+    on."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return (codes.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
 

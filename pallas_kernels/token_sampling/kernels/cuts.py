@@ -47,8 +47,7 @@ def add_up_parts(
     BLOCK: tl.constexpr,
 ):
     """One program per part of a row: counts and weights above the pivots. Rows without top-k and
-    top-p exit early.
-    """
+    top-p exit early."""
     program = tl.program_id(0).to(tl.int64)
     row = program // PARTS
     if program % PARTS == 0:
@@ -183,8 +182,7 @@ def row_settings(
     PADDED_PARTS: tl.constexpr,
 ):
     """Load temperature, highest scaled logit, min-p, top-k (0: off) and top-p (1: off) of a row.
-    Both are off for greedy and invalid rows.
-    """
+    Both are off for greedy and invalid rows."""
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
     highest = best_of_row(best_ptr, row, PARTS, PADDED_PARTS)
@@ -198,8 +196,7 @@ def row_settings(
 @triton.jit
 def pivots(highest):
     """Pivots as order keys: the lowest finite, the next above it, then 16, 8, ... 0.5 below the
-    best.
-    """
+    best."""
     place = tl.arange(0, PIVOTS)
     below = order_key(highest - tl.exp2(6.0 - place.to(tl.float32)))
     return tl.where(place < 2, LOWEST_FINITE + place, tl.maximum(below, LOWEST_FINITE))
@@ -220,8 +217,7 @@ def sums_of_row(sums_ptr, row, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr):
 @triton.jit
 def bracket(pivot, amounts, highest, target):
     """Return the two pivots around the largest key with at least `target` at or above it, and the
-    amount above the upper one. If even all tokens are too few (top-k > vocab), the lowest pivot.
-    """
+    amount above the upper one. If even all tokens are too few (top-k > vocab), the lowest pivot."""
     enough = (amounts >= target) | (tl.arange(0, PIVOTS) == 0)
     low = tl.max(tl.where(enough, pivot, LOWEST_FINITE), 0)
     high = tl.min(tl.where(enough, order_key(highest) + 1, pivot), 0)
@@ -231,8 +227,7 @@ def bracket(pivot, amounts, highest, target):
 @triton.jit
 def range_of_cuts(pivot, members, weights, highest, top_k, top_p):
     """Range of keys that contains both thresholds. The top-p bracket depends on the mass that top-k
-    leaves, which is known only within top-k's own bracket.
-    """
+    leaves, which is known only within top-k's own bracket."""
     low = order_key(highest) + 1
     high = tl.full([], LOWEST_FINITE, tl.int32)
     most = tl.max(weights, 0)

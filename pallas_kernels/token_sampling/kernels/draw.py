@@ -54,8 +54,7 @@ def draw_from_parts(
     BLOCK: tl.constexpr,
 ):
     """One program per part of a row: its best token after filters and Gumbel noise, with its
-    score.
-    """
+    score."""
     program = tl.program_id(0).to(tl.int64)
     row = program // PARTS
     begin, end = part_range(program % PARTS, VOCAB, PART)
