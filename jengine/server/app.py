@@ -30,7 +30,6 @@ from jengine.server.http.auth import Access, Authentication, Keys
 from jengine.server.http.body import Ignored
 from jengine.server.http.json_response import json_response
 from jengine.server.http.limits import RequestLimits
-from jengine.server.http.one_at_a_time import OneAtATime
 from jengine.server.http.openapi import document
 from jengine.server.http.root_path import RootPath
 from jengine.server.http.route_metrics import HttpCounters, HttpMetrics
@@ -198,7 +197,6 @@ def middleware(service: Service) -> list[Middleware]:
     """ASGI middleware of all routes, outermost first."""
     settings = service.settings
     layers = [
-        Middleware(OneAtATime),
         Middleware(RootPath, root_path=settings.root_path),
         Middleware(HttpMetrics, counters=HttpCounters(service.registry)),
         Middleware(RequestLimits, settings=settings),
@@ -217,7 +215,7 @@ def middleware(service: Service) -> list[Middleware]:
             allow_headers=settings.allowed_headers,
             allow_credentials=settings.allow_credentials,
         )
-        layers.insert(3, cors)  # before authentication: a browser's preflight carries no key
+        layers.insert(2, cors)  # before authentication: a browser's preflight carries no key
     return layers
 
 

@@ -12,7 +12,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -41,9 +40,6 @@ from jengine.server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 # Seconds in which connections may close after the last answer.
 LAST_SECONDS = 1
-# After which a thread that waits for the interpreter gets it from one that computes. A token passes
-# three threads on its way to the event loop: behind a busy loop each would wait for Python's 5 ms.
-SWITCH_SECONDS = 0.001
 # Starts an engine; is given a function that takes its progress in words.
 Start = Callable[[Callable[[str], None]], Engine]
 Ready = Callable[[Engine, str], None]
@@ -66,7 +62,6 @@ def run_server(
         The exit status.
     """
     return_large_blocks()
-    sys.setswitchinterval(SWITCH_SECONDS)
     sock = sock or listening_socket(settings)
     url = url_of(settings, sock)
     app = make_app(None, settings, peers)

@@ -83,7 +83,7 @@ def measure(
     work = conversations(settings, vocabulary)
     for line in remarks(settings, target, vocabulary):
         note(line)
-    # asyncio's own loop takes twice as long to read a token, for which the next ones wait.
+    # A token costs asyncio's own loop more, and the next ones wait meanwhile.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         load = runner.run(send(settings, target, work))
     result = {
