@@ -58,7 +58,9 @@ def run(folder: Path, family: str, **settings: Any) -> Run:
         known = loaded.programs.ledger.entries.values()
         entries = [one for one in known if one.features.part is Part.ENCODER]
         places = [one.bucket.prefill_tokens for one in entries]
-        return Run(found, logprobs, np.array(runner._runner._encoders.rows), shares, places)
+        return Run(
+            found, logprobs, np.array(runner._runner._companion._encoders.rows), shares, places
+        )
     finally:
         llm.shutdown()
 
