@@ -19,6 +19,7 @@ import zmq
 
 from jengine.errors import JengineError
 from jengine.wire.curve import as_client, as_server
+from jengine.wire.message import BadFrame, Reader, encode
 
 # Milliseconds between two looks at questions that wait, and at whether the thread is to end.
 GLANCE, IDLE = 5, 100
@@ -34,7 +35,7 @@ Data = bytes | memoryview
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """A question on its way."""
 
     number: int
@@ -48,6 +49,10 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     number: int
     problem: str = ""
     checksum: bytes = b""
+
+
+_envelope_of = Reader[Envelope](Envelope, "an asker", MOST_QUESTION)
+_header_of = Reader[Header](Header, "a peer")
 
 
 class NoAnswer(Exception):
@@ -70,7 +75,7 @@ class Answerer(Generic[Q]):
     ) -> None:
         """`answer` returns None for what is not there yet, and raises a JengineError to refuse.
         A zmq.ZMQError if nobody can listen at the address."""
-        self._kind = kind
+        self._read = Reader[Q](kind, "an asker", MOST_QUESTION)
         self._answer = answer
         self._ended = threading.Event()
         self._context = zmq.Context()
@@ -94,30 +99,30 @@ class Answerer(Generic[Q]):
         self._context.destroy(linger=0)
 
     def _serve(self) -> None:
-        waiting: list[tuple[float, bytes, Question, Q]] = []
+        waiting: list[tuple[float, bytes, Envelope, Q]] = []
         while not self._ended.is_set():
             if self._socket.poll(GLANCE if waiting else IDLE):
                 waiting += self._questions(MOST_WAITING - len(waiting))
             waiting = [one for one in waiting if not self._answered(*one)]
 
-    def _questions(self, most_waiting: int) -> list[tuple[float, bytes, Question, Q]]:
+    def _questions(self, most_waiting: int) -> list[tuple[float, bytes, Envelope, Q]]:
         """The questions that have come, and until when each may wait: so many, others do not."""
-        found: list[tuple[float, bytes, Question, Q]] = []
+        found: list[tuple[float, bytes, Envelope, Q]] = []
         for _ in range(MOST_AT_ONCE):
             if not self._socket.poll(0):
                 break
             sender, *frames = self._socket.recv_multipart()
             try:
                 (frame,) = frames
-                question = msgspec.msgpack.decode(frame, type=Question)
-                asked = msgspec.msgpack.decode(question.asked, type=self._kind)
-            except (ValueError, msgspec.MsgspecError):
+                question = _envelope_of(frame)
+                asked = self._read(question.asked)
+            except ValueError:
                 continue  # no question: it gets no answer
             seconds = min(question.seconds, MOST_SECONDS) if len(found) < most_waiting else 0.0
             found.append((time.monotonic() + seconds, sender, question, asked))
         return found
 
-    def _answered(self, until: float, sender: bytes, question: Question, asked: Q) -> bool:
+    def _answered(self, until: float, sender: bytes, question: Envelope, asked: Q) -> bool:
         """Answer, unless the content may still come."""
         problem = ABSENT
         try:
@@ -146,7 +151,7 @@ class Asker:
     ) -> memoryview:
         """The answer, for which this waits so many seconds, and the other side within these until
         it has one. Raises Silent, NoAnswer or Refused, which name the address."""
-        question = Question(next(self._numbers), may_wait, msgspec.msgpack.encode(asked))
+        question = Envelope(next(self._numbers), may_wait, encode(asked))
         try:
             return self._exchange(self._socket(address), address, question, seconds)
         except NoAnswer:
@@ -158,9 +163,9 @@ class Asker:
         self._context.destroy(linger=0)
 
     def _exchange(
-        self, socket: zmq.Socket[bytes], address: str, question: Question, seconds: float
+        self, socket: zmq.Socket[bytes], address: str, question: Envelope, seconds: float
     ) -> memoryview:
-        socket.send(msgspec.msgpack.encode(question))
+        socket.send(encode(question))
         if not socket.poll(int(seconds * 1000)):
             raise Silent(
                 f"{address} did not answer within {seconds:g} s. Does an engine serve there, with "
@@ -168,8 +173,8 @@ class Asker:
             )
         head, *frames = socket.recv_multipart(copy=False)
         try:
-            header = msgspec.msgpack.decode(head.buffer, type=Header)
-        except (ValueError, msgspec.MsgspecError) as error:
+            header = _header_of(head.buffer)
+        except BadFrame as error:
             raise NoAnswer(
                 f"{address} sent what is no answer ({error}). Is it the same version of jengine?"
             ) from error
@@ -192,14 +197,14 @@ class Asker:
         return known[address]
 
 
-def answer_frames(question: Question, data: Data | None, problem: str = "") -> list[Data]:
+def answer_frames(question: Envelope, data: Data | None, problem: str = "") -> list[Data]:
     """What answers a question: the bytes, or without them a problem."""
     if data is None:
-        return [msgspec.msgpack.encode(Header(question.number, problem))]
-    return [msgspec.msgpack.encode(answer_header(question, data)), data]
+        return [encode(Header(question.number, problem))]
+    return [encode(answer_header(question, data)), data]
 
 
-def answer_header(question: Question, data: Data) -> Header:
+def answer_header(question: Envelope, data: Data) -> Header:
     """The header of bytes that answer a question, with a checksum of both."""
     digest = blake2b(question.asked, digest_size=32)
     digest.update(data)

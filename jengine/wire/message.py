@@ -49,7 +49,7 @@ class Reader(Generic[M]):
         self._sender = sender
         self.most_bytes = most_bytes
 
-    def __call__(self, data: bytes) -> M:
+    def __call__(self, data: bytes | memoryview) -> M:
         """The message in these bytes."""
         if len(data) > self.most_bytes:
             raise BadFrame(f"a message of {len(data)} bytes: expected at most {self.most_bytes}")

@@ -15,10 +15,9 @@ import zmq
 from hypothesis import given, settings
 
 from jengine.connectors import peers
-from jengine.connectors.peers import PeerStore
-from jengine.connectors.peers import Question as Content
+from jengine.connectors.peers import PeerStore, Question
 from jengine.wire import asking as wire
-from jengine.wire.asking import Header, Question, answer_frames
+from jengine.wire.asking import Envelope, Header, answer_frames
 from jengine.wire.curve import as_client, as_server
 from tests.connectors.test_peers import KEY, OTHER, SECRET, free_port, source_of
 from tests.connectors.test_peers import settings as peer_settings
@@ -88,13 +87,13 @@ def test_questions_that_wait_are_bounded_in_number_and_time(
         assert {header.number for header, _ in answered} == set(range(50))
         assert all(header.problem == wire.ABSENT for header, _ in answered)
         socket.send(asked := question(99, KEY))
-        head, data = answer_frames(msgspec.msgpack.decode(asked, type=Question), DATA)
+        head, data = answer_frames(msgspec.msgpack.decode(asked, type=Envelope), DATA)
         assert answer_to(socket) == (msgspec.msgpack.decode(head, type=Header), [data])
 
 
 def question(number: int, key: bytes, seconds: float = 0.0) -> bytes:
-    content = msgspec.msgpack.encode(Content("model", key))
-    return msgspec.msgpack.encode(Question(number, seconds, content))
+    content = msgspec.msgpack.encode(Question("model", key))
+    return msgspec.msgpack.encode(Envelope(number, seconds, content))
 
 
 def answer_to(socket: zmq.Socket[bytes]) -> tuple[Header, list[bytes]]:
@@ -126,7 +125,7 @@ def test_a_consumer_that_reads_nothing_holds_up_no_other() -> None:
             assert consumer.read(KEY, source_of(producer)) == b"x" * 2**20
 
 
-Answer = Callable[[Question], list[bytes]]
+Answer = Callable[[Envelope], list[bytes]]
 
 
 @contextlib.contextmanager
@@ -142,7 +141,7 @@ def lying(answer: Answer) -> Iterator[str]:
             while not ended.is_set():
                 if socket.poll(10):
                     sender, frame = socket.recv_multipart()
-                    asked = msgspec.msgpack.decode(frame, type=Question)
+                    asked = msgspec.msgpack.decode(frame, type=Envelope)
                     socket.send_multipart([sender, *answer(asked)])
 
     thread = threading.Thread(target=serve)
@@ -154,7 +153,7 @@ def lying(answer: Answer) -> Iterator[str]:
         thread.join()
 
 
-def right(asked: Question) -> list[bytes]:
+def right(asked: Envelope) -> list[bytes]:
     return [bytes(part) for part in answer_frames(asked, DATA)]
 
 
