@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from typing import NamedTuple
@@ -101,18 +102,25 @@ def compile_problem(capability: int) -> str | None:
     LLVM ends the process at some errors; None if it can. Takes seconds."""
     if problem := device_problem(capability):
         return problem
-    command = [sys.executable, "-m", "pallas_kernels.launch.probe", str(capability)]
     # The GPU is this process's, and a kernel that is interpreted is not compiled.
     unset = ("TRITON_INTERPRET", "XLA_FLAGS")
     kept = {name: value for name, value in os.environ.items() if name not in unset}
-    environment = kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(  # noqa: S603
-        command, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_probe([str(capability)], kept | {"JAX_PLATFORMS": "cpu"})
     if done.returncode == 0:
         return None
     name = f"a small kernel for compute capability {capability / 10:.1f}"
     return f"{name} does not compile: {ended_with(done)}"
+
+
+def run_probe(
+    words: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run `launch/probe.py` in a process of its own, and wait until it has ended."""
+    return subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "pallas_kernels.launch.probe", *words],
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def ended_with(done: subprocess.CompletedProcess[str]) -> str:

@@ -170,8 +170,8 @@ def encoders_of(
 
 
 def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> PlanRunner:
-    """Choose the runner class: pipeline, host logits processors, images or audio, prompt
-    embeddings, or plain."""
+    """A pipeline runner for a model in stages; otherwise one with the companion of its plans and
+    the host's logits processors, where it has them."""
     if loaded.placement.num_stages > 1:
         return PipelineRunner(loaded)
     processed = None

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,13 @@ from typing import Any
 from jengine.cli.checks.finding import Finding
 from jengine.cli.checks.versions import all_versions
 from pallas_kernels.choice import missing_for_triton
-from pallas_kernels.cuda_devices import DEVICES, compile_problem, ended_with, ptx_version
+from pallas_kernels.cuda_devices import (
+    DEVICES,
+    compile_problem,
+    ended_with,
+    ptx_version,
+    run_probe,
+)
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # The plugin of each extra, and the oldest driver that its CUDA runs on.
@@ -76,12 +81,7 @@ def driver(version: str, packages: Mapping[str, str]) -> Iterator[Finding]:
 
 def tried_devices() -> list[dict[str, Any]] | str:
     """What a process that launches a small kernel on each GPU says, or how it ended."""
-    command = [sys.executable, "-m", "pallas_kernels.launch.probe"]
-    paths = os.pathsep.join(sys.path)
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONPATH": paths}
-    done = subprocess.run(  # noqa: S603
-        command, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_probe([], {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     if done.returncode:
         return ended_with(done)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
