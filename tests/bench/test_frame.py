@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jengine.bench.server_flags import ServerBenchmark, flag
+from jengine.bench.server_frame import ServerBenchmark, flag
 from jengine.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jengine.bench.disaggregated.run import FIGURES, Canaries, run
-from jengine.bench.server_flags import ServerBenchmark
+from jengine.bench.server_frame import ServerBenchmark
 
 ABOUT = (
     "A prefill and a decode server behind a router, beside one that does both; then load for "

@@ -23,7 +23,7 @@ from jengine.bench.marathon.server import ServerFailed, ServerProcess
 from jengine.bench.marathon.watch import gauges
 from jengine.bench.serve.measure import measure
 from jengine.bench.serve.settings import LoadSettings
-from jengine.bench.server_flags import flag
+from jengine.bench.server_frame import flag
 
 # Of each server: none compiles while it is measured.
 WARM = ("--compilation-config.wait_for", "all")

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from jengine.bench.marathon.run import Marathon, run
-from jengine.bench.server_flags import ServerBenchmark
+from jengine.bench.server_frame import ServerBenchmark
 
 ABOUT = "A server under load for minutes, with faults."
 

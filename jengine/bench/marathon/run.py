@@ -18,7 +18,7 @@ from jengine.bench.marathon.injector import Injector, wait_until_ready
 from jengine.bench.marathon.load import Load
 from jengine.bench.marathon.server import ServerFailed, ServerProcess
 from jengine.bench.marathon.watch import Watch, gauges
-from jengine.bench.server_flags import flag
+from jengine.bench.server_frame import flag
 
 # Seconds after the last request in which the server must be idle, and end when it is asked to.
 SETTLES_WITHIN = 15.0

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import Any
 
-from jengine.bench.server_flags import ServerBenchmark
+from jengine.bench.server_frame import ServerBenchmark
 from jengine.bench.strangers.run import Search, run
 
 ABOUT = "Requests made to do harm, by a server's own schema, beside honest clients."

@@ -19,7 +19,7 @@ from jengine.bench.marathon.injector import wait_until_ready
 from jengine.bench.marathon.run import alongside, end_of
 from jengine.bench.marathon.server import ServerFailed, ServerProcess
 from jengine.bench.marathon.watch import Watch
-from jengine.bench.server_flags import flag
+from jengine.bench.server_frame import flag
 from jengine.bench.strangers.bodies import Bodies
 
 SETTLES_WITHIN = 10.0  # seconds in which memory comes back
