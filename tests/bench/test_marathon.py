@@ -125,6 +125,7 @@ def test_every_kind_of_client_is_there() -> None:
     asked = {name for _, _, body, _ in made for name in body}
     assert {name for feature in FEATURES.values() for name in feature} <= asked
     assert all(json.dumps(body) for _, _, body, _ in made)
+    assert all(body.get("min_tokens", 0) <= abs(body["max_tokens"]) for _, _, body, _ in made)
 
 
 def test_the_canary_notices_other_tokens_and_failures() -> None:

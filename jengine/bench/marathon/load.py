@@ -93,6 +93,7 @@ def request_of(rng: random.Random, number: int) -> tuple[str, str, dict[str, Any
         body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
     elif kind == "whole":
         body |= rng.choice(tuple(FEATURES.values()))
+        body["max_tokens"] = max(body["max_tokens"], body.get("min_tokens", 0))  # else refused
     elif kind == "several":
         body |= {"n": 2, "temperature": 1.0}
     elif kind == "leaving":
