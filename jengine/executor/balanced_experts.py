@@ -1,4 +1,5 @@
-"""An executor around another one, which counts the loads of experts and moves them between devices.
+"""Expert load balancing (EPLB): wraps an executor, counts tokens per expert, and re-places experts
+across devices.
 
 In: plans; outputs with the experts of each token. Out: the same plans and outputs; now and then a
 call of the workers between two steps. Must not know requests.
@@ -24,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SpreadExperts:
-    """The experts of a model, and the devices that they are spread over."""
+    """The MoE layers of a model, its experts per layer, and the number of expert-parallel
+    devices."""
 
     layers: tuple[int, ...]  # those with experts
     experts: int  # of each of these layers
@@ -32,7 +34,8 @@ class SpreadExperts:
 
 
 class BalancedExperts:
-    """Moves experts every `step_interval` steps, by what was picked in the last `window_size`."""
+    """Re-places experts every `step_interval` steps, by the routing of the last `window_size`
+    steps."""
 
     def __init__(
         self, executor: Executor, spread: SpreadExperts, config: BalanceConfig, *, returns: bool
@@ -47,7 +50,7 @@ class BalancedExperts:
         self.health, self.shutdown = executor.health, executor.shutdown
 
     def submit(self, plan: Plan) -> PendingOutput:
-        """Queue the plan's step, after experts have moved if that is due."""
+        """Queue the step; every `step_interval` steps, re-place experts first."""
         config = self._config
         if self._steps and self._steps % config.step_interval == 0:
             self._rebalance()
@@ -66,7 +69,7 @@ class BalancedExperts:
         return output if self._returns else output._replace(experts=None)
 
     def _rebalance(self) -> None:
-        """Move experts to where their loads are equal."""
+        """Send the workers a placement computed from the counted loads, and reset the counts."""
         loads, devices = self._loads, self._spread.devices
         self._loads = self._no_loads()
         if not loads.any():
@@ -90,6 +93,6 @@ class BalancedExperts:
 
 
 def mean_balancedness(loads: np.ndarray, layers: list[list[int]], devices: int) -> float:
-    """Of all layers."""
+    """Mean over the MoE layers."""
     pairs = zip(loads, layers, strict=True)
     return float(np.mean([balancedness(load, slots, devices) for load, slots in pairs]))

@@ -1,4 +1,4 @@
-"""The calls that workers answer: a table of names with the types of arguments and results.
+"""The RPCs that workers answer: a table of method names with argument and result types.
 
 In: a name and arguments. Out: bytes, and back; nothing else can be called. `worker_calls` does what
 is asked. Must not know where the workers are, or jax.
@@ -26,21 +26,20 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The folder, on the worker's host, that a profile is written to."""
+    """`folder` is on the worker's host."""
 
     folder: str
 
 
 class Sleep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to sleep, and whether parameters stay on the host (1) or are dropped (2)."""
+    """Level 1 keeps parameters on the host, level 2 drops them; `tags` name what sleeps (weights,
+    KV cache)."""
 
     level: int
     tags: list[str]
 
 
 class Wake(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to wake."""
-
     tags: list[str]
 
 
@@ -54,26 +53,25 @@ class AddAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DropAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An adapter that no request uses any more."""
-
     digest: str
 
 
 class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The bytes of the KV cache."""
+    """New size of the KV cache."""
 
     num_bytes: int
 
 
 class PlaceExperts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The expert of each slot, by layer with experts."""
+    """The expert held by each slot, per MoE layer."""
 
     layers: list[list[int]]
 
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """The types of one call that workers answer, and what a plugin's call runs."""
+    """Signature of an RPC to the workers. `run` is the implementation of a call that a plugin
+    registered."""
 
     arguments: Any
     result: Any
@@ -108,7 +106,7 @@ CALLS = {
 def register_call(
     name: str, run: Callable[[Any, Any], Any], arguments: Any = Nothing, result: Any = Any
 ) -> None:
-    """Have workers answer a call of this name: a plugin registers it in every process.
+    """Register a worker RPC. A plugin must call this in every process.
 
     `run` is given the loaded model and the arguments, a msgspec.Struct of the type `arguments`; its
     result must be plain data of the type `result`.
@@ -120,19 +118,19 @@ def register_call(
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """The result or the error of a call in one worker."""
+    """The encoded result, or the error, of a call in one worker."""
 
     value: bytes
     problem: str | None = None
 
 
 def decoded_arguments(method: str, data: bytes) -> Any:
-    """The arguments of a call in these bytes."""
     return msgspec.msgpack.decode(data, type=CALLS[method].arguments, ext_hook=unpack_array)
 
 
 def encoded_arguments(method: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-    """Encode the arguments of a call; unknown names and unfit arguments are refused."""
+    """Validate and encode the arguments of a call. Raises RequestError for an unknown name or unfit
+    arguments."""
     if method not in CALLS:
         raise RequestError(
             f"call_workers({method!r}): workers answer {', '.join(CALLS)}."
@@ -146,17 +144,16 @@ def encoded_arguments(method: str, arguments: Mapping[str, Any] = MappingProxyTy
 
 
 def encoded_answer(value: Any) -> bytes:
-    """Encode the result of a call."""
     return msgspec.msgpack.encode(Outcome(msgspec.msgpack.encode(value)))
 
 
 def encoded_problem(error: Exception) -> bytes:
-    """Encode the error that a call led to."""
     return msgspec.msgpack.encode(Outcome(b"", f"{type(error).__name__}: {error}"))
 
 
 def decoded_answers(method: str, answers: list[bytes], what: str | None = None) -> list[Any]:
-    """Decode the results of all workers; raises if one failed, by the name of what has failed."""
+    """Decode the results of all workers. Raises RequestError if one failed; `what` replaces the
+    call's name in that error."""
     outcomes = [msgspec.msgpack.decode(one, type=Outcome) for one in answers]
     for rank, outcome in enumerate(outcomes):
         if outcome.problem is not None:

@@ -22,7 +22,7 @@ METHODS = ("start", "submit", "update_weights", "call_workers", "health", "shutd
 
 
 def checked_executor(value: Any) -> str:
-    """Check the argument by its form alone. Imports nothing."""
+    """Validate the form of `executor=` without importing anything."""
     known = (*OWN_PROCESSES, *STARTING)
     if isinstance(value, str) and (value in known or is_import_path(value)):
         return value
@@ -34,13 +34,13 @@ def checked_executor(value: Any) -> str:
 
 
 def is_import_path(value: str) -> bool:
-    """Whether it has the form package.module:Class."""
+    """Whether it has the form `package.module:Class`."""
     module, colon, name = value.partition(":")
     return bool(colon) and name.isidentifier() and all(map(str.isidentifier, module.split(".")))
 
 
 def starting_executor(value: str) -> type[StartedExecutor]:
-    """The class that starts workers. Imports its module."""
+    """Import and return the StartedExecutor class."""
     path = STARTING.get(value, value)
     module, _, name = path.partition(":")
     try:

@@ -1,4 +1,5 @@
-"""Which expert is in which slot, so that devices have equal loads. Pure numpy.
+"""Assigns experts and their redundant copies to slots so that devices have equal loads. Pure
+numpy.
 
 In: how many tokens picked each expert. Out: the expert of each slot; a device has slots that follow
 each other. Must not know models or steps.
@@ -12,11 +13,11 @@ import numpy as np
 
 
 def balanced(loads: np.ndarray, slots: int, devices: int) -> list[int]:
-    """A placement of the experts with these loads.
+    """Return the expert of each slot; device d owns a contiguous range of slots.
 
-    Each free slot goes to the expert whose slots have most to do. Then slots, those with most to do
-    first, go to the device that has least to do and a free place, if possible one without the same
-    expert.
+    Redundant slots go, one by one, to the expert with the most tokens per copy. Slots are then
+    placed in descending order of load, each on the least loaded device with a free slot, preferably
+    one without a copy of the same expert.
     """
     copies = copies_of(loads, slots)
     share = loads / copies
@@ -36,7 +37,8 @@ def balanced(loads: np.ndarray, slots: int, devices: int) -> list[int]:
 
 
 def copies_of(loads: np.ndarray, slots: int) -> np.ndarray:
-    """How many slots each expert gets: at least one."""
+    """Return the number of slots per expert (at least 1), by splitting the largest load per
+    copy."""
     copies = np.ones(len(loads), int)
     waiting = [(-float(load), expert) for expert, load in enumerate(loads)]
     heapq.heapify(waiting)
@@ -48,7 +50,7 @@ def copies_of(loads: np.ndarray, slots: int) -> np.ndarray:
 
 
 def balancedness(loads: np.ndarray, placement: list[int], devices: int) -> float:
-    """The mean load of a device as a share of the largest: 1 if all are equal."""
+    """Mean device load over maximum device load: 1 if balanced."""
     slots = np.asarray(placement)
     each = loads[slots] / np.bincount(slots, minlength=len(loads))[slots]
     totals = each.reshape(devices, -1).sum(axis=1)

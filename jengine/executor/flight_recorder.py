@@ -36,7 +36,7 @@ STEP_BYTES = 2048
 
 
 class FlightRecorder:
-    """Keeps the last `steps` steps of an executor."""
+    """Wraps an executor and keeps its last `steps` plans and outputs."""
 
     def __init__(self, executor: Executor, origin: Origin, folder: Path, steps: int) -> None:
         self.executor = executor
@@ -50,7 +50,6 @@ class FlightRecorder:
         self.health, self.shutdown = executor.health, executor.shutdown
 
     def submit(self, plan: Plan) -> PendingOutput:
-        """Keep the plan and queue its step."""
         step = RecordedStep(plan)
         self._keep(step)
         try:
@@ -60,7 +59,7 @@ class FlightRecorder:
             raise
 
     def _read(self, step: RecordedStep, pending: PendingOutput) -> StepOutput:
-        """Wait for a step, and keep what it sampled or why it failed."""
+        """Wait for a step and keep its tokens or its error."""
         try:
             output = pending.result()
         except Exception as error:
@@ -81,12 +80,12 @@ class FlightRecorder:
 
     @property
     def _is_full(self) -> bool:
-        """Whether there are too many steps; the newest is kept in any case."""
+        """Whether a bound on steps or bytes is exceeded; the newest step is always kept."""
         too_many = len(self._steps) > self.most_steps or self._bytes > MOST_BYTES
         return too_many and len(self._steps) > 1
 
     def _failed(self, step: RecordedStep, error: Exception) -> None:
-        """A step failed: write down what led to it. A compile that strict mode forbids is none."""
+        """Write a recording after a failed step, unless strict mode refused a compile."""
         step.problem = f"{type(error).__name__}: {error}"
         if isinstance(error, UnexpectedCompile):
             return
@@ -96,7 +95,7 @@ class FlightRecorder:
             logger.error("A step failed, and its recording cannot be written: %s", problem)
 
     def write(self, reason: str) -> Path:
-        """Write the kept steps; the file."""
+        """Write the kept steps and return the file's path."""
         self._written += 1
         path = self.folder / f"steps-{os.getpid()}-{id(self):x}-{self._written}.jengine"
         steps = [step for _, step in self._steps]
@@ -104,13 +103,14 @@ class FlightRecorder:
         return path
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """Write a recording if that is the call; everything else the workers answer."""
+        """Answer `write_recording` here, and forward every other call."""
         if method == WRITE:
             return [encoded_answer(str(self.write("it was asked for")))]
         return self.executor.call_workers(method, arguments)
 
     def update_weights(self, values: Any) -> None:
-        """Use these parameters; steps of other ones are not worth keeping."""
+        """Replace the parameters and forget the kept steps, which could not be replayed with
+        them."""
         self.executor.update_weights(values)
         self._dropped += len(self._steps)
         self._steps.clear()

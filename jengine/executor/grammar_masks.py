@@ -1,4 +1,4 @@
-"""An executor around another one, which gives plans the token masks of their grammars.
+"""Structured output: wraps an executor and adds to each plan the token bitmasks of its grammars.
 
 In: plans with grammars in their new rows. Out: the same plans with masks; outputs in which tokens
 that a grammar refuses are marked. It is the outermost executor, so that recordings, and other
@@ -16,8 +16,6 @@ from jengine.plan import Plan
 
 
 class GrammarMasks:
-    """Fills masks before a plan is submitted."""
-
     def __init__(self, executor: Executor, rows: GrammarRows) -> None:
         self.executor = executor
         self._rows = rows
@@ -25,12 +23,12 @@ class GrammarMasks:
         self.health, self.shutdown = executor.health, executor.shutdown
 
     def checked_drafts(self, row: int, guesses: Sequence[int] | None, most: int) -> list[int]:
-        """The drafts, at most so many, that a row with a grammar may run in the next plan: of these
-        guesses, or, without any, of those that its last step has made."""
+        """Drafts that the grammar of a row lets it run next, at most `most`: see
+        `GrammarRows.checked`."""
         return self._rows.checked(row, guesses, most)
 
     def submit(self, plan: Plan) -> PendingOutput:
-        """Queue the plan's step, with masks where its rows have a grammar."""
+        """Add the grammars' masks to the plan and queue its step."""
         plan, entries = self._rows.mask(plan)
         pending = self.executor.submit(plan)
         if not entries:

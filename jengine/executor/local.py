@@ -22,7 +22,7 @@ from sharding.jax_settings import engine_context
 
 
 class LocalExecutor:
-    """Owns the runner, and with it the device memory, until it is shut down.
+    """Owns the runner, and with it the device memory, until shutdown.
 
     Whatever its callers' threads have set in JAX, the runner works in the engine's context.
     """
@@ -34,14 +34,13 @@ class LocalExecutor:
 
     @property
     def runner(self) -> PlanRunner:
-        """The runner, while there is one."""
+        """The runner. Raises after shutdown."""
         if self._runner is None:
             raise EngineDead("this engine was shut down. Create a new one.")
         return self._runner
 
     @engine_context()
     def submit(self, plan: Plan) -> PendingOutput:
-        """Queue the plan's step."""
         self.step = plan.step
         uses = self._functions.uses(plan, self.runner.loaded.functions_of)
         step = ReadStep(self.runner.submit(plan), read)
@@ -49,12 +48,11 @@ class LocalExecutor:
 
     @engine_context()
     def update_weights(self, values: Mapping[str, Any]) -> None:
-        """Use these parameters from the next plan on."""
         self.runner.update_parameters(values)
 
     @engine_context()
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The answer of this one process. An error in it goes to the caller."""
+        """Run the call in this process. An error is encoded in the answer, as workers do."""
         run, loaded = CALLS[method].run, self.runner.loaded
         try:
             given = decoded_arguments(method, arguments)
@@ -64,12 +62,11 @@ class LocalExecutor:
         return [encoded_answer(value)]
 
     def health(self) -> list[WorkerHealth]:
-        """This process, which is alive by asking."""
         return [WorkerHealth(0, this_process(), self.step, 0.0)]
 
     @engine_context()
     def shutdown(self) -> None:
-        """Drop the runner; its arrays are freed after the last step in flight."""
+        """Drop the runner. Its arrays are freed after the last step in flight."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.loaded.close()
@@ -77,10 +74,8 @@ class LocalExecutor:
 
 @engine_context()
 def read(step: PendingOutput) -> StepOutput:
-    """Wait for a step and read its results."""
     return step.result()
 
 
 def this_process() -> str:
-    """This host and process, for people."""
     return f"{platform.node()} process {os.getpid()}"

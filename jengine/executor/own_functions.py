@@ -1,4 +1,4 @@
-"""Ends requests whose own functions have raised in a step, and no others.
+"""Isolates failures of user callbacks: ends the requests whose own functions raised, and no others.
 
 In: plans, whose new rows name the sets of functions that they use. Out: the steps' outputs, with
 refusals for the rows of a set that has raised since its step was queued.
@@ -22,14 +22,14 @@ from jengine.sampling.raised import Raised
 
 @dataclass(eq=False)
 class Owner:
-    """A request in its row."""
+    """A running request that has functions of its own."""
 
     sets: tuple[Raised, ...]
     problem: str | None = None  # told with its next token: a chunk of its prompt may have none
 
 
 class Use(NamedTuple):
-    """An owner in a step."""
+    """One request with its own functions in one step."""
 
     owner: Owner
     item: int | None  # of the output; None: the step samples no token for it
@@ -37,13 +37,13 @@ class Use(NamedTuple):
 
 
 class OwnFunctions:
-    """The rows that use functions of their own."""
+    """Tracks, by row, the running requests that have functions of their own."""
 
     def __init__(self) -> None:
         self._owners: dict[int, Owner] = {}  # by row
 
     def uses(self, plan: Plan, sets_of: Callable[[NewRow], Sequence[Raised]]) -> list[Use]:
-        """Those in a plan that is about to be queued."""
+        """The entries of a plan, about to be queued, whose requests have functions of their own."""
         for new in plan.new_rows:
             self._owners.pop(new.row, None)
             if sets := sets_of(new):
@@ -62,12 +62,12 @@ class OwnFunctions:
 
 
 def watched(uses: Sequence[Use], step: PendingOutput) -> PendingOutput:
-    """The queued step, whose output tells what has been raised."""
+    """Wrap a queued step so that its output refuses requests whose functions raised."""
     return ReadStep(step, partial(told, uses))
 
 
 def told(uses: Sequence[Use], step: PendingOutput) -> StepOutput:
-    """The step's output, in which the tokens of owners whose functions have raised are refused."""
+    """Read the step and replace the tokens of requests whose functions raised by refusals."""
     output = step.result()
     refusals: dict[int, Refusal] = {}
     for owner, item, before in uses:

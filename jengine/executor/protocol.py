@@ -31,7 +31,7 @@ class WorkerHealth(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The sizes that workers have room for, known after they loaded and compiled.
+    """Sizes that every worker has room for, known after loading and compiling.
 
     The cache is the same in all of them, so it is sized by the one with the least memory.
     """
@@ -44,7 +44,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class EngineJob:
-    """The job for an executor that starts workers."""
+    """Everything an executor needs to start workers."""
 
     settings: Mapping[str, Any]  # keyword arguments of jengine.LLM, all of them plain data
     options: Mapping[str, Any]  # executor_options=, which only this executor understands
@@ -54,16 +54,15 @@ class EngineJob:
 
 
 class PendingOutput(Protocol):
-    """A step that has been queued."""
+    """Future of a queued step's output."""
 
     @property
-    def ready(self) -> bool:
-        """Whether `result` returns without waiting."""
-        ...
+    def ready(self) -> bool: ...
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing more has to be queued before it can be read."""
+        """Whether all programs that produce its output are queued. False in a pipeline while later
+        plans still have to move it through the stages."""
         ...
 
     def result(self) -> StepOutput:
@@ -76,30 +75,31 @@ class PendingOutput(Protocol):
 
 
 class Executor(Protocol):
-    """Runs plans. A plan may rely on everything the plans submitted before it did."""
+    """Runs plans in order; a plan may depend on all plans submitted before it."""
 
     def submit(self, plan: Plan) -> PendingOutput:
-        """Queue the plan's step and return at once. A plan without rows is a step as well."""
+        """Queue the plan's step and return without waiting. A plan without rows also runs a
+        step."""
         ...
 
     def update_weights(self, values: Any) -> None:
-        """Use these parameters, placed arrays by path, for every plan submitted from now on."""
+        """Use these placed arrays, keyed by parameter path, for every later plan."""
         ...
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What one of `executor.calls.CALLS` returns in every worker, by rank, in its bytes.
+        """Run one of `executor.calls.CALLS` in every worker; returns encoded results by rank.
 
         Runs between steps: after those submitted before it.
         """
         ...
 
     def health(self) -> list[WorkerHealth]:
-        """The health of every worker; also answered while a step runs."""
+        """Health of every worker; also available while a step runs."""
         ...
 
     def shutdown(self) -> None:
-        """Release memory and stop what was started. No step is submitted afterwards; calling it
-        twice is harmless."""
+        """Free memory and stop started processes. Idempotent; nothing may be submitted
+        afterwards."""
         ...
 
 
@@ -107,9 +107,7 @@ class StartedExecutor(Executor, Protocol):
     """An executor that starts worker processes. `executor=` names its class."""
 
     @property
-    def capacity(self) -> Capacity:
-        """The sizes that the workers have room for."""
-        ...
+    def capacity(self) -> Capacity: ...
 
     @classmethod
     def start(cls, job: EngineJob) -> StartedExecutor:

@@ -1,4 +1,4 @@
-"""A queued step of an executor, for the executor around it that does something as it is read."""
+"""A PendingOutput whose output is transformed when it is read, for executors that wrap another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jengine.outputs import StepOutput
 
 @final
 class ReadStep:
-    """The step, and how it is read."""
+    """Wraps a pending step; `read` produces its output."""
 
     __slots__ = ("_pending", "_read")
 
@@ -21,14 +21,12 @@ class ReadStep:
 
     @property
     def ready(self) -> bool:
-        """Whether `result` returns without waiting."""
         return self._pending.ready
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing more has to be queued before it can be read."""
         return self._pending.has_left
 
     def result(self) -> StepOutput:
-        """Wait for the step, and do what is to be done with its output. Called once."""
+        """Wait for the step and return the transformed output. Call once."""
         return self._read(self._pending)

@@ -21,7 +21,7 @@ FORMAT = "jengine recording 2"
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The engine that made a recording."""
+    """Configuration of the engine that made a recording."""
 
     version: str
     model: str  # its folder; empty if the model was live
@@ -31,7 +31,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class RecordedStep(msgspec.Struct):
-    """One step. Without tokens it was never read, or it failed."""
+    """One step. Without tokens if it failed or was never read."""
 
     plan: Plan
     tokens: bytes | None = None  # i32[entries that want tokens, tokens of each]
@@ -39,7 +39,7 @@ class RecordedStep(msgspec.Struct):
 
     @property
     def sampled(self) -> np.ndarray | None:
-        """i32[entries that want tokens, tokens of each]."""
+        """i32[entries that sample, tokens per entry]."""
         if self.tokens is None:
             return None
         wanting = int(self.plan.entries.wants_tokens.sum())
@@ -47,8 +47,6 @@ class RecordedStep(msgspec.Struct):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """The last steps of an engine, in order."""
-
     origin: Origin
     reason: str  # why it was written
     dropped: int  # steps before these that it does not hold any more
@@ -57,7 +55,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def write_recording(recording: Recording, path: Path) -> None:
-    """Write a recording that appears when it is complete, readable by its owner alone."""
+    """Write atomically, readable by the owner only."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -67,7 +65,6 @@ def write_recording(recording: Recording, path: Path) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """The recording in a file."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Runs a recording again, on this or another mesh, and compares token by token.
+"""Replays a recording, on this or another mesh, and compares token by token.
 
 In: a recording, and an executor of an engine with the same cache and schedule. Out: a report. Only
 requests that begin in the recording are run. Prompts that found their first blocks in the prefix
@@ -20,7 +20,7 @@ from jengine.plan import NOTHING, Entries, Entry, NewBlocks, NewRow, Plan
 
 
 class Difference(NamedTuple):
-    """The first token of a row that came out differently."""
+    """The first differing token of a row."""
 
     step: int
     row: int
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 
 
 class ReplayReport(NamedTuple):
-    """What a replay has compared."""
+    """What a replay ran, and the differences found."""
 
     steps: int
     tokens: int
@@ -41,14 +41,14 @@ class ReplayReport(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A plan as it is run again, and where its tokens are among the recorded ones."""
+    """A plan to replay, with the recorded entries that it keeps."""
 
     plan: Plan
     kept: np.ndarray  # bool[entries that want tokens] of the recorded plan
 
 
 class Selection:
-    """Decides which rows can be run, and makes their plans."""
+    """Decides which recorded rows can be replayed, and rebuilds their plans."""
 
     def __init__(self, recording: Recording) -> None:
         cache, self.schedule = recording.origin.cache, recording.origin.schedule
@@ -63,7 +63,8 @@ class Selection:
         self._number = 0
 
     def parts(self, step: RecordedStep) -> Iterator[Part]:
-        """The plans that stand for a recorded one: prefixes to compute first, then itself."""
+        """Plans that replay a recorded step: prefill of cached prefixes first, then the step
+        itself."""
         plan = step.plan
         released = [row for row in plan.released if self.tables.pop(row, None) is not None]
         self._absent -= {*plan.released, *(new.row for new in plan.new_rows)}
@@ -114,13 +115,13 @@ class Selection:
         }
 
     def _forget_blocks(self, blocks: Iterable[NewBlocks]) -> None:
-        """Rows that are left out do not fill their blocks."""
+        """Mark blocks of rows that are not replayed as not computed."""
         self.filled -= {(one.group, block) for one in blocks for block in one.blocks}
 
     def _prefix(
         self, new: NewRow, end: int, blocks: list[NewBlocks], released: list[int]
     ) -> Iterator[Part]:
-        """Compute a new row's first tokens, in chunks that fit a step."""
+        """Prefill a new row's cached prefix, in chunks that fit a step."""
         for start in range(0, end, self.schedule.largest_chunk):
             stop = min(end, start + self.schedule.largest_chunk)
             first = start == 0
@@ -172,7 +173,7 @@ class Selection:
 
 
 def replay(recording: Recording, executor: Executor) -> ReplayReport:
-    """Run what can be run of a recording, one step after the other."""
+    """Run the replayable part of a recording, one step at a time."""
     selection = Selection(recording)
     compared = Comparison()
     steps, problem = 0, None
@@ -195,7 +196,7 @@ def replay(recording: Recording, executor: Executor) -> ReplayReport:
 
 
 class Comparison:
-    """Counts tokens, and keeps the first difference of each row."""
+    """Counts compared tokens, and keeps the first difference per row."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -203,7 +204,8 @@ class Comparison:
         self._begun: dict[int, int] = {}  # row -> step in which its request began
 
     def add(self, step: RecordedStep, part: Part, replayed: np.ndarray) -> None:
-        """Compare the tokens of one step. What was never read cannot be compared."""
+        """Compare the tokens of one step; steps whose recorded output was never read are
+        skipped."""
         plan, recorded = step.plan, step.sampled
         for new in plan.new_rows:
             self._begun[new.row] = plan.step

@@ -1,4 +1,4 @@
-"""What a worker runs when it is called; `calls` has the names and types."""
+"""Implementations of the worker RPCs declared in `calls`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jengine.runner.sleep import put_to_sleep, reload, wake
 
 
 def no_recording(_: LoadedModel) -> str:
-    """A flight recorder would have answered before."""
+    """Refused: with a flight recorder the call would have been answered before it got here."""
     raise RequestError(
         "this engine keeps no recording of its steps. Create it with flight_recorder=FOLDER."
     )
@@ -30,7 +30,7 @@ def add_adapter(
     alpha: float | None,
     use_rslora: bool,
 ) -> AdapterReport:
-    """Read an adapter into this process's memory."""
+    """Load a LoRA adapter into this process's memory."""
     store = loaded.adapter_store
     if folder:
         digest, adapter = store.add_files(folder)
@@ -40,7 +40,7 @@ def add_adapter(
 
 
 def resized(loaded: LoadedModel, num_bytes: int) -> list[int]:
-    """The blocks of each group after the cache was given so many bytes."""
+    """Resize the KV cache; returns the blocks of each group."""
     assert loaded.resizing is not None, "set when the model was built"
     return loaded.resizing.resize(loaded, num_bytes)
 

@@ -1,6 +1,7 @@
-"""Compares the reports of all processes before they act, and names those that differ.
+"""Compares the reports of all processes before they act, and names the processes that differ.
 
-In: one report a process. Out: None, or a sentence that says who differs and where first.
+In: one report per process. Out: None, or a sentence that names the processes and the first
+difference.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ ACTIVITIES = {
 
 
 def digest_of(*parts: bytes) -> bytes:
-    """A short digest that differs for different parts."""
     digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -32,7 +32,7 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def problem_in(reports: Mapping[int, Report]) -> str | None:
-    """The disagreement between the processes, or None."""
+    """Return a description of how the processes disagree, or None."""
     usual = _usual(reports)
     odd = {rank: report for rank, report in reports.items() if not same(report, usual)}
     if not odd:
@@ -49,12 +49,11 @@ def problem_in(reports: Mapping[int, Report]) -> str | None:
 
 
 def same(one: Report, other: Report) -> bool:
-    """Whether two processes are about to do the same."""
     return (one.subject, one.names, one.digests) == (other.subject, other.names, other.digests)
 
 
 def _usual(reports: Mapping[int, Report]) -> Report:
-    """What most processes are about to do; without a majority, what the leader is about to do."""
+    """The report of the majority; without a majority, the leader's."""
     keys = {rank: (r.subject, tuple(r.names), tuple(r.digests)) for rank, r in reports.items()}
     # Counter keeps the order of its first keys, and the leader's report is the first.
     (key, _), *_ = Counter(keys.values()).most_common(1)
@@ -62,7 +61,6 @@ def _usual(reports: Mapping[int, Report]) -> Report:
 
 
 def difference(odd: Report, usual: Report) -> str:
-    """The first difference between two reports."""
     if odd.subject != usual.subject:
         return f"it is {ACTIVITIES[odd.subject]} while the others are {ACTIVITIES[usual.subject]}"
     if len(odd.names) != len(usual.names):
@@ -77,11 +75,9 @@ def difference(odd: Report, usual: Report) -> str:
 
 
 def listed(ranks: list[int]) -> str:
-    """1, 2 and 3."""
     *most, last = map(str, ranks)
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def plural(ranks: list[int]) -> str:
-    """The word before a list of processes."""
     return "process" if len(ranks) == 1 else "processes"

@@ -1,4 +1,4 @@
-"""The two ends of the channel between processes: the leader's and a follower's.
+"""The leader's and a follower's end of the channel between processes.
 
 In and out: messages, in order. Both ends notice who is lost or stuck and then end the process.
 Must not know requests, weights or devices.
@@ -42,7 +42,7 @@ GRACE = 2.0
 
 
 class LeaderChannel:
-    """The leader's end: sends to all followers, receives from each."""
+    """The leader's end: sends to every follower and receives from each."""
 
     def __init__(
         self, rank: int, connections: Mapping[int, Connection], settings: MultihostSettings
@@ -71,22 +71,20 @@ class LeaderChannel:
 
     @property
     def ranks(self) -> list[int]:
-        """All processes of this engine."""
+        """All processes of this engine, the leader first."""
         return [self.rank, *self._peers]
 
     def broadcast(self, message: Message) -> None:
-        """Send to every follower, in order."""
         data = encode(message)
         for peer in self._peers.values():
             peer.send(data)
 
     def tell(self, rank: int, message: Message) -> None:
-        """Send to one follower."""
         self._peers[rank].send(encode(message))
 
     @contextmanager
     def inside_step(self) -> Iterator[None]:
-        """While a step runs no process may leave, and it has a deadline."""
+        """Arm the step deadline; a process that leaves while a step runs ends the engine."""
         self._step_began = time.monotonic()
         try:
             self.check_nobody_left()
@@ -101,7 +99,8 @@ class LeaderChannel:
                 raise EngineDead(f"process {peer.rank} has left this engine: {peer.farewell}")
 
     def read(self, timeout: float | None = None) -> bool:
-        """Take one message; False if none arrives before the timeout (None: without waiting)."""
+        """Sort one received message into its queue. False if none arrives before the timeout; None
+        polls."""
         try:
             rank, message = self._inbox.get(timeout is not None, timeout)
         except queue.Empty:
@@ -120,15 +119,16 @@ class LeaderChannel:
 
     @property
     def has_report(self) -> bool:
-        """Whether a follower is waiting for an agreement."""
+        """Whether a follower is blocked in `agree`."""
         return any(self._reports.values())
 
     def agree(
         self, report: Report, meanwhile: Callable[[], None], names: Sequence[str] = ()
     ) -> Verdict:
-        """Compare all reports and send the verdict; `meanwhile` handles what else arrives.
+        """Wait for every process's report, compare them, and broadcast the verdict.
 
-        `names` are what this process calls the things reported, for the others to call them so.
+        `meanwhile` is called while waiting, to serve what else arrives. `names` are this process's
+        names of the reported things (request ids), which the followers then use.
         """
         self.broadcast(ReportDue(self._asked))
         self._asked += 1
@@ -146,25 +146,25 @@ class LeaderChannel:
         return verdict
 
     def health(self) -> list[WorkerHealth]:
-        """What is known of the other processes."""
         return [
             WorkerHealth(peer.rank, peer.name, peer.step, peer.silent)
             for peer in self._peers.values()
         ]
 
     def leave(self, reason: str) -> None:
-        """Leave; calling it twice is harmless."""
         atexit.unregister(self._at_exit)
         for peer in self._peers.values():
             peer.leave(reason)
 
     def failed(self, reason: str) -> NoReturn:
-        """A step failed here: end all processes, unless another one turns out to be the cause."""
+        """End all processes after a local failure. Waits first: the cause may be the loss of
+        another process, which is then reported instead."""
         time.sleep(GRACE)
         self.end_all(f"process {self.rank} failed: {reason}")
 
     def end_all(self, reason: str) -> NoReturn:
-        """End every process of this engine, this one as well. From any thread."""
+        """Kill every process of this engine, this one included. Thread-safe; the first reason is
+        reported."""
         with self._ending:  # the first reason counts
             for peer in self._peers.values():
                 peer.send_last(encode(Fatal(reason)))
@@ -178,7 +178,7 @@ class LeaderChannel:
         self._inbox.put((rank, message))
 
     def _step_in_time(self) -> int:
-        """The last step begun, for heartbeats. Also enforces the step's deadline."""
+        """Return the last step begun, for heartbeats, and enforce the step deadline."""
         began = self._step_began
         if began is not None and time.monotonic() - began > self._settings.stuck:
             behind = [peer.rank for peer in self._peers.values() if peer.step < self.step]
@@ -188,7 +188,7 @@ class LeaderChannel:
 
 
 class FollowerChannel:
-    """A follower's end: sends to the leader, receives from it."""
+    """A follower's end: sends to and receives from the leader."""
 
     def __init__(
         self, rank: int, leader: int, connection: Connection, settings: MultihostSettings
@@ -206,13 +206,13 @@ class FollowerChannel:
         atexit.register(self._at_exit, "its program has ended")
 
     def send(self, message: Message) -> None:
-        """Send to the leader."""
         self._peer.send(encode(message))
 
     def agree(self, report: Report, take: Callable[[Message], None]) -> Verdict:
-        """Report what this process is about to do; `take` handles what arrives before the verdict.
+        """Send this process's report and wait for the verdict; `take` handles other messages
+        meanwhile.
 
-        A leader that asks for the report itself has no other message for `take`.
+        A ReportDue that asks for a report already sent is not passed to `take`.
         """
         self._reported += 1
         self.send(report)
@@ -226,7 +226,7 @@ class FollowerChannel:
         return ask.number < self._reported
 
     def next(self) -> Message:
-        """The next message of the leader, in the order in which they were sent."""
+        """Block for the leader's next message."""
         while True:
             try:
                 message = self._inbox.get(timeout=self._settings.silence)
@@ -239,22 +239,20 @@ class FollowerChannel:
             return message
 
     def health(self) -> list[WorkerHealth]:
-        """What is known of the leader."""
         return [WorkerHealth(self.leader, self._peer.name, self._peer.step, self._peer.silent)]
 
     def leave(self, reason: str) -> None:
-        """Leave; calling it twice is harmless."""
         atexit.unregister(self._at_exit)
         self._peer.leave(reason)
 
     def failed(self, reason: str) -> NoReturn:
-        """A step failed here: end all processes, unless another one turns out to be the cause."""
+        """End all processes after a local failure. Waits first: the cause may be the loss of
+        another process, which is then reported instead."""
         time.sleep(GRACE)
         self._peer.send(encode(Fatal(f"process {self.rank} failed: {reason}")))
         self.end(f"process {self.rank} failed: {reason}")
 
     def end(self, reason: str) -> NoReturn:
-        """End this process. From any thread."""
         with self._ending:
             end_process(f"process {self.rank} stops: {reason}")
 
@@ -267,7 +265,7 @@ Channel = LeaderChannel | FollowerChannel
 
 @contextmanager
 def failing_together(channel: Channel) -> Iterator[None]:
-    """A failure inside ends every process: others may run this step and would wait for ever."""
+    """Any exception inside ends every process, since others may be blocked in the same step."""
     try:
         yield
     except UnexpectedCompile:
@@ -280,6 +278,5 @@ def failing_together(channel: Channel) -> Iterator[None]:
 def reports(
     subject: str, items: Sequence[tuple[str, bytes]], number: int = 0, answer: bytes = b""
 ) -> Report:
-    """A report of named digests."""
     names, digests = [name for name, _ in items], [value for _, value in items]
     return Report(subject, names, digests, number, answer)

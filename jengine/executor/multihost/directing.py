@@ -1,4 +1,4 @@
-"""Runs plans in every process for a first process that alone has requests.
+"""Runs plans in every process where only the first process has requests.
 
 In: plans. Out: steps that all processes run. The others are told of each plan, each read and each
 call; they have no requests to compare with these. Must not know requests.
@@ -23,14 +23,14 @@ from jengine.plan import Plan
 
 @dataclass
 class Direction:
-    """Says that the first process of an engine alone has requests."""
+    """Marks an engine whose first process alone has requests; the others only run its plans."""
 
     # Told why, before the first process ends with all others.
     observers: list[Callable[[str], None]] = field(default_factory=list)
 
 
 class DirectingExecutor:
-    """The first process's executor; to the engine core it looks like a local one."""
+    """The first process's executor: broadcasts each plan, read and call to the others."""
 
     def __init__(self, executor: LeadingExecutor, channel: LeaderChannel) -> None:
         self._executor = executor
@@ -39,12 +39,11 @@ class DirectingExecutor:
         self.end_all = channel.end_all  # ends every process after a failure
 
     def submit(self, plan: Plan) -> PendingOutput:
-        """Queue a step in every process."""
         with failing_together(self._channel):
             return ReadStep(self._executor.submit(plan), self._read)
 
     def _read(self, step: PendingOutput) -> StepOutput:
-        """Wait for the oldest step that was not read yet, here and in the others."""
+        """Wait for the oldest unread step, here and in the others."""
         channel, executor = self._channel, self._executor
         while channel.read():
             pass
@@ -55,13 +54,12 @@ class DirectingExecutor:
         return output
 
     def update_weights(self, values: Any) -> None:
-        """Refused: the others cannot reach arrays of this process."""
+        """Refused: other processes cannot address arrays of this one."""
         raise UnsupportedFeature(
             "the devices of this engine are of several processes, of which one alone was given "
             "these arrays. Change the files and call reload_weights, or make a new engine."
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The answer of every process."""
         self._channel.broadcast(CallWorkers(method, arguments))
         return self._executor.call_workers(method, arguments)

@@ -1,4 +1,4 @@
-"""Ends this process from any thread, also while its main thread hangs in a collective.
+"""Ends this process from any thread, even while its main thread hangs in a collective.
 
 JAX cannot give up a collective whose other side is gone, so leaving is the only way not to hang.
 """
@@ -25,7 +25,7 @@ def end_process(reason: str) -> NoReturn:
 
 
 def _try_for_a_while(action: Callable[[], None]) -> None:
-    """Write without waiting for a stream whose lock a hanging thread holds."""
+    """Write with a timeout: a hanging thread may hold the stream's lock."""
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(FLUSH_SECONDS)

@@ -36,7 +36,7 @@ DIGESTS_KEPT = 64
 
 
 class LeadingExecutor:
-    """The leader's executor; to the engine core it looks like a local one."""
+    """The leader's executor: broadcasts each plan, then runs it."""
 
     def __init__(self, local: LocalExecutor, channel: LeaderChannel, compare_every: int) -> None:
         self.read = -1  # the last step whose results were read
@@ -47,7 +47,6 @@ class LeadingExecutor:
         self._fetches = FetchTally(channel.ranks)
 
     def submit(self, plan: Plan) -> PendingOutput:
-        """Broadcast the plan, then queue its step here."""
         if plan.transfers is not None:
             self._fetches.began(plan.transfers)
         self._channel.step = plan.step
@@ -55,7 +54,7 @@ class LeadingExecutor:
         return ReadStep(self._local.submit(plan), partial(self._read, plan))
 
     def _read(self, plan: Plan, step: PendingOutput) -> StepOutput:
-        """Wait for the step of a plan. The others run their stages too, so that it can be read."""
+        """Wait for a step's output, after telling the followers to read it too."""
         if not step.has_left:
             self._channel.broadcast(StepRead(plan.step))
         output = step.result()
@@ -66,7 +65,7 @@ class LeadingExecutor:
         return output._replace(transfers_done=self._ended_fetches(plan, output))
 
     def _ended_fetches(self, plan: Plan, output: StepOutput) -> dict[int, bool]:
-        """The fetches that have ended in every process."""
+        """KV fetches that have completed in every process."""
         fetches, said = self._fetches, self._channel.fetches
         fetches.ended(self._channel.rank, output.transfers_done)
         if not (plan.runs_step or said) and fetches.is_waiting:
@@ -76,7 +75,7 @@ class LeadingExecutor:
         return fetches.take()
 
     def compare_samples(self) -> None:
-        """End all processes if a follower sampled other tokens than this one."""
+        """End all processes if a follower sampled different tokens."""
         samples = self._channel.samples
         while samples and samples[0][1].step <= self.read:
             rank, sampled = samples.popleft()
@@ -88,31 +87,29 @@ class LeadingExecutor:
                 )
 
     def update_weights(self, values: Any) -> None:
-        """Use these parameters from the next plan on; the other processes do so themselves."""
+        """Replace the parameters from the next plan on. Every process calls this itself."""
         self._local.update_weights(values)
 
     def call_workers(
         self, method: str, arguments: bytes, meanwhile: Callable[[], None] = lambda: None
     ) -> list[bytes]:
-        """The answer of every process to the same call."""
         verdict = self._channel.agree(call_report(self._local, method, arguments), meanwhile)
         if verdict.problem is not None:
             raise RequestError(verdict.problem)
         return verdict.answers
 
     def health(self) -> list[WorkerHealth]:
-        """The health of this process and what it knows of the others."""
         (own,) = self._local.health()
         return [structs.replace(own, rank=self._channel.rank), *self._channel.health()]
 
     def shutdown(self) -> None:
-        """Release memory and leave the process group."""
         self._channel.leave("it was shut down")
         self._local.shutdown()
 
 
 class FollowingExecutor:
-    """A follower's executor: runs the leader's plans and reads their results after the leader."""
+    """A follower's executor: runs the leader's plans, and reads their outputs once the leader
+    has."""
 
     def __init__(self, local: LocalExecutor, channel: FollowerChannel, compare_every: int) -> None:
         self._local = local
@@ -127,7 +124,7 @@ class FollowingExecutor:
         self._pending.append((plan, self._local.submit(plan)))
 
     def read_up_to(self, step: int) -> None:
-        """Wait for the steps that the leader has read."""
+        """Wait for all steps up to the one that the leader has read."""
         while self._pending and self._pending[0][0].step <= step:
             plan, pending = self._pending.popleft()
             output = pending.result()
@@ -137,26 +134,23 @@ class FollowingExecutor:
                 self._channel.send(FetchesEnded(output.transfers_done))
 
     def report(self, method: str, arguments: bytes) -> Report:
-        """This process's answer to a call, as its report to the leader."""
+        """Run a worker call and report its result to the leader."""
         return call_report(self._local, method, arguments)
 
     def health(self) -> list[WorkerHealth]:
-        """The health of this process and what it knows of the leader."""
         (own,) = self._local.health()
         return [*self._channel.health(), structs.replace(own, rank=self._channel.rank)]
 
     def update_weights(self, values: Any) -> None:
-        """Use these parameters from the next plan on."""
         self._local.update_weights(values)
 
     def shutdown(self) -> None:
-        """Release memory and leave the process group."""
         self._pending.clear()
         self._channel.leave("it was shut down")
         self._local.shutdown()
 
 
 def call_report(local: LocalExecutor, method: str, arguments: bytes) -> Report:
-    """A report of the call, to be compared, with this process's answer."""
+    """Digest a worker call for comparison, with this process's answer attached."""
     (own,) = local.call_workers(method, arguments)
     return reports("calls", [(method, digest_of(arguments))], answer=own)

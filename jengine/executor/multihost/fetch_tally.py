@@ -1,4 +1,4 @@
-"""Which fetches have ended in every process, each of which fetches its piece of a block.
+"""Tracks KV block fetches across processes, each of which fetches its own shard of a block.
 
 In: plans, and what each process says of its own fetches. Out: fetches that have ended everywhere.
 Only then is a slot filled, or free for another content; a fetch that failed in one process has
@@ -13,7 +13,7 @@ from jengine.plan import Transfers
 
 
 class FetchTally:
-    """The fetches that have not ended in all of these processes."""
+    """Fetches still in progress in at least one process."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = frozenset(ranks)
@@ -23,11 +23,10 @@ class FetchTally:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a fetch has not ended in some process."""
         return bool(self._missing)
 
     def began(self, transfers: Transfers) -> None:
-        """A plan with these transfers runs in every process."""
+        """Note the fetches of a plan that every process runs; a reset forgets earlier ones."""
         if transfers.reset:
             self._missing.clear()
             self._failed.clear()
@@ -36,7 +35,7 @@ class FetchTally:
             self._missing[fetch.number] = set(self._ranks)
 
     def ended(self, rank: int, done: Mapping[int, bool]) -> None:
-        """In this process these fetches have ended, and so."""
+        """Note that process `rank` has completed fetches: number → success."""
         for number, succeeded in done.items():
             missing = self._missing.get(number)
             if missing is None:
@@ -50,7 +49,7 @@ class FetchTally:
                 self._failed.discard(number)
 
     def take(self) -> dict[int, bool]:
-        """The fetches that have ended everywhere since the last call, and whether they succeeded
-        everywhere."""
+        """Return, since the last call, the fetches that all processes have completed: number →
+        whether all succeeded."""
         ended, self._ended = self._ended, {}
         return ended

@@ -10,7 +10,7 @@ from jengine.wire.message import Message, Reader
 
 
 class Heartbeat(Message, frozen=True):
-    """Heartbeat, with the last step that this process has begun."""
+    """Sent periodically; `step` is the last step that the sender has begun."""
 
     step: int
 
@@ -55,7 +55,8 @@ class ReportDue(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """Follower: digests of what this process is about to do, and a number or an answer if asked."""
+    """Follower: digests of what this process is about to do, compared by the leader; optionally a
+    number (the minimum is agreed on) or the answer of a call."""
 
     subject: str
     names: list[str]
@@ -65,7 +66,8 @@ class Report(Message, frozen=True):
 
 
 class Verdict(Message, frozen=True):
-    """Leader: the disagreement among the reports if any, their smallest number, request names."""
+    """Leader: the disagreement among the reports if any, their smallest number, and the names of
+    the reported requests."""
 
     problem: str | None
     least: int
@@ -74,7 +76,7 @@ class Verdict(Message, frozen=True):
 
 
 class CallWorkers(Message, frozen=True):
-    """To the leader, and from it to all: do one of `executor.calls.CALLS`."""
+    """Driver to leader, and leader to followers: run one of `executor.calls.CALLS`."""
 
     method: str
     arguments: bytes
@@ -91,25 +93,23 @@ class AskHealth(Message, frozen=True):
 
 
 class Health(Message, frozen=True):
-    """Leader to driver: the health of every worker."""
-
     workers: list[WorkerHealth]
 
 
 class Ready(Message, frozen=True):
-    """Leader to driver: plans can run now."""
+    """Leader to driver: loaded and compiled; plans may be submitted."""
 
     capacity: Capacity
 
 
 class StepResult(Message, frozen=True):
-    """Leader to driver: the output of the next of its plans."""
+    """Leader to driver: the output of the oldest unanswered plan."""
 
     output: StepOutput
 
 
 class StepRefused(Message, frozen=True):
-    """Leader to driver: the next of its plans did not run, and why."""
+    """Leader to driver: the oldest unanswered plan did not run, and why."""
 
     problem: str
 

@@ -1,4 +1,4 @@
-"""Digests of the parameters that this process loaded, to be compared with the other processes.
+"""Digests of the parameters that this process loaded, compared across processes.
 
 In: arrays before they are put on devices. Out: a digest of each one's shape, dtype and some
 elements. Must not know devices.
@@ -19,32 +19,31 @@ SAMPLES = 256
 
 
 class ParameterDigests:
-    """Notes a digest per parameter; `take` returns them and starts again."""
+    """Collects one digest per parameter."""
 
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}
 
     def note(self, name: str, values: Any) -> None:
-        """Note one parameter."""
         self._notes[name] = digest_of(
             str(values.shape).encode(), str(values.dtype).encode(), sampled(values)
         )
 
     def note_missing(self, arrays: Iterable[tuple[str, jax.Array]]) -> None:
-        """Note parameters that were not noted while loading."""
+        """Add parameters that were not noted while loading."""
         for name, array in arrays:
             if name not in self._notes:
                 self.note(name, array)
 
     def take(self) -> list[tuple[str, bytes]]:
-        """The digests, by name."""
+        """Return digests by name, and reset."""
         notes, self._notes = self._notes, {}
         return sorted(notes.items())
 
 
 def sampled(values: Any) -> bytes:
-    """The bytes of elements at fixed indices. An array sharded over processes is one array already,
-    so only replicated ones are sampled. Of a parameter in a file only these elements are read."""
+    """Bytes of a parameter's elements at fixed indices; of a file only these elements are read.
+    Empty for an array sharded over processes, which is a single global array anyway."""
     if isinstance(values, jax.Array) and not values.is_fully_addressable:
         if not values.is_fully_replicated:
             return b""

@@ -1,4 +1,4 @@
-"""Another process at the end of a connection, with the threads that watch it.
+"""A connection to another process, with the threads that receive from it and send heartbeats.
 
 In: bytes and silence. Out: messages in an inbox, and a notice when it is lost. Must not know what
 the messages are for.
@@ -21,7 +21,7 @@ Lost = Callable[[str], None]
 
 
 class Peer:
-    """Sends and receives until either side says goodbye."""
+    """Sends and receives until either side says goodbye; detects silence and broken connections."""
 
     def __init__(
         self, rank: int, connection: Connection, settings: MultihostSettings, name: str = ""
@@ -36,7 +36,6 @@ class Peer:
         self._left = threading.Event()  # this side has said goodbye
 
     def start(self, receive: Receive, lost: Lost, own_step: Callable[[], int]) -> None:
-        """Start the threads that receive and send heartbeats."""
         threads = (
             threading.Thread(target=self._listen, args=(receive, lost), daemon=True),
             threading.Thread(target=self._beat, args=(own_step,), daemon=True),
@@ -45,7 +44,8 @@ class Peer:
             thread.start()
 
     def send(self, data: bytes) -> None:
-        """Send an encoded message. The receiving thread reports a broken connection."""
+        """Send an encoded message. A broken connection is reported by the receiving thread, not
+        raised."""
         if self.farewell is None and not self._left.is_set():
             try:
                 self._connection.send(data)
@@ -54,12 +54,12 @@ class Peer:
                 self._connection.close_sending()
 
     def send_last(self, data: bytes) -> None:
-        """Send without waiting for a message whose sending is stuck."""
+        """Send without blocking on a send that is stuck."""
         with contextlib.suppress(OSError):  # this process ends in any case
             self._connection.send_if_free(data)
 
     def leave(self, reason: str) -> None:
-        """Say goodbye; calling it twice is harmless."""
+        """Say goodbye. Idempotent."""
         if self._left.is_set():
             return
         self._left.set()  # first: the other side may close the connection on receipt

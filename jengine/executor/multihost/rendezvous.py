@@ -1,8 +1,8 @@
-"""How processes of one JAX program find each other: through JAX's own coordination service.
+"""How the processes of one JAX program find each other, through JAX's coordination service.
 
-In: the processes of a mesh. Out: this process's end of their channel. The leader's address is told
-there, and a secret of this one engine if the processes were given none; nothing listens on more
-than that one address.
+In: the processes of a mesh. Out: this process's end of their channel. The leader publishes its
+listening address there, and a random secret unless the user set one. It listens on that address
+only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 def meet(processes: Sequence[int], settings: MultihostSettings) -> Channel:
-    """Wait for the others; the first of these processes leads."""
+    """Connect to the other processes and return this one's channel; the first process leads."""
     rank, leader = jax.process_index(), processes[0]
     client = distributed.global_state.client
     if client is None:
@@ -114,7 +114,8 @@ def _find(client: Any, key: str, rank: int, leader: int, settings: MultihostSett
 
 
 def warn_of_strangers(address: str) -> None:
-    """Say who can join, unless that is this host alone."""
+    """Warn that, beyond loopback, anyone who reaches JAX's coordination service can read the
+    secret."""
     if not ipaddress.ip_address(address.split("%")[0]).is_loopback:
         logger.warning(
             "The secret of the processes of this engine is told through JAX's coordination "
@@ -124,6 +125,6 @@ def warn_of_strangers(address: str) -> None:
 
 
 def address_towards(coordinator: str | None) -> str:
-    """The address of this host from which JAX's coordinator is reached."""
+    """The local address that routes to JAX's coordinator."""
     host, _, port = (coordinator or "127.0.0.1:1").rpartition(":")
     return own_address(host.strip("[]"), int(port))

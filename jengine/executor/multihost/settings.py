@@ -1,4 +1,4 @@
-"""How processes find each other and how long they wait for one another. No jax."""
+"""Timeouts and addresses of multi-process engines. No jax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
 
 @dataclass(frozen=True)
 class MultihostSettings:
-    """In seconds unless stated otherwise. Must be equal in every process."""
+    """Times are in seconds. Must be equal in every process."""
 
     # The leader's own address that the others connect to. None: the one it reaches JAX's
     # coordinator from.
@@ -41,7 +41,7 @@ class MultihostSettings:
     def checked(
         cls, given: Mapping[str, Any] | None, secret: str | None = None
     ) -> MultihostSettings:
-        """Settings from the user's mapping; unknown names and impossible values are refused."""
+        """Parse the user's mapping. Raises ConfigError for unknown names and impossible values."""
         given = given or {}
         known = [item.name for item in fields(cls) if item.name != "secret"]
         for name, value in given.items():

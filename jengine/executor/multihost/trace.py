@@ -14,7 +14,7 @@ DIGEST_SIZE = 16
 
 
 class Trace:
-    """Hashes steps in order; after every `every` of them the digest of all so far is due."""
+    """Running digest of steps in order, due for comparison after every `every` steps."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -22,8 +22,8 @@ class Trace:
         self._steps = 0
 
     def add(self, plan: Plan, output: StepOutput) -> Iterator[tuple[int, bytes]]:
-        """Take in a step that has ended; yields its number and the digest when one is due. Plans
-        that run no step do not count: a process may be any number of them ahead of another."""
+        """Add a finished step; yields (step number, digest) when one is due. Plans that run no step
+        are not counted: processes may differ in how many they have seen."""
         self._digest.update(msgspec.msgpack.encode((plan, output.tokens.tolist())))
         self._steps += plan.runs_step
         if plan.runs_step and self._steps % self._every == 0:

@@ -1,4 +1,4 @@
-"""Runs inside a Ray actor: a program of jengine, bytes in and bytes out. No jax."""
+"""The Ray actor: runs one program of jengine, bytes in and bytes out. No jax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray.util import get_node_ip_address
 
 
 class Where(msgspec.Struct, frozen=True):
-    """Where an actor runs."""
+    """Host, address and a free port of an actor."""
 
     host: str
     process: int
@@ -19,16 +19,15 @@ class Where(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """One process of an engine. It ends with the actor."""
+    """One engine process, which ends with its actor."""
 
     def where(self) -> bytes:
-        """This actor's host, address and a free port."""
         address = get_node_ip_address()
         with socket.create_server((address, 0)) as server:
             port = server.getsockname()[1]
         return msgspec.msgpack.encode(Where(address, os.getpid(), port))
 
     def run(self, program: str, job: bytes) -> bytes:
-        """Run a program to its end: "package.module:function", one of this installation."""
+        """Run `package.module:function` of this jengine installation to its end."""
         module, _, name = program.partition(":")
         return getattr(importlib.import_module(module), name)(job)

@@ -58,7 +58,7 @@ class RayExecutor(RemoteExecutor):
 
 
 class Cluster:
-    """Everything started on Ray for one engine."""
+    """The Ray resources of one engine: placement group and actors."""
 
     def __init__(self, options: RayOptions) -> None:
         self._options = options
@@ -76,11 +76,11 @@ class Cluster:
 
     @property
     def workers(self) -> list[str]:
-        """Host and process of each worker, by rank."""
+        """Host and process id of each worker, by rank."""
         return [f"{where.host} process {where.process}" for where in self._where]
 
     def place(self, devices: int | None) -> None:
-        """Reserve resources for all workers at once, and start them."""
+        """Reserve the resources of all workers atomically, and start the actors."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = [int(node.get("GPU", 0)) for node in nodes]
         count, each = self._options.shape(gpus, devices)
@@ -112,7 +112,7 @@ class Cluster:
         )
 
     def _first_answers(self, asked: Sequence[Any]) -> list[bytes]:
-        """The addresses that actors report as soon as they run."""
+        """Wait for the addresses that the actors report on start."""
         try:
             return ray.get(asked, timeout=self._seconds_left)
         except ray.exceptions.GetTimeoutError as error:
@@ -131,7 +131,7 @@ class Cluster:
         )
 
     def run(self, job: EngineJob, settings: MultihostSettings) -> Connection:
-        """Run the program in every actor, and wait until the first one connects."""
+        """Run the program in every actor; return once the first one connects."""
         address, secret = get_node_ip_address(), secrets.token_bytes(SECRET)
         first = self._where[0]
         with listen(address) as server:
@@ -152,12 +152,12 @@ class Cluster:
             return self._accepted(server, secret, settings)
 
     def begin(self, program: str, jobs: Sequence[bytes]) -> None:
-        """Run a program in every actor, each with a job of its own."""
+        """Start a program in every actor, each with its own job."""
         for actor, job in zip(self._actors, jobs, strict=True):
             self._ends.append(actor.run.remote(program, job))
 
     def begin_again(self, rank: int, program: str, job: bytes) -> None:
-        """Run a program in a new actor in the place of one. It waits until Ray has room for it."""
+        """Replace an actor and start a program in the new one, once Ray has room for it."""
         ray.kill(self._actors[rank], no_restart=True)
         actor = self._actors[rank] = self._started(rank)
         self._where[rank] = Where("a node of the cluster", 0, 0)
@@ -165,7 +165,7 @@ class Cluster:
         self._ends[rank] = actor.run.remote(program, job)
 
     def _learn_where(self) -> None:
-        """Take in where actors run that were started anew."""
+        """Update the addresses of restarted actors."""
         for rank, asked in list(self._asked.items()):
             if ray.wait([asked], timeout=0)[0]:
                 del self._asked[rank]
@@ -173,8 +173,7 @@ class Cluster:
                     self._where[rank] = msgspec.msgpack.decode(ray.get(asked), type=Where)
 
     def ended(self, ranks: Sequence[int], seconds: float) -> dict[int, JengineError | None]:
-        """Those of the actors with these ranks whose programs end within this time, and the errors
-        that they end with."""
+        """Return, with their errors, those of the ranks whose programs end within `seconds`."""
         self._learn_where()
         waiting = [self._ends[rank] for rank in ranks]
         if not waiting:  # which Ray refuses
@@ -198,7 +197,8 @@ class Cluster:
         raise self._too_slow()
 
     def _explain(self) -> NoReturn:
-        """Raise the error that kept a worker from starting, not one about another worker."""
+        """Raise the root error that kept a worker from starting, rather than a consequence of
+        it."""
         ended, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=GRACE)
         found = [self._error_of(end) for end in ended]
         errors = [error for error in found if error is not None]
@@ -216,7 +216,7 @@ class Cluster:
             return kind(f"worker {rank} ({where}) failed: {last_line(error)}")
 
     def stop(self) -> None:
-        """End actors and placement group, and leave the cluster if it was joined for this."""
+        """Kill the actors, remove the placement group, and disconnect if this object connected."""
         with self._stopping:
             if ray.is_initialized():
                 if self._ends:
@@ -231,15 +231,15 @@ class Cluster:
 
 
 def devices_wanted(settings: Mapping[str, Any]) -> int | None:
-    """The number of devices to shard the model over, if it was given."""
+    """The requested number of devices, if given."""
     kinds = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     given = [settings[name] for name in kinds if settings.get(name)]
     return math.prod(given) if given else None
 
 
 def join(address: str | None) -> None:
-    """Join a cluster, or start a local one: with usage reports off, and with workers that are not
-    niced, which Ray does by default. Steps would wait for everything else on the machine."""
+    """Connect to a cluster or start a local one, with usage reports off. Workers run at normal
+    priority (Ray's default is niced): every step waits for them."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     try:
@@ -249,5 +249,5 @@ def join(address: str | None) -> None:
 
 
 def last_line(error: Exception) -> str:
-    """An error's message without the traceback that Ray puts before it."""
+    """An error's message without Ray's traceback."""
     return str(error).strip().splitlines()[-1]

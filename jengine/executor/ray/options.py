@@ -1,4 +1,4 @@
-"""Options of Ray, and the number of workers that follows from them.
+"""Options of the Ray executor, and the worker count and size that follow from them.
 
 In: the options as given and the cluster's nodes. Out: how many workers of what size. No Ray.
 """
@@ -14,7 +14,7 @@ from jengine.errors import ConfigError, nearest_name
 
 @dataclass(frozen=True)
 class RayOptions:
-    """`executor_options` of executor='ray', and `data_parallel_options`."""
+    """Options under `executor_options` (executor='ray') and `data_parallel_options`."""
 
     # Of the cluster. None: the one this program has joined, RAY_ADDRESS, or a new local one.
     address: str | None = None
@@ -32,7 +32,7 @@ class RayOptions:
 
     @classmethod
     def checked(cls, given: Any, setting: str = "executor_options") -> RayOptions:
-        """Options from the user's mapping, which is called `setting` in errors."""
+        """Parse the user's mapping; `setting` is its name in errors."""
         if not isinstance(given, Mapping):
             raise ConfigError(f"{setting}={given!r}: expected a dict of options for Ray.")
         known = [item.name for item in fields(cls)]
@@ -47,7 +47,7 @@ class RayOptions:
         return cls(**given)
 
     def shape(self, nodes: Sequence[int], devices: int | None) -> tuple[int, int]:
-        """The number of workers and GPUs of each, for a number of devices on nodes with GPUs."""
+        """Return (workers, GPUs per worker) for this many devices on nodes with these GPUs."""
         most = max(nodes, default=0)
         if most == 0:
             return self.workers or len(nodes), self.gpus or 0

@@ -35,7 +35,7 @@ SETTLED = 600.0
 
 
 def main() -> int:
-    """Run the ranks until a signal comes or all have ended."""
+    """Run the ranks until a signal arrives or all have ended."""
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RanksJob)
     with os.fdopen(job.report, "wb", buffering=0) as file:
 
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def run(job: RanksJob, report: Callable[[JengineError], None]) -> None:
-    """Start the ranks, and report those that end."""
+    """Start the ranks and report each one that ends."""
     ranks = len(job.jobs)
     cluster = Cluster(replace(RayOptions.checked(job.options), workers=ranks))
     told_to_end = threading.Event()
@@ -70,7 +70,7 @@ def run(job: RanksJob, report: Callable[[JengineError], None]) -> None:
 
 
 class Restarts:
-    """Which ranks run, and when those that have ended are started again."""
+    """Which ranks run, and when each ended rank restarts."""
 
     def __init__(self, ranks: int) -> None:
         now = time.monotonic()
@@ -80,7 +80,7 @@ class Restarts:
         self._tries = [0] * ranks  # in a row
 
     def noted(self, rank: int, error: JengineError) -> JengineError:
-        """Note that a rank has ended. Returns the error, which says what happens next."""
+        """Note that a rank ended. Returns its error, extended by whether and when it restarts."""
         self.running.remove(rank)
         now = time.monotonic()
         if now - self._began[rank] >= SETTLED:
@@ -95,7 +95,7 @@ class Restarts:
         return EngineDead(f"{error} It is started again in {DELAYS[tries]:g} s.")
 
     def taken(self) -> list[int]:
-        """The ranks to start now."""
+        """Ranks due to start now."""
         now = time.monotonic()
         ranks = [rank for rank, when in self.due.items() if when <= now]
         for rank in ranks:

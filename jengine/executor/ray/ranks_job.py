@@ -1,4 +1,4 @@
-"""What the driver of data-parallel ranks on Ray is told, as plain data. No Ray."""
+"""The input of the driver of data-parallel ranks on Ray, as plain data. No Ray."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import msgspec
 
 
 class RanksJob(msgspec.Struct, frozen=True):
-    """The ranks to start."""
-
     options: dict[str, Any]  # of Ray
     devices: int  # that each rank takes
     program: str  # that each rank runs, as package.module:function

@@ -43,7 +43,7 @@ READY_SECONDS = 60.0
 
 
 class RemoteStep:
-    """A step sent to the workers."""
+    """Future of a step sent to the workers."""
 
     def __init__(self, executor: RemoteExecutor, arrived: Future[StepOutput]) -> None:
         self.void = False  # an earlier step was refused, so its tokens are void
@@ -52,16 +52,13 @@ class RemoteStep:
 
     @property
     def ready(self) -> bool:
-        """Whether `result` returns at once."""
         return self._arrived.done()
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing more has to be queued before it can be read."""
         return True  # workers run no stages
 
     def result(self) -> StepOutput:
-        """Wait for its output."""
         executor = self._executor
         executor.in_flight.remove(self)
         try:
@@ -75,7 +72,7 @@ class RemoteStep:
 
 
 class RemoteExecutor:
-    """Runs plans in workers; another object starts and stops them."""
+    """Runs plans in workers that another object starts and stops."""
 
     def __init__(
         self,
@@ -84,7 +81,7 @@ class RemoteExecutor:
         workers: Sequence[str],
         stop: Callable[[], None],
     ) -> None:
-        """`workers` describes each by rank; `stop` ends everything started with them."""
+        """`workers` describes each worker, by rank; `stop` ends everything started with them."""
         self.settings = settings
         self.workers = tuple(workers)
         self._stop = stop
@@ -103,33 +100,30 @@ class RemoteExecutor:
         self.capacity = self.wait(self._ready, READY_SECONDS, "the first message")
 
     def submit(self, plan: Plan) -> RemoteStep:
-        """Send the plan."""
         self._step = plan.step
         step = RemoteStep(self, self._ask(RunPlan(plan), self._steps))
         self.in_flight.append(step)
         return step
 
     def update_weights(self, values: Any) -> None:
-        """Refused: workers cannot reach arrays of the driver."""
+        """Refused: workers cannot address arrays of the driver."""
         raise UnsupportedFeature(
             "the parameters of this engine are in its workers' memory, so arrays of this process "
             "cannot replace them. Make a new engine of a folder that has the new ones."
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The answer of every worker."""
         return self.wait(
             self._ask(CallWorkers(method, arguments), self._answers), CALLS[method].seconds, method
         )
 
     def health(self) -> list[WorkerHealth]:
-        """The health of all workers, as the first one knows it."""
+        """Health of all workers, as known to the first one."""
         answer = self._ask(AskHealth(), self._health)
         found = self.wait(answer, self.settings.silence, "a question after their health")
         return [structs.replace(one, where=self.workers[one.rank]) for one in found]
 
     def shutdown(self) -> None:
-        """End the workers."""
         atexit.unregister(self._at_exit)
         with self._changing:
             self._failure = self._failure or "the engine was shut down"
@@ -137,7 +131,7 @@ class RemoteExecutor:
         self._stop()
 
     def wait(self, arrived: Future[T], seconds: float, what: str) -> T:
-        """The answer; an error after the deadline or if the workers are lost."""
+        """Wait for a future. Raises EngineDead after the deadline or if workers are lost."""
         try:
             return arrived.result(seconds)
         except TimeoutError:
@@ -171,14 +165,14 @@ class RemoteExecutor:
                 self._fail(f"a worker does not send {type(message).__name__} to its driver")
 
     def _deliver(self, waiting: deque[Future[T]], answer: T | Exception) -> None:
-        """Resolve the oldest waiter with this answer, unless it has failed already."""
+        """Resolve the oldest waiting future, unless it has already failed."""
         with self._changing:
             arrived = waiting.popleft()
             if self._failure is None:
                 settle(arrived, answer)
 
     def _fail(self, reason: str) -> None:
-        """Fail every waiter and stop the workers. The first reason counts."""
+        """Fail every waiting future and stop the workers. The first reason is kept."""
         with self._changing:
             if self._failure is not None:
                 return
@@ -193,7 +187,6 @@ class RemoteExecutor:
 
 
 def settle(arrived: Future[Any], answer: Any) -> None:
-    """Resolve a future with an answer or an error."""
     if isinstance(answer, Exception):
         arrived.set_exception(answer)
     else:

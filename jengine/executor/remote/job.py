@@ -1,4 +1,4 @@
-"""The job given to a worker process and its final message, as bytes, never as objects.
+"""The job given to a worker process and the worker's final message, as plain encoded data.
 
 In: plain data. Out: bytes, and back. Must not know how they travel.
 """
@@ -13,7 +13,7 @@ from jengine.errors import JengineError, error_named
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One worker's part of an engine."""
+    """One worker's share of an engine."""
 
     settings: dict[str, Any]
     rank: int
@@ -33,17 +33,16 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def ended_with(error: JengineError) -> bytes:
-    """Encode an error for the driver."""
     return msgspec.msgpack.encode(Ended(type(error).__name__, str(error)))
 
 
 def error_in(data: bytes) -> JengineError | None:
-    """The error that a worker ended with, of the same class."""
+    """Decode the error that a worker ended with, as the same exception class."""
     return error_of(msgspec.msgpack.decode(data, type=Ended))
 
 
 def error_of(ended: Ended) -> JengineError | None:
-    """The same of a message that was decoded."""
+    """Rebuild the exception from a decoded message."""
     if ended.kind is None:
         return None
     return error_named(ended.kind, ended.problem)

@@ -1,4 +1,4 @@
-"""The first worker's end: runs the driver's plans, with the other workers if there are some.
+"""The first worker's end: runs the driver's plans, in the other workers too if there are any.
 
 One thread queues steps as plans come, another waits for their results, so that the next step is
 queued while one runs. Must not know requests, or who started this process.
@@ -52,7 +52,8 @@ class PlanServer:
         self._peer.send_last(encode(Fatal(reason)))
 
     def serve(self, workers: Executor, end: Callable[[str], NoReturn], capacity: Capacity) -> None:
-        """Handle messages until the driver says goodbye. `end` ends all workers after a failure."""
+        """Handle messages until the driver says goodbye. `end` kills all workers after a
+        failure."""
         self._end = end
         self._peer.start(lambda _, message: self._inbox.put(message), end, self._begun)
         self._peer.send(encode(Ready(capacity)))
@@ -84,7 +85,7 @@ class PlanServer:
                 self._end(f"the driver does not send {type(message).__name__}")
 
     def _submitted(self, workers: Executor, plan: Plan) -> Callable[[], None]:
-        """Queue a step; returns the function that answers the driver when it has ended."""
+        """Queue a step; returns a function that waits for it and answers the driver."""
         try:
             pending = workers.submit(plan)
         except UnexpectedCompile as error:  # in all workers alike, before anything of the step ran
@@ -101,7 +102,7 @@ class PlanServer:
 
     @contextlib.contextmanager
     def _ending_all(self) -> Iterator[None]:
-        """End the process: no thread waits for one that failed."""
+        """An exception in this thread ends the process: others would wait for it forever."""
         try:
             yield
         except BaseException as error:
