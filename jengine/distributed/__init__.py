@@ -1,4 +1,5 @@
-"""Several cores or processes as one: replicas and their router, leader and followers."""
+"""Engines of several cores or processes: data-parallel replicas and their router, leader and
+followers."""
 
 from typing import TYPE_CHECKING, Any
 

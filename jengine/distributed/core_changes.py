@@ -1,7 +1,7 @@
-"""More and fewer engine cores while requests run, without losing a request.
+"""Scales the number of engine cores up and down while requests run, without losing a request.
 
-In: cores that are ready, or the place of one that is to end. Out: a changed roster. A new core does
-what the others were told before it came. Must not know who starts cores, or how many are wanted.
+In: cores that are ready, or the place of one to retire. Out: a changed roster. A new core gets the
+tokenizer, pause and adapters of the others. Must not know who starts cores, or how many are wanted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOK = 0.01
 
 
 class CoreChanges:
-    """Puts cores into the roster, and takes them out once their last requests have ended."""
+    """Adds cores to the roster, and retires them after draining their requests."""
 
     def __init__(
         self, roster: CoreRoster, router: Router, deaths: CoreDeaths, questions: CoreQuestions
@@ -31,12 +31,12 @@ class CoreChanges:
 
     @property
     def next_place(self) -> int:
-        """Where one more core will be: in the place of one that has ended, or behind all."""
+        """Rank of the next core: that of a dead one if any, else the number of cores."""
         with self._roster.lock:
             return self._roster.next_place
 
     def replace(self, index: int, core: ProcessClient) -> None:
-        """Take another core, which is ready, in the place of one that has died."""
+        """Put a ready core in the place of a dead one."""
         roster = self._roster
         with roster.lock:
             before = roster.cores[index]
@@ -48,7 +48,7 @@ class CoreChanges:
         self._deaths.watch(index, core)
 
     def add(self, core: ProcessClient) -> None:
-        """Use one more core, which is ready, in the next place."""
+        """Add a ready core at `next_place`."""
         roster, place = self._roster, self.next_place
         if place < len(roster.cores):
             self.replace(place, core)
@@ -60,8 +60,8 @@ class CoreChanges:
         self._deaths.watch(place, core)
 
     def retire(self, index: int, seconds: float) -> bool:
-        """End a core once all of its requests have ended. False, and it goes on as before, if they
-        have not after so many seconds."""
+        """Drain a core and end it. Returns False, and the core serves on, if it still has requests
+        after `seconds`."""
         roster = self._roster
         with roster.lock:
             if not [i for i in roster.serving if i != index]:
@@ -81,7 +81,7 @@ class CoreChanges:
         return True
 
     def _has_drained(self, index: int, seconds: float) -> bool:
-        """Wait for the end of a core's requests. False: it still has some."""
+        """Wait for a core's requests to finish; False if some remain at the deadline."""
         deadline = time.monotonic() + seconds
         while self._has_requests(index):
             if time.monotonic() >= deadline:

@@ -1,8 +1,7 @@
-"""The death of engine cores: a core takes its own requests with it, and no others.
+"""Handles the death of engine cores: the dead core's requests fail, all others continue.
 
-In: the cores to watch. Out: the ends of requests that were lost, in the mailbox of all cores; word
-to those who asked for it once no core is left. Must not know why a core has died, or what takes its
-place.
+In: the cores to watch. Out: error deltas of lost requests, in the shared mailbox; callbacks once no
+core is left. Must not know why a core died, or what replaces it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class CoreDeaths:
-    """Watches the cores, and ends the requests of those that die."""
+    """Watches the cores and fails the requests of those that die."""
 
     def __init__(self, roster: CoreRoster, router: Router, mailbox: Mailbox) -> None:
         self._roster, self._router, self._mailbox = roster, router, mailbox
@@ -29,11 +28,11 @@ class CoreDeaths:
         self._all_are_to_end = False
 
     def watch(self, index: int, core: ProcessClient) -> None:
-        """Notice the death of the core in this place."""
+        """Watch the core at this place for its death."""
         core.when_dead(lambda error: self._lose(index, core, error))
 
     def when_all_are_dead(self, tell: Callable[[EngineDead], None]) -> None:
-        """Have a function called when the last core has died."""
+        """Register a callback for the death of the last core."""
         roster = self._roster
         with roster.lock:
             self._told.append(tell)
@@ -42,11 +41,11 @@ class CoreDeaths:
             tell(error)
 
     def expect_all(self) -> None:
-        """All cores are being shut down: their deaths are no news for the log."""
+        """Shutdown has begun: do not log deaths from now on."""
         self._all_are_to_end = True
 
     def _lose(self, index: int, core: ProcessClient, error: EngineDead) -> None:
-        """A core has died: its requests end with an error, the others go on."""
+        """Mark a core dead and fail its requests."""
         roster, router = self._roster, self._router
         with roster.lock:
             if roster.is_expected_dead(index, core):

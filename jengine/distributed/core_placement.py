@@ -1,4 +1,4 @@
-"""Which engine core a request goes to: the one that holds its prefix, then the least loaded.
+"""Chooses an engine core for a request: longest cached prefix, then least load.
 
 In: a request, and what the cores tell of their caches and queues. Out: a core. Must not know how a
 request is sent, or how it ends.
@@ -19,7 +19,7 @@ SLOW = 5.0
 
 
 class CorePlacement:
-    """Chooses among the cores that get requests. Changes nothing."""
+    """Chooses among the serving cores. Has no state of its own."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CorePlacement:
         self._order = order
 
     def hashes(self, wire: WireRequest, weights_version: int) -> list[bytes]:
-        """Hashes of the full blocks of a prompt, but for its last token, which always runs."""
+        """Hashes of a prompt's full blocks, excluding its last token, which is always computed."""
         if wire.skip_reading_prefix_cache:
             return []
         length = len(wire.prompt_token_ids)
@@ -43,7 +43,8 @@ class CorePlacement:
         return contents.of(Request(wire, length, 0), (length - 1) // self._block_size)
 
     def choose(self, wire: WireRequest, hashes: list[bytes]) -> int:
-        """The core that a request names, or the best for a prompt with these block hashes."""
+        """The core that the request names (`data_parallel_rank`), else the best for these block
+        hashes."""
         if wire.replica is not None:
             if wire.replica not in self._roster.serving:
                 raise RequestError(
@@ -58,14 +59,15 @@ class CorePlacement:
         return self._router.best_of(among, found, hashes, loads)
 
     def _brisk(self) -> list[int]:
-        """The serving cores but for those that seem to stand still, unless all do."""
+        """The serving cores without a stalled step or stale state; all of them if every one
+        stalls."""
         serving = self._roster.serving
         states = {i: self._roster.cores[i].state() for i in serving}
         return [i for i in serving if max(states[i].age, states[i].stepping) < SLOW] or serving
 
     def _others(self) -> list[int]:
-        """Tokens of other fronts' requests in each core, as its queue lengths tell: each request is
-        taken for as long as this front's are on average."""
+        """Estimated tokens per core of requests from other front ends: their number from the core's
+        queue lengths, times the mean length of this front end's requests."""
         own = self._router.counts
         tokens = sum(self._router.loads) // max(sum(own), 1) or self._block_size
         states = [core.state().counts for core in self._roster.cores]

@@ -1,7 +1,7 @@
-"""Questions and calls to all engine cores that live, answered as one core would.
+"""Sends calls to all living engine cores, and merges the answers as if there were one core.
 
-In: questions. Out: the answers, by core or as one. A core that dies meanwhile is left out. Must
-not know how requests are placed, or what becomes of those of a core that dies.
+In: a call. Out: the answer of each core, or the merged one. A core that dies meanwhile is left out.
+Must not know how requests are placed, or what becomes of those of a core that dies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ A = TypeVar("A")
 
 
 class CoreQuestions:
-    """Asks one core after the other, and puts together what they say."""
+    """Calls one core after the other and merges their answers."""
 
     def __init__(
         self, roster: CoreRoster, router: Router, tokenizer: TokenizerData | None = None
@@ -34,7 +34,7 @@ class CoreQuestions:
         self._repeated = RepeatedCalls()
 
     def ask(self, question: CoreQuestion[A]) -> A:
-        """The answer of all cores that live, as one; those that die meanwhile are left out."""
+        """Call every living core; returns the merged answer."""
         answers = self._asked(question)
         whole = self._whole(question, answers)
         self._repeated.note(question, whole)
@@ -62,7 +62,7 @@ class CoreQuestions:
         return answers
 
     def make_alike(self, core: ProcessClient) -> None:
-        """Have a new core do what the others were told before."""
+        """Bring a new core up to date: tokenizer, pause, adapters."""
         if self._tokenizer is not None:
             core.tell_tokenizer(self._tokenizer)
         if self.state().paused:
@@ -70,14 +70,14 @@ class CoreQuestions:
         self._repeated.repeat(core.ask)
 
     def _counts(self, found: Mapping[int, Counts]) -> Counts:
-        """The counts of all cores together, and of each; a core that has ended counts on."""
+        """Merge counters over all cores; those of retired cores are included."""
         retired = self._roster.retired
         return together(
             [found.get(one.index) or retired.get(one.index) or one.counts for one in self._parts()]
         )
 
     def state(self) -> CoreState:
-        """What the cores said last. The age is the oldest, and the step in progress the longest."""
+        """Last reported state, merged: the oldest age, the longest running step."""
         return whole_state(self._parts())
 
     def _parts(self) -> list[Part]:

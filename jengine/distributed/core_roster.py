@@ -1,7 +1,6 @@
-"""Which engine cores there are, and which of them live, are leaving, have died or were retired.
+"""The engine cores, and which of them live, are leaving, have died or were retired.
 
-In: cores, and what has become of them. Out: the cores to ask, and those that may get requests. Must
-not know requests, what deaths cost, or how cores are started.
+Must not know requests, what deaths cost, or how cores are started.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from jengine.errors import EngineDead
 
 
 class CoreRoster:
-    """The cores by their places, which are data-parallel ranks.
+    """The cores, indexed by data-parallel rank.
 
-    Who changes it holds `lock`, which is around the router of requests as well: a core and its
-    requests are lost at once.
+    Hold `lock` to change it. The same lock guards the router, so that a core and its requests are
+    lost atomically.
     """
 
     def __init__(self, cores: Sequence[ProcessClient]) -> None:
@@ -31,27 +30,26 @@ class CoreRoster:
 
     @property
     def living(self) -> list[int]:
-        """The cores that have not died."""
+        """Indices of cores that have not died."""
         return [i for i in range(len(self.cores)) if i not in self.dead]
 
     @property
     def serving(self) -> list[int]:
-        """The cores that get requests."""
         return [i for i in self.living if i not in self.leaving]
 
     @property
     def next_place(self) -> int:
-        """Where one more core will be: in the place of one that has ended, or behind all."""
+        """Rank of the next core: that of a dead one if any, else the number of cores."""
         return min(self.dead, default=len(self.cores))
 
     def put(self, index: int, core: ProcessClient) -> None:
-        """Have another core in the place of one that has died."""
+        """Put a core in the place of a dead one."""
         self.cores[index] = core
         self.dead.pop(index, None)
         self.retired.pop(index, None)
 
     def is_expected_dead(self, index: int, core: ProcessClient) -> bool:
-        """Whether this core was to end, or another one has its place already."""
+        """Whether this core was retired or has been replaced."""
         return self.cores[index] is not core or index in self.retired
 
     def check_alive(self) -> None:

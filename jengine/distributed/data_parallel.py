@@ -35,7 +35,8 @@ GLANCE = 1e-4
 
 
 class DataParallelCore:
-    """Several engine cores as one. They compute at the same time, or, with depth 0, in turn."""
+    """Data-parallel EngineCores as one core. Replicas compute concurrently, or in turn at depth
+    0."""
 
     def __init__(
         self,
@@ -58,42 +59,40 @@ class DataParallelCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request still waits for its final answer."""
+        """Whether a request is unfinished or has an undelivered delta."""
         return bool(self.undelivered) or any(replica.has_work for replica in self.replicas)
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced; the same in every replica."""
         return self.replicas[0].weights_version
 
     @property
     def patience(self) -> float:
-        """Seconds until some replica may have a step to run; 0: now."""
+        """Seconds until a replica may have a step to run; 0 if one has."""
         if self.undelivered:
             return 0.0
         return min((one.patience for one in self.replicas if one.has_work), default=0.0)
 
     def when_woken(self, tell: Callable[[], object]) -> None:
-        """Have this called when a request of any replica is woken."""
+        """Register a callback for when a waiting request of any replica becomes runnable."""
         for replica in self.replicas:
             replica.when_woken(tell)
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step of one waits for a program that is being compiled."""
+        """Whether a replica's step is blocked on compilation."""
         return any(replica.is_compiling for replica in self.replicas)
 
     def check(self, wire: WireRequest) -> None:
-        """Raise a RequestError if no schedule could ever answer a request."""
+        """Raise RequestError if no schedule can ever serve the request."""
         self.replicas[0].check(wire)
 
     def read(self, wire: WireRequest) -> ReadPrompt:
-        """What `add` takes of a prompt. The hash of a block is the same in every cache."""
+        """Hash a prompt for `add`. Block hashes are the same in every replica."""
         return self.replicas[0].read(wire)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
-        """Queue a request in the replica that it names, that caches its prefix, or in the least
-        loaded one."""
+        """Queue a request in the replica that it names, else by cached prefix and load."""
         self.check_alive()
         if wire.request_id in self.router:
             raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
@@ -107,7 +106,7 @@ class DataParallelCore:
         self.router.enter(wire.request_id, Placed(chosen, length, request.block_hashes))
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request in its replica. Returns its last delta, or None if it has ended."""
+        """Abort a request. Returns its last delta, or None if it has already finished."""
         replica = self.router.replica_of(request_id)
         if replica is None:
             return None
@@ -115,7 +114,7 @@ class DataParallelCore:
         return self.replicas[replica].abort(request_id)
 
     def step(self) -> list[TokenDelta]:
-        """One step of every replica that has something to do."""
+        """Run one step of every replica that has work."""
         self.check_alive()
         for index in range(len(self.replicas)):
             self._step(index, read=self.in_turn)
@@ -131,7 +130,7 @@ class DataParallelCore:
         return deltas
 
     def run_ahead(self) -> list[TokenDelta]:
-        """Nothing: `step` has queued what each replica can run."""
+        """No-op: `step` queues ahead in every replica."""
         return []
 
     def _step(self, index: int, read: bool) -> None:
@@ -139,7 +138,7 @@ class DataParallelCore:
             self.undelivered += self.replicas[index].step(read=read)
 
     def _launch(self) -> None:
-        """Queue the step of all replicas, if they run each step together."""
+        """Queue the joint program, if replicas step together."""
         try:
             self.launch()
         except Exception as error:
@@ -149,10 +148,11 @@ class DataParallelCore:
             raise self.failure from error
 
     def _readable(self) -> list[int]:
-        """The replicas to read now that all have their steps: those whose oldest step has run.
+        """Replicas to read, after all have queued their steps: those whose oldest step has
+        finished.
 
-        The others are not waited for, so one that reads a long prompt does not hold them up.
-        Only if no replica can queue more is there a wait, for the first that has run.
+        Slower replicas (a long prefill) are not waited for. Blocks for the first to finish only if
+        no replica can queue another step.
         """
         busy = {i: one.in_flight[0][1] for i, one in enumerate(self.replicas) if one.in_flight}
         due = {index: step for index, step in busy.items() if self.replicas[index].is_due}
@@ -164,7 +164,7 @@ class DataParallelCore:
 
     @contextmanager
     def _naming(self, index: int) -> Iterator[None]:
-        """A replica that fails ends the engine, and the error says which it was."""
+        """Add the failing replica's name to an error; a failure of one replica ends the engine."""
         try:
             yield
         except EngineDead as error:
@@ -172,7 +172,7 @@ class DataParallelCore:
             raise self.failure from error
 
     def update_weights(self, values: Any) -> int:
-        """Use other parameters in every replica from the next step on, or in none."""
+        """Replace the parameters of all replicas, or of none, from the next step on."""
         self.check_alive()
         parts = self.split(values)
         for index, (replica, part) in enumerate(zip(self.replicas, parts, strict=True)):
@@ -181,7 +181,8 @@ class DataParallelCore:
         return self.weights_version
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False, and nothing is forgotten, if requests use any of them."""
+        """Clear the prefix caches. Returns False, changing nothing, if requests use cached
+        blocks."""
         in_use = any(replica.counts().cache_usage for replica in self.replicas)
         if in_use and not reset_running_requests:
             return False
@@ -190,17 +191,17 @@ class DataParallelCore:
         return True
 
     def counts(self) -> Counts:
-        """The numbers of all replicas together, and of each."""
         return together([replica.counts() for replica in self.replicas])
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in this one process, for its first replica or for each."""
+        """Run a worker call here: for the first replica only, or for each where the call requires
+        it."""
         self.check_alive()
         asked = self.replicas if CALLS[method].each_replica else self.replicas[:1]
         return [one for replica in asked for one in replica.call_workers(method, arguments)]
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
-        """Have caches of so many bytes in every replica."""
+        """Resize every replica's KV cache to this many bytes."""
         self.check_alive()
         for index, replica in enumerate(self.replicas):
             with self._naming(index):
@@ -208,7 +209,7 @@ class DataParallelCore:
         return self._delivered()
 
     def drain(self) -> list[TokenDelta]:
-        """Read every step in flight in every replica."""
+        """Read all steps in flight."""
         self.check_alive()
         for index, replica in enumerate(self.replicas):
             with self._naming(index):
@@ -216,24 +217,23 @@ class DataParallelCore:
         return self._delivered()
 
     def health(self) -> list[WorkerHealth]:
-        """This one process."""
         self.check_alive()
         return self.replicas[0].health()
 
     def probe(self) -> None:
-        """Run a step with nothing in it in every replica. Only while no request runs."""
+        """Run an empty step in every replica, as a health check. Only while no request runs."""
         self.check_alive()
         for index, replica in enumerate(self.replicas):
             with self._naming(index):
                 replica.probe()
 
     def check_alive(self) -> None:
-        """Raise EngineDead if a replica has failed before."""
+        """Raise EngineDead if a replica has failed."""
         if self.failure is not None:
             raise EngineDead("this engine has stopped; create a new one.") from self.failure
 
     def shutdown(self) -> None:
-        """Abort everything and give the device memory back."""
+        """Abort all requests and free device memory."""
         self.undelivered.clear()
         self.router.clear()
         for replica in self.replicas:

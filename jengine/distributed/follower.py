@@ -1,4 +1,4 @@
-"""The core of a following process: the calls of an EngineCore, the decisions of the leader.
+"""The EngineCore of a following process: same interface, but the leader schedules.
 
 In: the same requests as everywhere, and the leader's messages. Out: token deltas. While it waits
 for anything it runs the plans that arrive, so that no collective waits for this process.
@@ -41,7 +41,7 @@ from jengine.wire.message import Message
 
 
 class FollowingCore:
-    """Runs the leader's plans. Its session gets the same deltas as the leader's."""
+    """Runs the leader's plans and delivers the same deltas as the leader."""
 
     def __init__(
         self,
@@ -67,42 +67,41 @@ class FollowingCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request still waits for its final answer."""
+        """Whether a request of this process is unfinished."""
         return bool(self._open or self._unchecked)
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced."""
         return self._version
 
     @property
     def patience(self) -> float:
-        """None: a step waits for the leader."""
+        """0: `step` itself blocks on the leader."""
         return 0.0
 
     def when_woken(self, tell: Callable[[], object]) -> None:
-        """Nothing to do: requests are parked by the leader."""
+        """No-op: waiting requests are the leader's."""
 
     @property
     def is_compiling(self) -> bool:
-        """Unknown here: steps of this process run while the leader's do."""
+        """Not known here: compilation happens inside the leader's step."""
         return False
 
     def check(self, wire: WireRequest) -> None:
-        """Raise a RequestError if no schedule could ever answer a request."""
+        """Raise RequestError if no schedule can ever serve the request."""
         self._check(wire)
 
     def read(self, wire: WireRequest) -> None:
-        """Nothing: the leader looks prompts up."""
+        """No-op: the leader looks up cached prefixes."""
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
-        """Expect answers to a request, which the leader has too."""
+        """Register a request, which the leader is given too."""
         self.check_alive()
         self.check(wire)
         self._unchecked[wire.request_id] = wire
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request, as soon as the leader has ended it."""
+        """Ask the leader to abort a request, and run its plans until it has."""
         self._unchecked.pop(request_id, None)
         name = self._names.get(request_id)
         if name is None:
@@ -116,7 +115,7 @@ class FollowingCore:
         return None if delta is None else msgspec.structs.replace(delta, request_id=request_id)
 
     def step(self) -> list[TokenDelta]:
-        """The deltas of the leader's next step."""
+        """Return the deltas of the leader's next step."""
         self.check_alive()
         if self._unchecked:
             self._agree_on_requests()
@@ -128,24 +127,23 @@ class FollowingCore:
         return [self._own(delta) for delta in outcome if delta.request_id in self._open]
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
-        """Refused."""
         raise UnsupportedFeature(
             "resize_cache: an engine over several processes keeps the size of its cache. Create it "
             "with another kv_cache_memory_bytes."
         )
 
     def drain(self) -> list[TokenDelta]:
-        """Run what the leader has planned, and read it as the leader does; `step` returns it."""
+        """Run and read every plan that the leader has sent; `step` returns the deltas."""
         self.check_alive()
         self._agree("a pause", [])
         return []
 
     def run_ahead(self) -> list[TokenDelta]:
-        """Nothing: the leader plans."""
+        """No-op: the leader schedules."""
         return []
 
     def _own(self, delta: TokenDelta) -> TokenDelta:
-        """A delta as this process's session knows it."""
+        """The delta under this process's request id; the leader's ids differ."""
         name = delta.request_id
         own = msgspec.structs.replace(delta, request_id=self._open[name])
         if delta.finish_reason is not None:
@@ -157,7 +155,6 @@ class FollowingCore:
         self._ended.pop(name, None)
 
     def update_weights(self, values: Any) -> int:
-        """Use other parameters, as every process does."""
         self.check_alive()
         problem = self._agree("weights", self.notes.take()).problem
         if problem is not None:
@@ -167,15 +164,15 @@ class FollowingCore:
         return self._version
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Nothing to forget here: the leader knows the prefixes. False while requests run."""
+        """Returns False while requests run. The prefix cache itself is the leader's."""
         return reset_running_requests or not self.has_work
 
     def counts(self) -> Counts:
-        """The numbers of the leader's scheduler after the last step."""
+        """The leader's scheduler counters after its last step."""
         return self._counts
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every process; every process makes it."""
+        """Take part in a worker call, which every process must make. Returns all answers."""
         self.check_alive()
         verdict = self._report(self.executor.report(method, arguments))
         if verdict.problem is not None:
@@ -183,12 +180,11 @@ class FollowingCore:
         return verdict.answers
 
     def health(self) -> list[WorkerHealth]:
-        """This process, and what it knows of the leader."""
         self.check_alive()
         return self.executor.health()
 
     def probe(self) -> None:
-        """An empty step in every process; all of them ask for it."""
+        """Take part in an empty step, which every process must run."""
         self.step()
 
     def check_alive(self) -> None:
@@ -197,7 +193,7 @@ class FollowingCore:
             raise EngineDead("this engine has stopped; create a new one.") from self.failure
 
     def shutdown(self) -> None:
-        """Forget everything, and tell the leader."""
+        """Drop all requests and leave."""
         self._open.clear()
         self._names.clear()
         self._unchecked.clear()
@@ -231,7 +227,7 @@ class FollowingCore:
             raise
 
     def _take(self, message: Message) -> None:
-        """Handle a message of the leader."""
+        """Handle one message of the leader."""
         match message:
             case RunPlan(plan):
                 self._run(plan)

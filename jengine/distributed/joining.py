@@ -1,7 +1,8 @@
-"""How cores of other hosts become replicas: they join at one address, the front's.
+"""How engine cores on other hosts join as data-parallel replicas, at one address of the front end.
 
-In: the address, a secret, ranks. Out: where each rank's core lets fronts in. The connection stays
-open: a host that joined notices when the front is gone. Must not know how cores are started.
+In: the address, a secret, ranks. Out: the address at which each rank's core accepts front ends. The
+connection stays open, so a joined host notices when the front end is gone. Must not know how cores
+are started.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ LOOK = 1.0
 
 
 class Join(Message, frozen=True):
-    """A host's cores are ready."""
+    """Host to front end: these ranks' cores are ready."""
 
     addresses: dict[int, str]  # by rank
     version: str
 
 
 class Joined(Message, frozen=True):
-    """They are replicas now."""
+    """Front end to host: the ranks are replicas now."""
 
 
 class Refused(Message, frozen=True):
-    """They cannot be."""
+    """Front end to host: the ranks cannot join."""
 
     why: str
 
 
 class Taken(Refused, frozen=True, tag=True):
-    """Another connection has these ranks, as far as known."""
+    """Refused because another connection, not yet known to be closed, holds these ranks."""
 
 
 class AreYouThere(Message, frozen=True):
-    """Nothing to answer: sending it shows whether the connection is open."""
+    """Keepalive without an answer: sending it reveals a closed connection."""
 
 
 FromDesk = Joined | Refused | Taken | AreYouThere
@@ -63,8 +64,8 @@ _from_desk = Reader[FromDesk](FromDesk, "the front")
 
 
 class JoinDesk:
-    """The front's end: waits until every rank of other hosts has joined, and lets those whose
-    connection was lost come again."""
+    """Front end's side: waits until every remote rank has joined, and accepts reconnecting
+    hosts."""
 
     def __init__(self, door: Door, ranks: range, version: str) -> None:
         self._ranks = ranks
@@ -88,13 +89,11 @@ class JoinDesk:
 
     @property
     def address(self) -> str:
-        """Where hosts join."""
         assert self._socket.door_address is not None, "it was bound"
         return self._socket.door_address
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not joined."""
         return [rank for rank in self._ranks if rank not in self._addresses]
 
     def wait(
@@ -103,9 +102,9 @@ class JoinDesk:
         seconds: float,
         check: Callable[[], None] = lambda: None,
     ) -> list[str]:
-        """The addresses of all ranks, in their order; ConfigError if they do not come in time.
+        """Return the addresses of all ranks, by rank. Raises ConfigError on timeout.
 
-        `check` is called from time to time, and raises what keeps them from coming.
+        `check` is called periodically, and may raise to abort the wait.
         """
         end, reminded = time.monotonic() + seconds, -REMIND
         while True:
@@ -133,11 +132,11 @@ class JoinDesk:
                 )
 
     def when_back(self, tell: Callable[[int, str], None]) -> None:
-        """Have a function called, which must not wait, with a rank that has joined again."""
+        """Register a non-blocking callback (rank, address) for ranks that have rejoined."""
         self._back = tell
 
     def close(self) -> None:
-        """Close the connections, by which hosts that joined notice that the front is gone."""
+        """Close all connections, which tells joined hosts that the front end is gone."""
         self._socket.close()
 
     def _fail(self, error: BaseException) -> None:
@@ -155,7 +154,7 @@ class JoinDesk:
         self._socket.send([parts[0], encode(answer)])
 
     def _forget(self, connection: bytes) -> None:
-        """A connection has ended: others may have its ranks."""
+        """A connection has closed: free its ranks."""
         ranks = [rank for rank, one in self._connections.items() if one == connection]
         for rank in ranks:
             del self._connections[rank]
@@ -184,10 +183,10 @@ class JoinDesk:
 
 
 class JoinedHost:
-    """The end of a host whose cores join."""
+    """The side of a host whose cores join."""
 
     def __init__(self, host: str, port: int, secret: bytes, left: Callable[[str], None]) -> None:
-        """`left` is told when the connection has ended after the answer."""
+        """`left` is called with the reason when the connection ends after the host has joined."""
         self.address = tcp(host, port)
         self._left = left
         self._answered = threading.Event()
@@ -199,9 +198,9 @@ class JoinedHost:
         self._socket.start()
 
     def join(self, addresses: Mapping[int, str], version: str, seconds: float) -> None:
-        """Offer cores by rank; return when they are replicas. ConfigError if they are refused.
+        """Offer cores by rank, and return once they are replicas. Raises ConfigError if refused.
 
-        Where ranks are taken, that may be this host's own former connection, so it asks again.
+        Retries while the ranks are taken: the holder may be this host's own previous connection.
         """
         end = time.monotonic() + COMING_AGAIN
         self._offer(addresses, version, seconds)
@@ -228,7 +227,6 @@ class JoinedHost:
             )
 
     def close(self) -> None:
-        """Leave."""
         self._socket.close()
 
     def _receive(self, parts: Parts) -> None:

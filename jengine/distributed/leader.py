@@ -1,4 +1,5 @@
-"""The leading process's core: an EngineCore whose steps, aborts and weights every process follows.
+"""The EngineCore of the leading process, whose steps, aborts and weight updates all processes
+follow.
 
 In: requests, the same in every process. Out: token deltas, for its own session and the followers.
 Must not know sockets or devices.
@@ -21,7 +22,7 @@ LISTENING = 1e-3  # seconds between two looks at what the others send
 
 
 class LeadingCore:
-    """Schedules for all processes."""
+    """Wraps an EngineCore and schedules for all processes."""
 
     def __init__(
         self, core: EngineCore, executor: LeadingExecutor, channel: LeaderChannel,
@@ -39,38 +40,38 @@ class LeadingCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request still waits for its final answer."""
+        """Whether a request is unfinished or has an undelivered delta."""
         return self.core.has_work
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced."""
         return self.core.weights_version
 
     @property
     def patience(self) -> float:
-        """As the core's, but short: no bell rings for what the others send."""
+        """At most `LISTENING`, since messages of followers are polled."""
         return min(self.core.patience, LISTENING)
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step waits for a program that is being compiled here."""
+        """Whether a step is blocked on compilation in this process."""
         return self.core.is_compiling
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
-        """Queue a request. It is compared with those of the others before it runs."""
+        """Queue a request. Before it runs, its digest is compared across processes."""
         self.core.add(wire, prompt)
         self.unchecked[wire.request_id] = wire
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request in every process. Returns its last delta, or None if it has ended."""
+        """Abort a request in every process. Returns its last delta, or None if it has already
+        finished."""
         delta = self.core.abort(request_id)
         if self.unchecked.pop(request_id, None) is None and delta is not None:
             self.channel.broadcast(RequestAborted(request_id, delta))
         return delta
 
     def step(self) -> list[TokenDelta]:
-        """One step of all processes."""
+        """Run one step in all processes."""
         self.core.check_alive()
         self._hear()
         if self.unchecked or self.channel.has_report:
@@ -82,14 +83,13 @@ class LeadingCore:
         return deltas
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
-        """Refused."""
         raise UnsupportedFeature(
             "resize_cache: an engine over several processes keeps the size of its cache. Create it "
             "with another kv_cache_memory_bytes."
         )
 
     def drain(self) -> list[TokenDelta]:
-        """Read every step in flight, and tell the others to."""
+        """Read all steps in flight, in every process."""
         with self.channel.inside_step(), failing_together(self.channel):
             deltas = self.core.drain()
         self.executor.compare_samples()
@@ -98,7 +98,7 @@ class LeadingCore:
         return deltas
 
     def run_ahead(self) -> list[TokenDelta]:
-        """Nothing: the others are told of a step's deltas before the next one is queued."""
+        """No-op: followers get a step's deltas before the next step is queued."""
         return []
 
     def _step(self) -> list[TokenDelta]:
@@ -119,13 +119,13 @@ class LeadingCore:
             raise RequestError(verdict.problem)
 
     def _hear(self) -> None:
-        """Take in what the others have said meanwhile."""
+        """Process the messages that followers have sent."""
         while self.channel.read():
             pass
         self._serve()
 
     def _serve(self) -> None:
-        """End requests that a follower does not want any longer, here and everywhere."""
+        """Abort the requests that clients of followers have cancelled."""
         while self.channel.ends:
             rank, request_id = self.channel.ends.popleft()
             delta = self.abort(request_id)
@@ -135,7 +135,7 @@ class LeadingCore:
                 self.core.undelivered.append(delta)
 
     def update_weights(self, values: Any) -> int:
-        """Use other parameters in every process."""
+        """Replace the parameters in every process, after comparing their digests."""
         self.core.check_alive()
         verdict = self.channel.agree(reports("weights", self.notes.take()), self._serve)
         if verdict.problem is not None:
@@ -143,17 +143,17 @@ class LeadingCore:
         return self.core.update_weights(values)
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """The result of a call in every process; every process makes it."""
+        """Make a worker call in every process, all of which must make it. Returns all answers."""
         self.core.check_alive()
         return self.executor.call_workers(method, arguments, self._serve)
 
     def probe(self) -> None:
-        """An empty step in every process; all of them ask for it."""
+        """Run an empty step, which every process must ask for."""
         with self.channel.inside_step(), failing_together(self.channel):
             self.core.probe()
         self.channel.broadcast(StepDone(self.executor.read, [], self.counts()))
 
     def shutdown(self) -> None:
-        """Abort everything, and tell the others."""
+        """Abort all requests and tell the followers."""
         self.unchecked.clear()
         self.core.shutdown()

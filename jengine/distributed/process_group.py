@@ -1,6 +1,7 @@
-"""The processes that an engine consists of: one alone, one that leads, or one that follows.
+"""The processes of an engine: a single one, or a leader and followers.
 
-In: the placement of its arrays. Out: its core, and agreement with the others on the way there.
+In: the placement of its arrays. Out: this process's core, and agreement with the others while
+building it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ProgramSource = Callable[[], ProgramTotals]
 
 @dataclass(frozen=True)
 class CoreParts:
-    """The parts from which a core is built."""
+    """What an EngineCore is built from."""
 
     runners: tuple[PlanRunner, ...]  # of each data-parallel replica
     placement: Placement
@@ -72,7 +73,7 @@ class CoreParts:
         replica: int = 0,
         gates: tuple[MakeGate, ...] = (),
     ) -> EngineCore:
-        """The core whose steps this executor runs, with more gates of its scheduler."""
+        """Build the EngineCore over this executor; `gates` are added to the scheduler's."""
         watched = self.watched(executor)
         cache = CacheCoordinator(self.cache)
         scheduler = Scheduler(
@@ -88,7 +89,7 @@ class CoreParts:
         return EngineCore(scheduler, watched, self.depth, programs)
 
     def local_core(self) -> Core:
-        """The core of an engine that is this process alone."""
+        """Build the core of a single-process engine: one EngineCore, or a DataParallelCore."""
         cores = [
             self.core(
                 LocalExecutor(runner),
@@ -120,34 +121,32 @@ class CoreParts:
 
 
 class ProcessGroup(Protocol):
-    """The steps of building an engine that involve all of its processes."""
+    """The steps of building an engine that synchronise all of its processes."""
 
     def observed(self, placement: Placement) -> Placement:
-        """The placement, which takes a digest of each parameter that it places."""
+        """The placement, changed to digest each parameter that it places."""
         ...
 
     def agree(self, **values: Any) -> None:
-        """Raise a ConfigError in every process if these are not the same in all."""
+        """Raise ConfigError in every process unless these values are equal in all."""
         ...
 
     def noted(self, values: Iterable[NamedArray]) -> Iterable[NamedArray]:
-        """The parameters, of which digests are taken if their placement did not."""
+        """Pass parameters through, digesting those that their placement did not."""
         ...
 
     def agree_on_weights(self) -> None:
-        """Raise a ConfigError in every process if they have read different parameters."""
+        """Raise ConfigError in every process unless all loaded the same parameters."""
         ...
 
     def least(self, number: int) -> int:
-        """The smallest of the numbers that the processes give."""
+        """Minimum over all processes."""
         ...
 
-    def core(self, parts: CoreParts) -> Core:
-        """The core of this process."""
-        ...
+    def core(self, parts: CoreParts) -> Core: ...
 
     def leave(self, reason: str) -> None:
-        """Tell the others that this process will not take part."""
+        """Tell the others that this process does not take part."""
         ...
 
 
@@ -155,7 +154,8 @@ class ProcessGroup(Protocol):
 def process_group_of(
     placement: Placement, settings: MultihostSettings, direction: Direction | None
 ) -> Iterator[ProcessGroup]:
-    """The group of the processes whose devices these are. Who fails inside tells the others.
+    """The group of the processes that own these devices. An exception inside is sent to the
+    others.
 
     With a direction the first of several alone has requests.
     """
@@ -183,8 +183,6 @@ def _gathered(
 
 
 class SingleProcess:
-    """A single process. The protocol above describes the methods."""
-
     def observed(self, placement: Placement) -> Placement:
         return placement
 
@@ -208,8 +206,6 @@ class SingleProcess:
 
 
 class SeveralProcesses:
-    """One of several processes. The protocol above describes the methods."""
-
     def __init__(
         self, channel: Channel, settings: MultihostSettings, direction: Direction | None
     ) -> None:
@@ -267,5 +263,5 @@ class SeveralProcesses:
 
 
 def expect_nothing(*messages: Message) -> None:
-    """While an engine is built the others say nothing else."""
+    """While an engine is being built no other message may arrive."""
     assert not messages, f"{messages[0]} came while the engine was being built"

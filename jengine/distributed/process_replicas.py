@@ -1,9 +1,8 @@
-"""Several engine cores in processes of their own, as one client: data parallelism over processes.
+"""Data parallelism over engine-core processes: several clients behind one EngineClient.
 
-In: requests. Out: the token deltas of all cores. The parts have a subject each: `core_placement`
-chooses a core for a request, `core_deaths` ends the requests of a core that dies, `core_changes`
-has more and fewer cores, `core_questions` asks all of them. Must not know devices, or who started
-the cores.
+In: requests. Out: the token deltas of all cores. `core_placement` chooses a core for a request,
+`core_deaths` fails the requests of a core that dies, `core_changes` scales up and down,
+`core_questions` calls all cores. Must not know devices, or who started the cores.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ A = TypeVar("A")
 
 
 class ProcessReplicas:
-    """An EngineClient over several, which share a mailbox."""
+    """An EngineClient over several, which share one mailbox."""
 
     def __init__(
         self,
@@ -43,7 +42,8 @@ class ProcessReplicas:
         stored_as: str = "",
         tokenizer: TokenizerData | None = None,
     ) -> None:
-        """Order, block size and `stored_as` are the cores'; they were told the tokenizer."""
+        """`order`, `block_size` and `stored_as` must equal the cores'. `tokenizer` has already been
+        sent to them; a new core gets the same."""
         self.mailbox = mailbox
         self._roster = CoreRoster(cores)
         self._router = Router(len(cores), block_size)
@@ -58,7 +58,7 @@ class ProcessReplicas:
 
     @property
     def cores(self) -> list[ProcessClient]:
-        """All cores by their places, those that have died among them."""
+        """All cores by rank, dead ones included."""
         return self._roster.cores
 
     # --- requests --------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class ProcessReplicas:
         return self.mailbox.has_work
 
     def add(self, wire: WireRequest) -> None:
-        """Queue a request in one of the cores that live."""
+        """Queue a request in a living core."""
         length = len(wire.prompt_token_ids)
         hashes = self._placement.hashes(wire, self.weights_version)
         while True:
@@ -91,13 +91,13 @@ class ProcessReplicas:
                 return
 
     def abort(self, request_id: str) -> None:
-        """Queue the end of a request. Takes no lock: a finalizer may call it at any moment."""
+        """Queue an abort. Lock-free, since a finalizer may call it at any time."""
         chosen = self._router.replica_of(request_id)
         if chosen is not None:
             self.cores[chosen].abort(request_id)
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
-        """Wait for new tokens of any core and return them."""
+        """Wait for deltas of any core."""
         self.cores[0].check_process()
         deltas = self.mailbox.take(wait)
         with self._roster.lock:
@@ -109,7 +109,7 @@ class ProcessReplicas:
         return deltas
 
     def _forget(self, request_id: str) -> bool:
-        """Take a request out of the router. False if it was lost with its core."""
+        """Remove a request from the router. False if it was lost with its core."""
         with self._roster.lock:
             known = request_id in self._router
             if known:
@@ -123,11 +123,11 @@ class ProcessReplicas:
         self._roster.check_alive()
 
     def when_dead(self, tell: Callable[[EngineDead], None]) -> None:
-        """Have a function called when the last core has died."""
+        """Register a callback for the death of the last core."""
         self._deaths.when_all_are_dead(tell)
 
     def shutdown(self) -> None:
-        """End all cores. Twice is harmless; in a forked child it does nothing."""
+        """End all cores. Idempotent; a no-op in a forked child."""
         self._deaths.expect_all()
         self.mailbox.fail(EngineDead("the engine was shut down."))
         for core in self.cores:
@@ -135,41 +135,41 @@ class ProcessReplicas:
 
     @property
     def serving(self) -> list[int]:
-        """The cores that get requests."""
+        """Cores that accept requests."""
         with self._roster.lock:
             return self._roster.serving
 
     @property
     def next_place(self) -> int:
-        """Where `add_core` will put a core."""
+        """The rank that `add_core` will use."""
         return self._changes.next_place
 
     def replace(self, index: int, core: ProcessClient) -> None:
-        """Take another core, which is ready, in the place of one that has died."""
+        """Put a ready core in the place of a dead one."""
         self._changes.replace(index, core)
 
     def add_core(self, core: ProcessClient) -> None:
-        """Use one more core, which is ready, in the next place."""
+        """Add a ready core at `next_place`."""
         self._changes.add(core)
 
     def retire(self, index: int, seconds: float) -> bool:
-        """End a core once all of its requests have ended. False, and it goes on as before, if they
-        have not after so many seconds."""
+        """Drain a core and end it. Returns False, and the core serves on, if it still has requests
+        after `seconds`."""
         return self._changes.retire(index, seconds)
 
     # --- questions -------------------------------------------------------------------------------
 
     def ask(self, question: CoreQuestion[A]) -> A:
-        """The answer of all cores that live, as one."""
+        """Call every living core; returns the merged answer."""
         return self._questions.ask(question)
 
     def state(self) -> CoreState:
-        """What the cores said last. The age is the oldest, and the step in progress the longest."""
+        """Last reported state, merged: the oldest age, the longest running step."""
         return self._questions.state()
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step of one of them waits for a program that is being compiled."""
+        """Whether a core's step is blocked on compilation."""
         return self.state().compiling
 
     def dump_stacks(self) -> None:
@@ -179,5 +179,4 @@ class ProcessReplicas:
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced; the same in every core."""
         return self.cores[0].weights_version

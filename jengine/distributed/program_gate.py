@@ -1,7 +1,7 @@
-"""The gate of programs: a request whose steps would wait for the compiler waits instead, alone.
+"""Scheduler gate: holds back only those requests whose programs are still being compiled.
 
-Where warm-up has not made a program yet, or never does, as of a caller's own functions, a thread
-compiles it while other requests go on.
+Applies where warm-up has not compiled a program yet, or cannot, as for user callbacks: a thread
+compiles it while other requests run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from jengine.scheduler.queue import Polled
 
 
 class ProgramsOf(NamedTuple):
-    """The programs of steps with these features."""
+    """Key of a wait: all programs with these features."""
 
     features: Features
 
 
 class ProgramsReady:
-    """A request waits until the programs of its steps are compiled, also beside what runs now. One
-    whose program cannot be compiled ends with that error.
+    """Holds a request until its programs are compiled, alone and batched with the running ones. A
+    request whose program fails to compile ends with that error.
 
-    What it waits for changes with what runs beside it. Where nothing does, the end of a compile is
-    an event.
+    Where the features needed depend on the running requests, the scheduler polls; else the end of a
+    compile wakes the request.
     """
 
     def __init__(self, loaded: LoadedModel, late: LatePrograms, wake: Wake) -> None:
@@ -73,8 +73,8 @@ class ProgramsReady:
             self._wake(key)
 
     def _beside_others(self, own: Features) -> Features:
-        """These features with the functions of the requests that run, whatever of them the last
-        steps ran: of a prompt in chunks only the last one samples."""
+        """`own` plus the callbacks of all running requests, which may be batched together in a
+        later step even if they were not in the last one (only the last prefill chunk samples)."""
         self._passed = {one: its for one, its in self._passed.items() if one.status is RUNNING}
         every = (*self._passed.values(), own)
         processors = {one.number: one for each in every for one in each.sampling.processors}
@@ -96,6 +96,6 @@ class ProgramsReady:
 
 
 def program_gates(loaded: LoadedModel) -> tuple[MakeGate, ...]:
-    """The gate of one replica's programs; none where programs are compiled when steps need them."""
+    """The gate of one replica, or none where steps block on compilation instead."""
     late = loaded.late
     return () if late is None else (partial(ProgramsReady, loaded, late),)

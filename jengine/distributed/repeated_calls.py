@@ -1,7 +1,4 @@
-"""Calls that a core which comes back must be given as well: the adapters that the others hold.
-
-In: every call to the cores, with its answers. Out: the calls for a new core. No jax.
-"""
+"""The calls that a new or restarted core must be sent to catch up: loaded adapters. No jax."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ class RepeatedCalls:
         self._lock = threading.Lock()
 
     def note(self, question: CoreQuestion[Any], answers: Any) -> None:
-        """A question was asked and answered."""
         if not isinstance(question, CallWorkers):
             return
         method, arguments = question.method, question.arguments
@@ -41,7 +37,7 @@ class RepeatedCalls:
                     self._added.remove(last)
 
     def repeat(self, ask: Callable[[CallWorkers], object]) -> None:
-        """Make them again, of a core that knows none."""
+        """Replay the remembered calls to a new core."""
         with self._lock:
             added = list(self._added)
         for _, arguments in added:

@@ -1,6 +1,6 @@
-"""What several cores say of themselves, as the state and the health of one engine.
+"""Merges the reported states and health of several cores into one.
 
-In: each core's last word, and its death if it has died. Out: the same as one core would say it.
+In: each core's last report, and its death if it has died. Out: the same report as of a single core.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Part(NamedTuple):
 
     @property
     def counts(self) -> Counts:
-        """Its counts; one that has died runs nothing."""
+        """Its last counters; a dead core has nothing running or waiting."""
         if self.death is None:
             return self.state.counts
         return msgspec.structs.replace(self.state.counts, running=0, waiting=0, cache_usage=0.0)
 
 
 def whole_state(parts: Sequence[Part]) -> CoreState:
-    """The state of all together: the oldest word of those that live, and the longest step."""
+    """Merged state: the oldest report of the living cores, and the longest running step."""
     living = [one.state for one in parts if one.death is None]
     return CoreState(
         counts=together([one.counts for one in parts]),
@@ -63,7 +63,7 @@ def _named(part: Part, count: int) -> PartState:
 def whole_health(
     parts: Sequence[Part], told: Mapping[int, Sequence[WorkerHealth]]
 ) -> list[WorkerHealth]:
-    """The processes of all cores, by what those said that answered; the others are dead."""
+    """Processes of all cores, from those that answered; the others are reported dead."""
     found: list[WorkerHealth] = []
     for part in (one for one in parts if not one.retired):
         dead = WorkerHealth(0, f"dead: {part.death}", part.state.steps, part.state.age)
@@ -74,7 +74,7 @@ def whole_health(
 
 
 def lost_request(request_id: str, message: str) -> TokenDelta:
-    """The end of a request whose core has died."""
+    """Final error delta of a request whose core died."""
     return TokenDelta(
         request_id=request_id, token_ids=[], finish_reason="error", message=message,
         engine_lost=True,

@@ -1,4 +1,4 @@
-"""Digests of requests and parameters, which leader and followers compare."""
+"""Digests of requests and parameters, compared between leader and followers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jengine.request import WireRequest
 
 
 class ParameterNotes(Protocol):
-    """Notes of the parameters that this process was given last."""
+    """Parameter digests noted since the last `take`."""
 
     def take(self) -> list[tuple[str, bytes]]:
-        """Each parameter's name and digest; begins anew."""
+        """Return (name, digest) of each parameter, and reset."""
         ...
 
 
 def digests_of(wires: Iterable[WireRequest]) -> list[tuple[str, bytes]]:
-    """A digest of each request as its user made it, in order."""
+    """Digest per request, in order, of its user-visible content."""
     return [(f"request {i + 1}", digest_of(encoded(wire))) for i, wire in enumerate(wires)]
 
 
 def encoded(wire: WireRequest) -> bytes:
-    """The request as bytes, without what the leader alone decides: its name, its time, its seed
-    unless that is the user's. A process that refused a request has numbered and drawn less."""
+    """Encode a request without what the leader assigns: id, arrival time, and any seed the user did
+    not set. Those differ if a process has refused a request that another numbered."""
     sampling = wire.sampling
     if wire.drawn_seed:
         sampling = msgspec.structs.replace(sampling, seed=0)

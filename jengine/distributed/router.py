@@ -1,4 +1,4 @@
-"""Routes requests to data-parallel replicas: by cached prefix, then by load.
+"""Routes requests to data-parallel replicas by cached prefix, then by load.
 
 In: for each replica, how much of a prompt its cache holds; the deltas of all requests. Out: a
 replica. Counts tokens known of unfinished requests as load. Must not know schedulers or devices.
@@ -33,7 +33,7 @@ def choose(loads: Sequence[int], hits: Sequence[int]) -> int:
 
 
 class Placed(NamedTuple):
-    """A request that has not ended, and where it is."""
+    """Replica and load of an unfinished request."""
 
     replica: int
     tokens: int
@@ -42,7 +42,7 @@ class Placed(NamedTuple):
 
 
 class Router:
-    """The load of each replica, and the prompts that it has or will soon have cached."""
+    """Load per replica, and the prompt blocks it has cached or is computing."""
 
     def __init__(self, replicas: int, block_size: int) -> None:
         self.loads = [0] * replicas
@@ -53,7 +53,7 @@ class Router:
         self._coming: list[Counter[bytes]] = [Counter() for _ in range(replicas)]
 
     def grow(self) -> None:
-        """One more replica, which has nothing."""
+        """Add an idle replica."""
         self.loads.append(0)
         self.counts.append(0)
         self._coming.append(Counter())
@@ -63,7 +63,6 @@ class Router:
 
     @property
     def requests(self) -> Mapping[str, Placed]:
-        """The unfinished requests."""
         return self._placed
 
     def replica_for(self, found: Sequence[int], hashes: Sequence[bytes]) -> int:
@@ -77,16 +76,16 @@ class Router:
         hashes: Sequence[bytes],
         loads: Sequence[int],
     ) -> int:
-        """The best of some replicas: `found` has the cached tokens of each of these, `loads` the
-        load of every replica."""
+        """Choose among the replicas `among`. `found`: cached tokens of each of these; `loads`: of
+        all replicas."""
         expected = self._expected(hashes)
         hits = [max(own, expected[i]) for i, own in zip(among, found, strict=True)]
         return among[choose([loads[i] for i in among], hits)]
 
     def loads_for(self, priority: int | None) -> list[int]:
-        """The loads that a request of this priority meets: less urgent ones do not delay it.
+        """Load per replica that could delay a request of this priority: excludes lower priorities.
 
-        None: priorities do not count.
+        None: count all requests.
         """
         if priority is None:
             return list(self.loads)
@@ -97,19 +96,19 @@ class Router:
         return loads
 
     def replica_of(self, request_id: str) -> int | None:
-        """Where an unfinished request is."""
+        """Replica of a request; None if it is not unfinished."""
         placed = self._placed.get(request_id)
         return None if placed is None else placed.replica
 
     def enter(self, request_id: str, placed: Placed) -> None:
-        """A replica has taken a request."""
+        """Add a request to its replica's load."""
         self._placed[request_id] = placed
         self.loads[placed.replica] += placed.tokens
         self.counts[placed.replica] += 1
         self._coming[placed.replica].update(placed.hashes)
 
     def note(self, delta: TokenDelta) -> None:
-        """A request has more tokens, or has ended."""
+        """Update the load for a delta: more tokens, or the end."""
         placed = self._placed.get(delta.request_id)
         if placed is None:
             return
@@ -123,12 +122,11 @@ class Router:
         self._placed[delta.request_id] = Placed(replica, tokens + count, hashes, priority)
 
     def clear(self) -> None:
-        """Forget all requests."""
         for request_id in list(self._placed):
             self.leave(request_id)
 
     def leave(self, request_id: str) -> None:
-        """A request has ended: it is no load any more."""
+        """Remove a finished request from its replica's load."""
         placed = self._placed.pop(request_id)
         self.loads[placed.replica] -= placed.tokens
         self.counts[placed.replica] -= 1
@@ -139,7 +137,8 @@ class Router:
                 del coming[content]
 
     def _expected(self, hashes: Sequence[bytes]) -> list[int]:
-        """Tokens at the beginning of a prompt that unfinished requests of each replica share."""
+        """Per replica, the leading prompt tokens shared with its unfinished requests (soon
+        cached)."""
         return [
             self._block_size * next((i for i, one in enumerate(hashes) if one not in coming),
                                     len(hashes))

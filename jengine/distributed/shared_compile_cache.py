@@ -1,8 +1,8 @@
-"""Whether the processes of an engine use one compile cache, without which they do without any.
+"""Disables the compile cache unless all processes of an engine share its folder.
 
-JAX writes its compile cache in process 0 alone. Where each node has a folder of its own, process 0
-finds its programs at the second start, and the others compile: on GPUs they then wait for the
-measurements of process 0, which makes none. So a folder is used by all processes or by none.
+JAX writes its compile cache in process 0 alone. With a folder per node, process 0 loads its
+programs at the second start while the others compile: on GPUs they then wait for process 0's
+autotuning results, which it does not produce. So a folder is used by all processes or by none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NONCES = 2**31
 
 
 def agree_on_compile_cache(least: Callable[[int], int], process: int) -> None:
-    """Do without the compile cache in every process unless all share its folder. Every process
-    calls this; `least` returns the smallest of the numbers that they give."""
+    """Disable the compile cache in every process unless all share its folder. Every process must
+    call this; `least` is a minimum over processes."""
     configured = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     if not is_shared(Path(str(configured)) if configured else None, least, process):
         logger.warning(
@@ -40,7 +40,7 @@ def agree_on_compile_cache(least: Callable[[int], int], process: int) -> None:
 
 
 def is_shared(folder: Path | None, least: Callable[[int], int], process: int) -> bool:
-    """Whether every process sees a file that the first one makes in its folder."""
+    """Whether every process sees a file that the first one creates."""
     nonce = least(secrets.randbelow(NONCES))
     is_first = least(process) == process
     file = None if folder is None else folder / f".shared-{nonce}"
@@ -57,7 +57,8 @@ def is_shared(folder: Path | None, least: Callable[[int], int], process: int) ->
 
 
 def is_seen(file: Path) -> bool:
-    """Whether the file is there, or comes up soon: network file systems remember what is not."""
+    """Whether the file appears within a few seconds: network file systems cache negative
+    lookups."""
     end = time.monotonic() + SEEN_WITHIN
     while file.parent.is_dir() and file.name not in os.listdir(file.parent):
         if time.monotonic() > end:
