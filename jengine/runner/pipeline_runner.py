@@ -1,4 +1,4 @@
-"""Runs plans through the stages of a pipeline, one stage per step.
+"""Runs plans through pipeline stages: every step runs all stages, each on a different plan.
 
 A plan enters the first stage in the step that its submission queues, and is sampled in the step
 that runs it in the last stage. Every step runs all stages, each on a different plan.
@@ -33,7 +33,7 @@ NOTHING = Features()
 
 @dataclass
 class PipelinedStep:
-    """A submitted plan on its way through the stages."""
+    """Future of a plan on its way through the stages."""
 
     plan: Plan
     packed: PackedStep
@@ -43,23 +43,24 @@ class PipelinedStep:
 
     @property
     def has_left(self) -> bool:
-        """Whether the step in which it leaves the last stage is queued."""
+        """Whether the step that runs the plan in the last stage is queued."""
         return self.step is not None
 
     @property
     def ready(self) -> bool:
-        """Whether that step has run. True if it is not queued: `result` queues it."""
+        """Whether that step has run. Also True if it is not queued yet, since `result` queues
+        it."""
         return self.step is None or self.step.ready
 
     def result(self) -> StepOutput:
-        """Queue the steps that the plan still needs, and wait for the last."""
+        """Queue the steps that the plan still needs, and wait for the last one."""
         while self.step is None:
             self.advance()
         return self.step.result()
 
 
 class PipelineRunner:
-    """Keeps a plan in every stage of one replica.
+    """Runs the plans of one replica with one plan in flight per stage.
 
     A plan is packed when it is submitted, since its rows may serve other requests when it leaves.
     """
@@ -71,7 +72,7 @@ class PipelineRunner:
         self._held: tuple[PipelinedStep | None, ...] = (None,) * (loaded.placement.num_stages - 1)
 
     def submit(self, plan: Plan) -> PipelinedStep:
-        """Queue a step in which this plan enters the first stage. Waits for no step."""
+        """Queue a step in which the plan enters the first stage. Never blocks."""
         loaded, rows = self.loaded, self._rows
         rows.apply(plan)
         features = needed(plan, rows, loaded.vocab_size, loaded.taps)
@@ -83,7 +84,7 @@ class PipelineRunner:
         return entering
 
     def drain(self) -> None:
-        """Queue the steps in which the plans in the stages run the rest of their way."""
+        """Queue the steps that bring all plans in flight through the last stage."""
         while any(self._held):
             self._advance()
 

@@ -1,4 +1,4 @@
-"""JAX's profiler, of which a process has one, and the names of steps in its traces.
+"""JAX's profiler (one per process), with step annotations in its traces.
 
 While it records, each call of a compiled step is annotated with the step's number and its bucket.
 Otherwise it costs a step nothing but a look at a flag.
@@ -18,13 +18,12 @@ STEP, PACK = "engine_step", "pack"
 
 
 class Profiler:
-    """Records what this process and its devices do."""
+    """Starts and stops profiling of this process and its devices."""
 
     def __init__(self) -> None:
         self.active = False
 
     def start(self, folder: str) -> None:
-        """Start to record into a folder."""
         jax.profiler.start_trace(folder)
         self.active = True
 
@@ -35,17 +34,17 @@ class Profiler:
 
     @staticmethod
     def memory() -> bytes:
-        """What is in the devices' memory and which code put it there, in the format of pprof."""
+        """Device memory profile in pprof format: live buffers by allocation site."""
         return jax.profiler.device_memory_profile()
 
     def step(self, number: int, bucket: Bucket) -> AbstractContextManager[None]:
-        """Around the call of a compiled step."""
+        """Trace annotation around the call of a compiled step."""
         if not self.active:
             return NOTHING
         return jax.profiler.StepTraceAnnotation(STEP, step_num=number, bucket=str(bucket))
 
     def pack(self) -> AbstractContextManager[None]:
-        """Around the packing of a plan."""
+        """Trace annotation around the packing of a plan."""
         return jax.profiler.TraceAnnotation(PACK) if self.active else NOTHING
 
 

@@ -1,4 +1,4 @@
-"""Runs an engine's programs before it serves, in steps without tokens.
+"""Runs every compiled program on empty steps before serving, to capture its CUDA graphs.
 
 XLA launches the kernels of a program's first run one by one, and records its CUDA graphs in the
 second. A program that is loaded drops the graphs of all others. So once everything is compiled each
@@ -19,14 +19,14 @@ RUNS = 2
 
 
 def records_graphs(platform: str) -> bool:
-    """Whether running programs before serving helps: on GPUs it records CUDA graphs."""
+    """Whether rehearsing helps: on GPUs, where a program's second run records CUDA graphs."""
     return platform != "cpu"
 
 
 def rehearse(runners: Sequence[PlanRunner], config: RunnerConfig) -> None:
-    """Run every compiled program twice, and wait. Nothing that requests could see is written.
+    """Run every compiled program twice, and wait. Writes nothing that requests could read.
 
-    Pipelines and replicas that step together queue several plans at once: not yet.
+    Not implemented for pipelines and joint replicas, which queue several plans at once.
     """
     largest_first = sorted(config.ladders.buckets(), key=lambda one: -one.num_tokens)
     for runner in runners:

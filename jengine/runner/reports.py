@@ -1,7 +1,4 @@
-"""Reports of a process about its devices.
-
-In: a loaded model. Out: structs of numbers.
-"""
+"""Device memory reports of a process."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from sharding.placement import HOST
 
 
 def device_memory(loaded: LoadedModel) -> DeviceMemory:
-    """Bytes of the model's arrays, and what the device reports."""
+    """Bytes of the model's arrays, and the device's own memory statistics."""
     state = None if CACHE in loaded.asleep.tags else loaded.state
     devices = loaded.placement.mesh.local_devices
     stats = devices[0].memory_stats() or {}
@@ -32,7 +29,7 @@ def device_memory(loaded: LoadedModel) -> DeviceMemory:
 
 
 def on_one_device(arrays: Iterable[jax.Array]) -> int:
-    """Bytes that these arrays take on one of their devices."""
+    """Bytes per device of these arrays."""
     return sum(
         math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
         for array in arrays

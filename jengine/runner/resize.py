@@ -1,4 +1,4 @@
-"""Gives a loaded model a KV cache of another size, with the contents of the blocks that are left.
+"""Resizes the KV cache of a loaded model, keeping the contents of the blocks that remain.
 
 In: bytes. Out: the blocks of each group. Only programs whose shapes hold the cache's size are
 compiled: the steps, and the program that makes the empty state. Called between steps, when no
@@ -51,7 +51,6 @@ class Resizing:
 
 
 def arrays_of(loaded: LoadedModel) -> list[Array]:
-    """The KV cache's arrays."""
     return jax.tree.leaves(loaded.state.caches)
 
 
@@ -61,6 +60,6 @@ def with_blocks_of(made: Array, old: Array) -> Array:
 
 
 def copied(made: Array, old: Array) -> Array:
-    """`made` with the common leading part of `old`."""
+    """`made` overwritten with the leading part that it shares with `old`."""
     common = tuple(slice(min(sizes)) for sizes in zip(made.shape, old.shape, strict=True))
     return made.at[common].set(old[common])

@@ -1,4 +1,5 @@
-"""The runner: packs a plan, finds its compiled step and queues it. Does not wait for results.
+"""The runner: packs a plan, selects its compiled step and queues it, without waiting for
+results.
 
 `pipeline_runner.PipelineRunner` fulfils the same contract for models in pipeline stages.
 """
@@ -29,7 +30,7 @@ from jengine.runner.variants.parts import READS_PROMPTS, Part
 
 
 class StepHandle(Protocol):
-    """A submitted plan. `executor.protocol.PendingOutput` says what its members mean."""
+    """Future of a submitted plan; see `executor.protocol.PendingOutput`."""
 
     @property
     def ready(self) -> bool: ...
@@ -41,38 +42,39 @@ class StepHandle(Protocol):
 
 
 class PlanRunner(Protocol):
-    """Runs plans in the order of submission: each relies on the plans before it."""
+    """Runs plans in submission order; each may depend on those before it."""
 
     loaded: LoadedModel
 
-    def submit(self, plan: Plan) -> StepHandle:
-        """Queue the step of this plan. Waits for no step."""
-        ...
+    def submit(self, plan: Plan) -> StepHandle: ...
 
     def drain(self) -> None:
-        """Queue what submitted plans still need, so that all of them have left. Waits for none."""
+        """Queue whatever submitted plans still need to complete. Does not block."""
         ...
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use these parameters for later plans; shapes and dtypes were checked before."""
+        """Use these parameters for later plans. Shapes and dtypes were already checked."""
         ...
 
 
 class Companion(Protocol):
-    """Arrays that come beside packed plans: embeddings, images, an encoder's output."""
+    """Inputs beside packed plans: prompt embeddings, image embeddings, or encoder outputs."""
 
     def take(self, plan: Plan) -> bool:
-        """Take up the plan's rows; whether some of its tokens come as embeddings."""
+        """Admit the plan's new rows; returns whether some of its tokens are given as embeddings."""
         ...
 
     def beside(self, plan: Plan, packed: PackedStep) -> Any:
-        """The packed plan with its arrays, as programs take it."""
+        """The packed plan with these inputs, as programs take it."""
         ...
 
 
 class Runner:
-    """Runs each plan in one step, on one replica's devices. `companion` brings what comes beside
-    the plan, and `processed` samples from logits that the host has changed."""
+    """Runs each plan as one step on one replica's devices.
+
+    `companion` supplies inputs beside the plan; `processed` runs logits processors on the host
+    before sampling.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,6 @@ class Runner:
         self._rows = Rows(loaded.shapes)
 
     def submit(self, plan: Plan) -> PendingStep:
-        """Queue the step of this plan. Waits for no step."""
         loaded, rows = self.loaded, self._rows
         rows.apply(plan)
         chain = loaded.programs.chain(bucket_for(plan, rows, loaded.ladders), self._needed(plan))
@@ -104,8 +105,8 @@ class Runner:
         return PendingStep(plan, packed, output)
 
     def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
-        """Queue a step of such a size that runs no token, if a program of it has run less often
-        than `wanted`. It writes nothing that a request reads."""
+        """Queue a step of this size without tokens, unless a program of it has run `wanted` times.
+        It writes nothing that a request reads."""
         loaded, nothing = self.loaded, Plan(0, NO_ENTRIES, 0)
         chain = loaded.programs.chain(bucket, features)
         if any(found.entry.executions < wanted for found in chain.parts.values()):
@@ -116,10 +117,10 @@ class Runner:
                 loaded.run(chain.parts[part], no_prompts(loaded.shapes, size))
 
     def drain(self) -> None:
-        """Nothing: every plan was queued whole."""
+        """No-op: every plan was queued whole."""
 
     def _needed(self, plan: Plan) -> Features:
-        """The features of the plan's rows, which are up to date."""
+        """Features that the plan's rows need; `self.rows` must be up to date."""
         loaded = self.loaded
         own = needed(plan, self._rows, loaded.vocab_size, loaded.taps, loaded.processors)
         return own if self._companion is None else replace(own, embeds=self._companion.take(plan))
@@ -151,14 +152,14 @@ class Runner:
         return self.loaded.run(parts.get(Part.SAMPLE) or parts[Part.POOL], forwarded.slots)
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use these parameters for later plans; shapes and dtypes were checked before."""
         self.loaded.update_parameters(values)
 
 
 def with_prompts(
     loaded: LoadedModel, packed: PackedStep, parts: dict[Part, Found], output: StepOutput
 ) -> StepOutput:
-    """Queue programs over prompt tokens, in chunks; adds their results to the output."""
+    """Queue the programs over prompt tokens (scoring, pooling) chunk by chunk, and add their
+    results."""
 
     def results(found: Found | None) -> Any:
         if found is None or not len(packed.chunk_tokens):

@@ -14,7 +14,7 @@ from jengine.runner.variants.program_list import ProgramList
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The arrays for LoRA adapters in a step."""
+    """Capacity of a step's LoRA slots."""
 
     slots: int
     rank: int  # that the arrays have room for
@@ -25,8 +25,6 @@ class AdapterConfig:
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """The runner's own settings."""
-
     shapes: StepShapes
     ladders: Ladders
     tiers: tuple[Features, ...]  # variants to compile in warm-up, cheapest first

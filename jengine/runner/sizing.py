@@ -1,4 +1,5 @@
-"""Sizes the KV cache of one replica: estimates, compiles the largest step, and settles the size."""
+"""Sizes a replica's KV cache: estimate, compile the largest step, then settle from measured
+memory."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ from sharding.placement import Placement
 
 @dataclass(frozen=True)
 class Sizing:
-    """Sizes the cache and the state of one replica."""
+    """Sizes the KV cache and the step state of one replica."""
 
     model: ModelConfig
     config: RunnerConfig
@@ -64,13 +65,13 @@ class Sizing:
 
     @property
     def device(self) -> jax.Device:
-        """One of the replica's devices, which are of one kind."""
+        """One of the replica's devices; all are of one kind."""
         return self.placement.mesh.local_devices[0]
 
     def settle(
         self, devices: Sequence[jax.Device]
     ) -> tuple[CacheConfig, list[tuple[Compiled, LedgerEntry]]]:
-        """The cache size and the largest programs for it. `devices`: one per replica."""
+        """Return the cache size and its largest compiled programs. `devices`: one per replica."""
         demands = self._demands()
         asked = self._asked_for(demands)
         if asked is not None:
@@ -93,12 +94,13 @@ class Sizing:
         return cache, first
 
     def without_weights(self) -> Sizing:
-        """A copy without parameters in memory."""
+        """A copy that does not hold the parameters."""
         guesser = self.guesser
         return replace(self, guesser=None if guesser is None else guesser._replace(leaves=()))
 
     def cache_for(self, num_bytes: int, held: int) -> CacheConfig:
-        """A cache of so many bytes, in place of one that holds `held` on all devices together."""
+        """The cache config for this many bytes, replacing a cache that occupies `held` over all
+        devices."""
         demands = self._demands()
         asked = blocks_for(demands, num_bytes)
         free = free_on_each([self.device]) + held // self.placement.mesh.size
@@ -106,7 +108,7 @@ class Sizing:
         return self._cache(asked)
 
     def _asked_for(self, demands: list[BlockDemand]) -> tuple[int, ...] | None:
-        """The blocks that the user asked for, if any."""
+        """The number of blocks that the user configured, if any."""
         if self.config.num_gpu_blocks_override is not None:
             return overridden_blocks(demands, self.config.num_gpu_blocks_override)
         if self.config.kv_cache_memory_bytes is not None:
@@ -114,7 +116,7 @@ class Sizing:
         return None
 
     def _record(self) -> SizeRecord | None:
-        """The file of the size, named after everything else that programs depend on."""
+        """Path of the recorded size, keyed by everything else that programs depend on."""
         config, mesh = self.config, self.placement.mesh
         return SizeRecord.of(
             (jengine.__version__, jax.__version__, self.device.device_kind, dict(mesh.shape)),
@@ -124,7 +126,7 @@ class Sizing:
         )
 
     def _agreed(self, recorded: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The smallest counts that processes have recorded, or None if one has no record."""
+        """Minimum over processes of the recorded block counts; None if one has no record."""
         counts = recorded or (0,) * len(self.config.shapes.groups)
         agreed = tuple(self.agree_on_bytes(count) for count in counts)
         return agreed if all(agreed) else None
@@ -200,7 +202,7 @@ class Sizing:
         return placed_state(empty, self.placement, cache.groups)
 
     def state_maker(self, cache: CacheConfig) -> Callable[[], StepState]:
-        """A program that makes the empty state on the devices, compiled once."""
+        """A compiled program that allocates the empty state."""
         shardings = jax.tree.map(lambda x: x.sharding, self.state(cache))
         made = jax.jit(lambda: self.empty_state(cache), out_shardings=shardings)
         return made.lower().compile()
@@ -225,7 +227,8 @@ class Sizing:
         )
 
     def _prompts(self) -> tuple[int, int] | None:
-        """The shape of the hidden states of prompts that forwards leave, in whole chunks."""
+        """Shape of the prompts' hidden states that a forward leaves in the state, in whole
+        chunks."""
         shapes = self.config.shapes
         tokens = shapes.prompt_tokens(self.config.ladders.largest)
         if not tokens or shapes.pooling == "vectors":
@@ -234,26 +237,26 @@ class Sizing:
 
 
 def scratch_of(programs: Iterable[tuple[Compiled, LedgerEntry]]) -> int:
-    """The scratch memory of the program that takes most: they run one after the other."""
+    """Largest scratch memory of any program: programs run one at a time."""
     return max(entry.temp_bytes for _, entry in programs)
 
 
 def encoder_shape(model: ModelConfig, tokens: int) -> tuple[int, int] | None:
-    """The shape of the array with the encoder's embeddings; None: there is no encoder."""
+    """Shape of the array of encoder embeddings; None without an encoder."""
     if model.cross_encoder is not None:
         return tokens, model.cross_width
     return None if model.vision is None else (tokens, model.vision.width)
 
 
 def stages_of(order: LeafOrder, ladders: Ladders) -> Stages | None:
-    """The pipeline stages of a step, None without a pipeline."""
+    """The layout of the pipeline stages, None without a pipeline."""
     layout = order.places.layout
     return None if layout.num_stages == 1 else Stages(layout, order.staged, ladders.largest)
 
 
 def held_by(placement: Placement, ladders: Ladders, hidden: int) -> Held | None:
-    """Shape of activations held between pipeline stages, for the largest bucket; None without a
-    pipeline."""
+    """Shape of activations in flight between pipeline stages, for the largest bucket; None without
+    a pipeline."""
     if placement.num_stages == 1:
         return None
     return Held(placement.num_stages, ladders.largest.num_tokens, hidden)

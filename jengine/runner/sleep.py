@@ -1,4 +1,5 @@
-"""A loaded model asleep: its parameters on the host or dropped, its step state dropped.
+"""Sleep mode: offloads or drops a loaded model's parameters, and drops its KV cache and step
+state.
 
 In: what is to sleep or to wake. Out: what sleeps now. Compiled programs stay, so waking compiles
 nothing. Called between steps, when no request has blocks of the KV cache.
@@ -34,21 +35,20 @@ if TYPE_CHECKING:
 
 
 class Kept(NamedTuple):
-    """Parameters in host memory, with their device shardings."""
+    """Parameters offloaded to host memory, with their device shardings."""
 
     leaves: Leaves
     shardings: tuple[jax.sharding.Sharding, ...]
 
     @classmethod
     def of(cls, leaves: Leaves) -> Kept:
-        """Copies in host memory, sharded as before; on CPUs the arrays themselves."""
+        """Copy to host memory. On CPUs the arrays themselves are kept."""
         shardings = tuple(leaf.sharding for leaf in leaves)
         if not leaves or is_host(leaves[0]):
             return cls(leaves, shardings)
         return cls(moved(leaves, [one.with_memory_kind(HOST) for one in shardings]), shardings)
 
     def on_devices(self) -> Leaves:
-        """Copies back on the devices."""
         return moved(self.leaves, self.shardings)
 
 
@@ -95,7 +95,7 @@ def wake(loaded: LoadedModel, tags: Collection[str]) -> list[str]:
 
 
 def take_weights(loaded: LoadedModel, leaves: Leaves) -> None:
-    """Install parameters, which also wakes a guesser's and adapters."""
+    """Install parameters, waking also the draft model's and the adapters."""
     asleep = loaded.asleep
     loaded.leaves = leaves
     if asleep.guesser is not None:

@@ -1,1 +1,1 @@
-"""Packs plans into arrays and unpacks results. numpy only; must not know programs."""
+"""Packs plans into step inputs and unpacks results. numpy only; must not know programs."""

@@ -21,8 +21,8 @@ def needed(
     taps: TapSets | None = None,
     processors: ProcessorSets | None = None,
 ) -> Features:
-    """The features of the plan's rows, whose settings `rows` has; `taps` and `processors` are
-    those in use."""
+    """Features of the plan's rows, by their settings in `rows`; `taps` and `processors` are the
+    registries in use."""
     owners, settings = plan.entries.rows, rows.settings
     sampling, prefill = owners[plan.entries.wants_tokens], owners[plan.num_decodes :]
     return Features(
@@ -45,7 +45,7 @@ def needed(
 def needed_by(
     wire: WireRequest, vocab_size: int, taps: TapSets, processors: ProcessorSets
 ) -> Features:
-    """The features of the steps of one request."""
+    """Features of the steps that a request will run in."""
     sampling = wire.sampling
 
     def wanted(count: int | None) -> int | None:
@@ -67,8 +67,8 @@ def needed_by(
 
 
 def runs_drafts(plan: Plan, shapes: StepShapes) -> bool:
-    """Whether a step needs a program that can run drafts. Those with prompts use it always, so
-    that there need not be two programs for each of their sizes."""
+    """Whether a step uses a program with draft support. Steps with prefill tokens always do, to
+    avoid compiling two programs per size."""
     if not shapes.most_drafts:
         return False
     guesses = shapes.makes_guesses and plan.guesses != NO_GUESSER
@@ -76,7 +76,7 @@ def runs_drafts(plan: Plan, shapes: StepShapes) -> bool:
 
 
 def most_wanted(columns: np.ndarray, vocab_size: int) -> int | None:
-    """The largest k that a row asks for, None where no row asks."""
+    """Largest number of log-probabilities that a row asks for; None if no row asks."""
     if not columns.any():
         return None
     return vocab_size if (columns < 0).any() else int(columns.max()) - 1

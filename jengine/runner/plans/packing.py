@@ -19,7 +19,7 @@ NO_BLOCKS = np.zeros((0, 4), np.int32)
 
 
 class PackedStep(NamedTuple):
-    """A packed plan, and where its results are in the step's outputs."""
+    """A packed plan, and where its results will be in the step's outputs."""
 
     buffer: np.ndarray
     bucket: Bucket
@@ -70,7 +70,7 @@ def pack(
     shapes: StepShapes,
     new_blocks: np.ndarray = NO_BLOCKS,
 ) -> PackedStep:
-    """The plan in this bucket's layout, with as many of `new_blocks` as fit."""
+    """Pack the plan for this bucket, with as many of `new_blocks` as fit its section."""
     buffer, inputs = StepInput.empty(bucket, shapes)
     taken = new_blocks[: len(inputs.blocks.new)]
     inputs.blocks.new[: len(taken)] = taken
@@ -129,19 +129,18 @@ def prompt_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator
 
 
 def no_prompts(shapes: StepShapes, size: int) -> PromptChunk:
-    """A chunk of padding alone."""
+    """A chunk of padding only."""
     nothing = np.zeros(size, np.int32)
     return PromptChunk(nothing[:1], nothing, nothing if shapes.adapter_slots else None)
 
 
 def padded(numbers: np.ndarray, size: int) -> np.ndarray:
-    """Pad with zeros to `size`."""
     return np.pad(numbers, (0, size - len(numbers)))
 
 
 def slot_widths(plan: Plan) -> np.ndarray | None:
-    """Slots of each entry that wants tokens: one after each token of a decode with drafts, and one
-    of every other entry. None: one of each."""
+    """Sampling slots per sampling entry: one after each token of a decode with drafts, else one.
+    None if all have one."""
     if not plan.drafts:
         return None
     widths = plan.entries.lengths.copy()
@@ -163,7 +162,7 @@ def within_each(widths: np.ndarray) -> np.ndarray:
 
 
 def known_starts(plan: Plan, rows: Rows, shapes: StepShapes) -> np.ndarray:
-    """i32[entries]: the first position of each entry, -1 for decodes whose position the device has.
+    """i32[entries]: first position per entry, -1 for decodes, whose position is on the device.
 
     Those are all decodes except of rows that the plan itself starts. In a pipeline plans carry
     every position, since a stage runs when the row may have moved on.
@@ -193,7 +192,7 @@ def _pack_decodes(
 
 
 def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: np.ndarray) -> None:
-    """Fill the drafts' section: windows of guesses, and the window of each decode row."""
+    """Fill the draft section: windows of draft tokens, and each decode row's window."""
     section.offsets[: len(offsets)] = offsets
     if not len(section.firsts):
         return  # the device has the guesses
@@ -219,9 +218,9 @@ def _pack_lone(plan: Plan, rows: Rows, inputs: StepInput, lone: np.ndarray) -> N
 def _pack_chunks(
     plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, lone: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pack chunks in whole tiles, and the runs of tiles that attention joins. Returns the indices
-    of the chunks' tokens among the bucket's prefill tokens, and those of their last ones; decode
-    rows of lone tokens have those before them."""
+    """Pack chunks in whole tiles, and the runs of tiles that attention joins. Returns the bucket
+    indices of the chunks' prefill tokens and those of their last tokens; single-token chunks packed
+    as decode rows come before them."""
     shapes = rows.shapes
     tile, offset, lone_row = shapes.prefill_tile, 0, plan.num_decode_rows - bucket.decode_rows
     places, ends, runs = [np.zeros(0, np.int32)], [], list[int]()
@@ -284,8 +283,8 @@ def _pack_tiles(
     positions: np.ndarray,
     shapes: StepShapes,
 ) -> None:
-    """The tap sets and adapters of tiles and, in a pipeline, what they read of their rows' block
-    tables: under a window these begin at the first block in view."""
+    """Pack per tile: tap set, adapter and, in a pipeline, the block table; with a sliding window it
+    starts at the first visible block."""
     tiles = slice(first_tile, first_tile + len(owners))
     inputs.tiles.taps[tiles] = rows.settings["taps"][owners]
     if shapes.adapter_slots:

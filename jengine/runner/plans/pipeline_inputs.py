@@ -17,7 +17,7 @@ from jengine.runner.variants.buckets import Bucket, Ladders, StepShapes
 
 
 def common_bucket(held: Sequence[PackedStep | None], ladders: Ladders) -> Bucket:
-    """The smallest bucket that holds every stage's plan."""
+    """The smallest bucket that covers every stage's plan."""
     buckets = [packed.bucket for packed in held if packed is not None]
     if len(buckets) == 1:
         return buckets[0]
@@ -47,8 +47,8 @@ def joined(held: Sequence[PackedStep | None], bucket: Bucket, shapes: StepShapes
 
 
 def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
-    """The same plan in a bucket that is at least as large, whose prefill tokens begin after the new
-    decode rows."""
+    """Repack a plan for a bucket at least as large: prefill tokens shift behind the added decode
+    rows."""
     if packed.bucket is bucket or packed.bucket == bucket:
         return packed
     buffer, new = StepInput.empty(bucket, shapes)
@@ -72,8 +72,8 @@ def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
 
 
 def spread(old: Any, new: Any, rows: int, shift: int) -> None:
-    """Copy the first `rows` entries to the same indices and the others shifted; what does not fit
-    is padding."""
+    """Copy the first `rows` entries in place and the rest shifted; the gap and what does not fit is
+    padding."""
     columns = tuple(slice(size) for size in old.shape[1:])
     end = min(len(old), len(new) - shift)
     new[:rows][(slice(None), *columns)] = old[:rows]
@@ -81,5 +81,5 @@ def spread(old: Any, new: Any, rows: int, shift: int) -> None:
 
 
 def behind(indices: np.ndarray, rows: int, shift: int) -> np.ndarray:
-    """Adjust indices for entries from `rows` on having moved by `shift`."""
+    """Shift indices of entries at or after `rows` by `shift`."""
     return np.where(indices >= rows, indices + shift, indices).astype(indices.dtype)

@@ -1,4 +1,4 @@
-"""Reads a step's results from the device and puts them into the order of its plan."""
+"""Transfers a step's results to the host and reorders them to match its plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jengine.runner.plans.packing import PackedStep
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A queued step that produces the results of a plan."""
+    """Future of a queued step's results."""
 
     plan: Plan
     packed: PackedStep
@@ -28,12 +28,11 @@ class PendingStep:
 
     @property
     def has_left(self) -> bool:
-        """Whether the step that produces the results is queued: always."""
+        """Always True: there are no pipeline stages."""
         return True
 
     @property
     def ready(self) -> bool:
-        """Whether the step has run."""
         return self.output.tokens.is_ready()
 
     def result(self) -> StepOutput:
@@ -61,8 +60,8 @@ class PendingStep:
         )
 
     def _by_entry(self, found: np.ndarray) -> np.ndarray:
-        """Results by entry, [entries that want tokens, runs, ...]: several runs in multi-step
-        decode or with drafts, else one."""
+        """Results as [sampling entries, runs, ...]: several runs in multi-step decode or with
+        drafts, else one."""
         slots, widths = self.packed.slots, self.packed.widths
         if widths is not None:
             within = np.minimum(np.arange(widths.max()), widths[:, None] - 1)
@@ -72,7 +71,7 @@ class PendingStep:
         return found[: self.plan.repeats, slots].swapaxes(0, 1)
 
     def _filled(self, tokens: np.ndarray) -> np.ndarray:
-        """The tokens with NO_TOKEN beyond an entry's own slots."""
+        """Set tokens beyond each entry's own slots to NO_TOKEN."""
         widths = self.packed.widths
         if widths is not None:
             tokens[np.arange(tokens.shape[1]) >= widths[:, None]] = NO_TOKEN
@@ -80,12 +79,12 @@ class PendingStep:
 
 
 def pooled_of(rows: Any, places: np.ndarray) -> np.ndarray | None:
-    """Pooled rows at these places, on the host."""
+    """Copy these rows of the pooled output to the host."""
     return None if rows is None else np.asarray(rows)[places]
 
 
 def whole(found: Any) -> Any:
-    """Concatenate results that came in chunks."""
+    """Concatenate results that were computed in chunks."""
     if not isinstance(found, list):
         return found
     return jax.tree.map(lambda *chunks: np.concatenate(chunks), *found)
@@ -94,7 +93,7 @@ def whole(found: Any) -> Any:
 def scores_of(
     scores: StepLogprobs | None, in_order: Callable[[np.ndarray], np.ndarray]
 ) -> StepLogprobs | None:
-    """Log-probabilities on the host, reordered."""
+    """Copy log-probabilities to the host, reordered."""
     if scores is None:
         return None
     return StepLogprobs(*(in_order(np.asarray(array)) for array in scores))

@@ -1,4 +1,4 @@
-"""The host's copy of every row: tokens and settings, and block tables if plans carry them.
+"""The host's per-row arrays: tokens, sampling settings and, if plans carry them, block tables.
 
 Built from plans alone. Indexed by row, never by position in a batch. Must not know requests or the
 device.
@@ -16,14 +16,15 @@ from jengine.sampling.inputs import ROW_SETTINGS, RowSetting
 
 
 def wanted_columns(count: int | None) -> int:
-    """Encode a number of log-probabilities: None -> 0, k -> 1 + k, -1 (whole vocabulary) -> -1."""
+    """Encode a requested number of log-probabilities: None -> 0, k -> 1 + k, -1 (whole vocabulary)
+    -> -1."""
     if count is None:
         return 0
     return -1 if count < 0 else count + 1
 
 
 def ending_ids(new: NewRow) -> list[int]:
-    """The row's first stop ids, padded with -1."""
+    """The row's first stop token ids, padded with -1."""
     endings = new.sampling.stop_ids[:ENDINGS]
     return endings + [-1] * (ENDINGS - len(endings))
 
@@ -48,7 +49,7 @@ SETTINGS: dict[str, RowSetting] = {
 
 
 class Rows:
-    """Per-row arrays; `apply(plan)` brings them up to date before the plan is packed."""
+    """Per-row arrays. Call `apply(plan)` before packing a plan."""
 
     def __init__(self, shapes: StepShapes) -> None:
         self.shapes = shapes
@@ -68,7 +69,6 @@ class Rows:
         )
 
     def apply(self, plan: Plan) -> None:
-        """Add the new rows and blocks of the plan."""
         self.started = [new.row for new in plan.new_rows]
         for new in plan.new_rows:
             self._start(new)

@@ -1,1 +1,1 @@
-"""Compiled steps: how they are made, kept, found and counted."""
+"""Compiled steps: compilation, caching, lookup and statistics."""

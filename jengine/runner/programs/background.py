@@ -45,7 +45,7 @@ DOZE = 0.02  # seconds between checks, in a rest, for what ends it
 
 
 class BackgroundWarmUp:
-    """Compiles the programs left by warm-up. Ends when its engine or the process ends."""
+    """Compiles the programs left over by warm-up. Ends with its engine or the process."""
 
     def __init__(self, replicas: Sequence[Programs], wanted: Iterable[Key]) -> None:
         # Weak, so that an abandoned engine is freed and its programs are not compiled.
@@ -62,21 +62,20 @@ class BackgroundWarmUp:
         self._thread = threading.Thread(target=self._run, name="jengine-warm-up", daemon=False)
 
     def start(self) -> None:
-        """Begin; returns at once."""
         self._thread.start()
 
     def compiles(self, key: Key) -> bool:
-        """Whether this program is still to be compiled and has not failed."""
+        """Whether this program is still queued and has not failed."""
         return key in self._left and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Compile nothing more, and wait for the program that is being compiled."""
+        """Stop after the program that is being compiled, and wait for it."""
         self._stopped.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended; whether all is compiled. Raises what the compiler raised."""
+        """Wait for the thread; returns whether everything is compiled. Reraises compiler errors."""
         self._hurried.set()
         end = None if timeout is None else time.monotonic() + timeout
         # A join without a limit would not notice Ctrl-C on every platform.
@@ -104,8 +103,8 @@ class BackgroundWarmUp:
         return not self._stopped.is_set() and threading.main_thread().is_alive()
 
     def _rest(self, seconds: float, steps: int) -> None:
-        """Pause after a compile that took `seconds`, while steps run without missing a program.
-        `steps`: number of steps run when it began."""
+        """Pause after a compile that took `seconds`, as long as steps run without missing a
+        program. `steps`: step count when it began."""
         for _ in range(RESTS // (os.cpu_count() or 1)):
             before, steps = steps, self._ledger.hits
             if steps == before:
@@ -117,14 +116,14 @@ class BackgroundWarmUp:
                 self._stopped.wait(DOZE)
 
     def _is_urgent(self) -> bool:
-        """Whether compiling should not pause: a caller waits for all programs, a remaining one was
-        asked for, or none remains."""
+        """Whether to skip the pause: a caller waits for all programs, a queued one was asked for,
+        or none is left."""
         return (
             self._hurried.is_set() or not self._left or any(map(self._ledger.asked_for, self._left))
         )
 
     def _compile_next(self) -> bool:
-        """Compile the program that most steps have asked for; False if the engine is gone."""
+        """Compile the most requested program; False if the engine is gone."""
         replicas = [programs for one in self._replicas if (programs := one()) is not None]
         if len(replicas) < len(self._replicas):
             return False
@@ -144,7 +143,7 @@ class BackgroundWarmUp:
 
 
 def lower_priority() -> None:
-    """Lower this thread's priority below that of steps. Linux has priorities per thread."""
+    """Lower this thread's priority below the step thread's. Linux has per-thread priorities."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

@@ -23,7 +23,7 @@ WRITTEN_AT_ONCE = 2048
 
 
 def block_entries(new_blocks: Iterable[NewBlocks]) -> np.ndarray:
-    """i32[N, 4] of (group, row, index, block), one entry per new block."""
+    """i32[N, 4]: (group, row, index, block) per new block."""
     found = list(new_blocks)
     if not found:
         return np.zeros((0, 4), np.int32)
@@ -38,14 +38,14 @@ def block_entries(new_blocks: Iterable[NewBlocks]) -> np.ndarray:
 
 
 class BlockWriter:
-    """The small program, compiled when it is first used."""
+    """A small program that writes block table entries, compiled on first use."""
 
     def __init__(self, compiler: StepCompiler) -> None:
         self._compiler = compiler
         self._program: Compiled | None = None
 
     def write(self, tables: Array, entries: np.ndarray) -> Array:
-        """The tables with these blocks, any number of them. The given tables are donated."""
+        """Return the tables with any number of new blocks. Donates the given tables."""
         for begin in range(0, len(entries), WRITTEN_AT_ONCE):
             part = entries[begin : begin + WRITTEN_AT_ONCE]
             padded = np.full((WRITTEN_AT_ONCE, 4), np.iinfo(np.int32).max, np.int32)

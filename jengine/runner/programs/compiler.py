@@ -84,8 +84,8 @@ class StepCompiler:
     def compile(
         self, size: Bucket | Slots, features: Features, *, measures: bool = True
     ) -> tuple[Compiled, LedgerEntry]:
-        """The executable and what it cost. `measures`: the compiler may run candidates on the
-        device and choose the fastest."""
+        """Return the executable and its compile cost. `measures`: allow autotuning on the
+        device."""
         began = time.perf_counter()
         device = self.placement.mesh.devices.flat[0]
         options = self.choices.options(device, size.num_tokens, measures=measures)
@@ -105,7 +105,7 @@ class StepCompiler:
         )
 
     def lower(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
-        """The lowered program. Its text names no devices, so it is equal for all replicas."""
+        """The lowered program. Its text names no devices, so all replicas share it."""
         owned, read = fields_of(self.state, owned_fields(features), read_fields(features))
         program = self._program(size, features)
         body = on_fields(program, body_of(program))
@@ -124,18 +124,18 @@ class StepCompiler:
         return jitted.lower(leaves, owned, read, given)
 
     def used(self, leaves: Leaves, features: Features, own: Leaves, taps: Leaves) -> Leaves:
-        """Leaves that a program takes; `own` are adapters', `taps` tap sets'."""
+        """The leaves that a program takes; `own`: of adapters, `taps`: of tap sets."""
         if features.part in READS_HEAD:
             of_head = own[self.adapters.of_head] if own and self.adapters is not None else ()
             return (*(leaves[place] for place in self.head_leaves), *of_head)
         return () if features.part is Part.CHOOSE else leaves + taps + own
 
     def adapter_leaves(self, features: Features) -> Leaves:
-        """The shapes of adapters' arrays, where a program takes them."""
+        """Shapes of the adapter arrays, if the program takes them."""
         return self.adapters.leaves if features.adapters and self.adapters is not None else ()
 
     def tap_shapes(self, features: Features) -> Any:
-        """The shapes of the arrays of sets of taps."""
+        """Shapes of the arrays of tap sets."""
         shapes = chain.from_iterable(taps.shapes for taps in features.taps)
         return tuple(jax.ShapeDtypeStruct(*one, sharding=self.everywhere) for one in shapes)
 
@@ -182,7 +182,7 @@ class StepCompiler:
 
     @property
     def _running(self) -> Placement:
-        """Placement inside the step, where replicas are already mapped."""
+        """The placement inside the step, where replicas are already mapped."""
         return self.placement if self.joined is None else self.joined.placement.in_replica()
 
     def _input(
@@ -215,7 +215,7 @@ class StepCompiler:
 
 
 def taken_bytes(memory: Any) -> int:
-    """Scratch memory of a program, plus results that do not alias its inputs."""
+    """Scratch memory of a program, plus outputs that do not alias inputs."""
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.temp_size_in_bytes + max(results, 0)
 
@@ -226,7 +226,6 @@ Size = Bucket | Slots
 
 
 def slot_input(compiler: StepCompiler, size: Size, shape: Shape) -> SlotInput:
-    """Shapes of the slots' section that a forward program hands on."""
     shapes = compiler.shapes
     count = shapes.num_slots(size) if isinstance(size, Bucket) else size.count
     most = shapes.most_drafts
@@ -240,13 +239,11 @@ def slot_input(compiler: StepCompiler, size: Size, shape: Shape) -> SlotInput:
 
 
 def chosen_input(compiler: StepCompiler, size: Size, shape: Shape) -> ChosenInput:
-    """Shapes of logits processed on the host."""
     logits = shape((size.num_tokens, compiler.vocab_size), dtype=np.float32)
     return ChosenInput(slot_input(compiler, size, shape), logits, logits)
 
 
 def guess_input(compiler: StepCompiler, size: Size, shape: Shape) -> GuessInput:
-    """Shapes of a guessing program's input."""
     assert isinstance(size, Bucket) and compiler.guesser is not None, "the device guesses"
     tokens, slots = (size.num_tokens,), slot_input(compiler, size, shape)
     rows = shape((*tokens, compiler.width), dtype=np.float32)
@@ -257,7 +254,6 @@ def guess_input(compiler: StepCompiler, size: Size, shape: Shape) -> GuessInput:
 
 
 def prompt_chunk(compiler: StepCompiler, size: Size, shape: Shape) -> PromptChunk:
-    """The shapes of a chunk of prompt tokens."""
     count = (size.num_tokens,)
     adapters = shape(count) if compiler.shapes.adapter_slots else None
     return PromptChunk(shape((1,)), shape(count), adapters)

@@ -1,4 +1,4 @@
-"""XLA's options for a step: those that every step needs on a platform, and what the user chose.
+"""XLA compiler options of a step: the platform's, and the user's choices.
 
 In: the device, the tokens of a program, choices. Out: a dict for `Lowered.compile`.
 
@@ -45,7 +45,7 @@ MOST_UNDER_WAY = "xla_gpu_experimental_parallel_async_compute_limit"
 
 @dataclass(frozen=True)
 class CompilerChoices:
-    """What the compilation config says about XLA."""
+    """The part of the compilation config that concerns XLA."""
 
     capture_collectives: bool = False  # in CUDA graphs
     matmuls: str = "auto"  # or the library of all programs, see `pallas_kernels.xla_matmul`
@@ -53,8 +53,8 @@ class CompilerChoices:
     arriving: int = 0  # the most parameters of a layer that comes from the host's memory
 
     def options(self, device: Any, tokens: int, *, measures: bool = True) -> dict[str, Any] | None:
-        """XLA's options for a program of so many tokens, None for the defaults. `measures`: XLA may
-        run candidates on the device."""
+        """XLA options for a program over this many tokens; None: defaults. `measures`: allow
+        autotuning on the device."""
         if device.platform != "gpu":
             return None
         options = dict(GPU_OPTIONS)
@@ -75,6 +75,6 @@ class CompilerChoices:
 
 
 def capability_of(device: Any) -> int:
-    """The compute capability, as 90 for 9.0; 0 where a device does not say."""
+    """CUDA compute capability as 90 for 9.0; 0 for other devices."""
     major, _, minor = str(getattr(device, "compute_capability", "0.0")).partition(".")
     return int(major) * 10 + int(minor or 0)

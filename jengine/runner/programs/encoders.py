@@ -1,5 +1,5 @@
-"""The programs of an encoder, and the array that keeps what it makes: embeddings of images, or keys
-and values of audio.
+"""The encoder's programs, and the array of its outputs: image embeddings, or cross-attention K and
+V of audio.
 
 In: spans with their content. Out: rows of the array, which steps read. Each size has a program,
 compiled at the start or when it is first needed, and counted as steps are. Must not know requests.
@@ -44,7 +44,7 @@ class Packed(Protocol):
 
 
 class Packer(Protocol):
-    """Packs what an encoder reads; sizes are patches of images, or positions of audio."""
+    """Packs encoder inputs. Sizes are in image patches or audio positions."""
 
     width: int  # numbers of a row of the array
 
@@ -54,8 +54,11 @@ class Packer(Protocol):
 
 
 class Encoders:
-    """One replica's encoder programs. A run is sharded over its devices or, with `apart`, each
-    device runs the whole encoder on its own spans."""
+    """One replica's encoder programs.
+
+    A run is sharded over the replica's devices or, with `apart`, data-parallel: each device encodes
+    its own spans.
+    """
 
     def __init__(
         self, compiler: StepCompiler, packer: Packer, capacity: int, sizes: tuple[int, ...],
@@ -73,14 +76,14 @@ class Encoders:
         )
 
     def encode(self, leaves: Leaves, spans: Sequence[MediaSpan]) -> None:
-        """Queue runs of the encoder, each with as many spans as the largest program takes."""
+        """Queue encoder runs over the spans, each as large as the largest program takes."""
         sizes = [self._packer.places_taken(span) for span in spans]
         for shares in shared(sizes, self._ways, self.sizes[-1]):
             each = [[spans[index] for index in share] for share in shares]
             self._run(leaves, each, [sum(sizes[index] for index in share) for share in shares])
 
     def _run(self, leaves: Leaves, each: list[list[MediaSpan]], used: list[int]) -> None:
-        """Queue one run with up to `used` places per device."""
+        """Queue one run with up to `used` patches or positions per device."""
         size = next(size for size in self.sizes if size >= max(used))
         if size not in self._programs:
             self._programs[size] = self._compiled(size)
@@ -135,7 +138,7 @@ class Encoders:
 
 
 def encoding(rebuild: Callable[[Leaves], Any]) -> Callable[..., Array]:
-    """Traced function that writes the encoder's outputs into rows of the array."""
+    """Traced function: run the encoder and write its outputs into rows of the array."""
 
     def encode(leaves: Leaves, kept: Array, packed: Packed) -> Array:
         made = rebuild(leaves).encode(packed.given).astype(jnp.float32)
@@ -145,7 +148,7 @@ def encoding(rebuild: Callable[[Leaves], Any]) -> Callable[..., Array]:
 
 
 def encoding_apart(compiler: StepCompiler) -> Callable[..., Array]:
-    """`encoding` with a leading device axis; each device runs the encoder on its own part."""
+    """`encoding` with a leading device axis: each device encodes its own part."""
     placement = compiler.placement
     parts = [leaf.sharding.spec for leaf in compiler.leaves]
     images = placement.spec((IMAGES,), (placement.ways(IMAGES),))

@@ -1,4 +1,4 @@
-"""Programs that no warm-up has made, compiled by a thread beside the steps.
+"""Compiles programs that warm-up did not cover in a thread, while steps run.
 
 In: keys of programs. Out: programs, kept by all replicas, or the error of each that failed. Must
 not know requests: `distributed.program_gate` has them wait here.
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 class LatePrograms:
-    """Compiles programs in the order in which they are asked for. A thread runs while there are
-    some; it ends when its engine or the process ends."""
+    """Compiles requested programs in order, in a thread that runs while there are any; it ends with
+    its engine or the process."""
 
     def __init__(self, replicas: Sequence[Programs]) -> None:
         # Weak, so that an abandoned engine is freed.
@@ -42,7 +42,7 @@ class LatePrograms:
         self.failures: dict[Key, Exception] = {}
 
     def ask(self, keys: Iterable[Key]) -> None:
-        """Compile these, if that was not asked for before and has not failed."""
+        """Queue these programs, except those already asked for or failed."""
         with self._lock:
             new = [key for key in keys if key not in self._asked and key not in self.failures]
             self._asked.update(dict.fromkeys(new))
@@ -52,13 +52,13 @@ class LatePrograms:
                 self._thread.start()
 
     def finish(self) -> None:
-        """Wait until everything that was asked for is compiled."""
+        """Wait until every requested program is compiled."""
         thread = self._thread
         if thread is not None:
             thread.join()
 
     def stop(self) -> None:
-        """Compile nothing more, and wait for the program that is being compiled."""
+        """Stop after the program that is being compiled, and wait for it."""
         with self._lock:
             self._stopped = True
             thread = self._thread

@@ -1,4 +1,4 @@
-"""The compile ledger: every compiled program, its cost and its use.
+"""Compile statistics: every program with its compile cost and its use.
 
 Plain data that a user can print; must not know how programs are compiled.
 """
@@ -21,8 +21,6 @@ COLUMNS = (16, 44, 8, 8, 7, 7)
 
 @dataclass
 class LedgerEntry:
-    """One program."""
-
     bucket: Bucket | Slots
     features: Features
     seconds: float  # tracing, lowering and compiling, or loading from the persistent cache
@@ -39,12 +37,12 @@ class LedgerEntry:
 
     @property
     def padded_share(self) -> float:
-        """Share of the computed tokens that were padding."""
+        """Padding as a share of computed tokens."""
         computed = self.runs * self.bucket.num_tokens
         return 1 - self.useful_tokens / computed if computed else 0.0
 
     def count(self, tokens: int, repeats: int = 1, prompt_tokens: int = 0) -> None:
-        """Count one call with this many real tokens. A multi-step decode may have ended early."""
+        """Count one call with this many real tokens. Multi-step decode may have stopped early."""
         self.hits += 1
         if self.features.part not in RUNS_TOKENS:
             return
@@ -55,7 +53,7 @@ class LedgerEntry:
 
 @dataclass
 class CompileLedger:
-    """All programs of one engine, in the order of compiling. Its replicas share it.
+    """All programs of one engine in compile order, shared by its replicas.
 
     One thread may add programs while another reads.
     """
@@ -80,12 +78,12 @@ class CompileLedger:
         self.to_come.pop(key, None)
 
     def expect(self, keys: Iterable[Key]) -> None:
-        """Add programs that will be compiled in the background."""
+        """Register programs that will be compiled in the background."""
         for key in keys:
             self.to_come.setdefault(key, 0)
 
     def note_asked(self, key: Key) -> None:
-        """Count a step that wanted a program not compiled yet."""
+        """Count a step that wanted a program before it was compiled."""
         if key in self.to_come:
             self.to_come[key] += 1
 
@@ -95,17 +93,16 @@ class CompileLedger:
 
     @property
     def hits(self) -> int:
-        """How often programs were run."""
         return sum(entry.hits for entry in list(self.entries.values()))
 
     @property
     def compiles_after_warm_up(self) -> int:
-        """Programs that a step had to wait for."""
+        """Programs that a step was blocked on."""
         return sum(entry.compiles for entry in list(self.entries.values()) if entry.after_warm_up)
 
     @property
     def prefill_padding(self) -> float:
-        """Share of the computed prefill tokens that were padding."""
+        """Padding as a share of computed prefill tokens."""
         entries = list(self.entries.values())
         computed = sum(
             entry.runs * entry.bucket.prefill_tokens
@@ -117,7 +114,7 @@ class CompileLedger:
 
     @property
     def counts(self) -> ProgramCounts:
-        """How many programs are compiled, and which may still be."""
+        """Number of programs compiled, and still pending."""
         return ProgramCounts(
             len(self.entries),
             self.compiles_after_warm_up,
@@ -127,7 +124,7 @@ class CompileLedger:
 
     @property
     def totals(self) -> ProgramTotals:
-        """Compilations by bucket, and real and computed tokens of all steps."""
+        """Compiles per bucket, and real and computed tokens of all steps."""
         compiles: dict[str, int] = {}
         seconds, late, useful, computed = 0.0, 0, 0, 0
         for entry in list(self.entries.values()):
@@ -143,7 +140,7 @@ class CompileLedger:
         )  # fmt: skip
 
     def _late_by_part(self) -> dict[str, int]:
-        """Compilations after warm-up, by part of the step."""
+        """Compiles after warm-up, by part of the step."""
         found: dict[str, int] = {}
         for entry in list(self.entries.values()):
             if entry.after_warm_up or entry.beside_steps:
@@ -152,7 +149,6 @@ class CompileLedger:
         return found
 
     def as_dicts(self) -> list[dict[str, object]]:
-        """For JSON."""
         return [
             {
                 **asdict(entry),

@@ -1,4 +1,4 @@
-"""The compiled steps of a replica, and which of them runs a plan.
+"""A replica's compiled programs, and the choice of those that run a plan.
 
 A program that is missing after warm-up is compiled with a warning or, in strict mode, an error.
 """
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class LateCompiler(Protocol):
-    """Compiles programs while steps run."""
+    """Compiles programs asynchronously, while steps run."""
 
     def ask(self, keys: Iterable[Key]) -> None:
-        """Compile these when there is time. Returns at once."""
+        """Queue these programs for compilation; does not block."""
         ...
 
 
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     entry: LedgerEntry
 
     def queue(self, leaves: Leaves, state: StepState, given: Any) -> tuple[StepState, Any]:
-        """Queue it. Returns the new state and the results."""
+        """Dispatch the program. Returns the new state and the results."""
         features = self.entry.features
         self.entry.executions += 1
         owned, read = owned_fields(features), read_fields(features)
@@ -56,7 +56,7 @@ class Chain(NamedTuple):
 
 
 class Programs:
-    """The compiled steps of one replica, by bucket and features. Replicas share a ledger."""
+    """Compiled programs of one replica, by bucket and features. Replicas share a ledger."""
 
     def __init__(
         self,
@@ -90,7 +90,6 @@ class Programs:
         self._chains: dict[tuple[Bucket, Features], Chain] = {}
 
     def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
-        """Add a compiled program."""
         key = (entry.bucket, entry.features)
         self.ledger.add(entry)  # first, since `find` reads the entry of every compiled program
         self._compiled[key] = compiled
@@ -99,12 +98,12 @@ class Programs:
         self.tell()
 
     def expect_later(self, keys: Iterable[Key]) -> None:
-        """Let larger programs stand in for these until they are compiled."""
+        """Register these as pending: larger programs stand in until they are compiled."""
         self._later.update(self.missing(keys))
         self.ledger.expect(self._later)
 
     def chain(self, smallest: Bucket, needed: Features) -> Chain:
-        """The programs that run a step of this size now, compiled if there are none."""
+        """The programs that run a step of this size now. Compiles them if nothing compiled can."""
         known = self._chains.get((smallest, needed))
         if known is None:
             known = self._chain_of(smallest, needed)
@@ -126,14 +125,14 @@ class Programs:
         return Chain(bucket, found)
 
     def _size(self, features: Features, bucket: Bucket) -> Bucket | Slots:
-        """Size of a part in steps of this bucket."""
+        """Size of a part's program in steps of this bucket."""
         by_bucket = features.part in BY_BUCKET
         return bucket if by_bucket else Slots(self.compiler.shapes.num_slots(bucket))
 
     def bucket_for(
         self, bucket: Bucket, needed: Features, heads: Sequence[Features] = ()
     ) -> Bucket:
-        """The bucket in which a step of this size runs now, behind which these heads run.
+        """The bucket that a step of this size is packed for now.
 
         It is that of the smallest planned program that covers the step, since rare variants have
         fewer buckets; while that program or a head for its slots is not compiled, of the smallest
@@ -163,22 +162,22 @@ class Programs:
         return prompt_parts(self.compiler.shapes.pooling, scores=scores)
 
     def _has_heads(self, key: Key, heads: Sequence[Features]) -> bool:
-        """Whether these parts are compiled for the program's slot count."""
+        """Whether these heads are compiled for the bucket's slot count."""
         size = key[0]
         if not heads or isinstance(size, Slots):
             return not heads
         return not any(self._heads_to_come((size, key[1]), heads))
 
     def _heads_to_come(self, key: StepKey, heads: Sequence[Features]) -> Iterator[Key]:
-        """For each part without a compiled program, the cheapest program that would serve."""
+        """Per part without a compiled program, the cheapest pending program that would serve."""
         for head in heads:
             size, able = self._size(head, key[0]), self._able(head)
             if not any((size, tier) in self._compiled for tier in able):
                 yield size, (able or [head])[0]
 
     def _smallest_ready(self, bucket: Bucket, needed: Features) -> Bucket:
-        """The smallest compiled bucket for a step with functions of the callers'; the right one
-        comes later where a thread can compile it."""
+        """Smallest compiled bucket for a step with user callbacks. With a compile thread, the exact
+        one is requested for later."""
         found = self._smallest_of(list(self._compiled), bucket, needed)
         if found is None or self.late is None:
             return bucket
@@ -187,7 +186,7 @@ class Programs:
         return found[0]
 
     def _smallest_of(self, keys: Sequence[Key], bucket: Bucket, needed: Features) -> StepKey | None:
-        """The program among these that runs such a step with the least padding."""
+        """Of these programs, the one that runs the step with the least padding."""
         able = {tier: place for place, tier in enumerate(self._able(needed))}
         found = [
             (size, tier)
@@ -201,10 +200,11 @@ class Programs:
         return min(found, key=size, default=None)
 
     def lacking(self, needed: Features) -> list[Key]:
-        """Programs that a request with these features must wait for, so that no step waits.
+        """Programs that must be compiled before a request with these features may run without
+        blocking a step.
 
-        There must be a forward that is large enough for every step, and behind it the heads; for
-        other sizes, heads that are to come will do.
+        Needed are a forward large enough for every step and its heads; for other sizes, pending
+        heads suffice.
         """
         shapes = self.compiler.shapes
         if not shapes.chained:
@@ -238,11 +238,11 @@ class Programs:
         return [key for key in wanted if key not in self._compiled]
 
     def compile(self, key: Key) -> tuple[Compiled, LedgerEntry]:
-        """Compile one, without measuring anything on the device once steps may run there."""
+        """Compile one program, without on-device autotuning once steps may run."""
         return self.compiler.compile(*key, measures=not self._warm)
 
     def compiled_by(self, compiler: StepCompiler) -> dict[Key, tuple[Compiled, LedgerEntry]]:
-        """The programs that there are, compiled anew for other shapes."""
+        """Recompile the current programs with another compiler (other shapes)."""
         return {key: compiler.compile(*key) for key in self._compiled}
 
     def use(
@@ -256,11 +256,11 @@ class Programs:
             self.keep(*program)
 
     def end_warm_up(self) -> None:
-        """From now on, report compiles as late: a step waits for them."""
+        """From now on compiles count as late: a step is blocked on them."""
         self._warm = True
 
     def find(self, size: Bucket | Slots, needed: Features) -> Found:
-        """The cheapest compiled program that can run this; if none can, it is compiled now."""
+        """The cheapest compiled program that can run this; compiled now if there is none."""
         able = self._able(needed)
         for tier in able:
             if (size, tier) in self._compiled:
@@ -272,7 +272,7 @@ class Programs:
         return Found(self._compiled[size, features], self.ledger.entries[size, features])
 
     def _able(self, needed: Features) -> list[Features]:
-        """Variants that can run this, cheapest first; if none is planned, variants extended by the
+        """Variants that can run this, cheapest first. If none is planned, variants extended by the
         rare features."""
         tiers = self._tiers_of[needed.part]
         able = [tier for tier in tiers if tier.covers(needed)]
@@ -283,12 +283,12 @@ class Programs:
         return list(dict.fromkeys([*compiled, *(one for one in joined if one.covers(needed))]))
 
     def expect(self, bucket: Bucket, needed: Features) -> None:
-        """In strict mode, raise now if the plan's program is missing."""
+        """In strict mode, raise UnexpectedCompile if the plan's program is missing."""
         if self.strict:
             self.chain(bucket, needed)
 
     def forget(self, taps: TapSet) -> None:
-        """Drop the programs of a tap set that will not be used again."""
+        """Drop the programs of a tap set that is out of use."""
         for bucket, features in [key for key in list(self._compiled) if taps in key[1].taps]:
             del self._compiled[bucket, features]
             self._chains.clear()

@@ -1,4 +1,4 @@
-"""Writes a plan's token masks into the sampler's state on the device, before its step.
+"""Writes a plan's grammar bitmasks into the sampler's state on the device, before its step.
 
 Few rows have a grammar, and only their masks are sent: V / 8 bytes each.
 """
@@ -19,14 +19,14 @@ SIZES = (4, 32)
 
 
 class MaskWriter:
-    """The small programs, one per size, compiled when they are first used."""
+    """Small programs, one per number of masks, compiled on first use."""
 
     def __init__(self, compiler: StepCompiler) -> None:
         self._compiler = compiler
         self._programs: dict[int, Compiled] = {}
 
     def write(self, kept: Array, masks: TokenMasks) -> Array:
-        """The pool's masks with these in them, any number. The given array is donated."""
+        """Return the mask pool with any number of masks written. Donates the given array."""
         rows, after, words = masks.rows, masks.after, masks.bits
         begin = 0
         while begin < len(rows):
@@ -57,7 +57,7 @@ class MaskWriter:
 def padded(
     rows: np.ndarray, after: np.ndarray, words: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pad to `size`; padding has out-of-range rows."""
+    """Pad to `size` with out-of-range rows, which are not written."""
     places = np.full((2, size), np.iinfo(np.int32).max, np.int32)
     masks = np.full((size, words.shape[1]), -1, np.int32)
     places[:, : len(rows)], masks[: len(rows)] = (rows, after), words

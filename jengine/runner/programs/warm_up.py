@@ -19,8 +19,8 @@ MOST_ON_ACCELERATORS = 4
 
 
 def compile_threads(platform: str) -> int:
-    """How many programs are compiled at once. An accelerator runs candidates of each, on operands
-    in its memory."""
+    """Number of concurrent compiles. On accelerators autotuning allocates device memory for
+    each."""
     cores = os.cpu_count() or 1
     return cores if platform == "cpu" else min(cores, MOST_ON_ACCELERATORS)
 
@@ -28,7 +28,7 @@ def compile_threads(platform: str) -> int:
 def warm_up(
     replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBar, threads: int
 ) -> None:
-    """Compile everything in `wanted` that is missing, with a progress bar.
+    """Compile what is missing of `wanted`, with a progress bar.
 
     Different programs are compiled in parallel, one program for its replicas one after the other:
     where the persistent cache does not depend on the device, as on GPUs, all but the first hit it.
@@ -61,5 +61,5 @@ def warm_up(
 def compile_in_turn(
     owners: Sequence[Programs], key: Key
 ) -> list[tuple[Programs, Compiled, LedgerEntry]]:
-    """Compile one program for each replica in turn."""
+    """Compile one program for each replica, sequentially."""
     return [(programs, *programs.compile(key)) for programs in owners]

@@ -1,4 +1,4 @@
-"""Cross attention in a step: reads encoder keys and values without a mask.
+"""Cross attention in a step: attends to the encoder's keys and values, without a mask.
 
 In: the array filled by encoder programs, and the positions of each row in it. Out: a reader for
 model layers.
@@ -23,7 +23,7 @@ NOWHERE = -1e30  # the score of a position that a row does not have
 
 
 class CrossInput(NamedTuple):
-    """A packed plan with the rows' positions in the encoder's array."""
+    """A packed plan, and each row's positions in the encoder's array."""
 
     packed: Any  # i32[...]
     kept: Any  # f32[capacity, layers * (keys + values)] the encoder's array
@@ -33,8 +33,8 @@ class CrossInput(NamedTuple):
 def cross_reader(
     given: CrossInput, inputs: StepInput, bucket: Bucket, shapes: StepShapes, width: int
 ) -> CrossReader:
-    """Reader for this step. Keys are gathered once per decode and per prefill tile; `width`: of one
-    layer's keys and values."""
+    """Returns the attention function of this step. Keys are gathered once per decode row and per
+    prefill tile; `width`: of one layer's keys and values."""
     decodes, tile = bucket.decode_rows, shapes.prefill_tile
     tables = [
         given.places.at[rows].get(mode="fill", fill_value=-1)
@@ -59,7 +59,7 @@ def of_rows(
     kept: Float[Array, "capacity layers width"], table: Int[Array, "rows positions"], layer: int,
     dim: int,
 ) -> Float32[Array, "rows positions two kv_heads dim"]:  # fmt: skip
-    """Gather one layer's keys and values of each row."""
+    """Gather one layer's keys and values for each row."""
     found = kept.at[jnp.maximum(table, 0), layer].get(mode="clip").astype(jnp.float32)
     return found.reshape(*table.shape, 2, -1, dim)
 

@@ -1,4 +1,4 @@
-"""LoRA in the traced step.
+"""LoRA in the traced step: rows of a batch may have different adapters, or none.
 
 In: each query tile's slot, and all slots' matrices. Out: a model whose layers add their rows'
 adapters. Rows of a batch may have different adapters or none.
@@ -28,7 +28,7 @@ Added = Callable[[Array, Array | None], Array]
 
 
 class AdapterRows:
-    """Adapter slots of some rows of activations."""
+    """Adapter slots of rows of activations."""
 
     def __init__(self, slots: Int[Array, " rows"], most: int, implementation: str) -> None:
         self._order: SlotOrder = slot_order(slots, most, implementation=implementation)
@@ -88,7 +88,7 @@ class HeadAdapters:
     def added(
         self, rows: Float[Array, "rows hidden"], slots: Int[Array, " rows"]
     ) -> Float32[Array, "rows vocab"]:
-        """LoRA logits of hidden states whose rows have these slots."""
+        """LoRA logits of hidden states, given each row's slot."""
         own = AdapterRows(slots, self._weight.slots, self._implementation)
         return own.added(self._weight, self._down, self._up, rows)
 
@@ -96,13 +96,13 @@ class HeadAdapters:
 def token_slots(
     slots: Int[Array, " tiles"], bucket: Bucket, shapes: StepShapes
 ) -> Int[Array, " tokens"]:
-    """The slot of each token, given those of the query tiles."""
+    """Expand slots per query tile to slots per token."""
     return jnp.asarray(slots)[tile_of_token(bucket, shapes)]
 
 
 def implementation_of(shapes: StepShapes, placement: Placement) -> str:
-    """Which kernels run: those of the attention backend on one device; on several XLA shards
-    adapters as their weights."""
+    """The LoRA implementation: the attention backend's kernels on one device; on several XLA, with
+    adapters sharded like their weights."""
     return str(shapes.attention) if placement.mesh.size == 1 else "xla"
 
 

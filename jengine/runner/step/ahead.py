@@ -26,7 +26,7 @@ MASKED = -1e30
 
 
 class Later(NamedTuple):
-    """Keys and values of later tokens of the same images."""
+    """Keys and values of later tokens of the same image."""
 
     keys: Array  # [tokens, kv_heads, dim] normed and rotated
     values: Array  # [tokens, kv_heads, dim]

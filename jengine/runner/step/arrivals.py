@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Arrivals:
-    """Offloaded parameters in transfer, for one model call after the other."""
+    """Host-to-device transfers of offloaded layers, during tracing."""
 
     def __init__(self, layers: Sequence[nnx.Module], on_host: Collection[int]) -> None:
         self._layers = layers
@@ -36,8 +36,8 @@ class Arrivals:
     def arrived(
         self, index: int, layer: Any, x: Float[Array, "*tokens hidden"]
     ) -> tuple[Any, Float[Array, "*tokens hidden"]]:
-        """The layer with its parameters on the devices, and its input. Called for every layer in
-        order."""
+        """The layer with its parameters on the devices, and its input. Must be called for every
+        layer, in order."""
         if index == 0:
             self._coming = {}
             x = self._send_for(self._first, x)

@@ -25,7 +25,7 @@ NAMES = {BFLOAT16_BITS: "bfloat16", **{dtype: name for name, dtype in CODES.item
 
 
 def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | None = None) -> str:
-    """The wanted backend if it can run here; for `auto` the best one. `codes`: the KV cache's
+    """The requested backend if it can run here; for `auto` the best available. `codes`: KV cache
     quantization. Raises ConfigError."""
     chosen, problem = available_backend(wanted, groups)
     if codes is not None and any(group.spec.shares_heads for group in groups):
@@ -40,7 +40,7 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | 
 
 
 def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str, str | None]:
-    """The backend, and why `auto` has to fall back to XLA."""
+    """The backend, and why `auto` falls back to XLA, if it does."""
     platform = jax.default_backend()
     if wanted == "xla":
         return wanted, None

@@ -33,12 +33,13 @@ class Batch(NamedTuple):
 
 
 def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]:
-    """The length of each decode row's row, -1 for padding."""
+    """Sequence length of each decode row's request, -1 for padding."""
     return state.lengths.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
 
 
 def row_guesses(inputs: StepInput, state: StepState) -> Int32[Array, "decodes drafts"] | None:
-    """Device guesses of each decode row from the last step; None if steps make none."""
+    """Draft tokens that the last step proposed, per decode row; None if there is no drafter on the
+    device."""
     if state.guesses is None:
         return None
     return state.guesses.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
@@ -70,7 +71,8 @@ def batch_at(
     bucket: Bucket,
     shapes: StepShapes,
 ) -> Batch:
-    """The batch of a step whose decode rows run at these positions; `known`: all block tables."""
+    """The batch of a step whose decode rows run at these positions; `known`: block tables are all
+    packed with the plan."""
     tiles = inputs.tiles
     rows = jnp.concatenate([inputs.tokens.decode_rows, tiles.rows])
     begins = jnp.concatenate([decodes, tiles.starts])
@@ -84,7 +86,7 @@ def batch_at(
 
 
 def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
-    """The batch of one pipeline stage, whose positions and tables are packed."""
+    """The batch of one pipeline stage, from packed positions and tables."""
     tiles = inputs.tiles
     begins = jnp.concatenate([tiles.decode_starts, tiles.starts])
     starts = tuple(
@@ -107,7 +109,7 @@ def token_positions(
 def first_pages(
     group: CacheGroup, begins: Int32[Array, " tiles"], shapes: StepShapes
 ) -> Int32[Array, " tiles"]:
-    """The first page that each tile reads, given the position of its first token."""
+    """The first page that each tile reads, given its first token's position."""
     return group.spec.first_read(begins) // shapes.block_size
 
 
@@ -119,7 +121,7 @@ def tables_of(
     rows: Int32[Array, " tiles"],
     first_page: Int32[Array, " tiles"],
 ) -> Int32[Array, "tiles pages"]:
-    """Block tables that tiles read in one group; the null block for rows and pages out of range."""
+    """Block tables per tile in one group; the null block for out-of-range rows and pages."""
     group = shapes.groups[index]
     pages = shapes.group_pages(bucket, group)
     if group.spec.window is None:
@@ -131,7 +133,8 @@ def tables_of(
 def with_new_blocks(
     tables: Int32[Array, "groups rows max_pages"], entries: Int32[Array, "blocks 4"]
 ) -> Int32[Array, "groups rows max_pages"]:
-    """The tables with these (group, row, index, block); entries out of range are ignored."""
+    """Scatter (group, row, index, block) entries into the tables; out-of-range entries are
+    dropped."""
     with jax.named_scope("block_tables"):
         group, row, index, block = entries.T
         return tables.at[group, row, index].set(block, mode="drop")

@@ -1,4 +1,4 @@
-"""Decode context parallelism: this device's part of each KV cache block.
+"""Decode context parallelism: each device holds an interleaved part of every KV block.
 
 In: a step's view of a cache group. Out: slots, counts and the view for this device's kernels.
 Without it a device has all tokens. Must not know how outputs are merged.
@@ -34,15 +34,15 @@ class BlockShare(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each device has all tokens."""
+        """Whether each device holds all tokens."""
         return self.ways == 1
 
     def slots(self, slots: Array) -> Array:
-        """Where this device puts tokens; out of range for those that others have."""
+        """Cache slots of tokens on this device; out of range for tokens held by others."""
         return slots if self.is_whole else own_slots(slots, self.own, self.ways)
 
     def counts(self, tokens: Array) -> Array:
-        """How many of the first `tokens` of a sequence this device has."""
+        """How many of a sequence's first `tokens` tokens this device holds."""
         return own_count(tokens, self.own, self.ways)
 
     def view(self, view: GroupView) -> tuple[GroupView, Array]:

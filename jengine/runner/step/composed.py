@@ -101,7 +101,7 @@ def multi_step(
 def ended(
     tokens: Int32[Array, " slots"], endings: Int32[Array, "slots endings"]
 ) -> Bool[Array, " slots"]:
-    """Whether a token ends its row: a stop id, or -1 because logits were not finite."""
+    """Whether a token ends its row: a stop id, or -1 for non-finite logits."""
     return (tokens < 0) | jnp.any(tokens[:, None] == endings, axis=1)
 
 

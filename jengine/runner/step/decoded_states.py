@@ -1,8 +1,8 @@
-"""Decodes of recurrent layers by kernels, each device with its heads.
+"""Decode steps of recurrent layers by kernels, sharded by head.
 
-A kernel updates the states of all rows at once, so it must not matter which row comes first: no row
-may read a unit that another one writes in the same step. The cache sees to that: a step reads
-snapshots, and units that its own row alone has.
+A kernel updates the states of all rows in place and in any order, so no row may read a state unit
+that another writes in the same step. The cache guarantees that: a step reads snapshots, and units
+that only its own row has.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ EVERYWHERE = PartitionSpec()
 
 
 def kernel_decoder(implementation: str | None, placement: Placement) -> KernelDecoder | None:
-    """What decodes by kernels, or None where there are none."""
+    """The kernels' decoder, or None where no kernel is available."""
     if implementation not in IN_PLACE:
         return None
     return KernelDecoder(implementation, placement)
 
 
 class KernelDecoder(NamedTuple):
-    """The kernels of the recurrences that `scan_states` runs."""
+    """Runs the recurrences of `scan_states` by kernels."""
 
     implementation: str
     placement: Placement
@@ -83,7 +83,7 @@ class KernelDecoder(NamedTuple):
         self, step: Any, states: Array, layer: int, places: Any, arrays: list[Array],
         axes: list[Any], result: tuple[Any, tuple[int, ...]],
     ) -> tuple[Array, Array]:  # fmt: skip
-        """Each device steps with its heads. `result`: the axes and the shape of what it returns."""
+        """Map over devices by head. `result`: axes and shape of the output."""
         placement = self.placement
         state_axes = (*STATE_AXES, "heads", *[None] * (states.ndim - 3))
         held = [placement.held(x, given) for x, given in zip(arrays, axes, strict=True)]

@@ -1,4 +1,5 @@
-"""Drafts of a step: the section of the packed input, and the tokens to run for each decode row.
+"""Draft tokens of a step: their section of the packed input, and the tokens that decode rows
+run.
 
 The decode rows of one row follow each other: its last token, then its drafts. The host gives a
 window of guesses by position; the row's length on the device says which of them come next.
@@ -43,7 +44,7 @@ def draft_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class RunDrafts(NamedTuple):
-    """Drafts that decode rows run."""
+    """Draft tokens that decode rows run."""
 
     offsets: Array  # i32[D] as in DraftInput
     tokens: Array  # i32[D] the draft; -1: none, and the decode row is padding
@@ -57,8 +58,8 @@ def run_drafts(
     *,
     runs_any: bool,
 ) -> RunDrafts | None:
-    """The drafts, given the length of each decode row's row, and what the row's last step has
-    guessed if steps do. None: the program runs none."""
+    """The drafts, given each request's length on the device and the drafts that its last step
+    proposed, if there is a drafter on the device. None: the program runs none."""
     if not runs_any:
         return None
     if guesses is None:
@@ -71,7 +72,7 @@ def run_drafts(
 def planned_drafts(
     inputs: DraftInput, lengths: Int32[Array, " decodes"], shapes: StepShapes
 ) -> Int32[Array, " decodes"]:
-    """The plan's guesses that come next; -1 where there is none."""
+    """The plan's draft tokens at the next positions; -1 where there is none."""
     place = lengths + inputs.offsets - inputs.firsts[inputs.window]
     inside = (inputs.offsets > 0) & (place >= 0)
     place = jnp.where(inside, place, shapes.draft_window)  # past the end: no draft
@@ -82,7 +83,7 @@ def planned_drafts(
 def with_draft_tokens(
     own: Int32[Array, " decodes"], drafts: RunDrafts | None
 ) -> Int32[Array, " decodes"]:
-    """The tokens that decode rows run: `own` are those of the rows themselves."""
+    """Tokens of the decode rows; `own` are those of rows that are not drafts."""
     if drafts is None:
         return own
     return jnp.where(drafts.offsets > 0, jnp.maximum(drafts.tokens, 0), own)
@@ -91,7 +92,7 @@ def with_draft_tokens(
 def with_draft_positions(
     own: Int32[Array, " decodes"], drafts: RunDrafts | None
 ) -> Int32[Array, " decodes"]:
-    """The positions of decode rows, -1 for drafts that are missing."""
+    """Positions of the decode rows, -1 for missing drafts."""
     if drafts is None:
         return own
     missing = (drafts.offsets > 0) & (drafts.tokens < 0)
@@ -99,7 +100,7 @@ def with_draft_positions(
 
 
 def slot_drafts(drafts: RunDrafts | None, slots: int, most: int) -> Drafted | None:
-    """The drafts as the sampler sees them. The first slots are those of the decode rows."""
+    """Drafts by sampling slot. The first slots are those of the decode rows."""
     if drafts is None:
         return None
     others = (0, slots - len(drafts.offsets))

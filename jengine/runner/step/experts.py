@@ -1,4 +1,4 @@
-"""The experts that tokens picked, as one array of a step's output."""
+"""The experts that each token was routed to, as one output array."""
 
 from __future__ import annotations
 

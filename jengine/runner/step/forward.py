@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class EmbedsInput(NamedTuple):
-    """A packed plan some of whose tokens come as embeddings."""
+    """A packed plan, some of whose tokens are given as embeddings."""
 
     packed: Any  # i32[...]
     rows: Any  # f32[tokens, hidden] as the embedding would give them
@@ -58,12 +58,11 @@ class EmbedsInput(NamedTuple):
 
     @property
     def given(self) -> GivenEmbeddings:
-        """The embeddings."""
         return GivenEmbeddings(self.rows, self.mask)
 
 
 class MediaInput(NamedTuple):
-    """A packed plan some of whose tokens stand for embeddings that the encoder has made."""
+    """A packed plan, some of whose tokens are placeholders for encoder outputs."""
 
     packed: Any  # i32[...]
     kept: Any  # f32[rows, hidden] the encoder's array
@@ -74,7 +73,6 @@ class MediaInput(NamedTuple):
 
     @property
     def given(self) -> GivenEmbeddings:
-        """The embeddings."""
         rows = self.kept.at[self.index].get(mode="fill", fill_value=0)
         return GivenEmbeddings(rows, self.index >= 0, is_final=True)
 
@@ -126,7 +124,7 @@ def extended(state: StepState, inputs: StepInput) -> StepState:
 
 
 class Passed(NamedTuple):
-    """Results of running the model, during tracing."""
+    """Results of the traced model call."""
 
     forwarded: Forwarded
     batch: Batch
@@ -136,7 +134,8 @@ class Passed(NamedTuple):
 def passed(
     models: Models, inputs: StepInput, given: Given, state: StepState, program: Program
 ) -> tuple[StepState, Passed]:
-    """Run the model on the step's tokens: the state with their keys and values, and the rest."""
+    """Run the model on the step's tokens; returns the state with K and V written, and the
+    outputs."""
     model, bucket, shapes = models.model, program.bucket, program.shapes
     beside = beside_of(given, inputs, program, model)
     drafts = run_drafts(
@@ -193,7 +192,7 @@ def slots_of(
     packed: Any, ends: Array, inputs: StepInput, models: Models, batch: Batch,
     drafts: RunDrafts | None, program: Program,
 ) -> SlotInput:  # fmt: skip
-    """What later programs read about the slots, whose hidden states are `ends`."""
+    """Metadata of sampling slots for later programs; `ends` are the slots' hidden states."""
     index, shapes, count = inputs.heads.logit_index, program.shapes, len(ends)
     found = slot_drafts(drafts, count, shapes.most_drafts)
     if found is None and shapes.most_drafts:
@@ -223,6 +222,6 @@ def input_tokens(
 
 
 def with_positions(inputs: SamplingInput, ends: Int32[Array, " slots"]) -> SamplingInput:
-    """The sampler's input with the positions that the host does not know: one after each slot's
-    last token, whose position is `ends` i32[S]."""
+    """Fill in sampler positions that only the device knows: one past each slot's last token, at
+    `ends` i32[S]."""
     return inputs._replace(positions=jnp.where(inputs.positions >= 0, inputs.positions, ends + 1))

@@ -1,5 +1,5 @@
-"""Draft methods on the device: draft models (sequential or parallel), decoding heads (EAGLE, MTP),
-Medusa heads.
+"""Drafters on the device: draft models (sequential or parallel), EAGLE and MTP heads, Medusa
+heads.
 
 In: what a step ran and sampled. Out: guesses at the next tokens, and the caches.
 """
@@ -28,7 +28,6 @@ class DraftModel:
     model: Any
 
     def __call__(self, given: Guessing) -> Guesses:
-        """Return the guesses per row, and the caches."""
         # Whatever the step ran, so that the model's own cache is right wherever the row goes on.
         context = given.again(given.state.caches)
         self.model(given.ran.tokens, context)
@@ -46,14 +45,13 @@ class DraftModel:
 
 @dataclass(frozen=True)
 class ParallelDraftModel:
-    """A smaller language model trained to guess several tokens in one pass (PARD), reading `mask`
-    tokens after the last one."""
+    """A draft model trained to propose several tokens in one pass (PARD), from `mask` tokens after
+    the last one."""
 
     model: Any
     mask: int
 
     def __call__(self, given: Guessing) -> Guesses:
-        """Return the guesses per row, and the caches."""
         context = given.again(given.state.caches)
         self.model(given.ran.tokens, context)
         tokens = jnp.full((len(given.ends.tokens), given.most), self.mask, jnp.int32)
@@ -76,7 +74,6 @@ class DecodingHead:
     model: Any
 
     def __call__(self, given: Guessing) -> Guesses:
-        """Return the guesses per row, and the caches."""
         context, target = given.again(given.state.caches), given.target
         read = self.model.states(given.ran.hidden, given.ran.kept, context.live)
         states = self.model(given.next_tokens(), read, context, target)
@@ -103,7 +100,6 @@ class MedusaHeads:
     model: Any
 
     def __call__(self, given: Guessing) -> Guesses:
-        """Return the guesses per row, and the caches."""
         hidden = given.hidden[given.ends.slots]
         guesses = [
             given.draw(head(hidden, given.wanted(index)), index)

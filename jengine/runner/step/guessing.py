@@ -1,4 +1,5 @@
-"""Guesses of a step at the tokens after those that it has sampled: the drafts of the next step.
+"""Speculative drafting on the device: proposes the next step's draft tokens from this step's
+outputs.
 
 In: what the step ran and sampled, and a guesser: a draft model, or heads of the model itself. Out:
 the state with guesses for each row that was sampled for, and with the guesser's own cache written.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class GuessInput(NamedTuple):
-    """What a step ran and sampled."""
+    """What the step ran and sampled, as the drafter's input."""
 
     ran: Ran
     slots: SlotInput
@@ -39,7 +40,7 @@ class GuessInput(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The R rows that got a token: slot, row, token and position."""
+    """The R rows that sampled a token: slot, row, token and position."""
 
     slots: Array  # i32[R] the sampling slot of the last token that counts
     rows: Array  # i32[R] engine row; max_rows for padding
@@ -49,7 +50,7 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class Guessing:
-    """Inputs of a guesser, and its ways to sample and attend."""
+    """A drafter's inputs, and how it samples and attends."""
 
     target: Any  # the model that it guesses for
     inputs: StepInput
@@ -63,23 +64,23 @@ class Guessing:
 
     @property
     def count(self) -> Array:
-        """i32[] guesses that are wanted of each row."""
+        """i32[]: draft tokens wanted per row."""
         return self.inputs.drafts.count[0]
 
     @property
     def most(self) -> int:
-        """The most guesses of a row."""
+        """The maximum number of draft tokens per row."""
         return self.program.shapes.most_drafts
 
     def wanted(self, index: int) -> Array:
-        """Position of each row's pass `index`, i32[R]; -1 where it runs none."""
+        """i32[R]: position of each row's `index`-th draft pass; -1 where it runs none."""
         limit = self.program.shapes.max_model_len
         place = self.ends.positions + index
         runs = (self.ends.positions >= 0) & (index < self.count) & (place < limit)
         return jnp.where(runs, place, -1)
 
     def next_tokens(self) -> Int32[Array, " tokens"]:
-        """The token after each token that the step ran: from the prompt, or sampled. Arbitrary
+        """The token following each token that the step ran: from the prompt, or sampled. Undefined
         after rejected drafts."""
         heads, decodes = self.inputs.heads, self.program.bucket.decode_rows
         index = heads.logit_index
@@ -89,8 +90,8 @@ class Guessing:
         return known.at[place].set(jnp.maximum(self.sampled, 0), mode="drop")
 
     def draw(self, logits: Float[Array, "rows vocab"], index: int) -> Int32[Array, " rows"]:
-        """Sample a guess for the token `index` after the last, with the noise that token will be
-        sampled with: equal distributions then give equal tokens."""
+        """Sample the draft token `index` after the last, with the Gumbel noise that verification
+        will use: equal distributions then give equal tokens."""
         own: SamplingInput = jax.tree.map(lambda x: x[self.ends.slots], self.sampling)
         own = own._replace(rows=self.ends.rows, positions=self.ends.positions + 1 + index)
         features = self.program.features.sampling
@@ -101,8 +102,8 @@ class Guessing:
         return found.tokens
 
     def again(self, caches: tuple[Array, ...]) -> StepContext:
-        """Context of all tokens the step ran, for the guesser's layers; all padding where the plan
-        wants no guesses."""
+        """Attention context over all tokens that the step ran, for the drafter's layers; all
+        padding if the plan wants no drafts."""
         program, bucket, shapes = self.program, self.program.bucket, self.program.shapes
         assert self.state.tables is not None, "in a pipeline there are no guesses"
         decodes = self.ran.positions[: bucket.decode_rows]
@@ -116,7 +117,8 @@ class Guessing:
         return StepContext(jnp.maximum(live, 0), rows, mixer, longest, caches, None, live)
 
     def decode(self, positions: Int32[Array, " tokens"], caches: tuple[Array, ...]) -> StepContext:
-        """Context of tokens at these positions, one or several consecutive ones per row."""
+        """Attention context of tokens at these positions, one or several consecutive ones per
+        row."""
         shapes, program = self.program.shapes, self.program
         owners = jnp.repeat(self.ends.rows, len(positions) // len(self.ends.rows))
         bucket = Bucket(len(positions), 0, program.bucket.pages)
@@ -137,23 +139,23 @@ class Guessing:
 
     @property
     def first_layer(self) -> int:
-        """Layer index of the guesser's first layer among cached layers."""
+        """Index of the drafter's first layer among cached layers."""
         assert self.program.guesser is not None, "this program guesses nothing"
         return self.program.guesser.first_layer
 
 
 class Guesser(Protocol):
-    """A method of guessing, with its model."""
+    """A drafter, with its model."""
 
     def __call__(self, given: Guessing) -> tuple[Int32[Array, "rows drafts"], tuple[Array, ...]]:
-        """The guesses for each row, and the caches."""
+        """Return draft tokens per row, and the updated caches."""
         ...
 
 
 def guess(
     leaves: Leaves, state: StepState, given: GuessInput, *, program: Program
 ) -> tuple[StepState, Array]:
-    """The state with guesses for the next step, which are the result too."""
+    """Run the drafter; returns the state with the draft tokens, and the draft tokens."""
     target, guesser = program.guessing(leaves)
     inputs = StepInput.over(given.ran.packed, program.bucket, program.shapes)
     sampling = given.slots.sampling(program)
@@ -171,7 +173,7 @@ def guess(
 
 
 def ends_of(sampling: SamplingInput, state: StepState, program: Program) -> Ends:
-    """Rows that got a token, with one slot each, at its new length."""
+    """Rows that sampled a token, one slot each, at their new lengths."""
     most = program.shapes.max_rows
     lengths = state.lengths.at[sampling.rows].get(mode="fill", fill_value=-1)
     is_end = (sampling.rows < most) & (sampling.positions == lengths)

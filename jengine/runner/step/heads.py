@@ -24,7 +24,7 @@ from jengine.sampling.logprobs import Logprobs
 
 
 class ChosenInput(NamedTuple):
-    """Logits of sampling slots, before and after host processors."""
+    """Logits of sampling slots, before and after the host's logits processors."""
 
     slots: SlotInput
     logits: Any  # f32[S, vocab]
@@ -34,7 +34,7 @@ class ChosenInput(NamedTuple):
 def sample(
     leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
 ) -> tuple[StepState, StepOutput]:
-    """Sample a token of each slot from its hidden state."""
+    """Sample a token per slot from its hidden state."""
     state, logits = slot_logits(leaves, state, slots, program=program)
     return choose((), state, ChosenInput(slots, logits, None), program=program)
 
@@ -42,7 +42,7 @@ def sample(
 def slot_logits(
     leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
 ) -> tuple[StepState, Array]:
-    """The logits of the slots, f32 [S, vocab]; those of padding may be left out."""
+    """Logits of the slots, f32 [S, vocab]; padding slots may be skipped."""
     model, adapters = program.head(leaves)
     # In one segment all rows have their logits computed alike, those that are scored too.
     in_order = program.shapes.one_segment
@@ -54,8 +54,8 @@ def slot_logits(
 def choose(
     leaves: Leaves, state: StepState, given: ChosenInput, *, program: Program
 ) -> tuple[StepState, StepOutput]:
-    """Sample a token of each slot from its logits. Log-probabilities of a request that wants raw
-    ones are those of the model's own logits."""
+    """Sample a token per slot from its logits. Raw log-probabilities are those of the unprocessed
+    logits."""
     slots = given.slots
     sampling = slots.sampling(program)
     return sample_slots(given.logits, sampling, slots.drafts, state, program, given.changed)
@@ -83,8 +83,8 @@ def sample_slots(
     program: Program,
     changed: Array | None = None,
 ) -> tuple[StepState, StepOutput]:
-    """Sample a token of each slot. It is its row's next input, at its length; of the tokens after
-    drafts the last one that counts is. `changed`: the logits after processors of the host."""
+    """Sample a token per slot and make it the row's next input at its new length; after drafts, the
+    last accepted position's token. `changed`: logits after host processors."""
     with jax.named_scope("sample"):
         # One base key for all engines: a request's seed alone decides its noise, and requests
         # without one got theirs from the engine's seed.
@@ -114,5 +114,5 @@ def sample_slots(
 
 
 def live_slots(slots: SamplingInput, program: Program) -> Array:
-    """i32[S]: -1 for slots of padding."""
+    """i32[S]: -1 for padding slots."""
     return jnp.where(slots.rows < program.shapes.max_rows, 0, -1)

@@ -1,4 +1,4 @@
-"""Hidden states of a step: what its heads read."""
+"""Hidden states of a step, as its heads read them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def logits_of(
 
 
 class Ran(NamedTuple):
-    """All tokens that a forward ran, for the guesser: D decode rows, T prefill tokens."""
+    """All tokens of a forward (D decode rows, T prefill tokens), for the drafter."""
 
     packed: Any  # i32[...] the packed plan
     tokens: Any  # i32[D + T]
@@ -44,7 +44,7 @@ class Ran(NamedTuple):
 
 
 class SlotInput(NamedTuple):
-    """What a forward hands on about its S sampling slots."""
+    """A forward's metadata of its S sampling slots, for the head programs."""
 
     ends: Any  # f32[S, hidden]
     section: Any  # i32[...] the sampler's section of the packed plan
@@ -67,7 +67,7 @@ class Forwarded(NamedTuple):
     ran: Ran | None = None  # None: nothing guesses after it
 
     def completing(self, output: StepOutput) -> StepOutput:
-        """A head's output, completed with the forward's."""
+        """Merge a head's output with the forward's."""
         return output._replace(captured=self.captured, experts=self.experts)
 
 
@@ -80,7 +80,7 @@ def with_prompts(state: StepState, prompts: Array) -> StepState:
 
 
 def chunk_rows(state: StepState, given: PromptChunk) -> Array:
-    """The hidden states of the tokens of a chunk."""
+    """Hidden states of a chunk's tokens."""
     assert state.prompts is not None, "an engine whose forwards keep those of prompts"
     rows = lax.dynamic_slice_in_dim(state.prompts, given.first[0], len(given.targets), -2)
     return rows if rows.ndim == 2 else rows.sum(axis=0)  # zeros but for the last stage

@@ -1,4 +1,4 @@
-"""Joint steps: replicas in programs over all their devices.
+"""Joint steps: data-parallel replicas in programs over all their devices.
 
 Each replica's state, input and results are shards of joined arrays along the first axis, so joining
 and splitting copy nothing.
@@ -23,13 +23,12 @@ EVERYWHERE, BY_REPLICA = PartitionSpec(), PartitionSpec(DATA)
 
 @dataclass(frozen=True)
 class JoinedReplicas:
-    """The replicas of a joint placement."""
+    """Data-parallel replicas that step together, and their joined arrays."""
 
     placement: Placement
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return self.placement.mesh.shape[DATA]
 
     def mapped(self, body: Callable[..., Any], leaves: Sequence[Any]) -> Callable[..., Any]:
@@ -50,7 +49,7 @@ class JoinedReplicas:
         return NamedSharding(self.placement.mesh, BY_REPLICA)
 
     def join(self, own: Sequence[Array]) -> Array:
-        """The replicas' arrays as one, in the same memory."""
+        """Combine the replicas' arrays into one global array, without copying."""
         like = self.shape(own[0])
         shards = [shard.data for array in own for shard in array.addressable_shards]
         return jax.make_array_from_single_device_arrays(
@@ -62,7 +61,7 @@ class JoinedReplicas:
         return jax.tree.map(lambda *x: jax.device_put(np.concatenate(x), self.by_replica), *own)
 
     def parts(self, whole: Array) -> list[Array]:
-        """Each replica's part of a joined array, in the same memory."""
+        """Split a joined array into the replicas' arrays, without copying."""
         assert isinstance(whole.sharding, NamedSharding), "steps return named shardings"
         first, *others = whole.sharding.spec
         names = tuple(name for name in axes_of(first) if name != DATA)
@@ -85,7 +84,7 @@ class JoinedReplicas:
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
-    """The mesh axes that one entry of a partition spec names."""
+    """Mesh axes of one entry of a partition spec."""
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(entry)

@@ -64,7 +64,7 @@ class LeafOrder:
         return model
 
     def layer_bytes(self) -> dict[int, int]:
-        """What the parameters of each layer take on one of the devices that have it."""
+        """Parameter bytes per layer, on one of the devices that hold it."""
         found: dict[int, int] = {}
         for name, one in zip(self.names, self.shapes(), strict=True):
             layer = layer_of(name)
@@ -86,10 +86,10 @@ class LeafOrder:
         return 2 * max((sizes[layer] for layer in self.places.on_host), default=0)
 
     def leaves(self, values: Iterable[NamedArray], into: Leaves | None = None) -> Leaves:
-        """The leaves of declared parameters that are placed as `places` says.
+        """The leaves of declared parameters that `places` has placed.
 
-        Each is prepared as it comes, so declared and prepared forms are not both in memory. What is
-        copied may take the memory of earlier leaves, `into`, which are deleted.
+        Weights are prepared one at a time, so declared and prepared forms are never all in memory.
+        Copies may reuse the memory of the earlier leaves `into`, which are deleted.
         """
         prepared = self._form.prepare(values, None if into is None else self._by_path(into))
         return tuple(
@@ -98,26 +98,26 @@ class LeafOrder:
         )
 
     def values(self, leaves: Leaves) -> dict[str, jax.Array]:
-        """The declared parameters in these leaves, by path."""
+        """The declared parameters of these leaves, by path."""
         declared = self._form.restore(self._by_path(leaves))
         return {name: declared[name] for name in self._names}
 
     def stored(self, leaves: Leaves) -> dict[str, jax.Array]:
-        """The same as a checkpoint holds them: weights that were rounded at load stay quantized."""
+        """The parameters in checkpoint form: weights quantized at load stay quantized."""
         return dict(self._form.restore(self._by_path(leaves), rounded=True))
 
     @property
     def copied(self) -> frozenset[str]:
-        """The paths of declared parameters that leaves are copies of."""
+        """Paths of declared parameters whose leaves are copies."""
         return self._form.copied
 
     @property
     def unfit(self) -> list[str]:
-        """The paths of weights whose shards do not fit the backend's own matmuls."""
+        """Paths of weights whose shards do not fit the backend's matmul kernels."""
         return self._form.unfit
 
     def copied_bytes(self, leaves: Leaves) -> int:
-        """The memory of leaves that are copies, on the devices of this process."""
+        """Bytes of leaves that are copies, on this process's devices."""
         copies = self._form.copies
         return sum(
             shard.data.nbytes

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def row_of_token(inputs: StepInput, bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
-    """The row that each token belongs to; out of range for padding."""
+    """Row of each token; out of range for padding."""
     tiles = jnp.repeat(inputs.tiles.rows, shapes.prefill_tile)
     return jnp.concatenate([inputs.tokens.decode_rows, tiles])
 

@@ -82,8 +82,8 @@ def with_chunks(
 def pool(
     leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
 ) -> tuple[StepState, StepOutput]:
-    """The vector of each slot's row, through the model's own head. A slot's token is POOLED, or why
-    there is no vector."""
+    """The vector of each slot's row, through the model's pooling head. A slot's token is POOLED, or
+    NOT_FINITE for a vector that is not finite."""
     model, _ = program.head(leaves)
     vectors = row_vectors(slots.ends, slots.sampling(program), state.sums, model.config.pooling)
     pooled = model.pooler(vectors)

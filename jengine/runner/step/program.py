@@ -30,7 +30,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class GuesserProgram:
-    """The guesser; its leaves follow the model's."""
+    """The drafter; its leaves follow the model's."""
 
     method: Callable[[Any], Any]  # the model -> a `guessing.Guesser`
     rebuild: Callable[[Leaves], Any]  # its leaves -> the model
@@ -99,7 +99,7 @@ class Program:
         return Models(model, head, slots, of_taps)
 
     def guessing(self, leaves: Leaves) -> tuple[Any, Any]:
-        """The model, and what guesses its tokens: a `guessing.Guesser`."""
+        """The model and its drafter."""
         assert self.guesser is not None, "an engine whose device guesses"
         first = self.guesser.first_leaf
         guesser = self.guesser.method(self.guesser.rebuild(leaves[first:]))
@@ -125,12 +125,12 @@ class Program:
 
     @property
     def kept_points(self) -> tuple[str, ...]:
-        """Tap points of the model whose values the step keeps for its guesser."""
+        """Tap points whose activations the step keeps for its drafter."""
         return self.guesser.points if self.guesser is not None and self.guesses else ()
 
     @property
     def guesses(self) -> bool:
-        """Whether the device guesses after this step."""
+        """Whether a drafter on the device runs after this step."""
         return self.guesser is not None and self.features.drafts
 
     @property
@@ -139,12 +139,10 @@ class Program:
         return self.features.drafts and self.shapes.has_drafts(self.bucket)
 
     def gathered(self, logits: Array) -> Array:
-        """The logits that the sampler takes: of the whole vocabulary on each device, except for an
-        argmax.
+        """Logits as the sampler takes them: gathered over the vocabulary, except for an argmax.
 
-        On shards it would exchange something in each pass of each filter. Those are in branches and
-        loops, where devices of a CPU may come to collectives in different orders and wait for each
-        other for good.
+        On shards every pass of a top-k or top-p filter would need collectives inside branches and
+        loops, which CPU devices may reach in different orders and then deadlock.
         """
         if not self.features.sampling.reads_logits:
             return logits

@@ -1,4 +1,4 @@
-"""Prefill context parallelism: which device of the axis "pcp" runs which tokens of a step.
+"""Prefill context parallelism: distributes a step's tokens over the devices of the axis "pcp".
 
 In: arrays over the tokens of a step, [decode rows | prefill tokens], or over its query tiles. Out:
 the same in the order of devices, so that a shard is the [decode rows | prefill tokens] of a smaller

@@ -1,4 +1,4 @@
-"""Attention that sees ahead: every token of a prompt attends to all of it; nothing is cached.
+"""Bidirectional attention: every token of a prompt attends to all of it, and nothing is cached.
 
 A step writes keys and values of its prompt tokens, which are packed in whole tiles, to blocks of
 its own, one for each tile, and then attends to these as to a cache. So a prompt costs by its own

@@ -1,1 +1,1 @@
-"""Copies of cache blocks between the devices and the host's memory, queued with the steps."""
+"""Copies of cache blocks between device and host memory, queued with the steps."""

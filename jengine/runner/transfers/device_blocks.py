@@ -1,4 +1,4 @@
-"""Small programs that read blocks of a group's cache, write blocks into it, and copy them in it.
+"""Small programs that gather, scatter and copy blocks of a cache group on the device.
 
 In: the arrays of a group, block numbers. Out: blocks first, `[blocks, layers, ...]`; or the same
 arrays, donated, with other blocks. One program per number of blocks, of a few.
@@ -27,7 +27,7 @@ OUTSIDE = np.iinfo(np.int32).max
 
 
 def parts(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split blocks into runs of the largest program."""
+    """Split block numbers into runs of at most the largest program's size."""
     for begin in range(0, len(blocks), COUNTS[-1]):
         yield begin, min(begin + COUNTS[-1], len(blocks))
 
@@ -38,7 +38,7 @@ def padded_count(count: int) -> int:
 
 
 class BlockPrograms:
-    """The programs of one group, compiled when they are first used."""
+    """Block programs of one cache group, compiled on first use."""
 
     def __init__(self, group: CacheGroup, arrays: Sequence[Array]) -> None:
         self.axis = 1 if group.spec.shares_heads or group.spec.is_state else 2
@@ -52,14 +52,14 @@ class BlockPrograms:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block in all of its arrays, on all devices."""
+        """Bytes of one block over all arrays and devices."""
         return sum(
             int(np.prod(shape)) * dtype.itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         )
 
     def read(self, arrays: tuple[Array, ...], blocks: Sequence[int]) -> tuple[Array, ...]:
-        """Copies of at most COUNTS[-1] blocks, and of any others up to a padded number."""
+        """Gather at most COUNTS[-1] blocks into a new array, padded to a program's size."""
         numbers = np.zeros(padded_count(len(blocks)), np.int32)
         numbers[: len(blocks)] = blocks
         return self._read(arrays, numbers)
@@ -67,7 +67,7 @@ class BlockPrograms:
     def write(
         self, arrays: tuple[Array, ...], blocks: Sequence[int], values: tuple[Array, ...]
     ) -> tuple[Array, ...]:
-        """The arrays with these blocks; `values` are padded. The given arrays are donated."""
+        """Scatter (padded) `values` into these blocks. Donates the given arrays."""
         numbers = np.full(values[0].shape[0], OUTSIDE, np.int32)
         numbers[: len(blocks)] = blocks
         return self._write(arrays, numbers, values)
@@ -75,8 +75,7 @@ class BlockPrograms:
     def copy(
         self, arrays: tuple[Array, ...], sources: Sequence[int], targets: Sequence[int]
     ) -> tuple[Array, ...]:
-        """The arrays with these blocks copied, all of them read before any is written. The given
-        arrays are donated."""
+        """Copy blocks to others; all are read before any is written. Donates the given arrays."""
         padded = max(next_power_of_two(len(sources)), COUNTS[0])
         numbers = np.full((2, padded), OUTSIDE, np.int32)
         numbers[:, : len(sources)] = sources, targets
@@ -104,7 +103,7 @@ class BlockPrograms:
 
 
 def programs_of(loaded: LoadedModel) -> list[BlockPrograms]:
-    """The programs for each group of a model's cache."""
+    """The programs of each cache group of a model."""
     groups = loaded.shapes.groups
     return [
         BlockPrograms(group, each_array(cache))
@@ -113,7 +112,6 @@ def programs_of(loaded: LoadedModel) -> list[BlockPrograms]:
 
 
 def group_arrays(loaded: LoadedModel, group: int) -> tuple[Array, ...]:
-    """The arrays of one group of a model's cache."""
     return each_array(loaded.state.caches[group])
 
 

@@ -1,4 +1,4 @@
-"""A runner around a runner: queues the copies of a plan's forks before all else of the plan.
+"""Wraps a runner and queues block copies of a plan's forks before the rest of the plan.
 
 In: plans. Out: their steps. The copies follow the steps before them in the devices' queue, so they
 read what those have written, and run before the plan's own loads and step, which may write to what
@@ -23,7 +23,7 @@ from jengine.runner.transfers.device_blocks import (
 
 
 class ForkRunner:
-    """Runs plans with forks."""
+    """Runs plans with forks: copies of blocks from one request to another."""
 
     def __init__(self, runner: PlanRunner) -> None:
         self.loaded: LoadedModel = runner.loaded
@@ -31,17 +31,15 @@ class ForkRunner:
         self._programs: Sequence[BlockPrograms] = programs_of(runner.loaded)
 
     def submit(self, plan: Plan) -> StepHandle:
-        """Queue the plan's forks and its step."""
         for forks in plan.forks:
             self._copy(forks)
         return self._runner.submit(plan)
 
     def drain(self) -> None:
-        """Queue what submitted plans still need."""
+        """Queue whatever submitted plans still need to complete."""
         self._runner.drain()
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use these parameters for later plans."""
         self._runner.update_parameters(values)
 
     def _copy(self, forks: Forks) -> None:

@@ -1,4 +1,4 @@
-"""Threads that copy blocks within the host, beside the thread that queues steps.
+"""Threads that fill host-memory slots, from the devices or a connector, beside the step thread.
 
 In: blocks on their way from the devices, contents to fetch. Out: slots that are filled, and which
 fetches have ended. One thread writes slots, in the order of the plans, so that a slot never gets an
@@ -32,7 +32,7 @@ SILENCE = 60.0
 
 
 class HostCopies:
-    """Host memory slots of all groups, and the connector's reads and writes."""
+    """Host-memory slots of all cache groups, and reads and writes through the connector."""
 
     def __init__(self, memories: Sequence[HostMemory], far: WorkerHalf | None) -> None:
         self._memories = memories
@@ -50,14 +50,14 @@ class HostCopies:
         self.dropped = 0  # contents that were not written out, as too many waited
 
     def save(self, copies: BlockCopies, arrays: Sequence[Array]) -> None:
-        """Queue filling slots with these blocks once they arrive, and writing them out through the
+        """Queue: fill slots with these blocks once they arrive, then store them through the
         connector."""
         future = self._slots.submit(self._keep, copies, arrays)
         for slot in copies.slots:
             self._saving[copies.group, slot] = future
 
     def num_slots(self, group: int, most: int) -> int:
-        """Number of slots of a group, at most `most`."""
+        """Slots of a group that fit, at most `most`."""
         return min(self._memories[group].num_slots, most)
 
     def keep(self, group: int, slots: Sequence[int], arrays: Sequence[Array]) -> None:
@@ -65,18 +65,18 @@ class HostCopies:
         self._memories[group].keep(slots, arrays)
 
     def wait_for(self, group: int, slots: Sequence[int]) -> None:
-        """Return when these slots are filled. Raises if that has failed."""
+        """Wait until these slots are filled. Raises if filling one failed."""
         for slot in slots:
             future = self._saving.pop((group, slot), None)
             if future is not None:
                 future.result()
 
     def staged(self, group: int, slots: Sequence[int]) -> tuple[Array, ...]:
-        """Contents of filled slots, staged for the devices."""
+        """Contents of filled slots, staged for transfer to the devices."""
         return self._memories[group].staged(slots)
 
     def fetch(self, fetches: Sequence[Fetch]) -> None:
-        """Start fetching contents into slots."""
+        """Start fetching blocks from the connector into slots."""
         if not fetches:
             return
         assert self._readers is not None, "a plan fetches, and there is no connector"
@@ -86,8 +86,8 @@ class HostCopies:
             self._readers.submit(self._read, fetches[begin::READERS], self._epoch)
 
     def ended(self, wait: float = 0.0) -> dict[int, bool]:
-        """The fetches that have ended since the last call, and whether they succeeded. Waits at
-        most so many seconds for those on their way."""
+        """Fetches completed since the last call: number → success. Waits up to `seconds` for those
+        in progress."""
         if not (self._fetching or self._ended):
             return {}
         with self._changed:
@@ -97,7 +97,7 @@ class HostCopies:
         return ended
 
     def reset(self) -> None:
-        """Forget the fetches in progress: their slots will have other contents."""
+        """Forget fetches in progress, since their slots will be reused."""
         with self._changed:
             self._epoch += 1
             self._fetching.clear()
@@ -106,12 +106,12 @@ class HostCopies:
             self._saving.pop(slot).result()
 
     def tidy(self) -> None:
-        """Drop what is known to have ended."""
+        """Drop bookkeeping of completed copies."""
         for slot in [slot for slot, future in self._saving.items() if future.done()]:
             self._saving.pop(slot).result()
 
     def close(self) -> None:
-        """End the threads, once what is to be written out has been."""
+        """Finish pending stores, then end the threads."""
         self._slots.shutdown()
         for pool in (self._readers, self._writer):
             if pool is not None:
@@ -159,7 +159,7 @@ class HostCopies:
         self._slots.submit(self._fill, found, epoch)
 
     def _is_news(self, problem: str) -> bool:
-        """Whether to log a problem: a disk that is full fails for every block."""
+        """Whether to log a problem: a full disk fails every block."""
         now = time.monotonic()
         with self._changed:
             is_news = now >= self._silent_until.get(problem, now)
@@ -168,7 +168,7 @@ class HostCopies:
         return is_news
 
     def _put(self, fetch: Fetch, data: bytes | memoryview | None) -> bool:
-        """Write what a connector has brought to its slot; False: that is no such block."""
+        """Write a fetched block to its slot; False if its bytes do not fit."""
         try:
             return data is not None and self._memories[fetch.group].put(fetch.slot, data)
         except Exception:  # a connector of a user's brings anything
@@ -178,7 +178,7 @@ class HostCopies:
 
     @engine_context()
     def _fill(self, found: Sequence[tuple[Fetch, bytes | memoryview | None]], epoch: int) -> None:
-        """Write what was read to its slots, unless there was a reset since."""
+        """Fill slots with fetched blocks, unless a reset came since."""
         with self._changed:
             if epoch != self._epoch:
                 return

@@ -1,4 +1,4 @@
-"""Slots in the host's memory for the blocks of one cache group, as its devices hold them.
+"""Host-memory slots for the blocks of one cache group, in the devices' layout.
 
 In: arrays with blocks first. Out: such arrays on the devices, or the bytes of this process's piece
 of one block, whatever devices share the piece. Each process keeps the shards of its own devices.
@@ -19,7 +19,7 @@ PINNED = "pinned_host"  # the memory kind that devices copy to and from the fast
 
 
 class HostMemory:
-    """The slots of one group. Memory is taken as slots are first written."""
+    """Slots of one group. Memory is committed when slots are first written."""
 
     def __init__(self, programs: BlockPrograms, slots: int) -> None:
         self._programs = programs
@@ -43,7 +43,7 @@ class HostMemory:
         )
 
     def keep(self, slots: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Write the first of these blocks to slots, once they are there."""
+        """Wait for the blocks' arrival and write the first of them to slots."""
         for parts, array, shape in zip(self._parts, arrays, self._programs.shapes, strict=True):
             written = set()
             for shard in array.addressable_shards:
@@ -53,8 +53,7 @@ class HostMemory:
                     written.add(part)
 
     def staged(self, slots: Sequence[int]) -> tuple[Array, ...]:
-        """What slots hold, on its way to the devices, padded to a number of blocks that there is a
-        program for."""
+        """Contents of slots on their way to the devices, padded to a block program's size."""
         count = padded_count(len(slots))
         chosen = list(slots)
         found = []
@@ -76,7 +75,7 @@ class HostMemory:
         return tuple(found)
 
     def piece(self, slot: int) -> bytes:
-        """The bytes of this process's piece of a block: all of it, if there is no other process."""
+        """Bytes of this process's shard of a block; with a single process, the whole block."""
         found = []
         for parts, boxes, dtype in zip(
             self._parts, self._boxes, self._programs.dtypes, strict=True
@@ -90,7 +89,7 @@ class HostMemory:
         return b"".join(found)
 
     def put(self, slot: int, data: bytes | memoryview) -> bool:
-        """Write the bytes of a piece to a slot; False: they are of no such piece."""
+        """Write a shard's bytes to a slot; False if their size does not fit."""
         if len(data) != self.piece_bytes:
             return False
         begin = 0
@@ -108,7 +107,7 @@ class HostMemory:
 
 
 def on_device(values: np.ndarray, device: jax.Device) -> Array:
-    """A copy on a device; to a GPU through memory that its copy engine reads by itself."""
+    """Copy to a device; to GPUs through pinned memory."""
     if device.platform == "cpu":
         return jax.device_put(values, device)
     pinned = jax.sharding.SingleDeviceSharding(device, memory_kind=PINNED)
@@ -116,7 +115,7 @@ def on_device(values: np.ndarray, device: jax.Device) -> Array:
 
 
 def on_host(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The arrays on their way to the host's memory, where they are not there already."""
+    """Start copying device arrays to host memory."""
     if next(iter(arrays[0].devices())).platform == "cpu":
         return arrays
     return tuple(jax.device_put(array, array.sharding.with_memory_kind(PINNED)) for array in arrays)

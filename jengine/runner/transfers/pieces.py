@@ -1,4 +1,4 @@
-"""The piece of a block that a process stores: what its devices hold of each array.
+"""The shard of a KV block that a process stores, and its name for external storage.
 
 In: shapes and shardings, with blocks first. Out: boxes, and a name of a process's piece that is the
 same wherever the piece is the same part of the block. A piece that is the whole block has the
@@ -21,13 +21,13 @@ NAME_DIGITS = 16
 
 
 def part_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Part:
-    """The part of a block that a shard with blocks first has."""
+    """Index ranges of a block that a device's shard covers."""
     return tuple(one.indices(size)[:2] for one, size in zip(index[1:], shape, strict=True))
 
 
 def piece_of(sharding: Sharding, shape: tuple[int, ...], process: int) -> tuple[Part, ...]:
-    """What a process has of one array's block: one box if its devices' parts fill it, whatever
-    these are, else the parts."""
+    """Index ranges of one array's block that a process holds: one box if its devices' shards fill
+    it exactly, else the shards."""
     places = sharding.devices_indices_map((1, *shape))
     parts = sorted(
         {
@@ -43,12 +43,11 @@ def piece_of(sharding: Sharding, shape: tuple[int, ...], process: int) -> tuple[
 
 
 def volume(part: Part) -> int:
-    """Elements in a part."""
     return prod(b - a for a, b in part)
 
 
 def within(part: Part, box: Part) -> tuple[slice, ...] | None:
-    """Where a part is in a box; None: outside of it."""
+    """Index ranges of a part relative to a box; None if outside."""
     if any(a < low or b > high for (a, b), (low, high) in zip(part, box, strict=True)):
         return None
     return tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(part, box, strict=True))
@@ -68,10 +67,10 @@ def piece_name(groups: Sequence[BlockPrograms], process: int) -> str:
 
 
 def whole(shape: tuple[int, ...]) -> Part:
-    """The box that is all of a block."""
+    """Index ranges of a whole block."""
     return tuple((0, size) for size in shape)
 
 
 def piece_names(groups: Sequence[BlockPrograms], processes: Sequence[int]) -> tuple[str, ...]:
-    """The names of the pieces that processes store, in their order."""
+    """The names of all processes' shards, in order."""
     return tuple(piece_name(groups, process) for process in processes)

@@ -1,4 +1,4 @@
-"""A runner around a runner: queues a plan's loads before its step and its saves after it.
+"""Wraps a runner and queues a plan's KV loads before its step and its saves after it.
 
 In: plans. Out: steps whose outputs say which fetches have ended. Blocks leave and enter the cache
 in the order of the devices' queue, so a step sees what was loaded before it, and what is saved is
@@ -40,8 +40,8 @@ NO_TOKENS = np.zeros((0, 1), np.int32)
 
 
 class TransferStep:
-    """A step, its saves, and the fetches that had ended when it was queued. A plan without entries
-    has no step, but may have saves."""
+    """Future of a step with its saves, and the fetches completed when it was queued. A plan without
+    entries has saves at most."""
 
     __slots__ = ("_done", "_queue", "_saves", "_step")
 
@@ -59,17 +59,15 @@ class TransferStep:
 
     @property
     def ready(self) -> bool:
-        """Whether `result` returns without waiting."""
         return self._step is None or self._step.ready
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing more has to be queued before it can be read."""
         saved = self._saves is None or self._saves.is_settled
         return saved and (self._step is None or self._step.has_left)
 
     def result(self) -> StepOutput:
-        """Wait for the step, and queue its saves if they are not."""
+        """Wait for the step, queuing its saves first if they are not yet."""
         output = StepOutput(NO_TOKENS) if self._step is None else self._step.result()
         saves = self._saves
         if saves is not None and not saves.is_settled:
@@ -80,8 +78,6 @@ class TransferStep:
 
 
 class TransferRunner:
-    """Runs plans with transfers."""
-
     def __init__(
         self, runner: PlanRunner, programs: Sequence[BlockPrograms], copies: HostCopies
     ) -> None:
@@ -94,7 +90,7 @@ class TransferRunner:
         self.loaded.closing.append(copies.close)
 
     def submit(self, plan: Plan) -> TransferStep:
-        """Queue the plan's loads, its step and its saves."""
+        """Queue the plan's loads, step and saves."""
         transfers, copies = plan.transfers, self._copies
         if transfers is not None:
             if transfers.reset:
@@ -118,17 +114,16 @@ class TransferRunner:
         return TransferStep(step, saves, self._saves, copies.ended(0.0 if runs else REST))
 
     def drain(self) -> None:
-        """Queue what submitted plans still need, their saves among it."""
+        """Queue whatever submitted plans still need, including saves."""
         self._runner.drain()
         self._saves.run()
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use these parameters for later plans."""
         self._runner.update_parameters(values)
         self._saves.run()
 
     def warm_up(self) -> None:
-        """Compile the programs, by writing what the null blocks hold to where they are."""
+        """Compile the block programs, by rewriting the null blocks with their own contents."""
         for group, programs in enumerate(self._programs):
             for count in COUNTS:
                 arrays = group_arrays(self.loaded, group)
@@ -136,7 +131,7 @@ class TransferRunner:
                 use_arrays(self.loaded, group, programs.write(arrays, [0], values))
 
     def load_seconds(self) -> tuple[float, ...]:
-        """Seconds that the copy of a block of each group from the host's memory takes, one of many.
+        """Measured seconds per block, per group, of host-to-device loads in large batches.
 
         Measured with what the null block holds; every program must have been compiled. Slots hold
         nothing else yet.
@@ -187,7 +182,7 @@ class TransferRunner:
 def with_transfers(
     runner: PlanRunner, slots: Sequence[int], far: WorkerHalf | None
 ) -> TransferRunner:
-    """The runner with so many slots per group in the host's memory."""
+    """Wrap the runner, with this many host-memory slots per group."""
     programs = programs_of(runner.loaded)
     memories = [HostMemory(own, count) for own, count in zip(programs, slots, strict=True)]
     return TransferRunner(runner, programs, HostCopies(memories, far))

@@ -1,4 +1,4 @@
-"""Saves that wait until the plans before them have written the blocks.
+"""KV saves that wait until earlier plans in the pipeline have written the blocks.
 
 In: the saves of plans, in their order, each with the step that it follows. Out: copies that are
 queued, in the same order, once that step has left the last stage of a pipeline.
@@ -24,12 +24,12 @@ class WaitingSaves:
 
     @property
     def may_run(self) -> bool:
-        """Whether everything that writes the blocks is queued."""
+        """Whether all programs that write the blocks are queued."""
         return self.after is None or self.after.has_left
 
 
 class SaveQueue:
-    """The saves of plans that are in the stages of a pipeline; without one none ever waits.
+    """Pending saves of plans in the pipeline; without a pipeline nothing waits.
 
     A plan's blocks are pinned until it is committed, and it is not committed before its saves are
     queued: no later plan writes the blocks in between.
@@ -40,14 +40,14 @@ class SaveQueue:
         self._waiting: deque[WaitingSaves] = deque()
 
     def add(self, after: StepHandle | None, copies: Sequence[BlockCopies]) -> WaitingSaves:
-        """Queue these copies once that step has left."""
+        """Queue these copies once that step has passed the last stage."""
         added = WaitingSaves(after, copies)
         self._waiting.append(added)
         self.run()
         return added
 
     def run(self) -> None:
-        """Dispatch the copies whose steps are dispatched: the device runs them behind these."""
+        """Dispatch the copies whose steps are dispatched; the device runs them after these."""
         while self._waiting and self._waiting[0].may_run:
             saves = self._waiting.popleft()
             for copies in saves.copies:
@@ -55,6 +55,7 @@ class SaveQueue:
             saves.is_settled = True
 
     def drop(self) -> None:
-        """Queue nothing of what waits: its plans are forgotten, and nothing pins the blocks."""
+        """Discard pending saves: their plans are forgotten, so their blocks are no longer
+        pinned."""
         while self._waiting:
             self._waiting.popleft().is_settled = True

@@ -1,1 +1,2 @@
-"""The compiled variants of a step: shapes, features, the list of programs. Plain data, no jax."""
+"""The compiled variants of a step: shapes, features and the list of programs. Plain data, no
+jax."""

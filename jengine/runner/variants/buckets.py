@@ -43,16 +43,16 @@ class Bucket:
 
     @property
     def is_multi_step(self) -> bool:
-        """Whether the step is run several times in one call."""
+        """Whether one call runs several decode steps."""
         return self.repeats > 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that one run of the step computes, padding included."""
+        """Tokens per run of the step, padding included."""
         return self.decode_rows + self.prefill_tokens
 
     def covers(self, other: Bucket) -> bool:
-        """Whether every plan that fits the other one fits this one."""
+        """Whether every plan that fits `other` fits this bucket."""
         return (
             self.decode_rows >= other.decode_rows
             and self.prefill_tokens >= other.prefill_tokens
@@ -66,8 +66,8 @@ NO_TOKENS = Bucket(0, 0, 0)
 
 @dataclass(frozen=True)
 class Slots:
-    """The size of a program that reads the hidden states of so many sampling slots, or of so many
-    prompt tokens."""
+    """Shape of a head program: number of sampling slots, or of prompt tokens, whose hidden states
+    it reads."""
 
     count: int
 
@@ -76,13 +76,13 @@ class Slots:
 
     @property
     def num_tokens(self) -> int:
-        """Hidden states that it reads, padding included."""
+        """Hidden states read, padding included."""
         return self.count
 
 
 @dataclass(frozen=True)
 class ChosenExperts:
-    """The experts that steps return for each token, [layers, chosen]; zeros for other layers."""
+    """Shape of the routing output, [layers, experts per token]; dense layers are zeros."""
 
     layers: int
     chosen: int  # the most of any layer
@@ -92,7 +92,7 @@ class ChosenExperts:
 
 @dataclass(frozen=True)
 class StepShapes:
-    """What all buckets of one engine have in common."""
+    """Shapes that all buckets of one engine share."""
 
     groups: tuple[CacheGroup, ...]
     block_size: int
@@ -140,12 +140,12 @@ class StepShapes:
     slot_rungs: tuple[int, ...] = ()
 
     def has_drafts(self, bucket: Bucket) -> bool:
-        """Whether decode rows of this bucket may be drafts."""
+        """Whether decode rows of this bucket may be draft tokens."""
         return self.most_drafts > 0 and not bucket.is_multi_step
 
     @property
     def max_pages(self) -> int:
-        """Blocks of a request as long as the context."""
+        """Blocks of a request at the maximum context length."""
         return -(-self.max_model_len // self.block_size)
 
     def num_tiles(self, bucket: Bucket) -> int:
@@ -153,38 +153,38 @@ class StepShapes:
         return bucket.prefill_tokens // self.prefill_tile
 
     def num_runs(self, bucket: Bucket) -> int:
-        """Runs of joined tiles that a bucket has room for: one more for each chunk, whose last run
-        may be short. 0 where tiles are not joined."""
+        """Capacity of a bucket in runs of joined tiles: one extra per chunk, whose last run may be
+        short. 0 if tiles are not joined."""
         tiles = self.num_tiles(bucket)
         if self.joined_tiles == 1:
             return 0
         return min(tiles, -(-tiles // self.joined_tiles) + self.max_rows)
 
     def num_slots(self, bucket: Bucket) -> int:
-        """Positions with logits: one per decode row, and one per row that is prefilled; padded to a
-        rung where there are rungs."""
+        """Positions with logits: one per decode row and one per prefilled row, padded to a rung
+        where there are rungs."""
         needed = bucket.decode_rows + min(self.num_tiles(bucket), self.max_rows)
         return next((rung for rung in self.slot_rungs if rung >= needed), needed)
 
     def first_prompt(self, bucket: Bucket) -> int:
-        """Where the tokens of prompts begin among all of a bucket."""
+        """Index of a bucket's first prefill token."""
         return 0 if self.one_segment else bucket.decode_rows
 
     def prompt_tokens(self, bucket: Bucket) -> int:
-        """Tokens of prompts that a bucket has room for."""
+        """Prefill token capacity of a bucket."""
         return bucket.num_tokens - self.first_prompt(bucket)
 
     @property
     def scored_at_once(self) -> int:
-        """Prompt tokens that a program scores at a time; in one segment as many as it samples, for
-        the same order of arithmetic."""
+        """Prompt tokens per scoring call; in one segment equal to the number of sampling slots, so
+        that both reduce in the same order."""
         if self.one_segment:
             return self.slot_rungs[-1]
         return SCORED_AT_ONCE_ON_GPUS if self.attention == "triton" else SCORED_AT_ONCE
 
     def is_chained(self, bucket: Bucket) -> bool:
-        """Whether a step of this size runs in several programs. Those of a multi-step decode are
-        one, as each run samples the next one's tokens."""
+        """Whether a step of this size runs as several programs. Multi-step decode is one program,
+        as each run samples the next one's tokens."""
         return self.chained and not bucket.is_multi_step
 
     def num_new_blocks(self, bucket: Bucket) -> int:
@@ -198,7 +198,7 @@ class StepShapes:
         return per_group * len(self.groups)
 
     def group_pages(self, bucket: Bucket, group: CacheGroup) -> int:
-        """Pages that a tile reads in a group; with a window, those inside it."""
+        """Pages that a tile reads in a cache group; with a sliding window, those inside it."""
         if group.spec.window is None:
             return bucket.pages
         run = self.prefill_tile * self.joined_tiles
@@ -209,7 +209,7 @@ class StepShapes:
 
 @dataclass(frozen=True)
 class Ladders:
-    """The sizes each part of a bucket is rounded up to."""
+    """Rungs that each dimension of a bucket is rounded up to."""
 
     decode_rows: tuple[int, ...]
     prefill_tokens: tuple[int, ...]
@@ -242,7 +242,7 @@ class Ladders:
                     yield Bucket(rows, tokens, pages)
 
     def rare_buckets(self) -> Iterator[Bucket]:
-        """The fewer, larger buckets of variants that few steps need."""
+        """Fewer, coarser buckets, for rarely needed variants."""
         for pages in self.pages:
             for rows in () if self.prompts_only else thinned(self.decode_rows, 2):
                 for repeats in self.repeats:
@@ -252,8 +252,8 @@ class Ladders:
                 yield Bucket(self.mixed_decode_rows(tokens)[-1], tokens, pages)
 
     def mixed_decode_rows(self, prefill_tokens: int) -> tuple[int, ...]:
-        """Numbers of decode rows in buckets with a prefill of this size: the largest, and smaller
-        ones where padding to the next would cost more than about an eighth of the step."""
+        """Decode-row rungs of buckets with this many prefill tokens: the largest, and smaller ones
+        where padding to the next would cost more than about 1/8 of the step."""
         rungs = self._rungs_with_prompts
         most = rungs[-1]
         # The largest bucket of all can run every step.
@@ -270,7 +270,7 @@ class Ladders:
 
     @property
     def _rungs_with_prompts(self) -> tuple[int, ...]:
-        """Numbers of decode rows in steps with prompts."""
+        """Decode-row rungs of steps with prefill tokens."""
         if self.mixed_rows is None:
             return self.decode_rows
         most = rung("decode rows", self.decode_rows, self.mixed_rows)
@@ -278,7 +278,7 @@ class Ladders:
 
     @property
     def largest(self) -> Bucket:
-        """The bucket that needs most memory."""
+        """The bucket that needs the most memory."""
         tokens = self.prefill_tokens[-1] if self.prefill_tokens else 0
         return Bucket(self.decode_rows[-1], tokens, self.pages[-1])
 
@@ -292,7 +292,8 @@ class Ladders:
         )
 
     def _smallest_mixed(self, decode_rows: int, prefill_tokens: int) -> tuple[int, int]:
-        """The fewest tokens in all; a larger prefill may come with fewer decode rows."""
+        """The bucket with the fewest tokens overall: a larger prefill rung may come with fewer
+        decode rows."""
         if not prefill_tokens:
             return rung("decode rows", self.decode_rows, decode_rows), 0
         least = rung("prefill tokens", self.prefill_tokens, prefill_tokens)
@@ -305,7 +306,7 @@ class Ladders:
 
 
 def rung(what: str, ladder: tuple[int, ...], size: int) -> int:
-    """The smallest entry of at least `size`. Plans are never larger than the ladder."""
+    """The smallest entry that is at least `size`. Plans never exceed the ladder."""
     for entry in ladder:
         if entry >= size:
             return entry
@@ -313,19 +314,19 @@ def rung(what: str, ladder: tuple[int, ...], size: int) -> int:
 
 
 def whole_chunks(tokens: int, chunk: int) -> int:
-    """So many tokens, filled up to whole chunks."""
+    """Round up to a multiple of the chunk size."""
     return -(-tokens // chunk) * chunk
 
 
 def slot_rungs(ladders: Ladders, shapes: StepShapes) -> tuple[int, ...]:
-    """Numbers of sampling slots that get programs: those of decodes alone, and the most of all."""
+    """Sampling-slot counts that get programs: those of pure decode buckets, and the maximum."""
     buckets = list(ladders.buckets())
     decodes = {shapes.num_slots(one) for one in buckets if not one.prefill_tokens}
     return tuple(sorted({*decodes, max(map(shapes.num_slots, buckets))}))
 
 
 def grow(first: int, last: int, factor: int) -> tuple[int, ...]:
-    """A ladder from `first` to `last` inclusive, each rung `factor` times the one below."""
+    """Geometric ladder from `first` to `last` inclusive, by `factor`."""
     rungs = []
     size = first
     while size < last:
@@ -335,7 +336,7 @@ def grow(first: int, last: int, factor: int) -> tuple[int, ...]:
 
 
 def thinned(rungs: tuple[int, ...], every: int) -> tuple[int, ...]:
-    """Each `every`-th rung, counted from the largest."""
+    """Every `every`-th rung, counted from the largest."""
     return rungs[::-1][::every][::-1]
 
 
@@ -364,9 +365,9 @@ def default_ladders(
     first: FirstRungs = CPU_RUNGS,
     max_decode_rows: int = 0,
 ) -> Ladders:
-    """Short ladders. One page count, since attention loops end at the longest row. Finer for
-    prefill tokens, since padded ones cost as much as real ones, and for drafts, of which there are
-    as many as pay. `max_decode_rows`: drafts included, if there are any."""
+    """Short ladders: one page count, since attention loops end at the longest row; finer rungs for
+    prefill tokens, whose padding costs as much as real tokens, and for drafts. `max_decode_rows`
+    includes drafts."""
     rows = max(max_num_seqs, FEWEST_DECODE_ROWS)
     drafted = grow(rows, max_decode_rows, 2)[1:] if max_decode_rows > rows else ()
     tokens = -(-max_num_batched_tokens // tile) * tile

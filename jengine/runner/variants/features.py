@@ -1,4 +1,4 @@
-"""Features: what a step computes besides the model. A hashable value that picks a variant.
+"""Features: what a step computes besides the model. Hashable; selects a compiled variant.
 
 A plan's features are rounded up to one of a few variants, as its size is rounded up to a bucket.
 """
@@ -15,8 +15,8 @@ from jengine.sampling.processor_sets import ProcessorSet
 
 @dataclass(frozen=True)
 class Features:
-    """The sampler's features, prompt log-probabilities per token (None: none), taps, and whether
-    rows may have LoRA adapters, rows run drafts and tokens come as embeddings."""
+    """Sampler features, prompt log-probabilities per token (None: none), taps, and whether rows may
+    have LoRA adapters, draft tokens or given embeddings."""
 
     sampling: SamplingFeatures = field(default_factory=SamplingFeatures)
     prompt_logprobs: int | None = None
@@ -27,7 +27,7 @@ class Features:
     part: Part = Part.STEP  # the program of a step that has them
 
     def of(self, part: Part) -> Features:
-        """Those that this part depends on."""
+        """Restrict to the features that this part of the step depends on."""
         found = Features(part=part, **{name: getattr(self, name) for name in FEATURES_OF[part]})
         if part is not Part.GUESS:
             return found
@@ -35,12 +35,11 @@ class Features:
 
     @property
     def own_functions(self) -> tuple[TapSet | ProcessorSet, ...]:
-        """Functions of the caller's. A step with any is compiled when it is first needed."""
+        """User callbacks. A step with any is compiled when first needed."""
         return (*self.taps, *self.sampling.processors)
 
     def with_rare_of(self, other: Features) -> Features:
-        """These features, with the functions of others, their rows' own ids to score and their
-        input of embeddings."""
+        """Add the rare features of `other`: callbacks, token ids to score, given embeddings."""
         rare = other.sampling
         own_ids = rare.own_ids or self.sampling.own_ids
         sampling = replace(self.sampling, processors=rare.processors, own_ids=own_ids)
@@ -64,13 +63,13 @@ class Features:
 
     @property
     def is_plain(self) -> bool:
-        """Whether steps sample without adjusted logits, log-probabilities and taps."""
+        """Whether sampling needs no adjusted logits, log-probabilities or taps."""
         extra = (self.sampling.logprobs, self.prompt_logprobs)
         return extra == (None, None) and not (self.taps or self.sampling.adjust)
 
     @property
     def in_words(self) -> str:
-        """What the program computes, for people who wait for it."""
+        """Description for progress and error messages."""
         asked = {
             "drawn tokens": self.sampling.random,
             "changed logits": self.sampling.adjust,
@@ -103,17 +102,17 @@ class Features:
 
 
 def holds(have: int | None, want: int | None) -> bool:
-    """Whether `have` log-probabilities per token include `want`."""
+    """Whether `have` log-probabilities per token include the `want` requested."""
     return want is None or (have is not None and have >= want)
 
 
 def with_adapters(name: str) -> str:
-    """The name of a variant whose rows may have adapters."""
+    """Name of the variant with LoRA support."""
     return f"{name}+adapters"
 
 
 def with_drafts(name: str) -> str:
-    """The name of a variant whose rows may run drafts."""
+    """Name of the variant with draft support."""
     return f"{name}+drafts"
 
 
@@ -125,12 +124,12 @@ def variants(
     drafts: bool = False,
     own_ids: bool = False,
 ) -> dict[str, Features]:
-    """The variants an engine may compile, cheapest first; the last one covers all others.
+    """The variants an engine may compile, cheapest first; the last covers all others.
 
-    Each covers the ones before it, but with `adapters` there are two of each: one of them is for
-    batches without any, which pay nothing for adapters. With `drafts` there are two of those that
-    most steps need, one of which runs none; the others may always run drafts. With `own_ids` those
-    with log-probabilities also score the ids that rows name.
+    Each covers those before it. With `adapters` each exists twice, so that batches without adapters
+    do not pay for them. With `drafts` the common ones exist twice, with and without; the others
+    always support drafts. With `own_ids`, variants with log-probabilities also score ids that rows
+    name.
     """
     known = plain_variants(max_logprobs, mode, own_ids=own_ids)
     if drafts:
@@ -155,7 +154,7 @@ def variants(
 def plain_variants(
     max_logprobs: int, mode: LogprobsMode, *, own_ids: bool = False
 ) -> dict[str, Features]:
-    """Those without adapters."""
+    """The variants without adapters."""
     greedy = Features(SamplingFeatures(logprobs_mode=mode))
     sampled = Features(replace(greedy.sampling, random=True))
     adjusted = Features(replace(sampled.sampling, adjust=True))

@@ -6,7 +6,8 @@ from enum import Enum
 
 
 class Part(Enum):
-    """A program of a step. Most steps are a chain: FORWARD, SAMPLE and what else is asked for."""
+    """A program of a step. Most steps are a chain: FORWARD, SAMPLE, and further heads as
+    requested."""
 
     STEP = "step"  # FORWARD and SAMPLE in one, where they cannot be queued one by one
     FORWARD = "forward"  # tokens to hidden states: the model, and the KV cache
@@ -38,15 +39,15 @@ IN_WORDS = {
 
 
 def slot_parts(pooling: str, *, splits: bool) -> tuple[Part, ...]:
-    """The programs that read the hidden states of slots. `pooling`: one of POOLED_AS; `splits`: the
-    host changes logits before they are sampled from."""
+    """Head programs over sampling slots. `pooling`: one of POOLED_AS; `splits`: logits processors
+    run on the host between logits and sampling."""
     if pooling:
         return (Part.POOL,)
     return (Part.LOGITS, Part.CHOOSE) if splits else (Part.SAMPLE,)
 
 
 def prompt_parts(pooling: str, *, scores: bool) -> tuple[Part, ...]:
-    """The programs that read the hidden states of prompt tokens. `scores`: these are scored."""
+    """Head programs over prompt tokens. `scores`: prompt log-probabilities are wanted."""
     if pooling:
         return (Part.POOL_TOKENS,) if pooling == "tokens" else ()
     return (Part.SCORE,) if scores else ()

@@ -23,13 +23,13 @@ StepKey = tuple[Bucket, Features]  # and one that runs the tokens of a step
 
 
 def of_part(tiers: Iterable[Features], part: Part) -> tuple[Features, ...]:
-    """What these variants ask of one part, each once, in their order."""
+    """Distinct restrictions of these variants to one part, in order."""
     return tuple(dict.fromkeys(tier.of(part) for tier in tiers))
 
 
 @dataclass(frozen=True)
 class ProgramList:
-    """What runs the tokens of steps, by bucket, and behind it heads by slots."""
+    """All programs to compile: forwards by bucket, and heads by sampling slots."""
 
     ladders: Ladders
     tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
@@ -39,13 +39,12 @@ class ProgramList:
 
     @cached_property
     def all(self) -> tuple[Key, ...]:
-        """Every program."""
         return (*self.models, *self.guesses, *self.heads)
 
     @cached_property
     def models(self) -> tuple[StepKey, ...]:
-        """The model in every bucket, and in some with what few steps sample, where it samples too;
-        where prompts run, also with embeddings of images."""
+        """Forward programs: every bucket, and coarser buckets for rare variants where the forward
+        also samples; where prompts run, also with image embeddings."""
         found = tuple(
             (bucket, tier)
             for part in (Part.FORWARD, Part.STEP)
@@ -65,13 +64,13 @@ class ProgramList:
         return Part.FORWARD if self.shapes.is_chained(bucket) else Part.STEP
 
     def _buckets(self, tier: Features) -> Iterable[Bucket]:
-        """Fewer for what few steps need: their plans are rounded up further."""
+        """Buckets of a variant; rare ones have fewer, coarser buckets."""
         is_usual = tier.is_plain or not any(one.is_plain for one in self.tiers)
         return self.ladders.buckets() if is_usual else self.ladders.rare_buckets()
 
     @cached_property
     def guesses(self) -> tuple[StepKey, ...]:
-        """What guesses after the steps of every bucket whose tokens it reads."""
+        """Draft programs, one per bucket whose tokens they read."""
         if not self.shapes.makes_guesses:
             return ()
         read = dict.fromkeys(bucket for bucket, tier in self.models if tier.drafts)
@@ -79,8 +78,8 @@ class ProgramList:
 
     @cached_property
     def heads(self) -> tuple[Key, ...]:
-        """What samples, scores and pools. Greedy sampling has programs for decodes alone: with
-        prompts, arguments of random sampling cost nothing beside the model."""
+        """Sampling, scoring and pooling programs. Greedy sampling only for pure decode sizes: with
+        prefill, random sampling costs nothing beside the model."""
         *decodes, most = self.shapes.slot_rungs
         of_slots = tuple(
             (Slots(count), tier)
@@ -98,14 +97,13 @@ class ProgramList:
         return (*of_slots, *of_prompts)
 
     def _is_spared(self, tier: Features) -> bool:
-        """Whether the largest size runs in another variant."""
+        """Whether another variant covers the largest size."""
         drawn = replace(tier, sampling=replace(tier.sampling, random=True))
         return drawn != tier and drawn in of_part(self.tiers, tier.part)
 
     @property
     def first(self) -> tuple[Key, ...]:
-        """The largest of the model's programs, and of the heads those for plain sampling: the first
-        requests run in them."""
+        """The largest forward and the heads for plain sampling: the first requests run in them."""
         usual = [tier for tier in self.tiers if tier.is_plain and not tier.adapters]
         return self._largest((usual if usual and self.shapes.chained else self.tiers)[-1])
 
@@ -123,9 +121,8 @@ class ProgramList:
 
     @property
     def later(self) -> tuple[Key, ...]:
-        """The other programs, the more useful ones first: plain sampling, then what lets the
-        largest forward serve every request, the model, decodes before prompts, and then what few
-        requests ask for."""
+        """The rest in order of use: plain sampling, heads that let the largest forward serve every
+        request, forwards (decode before prefill), rare features."""
         decodes = sorted({bucket.decode_rows for bucket in self.ladders.buckets()})
         ends = (decodes[0], decodes[-1])
 
@@ -143,8 +140,8 @@ class ProgramList:
 
 
 def is_needed(tier: Features, bucket: Bucket, tiers: Iterable[Features], ladders: Ladders) -> bool:
-    """Whether steps ask for it. With drafts, those with prompts always run the programs that may
-    have some, and so do those of more decode rows than there are requests."""
+    """Whether any step selects this program. With drafts, steps with prefill, or with more decode
+    rows than requests, always use the variant with draft support."""
     if tier.drafts or not any(other.drafts for other in tiers):
         return True
     rungs, most = ladders.decode_rows, ladders.mixed_rows

@@ -1,4 +1,4 @@
-"""Tap sets: which values requests capture, and which functions change values. No jax.
+"""Tap sets: activations that requests capture, and callbacks that change them. No jax.
 
 A plan names tap sets by number; the functions never leave the process. `step/taps.py` applies them.
 """
@@ -23,7 +23,7 @@ SETS_KEPT = 8
 
 
 class Change(NamedTuple):
-    """A function at a tap point, and which arrays of its set it takes."""
+    """A callback at a tap point, and which arrays of its set it takes."""
 
     point: str
     function: Intervention
@@ -32,10 +32,10 @@ class Change(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """All changes of one call, and their arrays, which programs take as operands.
+    """All callbacks of one call, and their arrays, which are operands of the programs.
 
-    With `variants` the requests of the call take one number each, in order, and the first axis of
-    every array is over them.
+    With `variants`, the call's requests take one number each, in order, which indexes the first
+    axis of every array.
     """
 
     each: tuple[Change, ...] = ()
@@ -47,22 +47,22 @@ NO_CHANGES = Changes()
 
 
 class Operands:
-    """The arrays of the requests that use a set now."""
+    """Current arrays of a tap set."""
 
     def __init__(self) -> None:
         self.given: tuple[Any, ...] = ()
         self._placed: dict[Any, tuple[Any, ...]] = {}
 
     def give(self, arrays: tuple[Any, ...]) -> None:
-        """Take these for the steps that are queued from now on."""
+        """Use these arrays in later steps."""
         self.given, self._placed = arrays, {}
 
     def are(self, arrays: tuple[Any, ...]) -> bool:
-        """Whether these very arrays are in use."""
+        """Whether these same array objects are current."""
         return len(arrays) == len(self.given) and all(map(lambda x, y: x is y, arrays, self.given))
 
     def on(self, where: Any, put: Callable[[Any, Any], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """The arrays with this sharding, which `put` gives them once."""
+        """The arrays placed with this sharding; `put` is called once per set of arrays."""
         if where not in self._placed:
             self._placed[where] = put(self.given, where)
         return self._placed[where]
@@ -70,7 +70,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class TapSet:
-    """What the requests of one call capture, and the functions that change values."""
+    """What one call's requests capture, and their callbacks."""
 
     number: int  # the first of `variants` numbers
     capture: tuple[str, ...]
@@ -82,12 +82,12 @@ class TapSet:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What its programs depend on, but for the number."""
+        """Key of its traced programs, apart from its number."""
         return self.capture, self.intervene, self.shapes, self.variants
 
     @property
     def numbers(self) -> range:
-        """The numbers by which plans name it."""
+        """The numbers by which plans refer to it."""
         return range(self.number, self.number + self.variants)
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class TapSet:
 
 
 class TapSets:
-    """The sets in use, and a few that could be used again without compiling."""
+    """Tap sets in use, and recently used ones that can be reused without compiling."""
 
     def __init__(self, forget: Callable[[TapSet], None]) -> None:
         self._forget = forget  # called with a set that will not be used again
@@ -106,7 +106,7 @@ class TapSets:
 
     @contextmanager
     def opened(self, capture: Sequence[str], changes: Changes = NO_CHANGES) -> Iterator[int]:
-        """The (first) number by which plans name this set; 0 if there is nothing in it."""
+        """The (first) number of this set in plans; 0 if it is empty."""
         if not capture and not changes.each:
             yield 0
             return
@@ -119,18 +119,18 @@ class TapSets:
             self._drop_unused()
 
     def of(self, numbers: np.ndarray) -> tuple[TapSet, ...]:
-        """The sets that these rows use, each once."""
+        """Distinct sets used by these rows."""
         if not numbers.any():
             return ()
         named = (self._owners[number] for number in np.unique(numbers).tolist() if number)
         return tuple({taps.number: taps for taps in named}.values())
 
     def raised_by(self, number: int) -> Raised | None:
-        """The errors of the functions of a set that is in use."""
+        """Errors raised by the callbacks of a set in use."""
         return self._owners[number].raised if number else None
 
     def keeps(self, capture: Sequence[str], changes: Changes) -> bool:
-        """Whether there is such a set, with other arrays perhaps, so that its functions trace."""
+        """Whether a traced set of the same form exists, possibly with other arrays."""
         form = self._new(capture, changes).form
         return any(known.form == form for known in self._sets.values())
 
