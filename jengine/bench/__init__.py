@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat: a table, and one JSON object as the last line."""
+"""Reproducible benchmarks: each prints a table, and one JSON object as its last line."""

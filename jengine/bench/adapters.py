@@ -1,4 +1,4 @@
-"""What LoRA adapters cost: decoding with different ones in a batch, beside the same without.
+"""Throughput cost of LoRA: decode with many adapters in a batch, against the same without.
 
     python -m jengine.bench.adapters MODEL [--adapters 8] [--rank 8] [--rows 32] [--tokens 96]
         [--output-json FILE]
@@ -29,7 +29,7 @@ SPREAD = 0.02  # of the matrices' entries
 
 
 def drawn(weights: Mapping[str, LowRankWeight], rank: int, number: int) -> dict[str, np.ndarray]:
-    """An adapter for all of these weights."""
+    """A random adapter for all of these weights."""
     draw = np.random.default_rng(number)
     found: dict[str, np.ndarray] = {}
     for path, low_rank in weights.items():
@@ -42,7 +42,7 @@ def drawn(weights: Mapping[str, LowRankWeight], rank: int, number: int) -> dict[
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second with and without adapters."""
+    """Measure tokens per second with and without adapters."""
     compilation = {
         "decode_rows": [args.rows], "prefill_tokens": [1024], "variants": ["greedy"],
         "wait_for": "all",
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def in_turn(
     llm: LLM, args: argparse.Namespace, loras: Sequence[LoRARequest]
 ) -> tuple[float, float]:
-    """Median seconds without and with adapters."""
+    """Median seconds of (base, adapted) batches, run alternately."""
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     draw, vocab = np.random.default_rng(0), llm.engine.model.vocab_size
     prompts = draw.integers(3, vocab, (args.rows, PROMPT)).tolist()

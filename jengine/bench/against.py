@@ -1,4 +1,4 @@
-"""Runs a peer in a separate process on the same trace, in turns with jengine: A B A B.
+"""Runs a peer engine in a separate process on the same trace, alternating with jengine: A B A B.
 
 In: the peer's name, its Python and the work. Out: seconds of each run.
 """
@@ -29,7 +29,7 @@ print(*(name for name in sys.argv[1:] if find_spec(name) is None), sep=", ")
 
 
 class PeerProgram(NamedTuple):
-    """A program in PROGRAMS, and the packages that it imports."""
+    """A program in PROGRAMS, and the packages that it needs."""
 
     file: str
     packages: tuple[str, ...]
@@ -42,18 +42,18 @@ PEERS = {
 
 
 class PeerFailed(JengineError, RuntimeError):
-    """The peer's process ended or said something unexpected."""
+    """The peer's process exited or sent an unexpected message."""
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of a peer that has no program here."""
+    """Raise ConfigError unless there is a program for this peer."""
     if name not in PEERS:
         known = ", ".join((*PEERS, "deterministic", "plain"))
         raise ConfigError(f"--against {name!r}: expected one of {known}.")
 
 
 def check_peer(name: str, python: str | None) -> None:
-    """Refuse a peer that this Python cannot run, without importing the peer."""
+    """Raise ConfigError if this Python cannot run the peer. Does not import it."""
     check_name(name)
     command = [python or sys.executable, "-c", MISSING, *PEERS[name].packages]
     try:
@@ -69,7 +69,7 @@ def check_peer(name: str, python: str | None) -> None:
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """The settings that a peer is given."""
+    """Settings sent to the peer's process."""
 
     model: str
     trace: str
@@ -83,13 +83,13 @@ class PeerSettings:
 
 
 def trace_peer(name: str, python: str | None, settings: PeerSettings) -> Peer:
-    """One of PEERS, run by a Python that has it."""
+    """Start one of PEERS with the Python that has it installed."""
     check_name(name)
     return Peer(name, [python or sys.executable, str(PROGRAMS / PEERS[name].file)], settings)
 
 
 class Peer:
-    """A peer that has loaded the model and waits to be run."""
+    """A peer process with its model loaded, ready to run."""
 
     def __init__(self, name: str, command: list[str], settings: DataclassInstance) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class Peer:
         self.version, self.startup_s = ready["ready"], ready["startup_s"]
 
     def run(self) -> tuple[float, int]:
-        """Seconds of one run over the trace, and the tokens it made."""
+        """Run the trace once; returns (seconds, generated tokens)."""
         answer = self._ask({"run": True})
         return answer["seconds"], answer["generated"]
 

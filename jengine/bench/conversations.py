@@ -1,4 +1,4 @@
-"""Time to first token of conversations that take turns, with a KV cache for some of them.
+"""TTFT of multi-turn conversations whose KV caches do not all fit the device.
 
 In: a model and a number of conversations. Out: a table, and JSON with every setting: the same trace
 with what left the device computed again, loaded from the host's memory, and loaded from a folder by
@@ -26,7 +26,8 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Trace:
-    """Conversations of random tokens: all have their first turn, then all their second."""
+    """Random-token conversations, interleaved: every first turn, then every second turn, and so
+    on."""
 
     conversations: int = 64
     turns: int = 8
@@ -37,24 +38,24 @@ class Trace:
 
     @property
     def length(self) -> int:
-        """Tokens of a conversation at its end."""
+        """Tokens of a whole conversation."""
         return self.turns * (self.turn_tokens + self.answer_tokens)
 
     @property
     def blocks(self) -> int:
-        """Blocks of the device's cache, the null block included."""
+        """Blocks of the device cache, including the null block."""
         held = self.conversations * self.cached_share * -(-self.length // BLOCK)
         return max(int(held), -(-self.length // BLOCK) + 1) + 1
 
     def asked(self, vocab_size: int) -> np.ndarray:
-        """i32[turns, conversations, turn_tokens]: what is said to the model."""
+        """i32[turns, conversations, turn_tokens]: the user's tokens."""
         rng = np.random.default_rng(self.seed)
         size = (self.turns, self.conversations, self.turn_tokens)
         return rng.integers(3, vocab_size, size, dtype=np.int32)
 
 
 def engine(model: str, trace: Trace, **settings: Any) -> LLM:
-    """An engine whose cache has room for a share of the conversations."""
+    """An engine whose cache holds only a share of the conversations."""
     return LLM(
         model, max_model_len=trace.length + BLOCK, max_num_seqs=4, block_size=BLOCK,
         num_gpu_blocks_override=trace.blocks, seed=trace.seed, **settings,
@@ -64,7 +65,7 @@ def engine(model: str, trace: Trace, **settings: Any) -> LLM:
 def seconds_to_first_token(
     llm: LLM, trace: Trace, texts: list[list[int]], turns: Sequence[int]
 ) -> list[list[float]]:
-    """Run these turns of every conversation, one request after the other; by turn."""
+    """Run these turns of all conversations sequentially; returns TTFTs per turn."""
     llm.engine.wait_until_warm()
     asked = trace.asked(llm.engine.model.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=trace.answer_tokens, ignore_eos=True)
@@ -84,8 +85,8 @@ def seconds_to_first_token(
 def measured(
     model: str, trace: Trace, settings: Mapping[str, Any], *, restarts: bool = False
 ) -> tuple[list[list[float]], list[list[int]]]:
-    """By turn after the first, what each conversation waited; and all texts. With `restarts` the
-    last turn alone, in an engine that starts when the others have run."""
+    """TTFTs per turn after the first, and all answers. With `restarts`, the last turn runs in a new
+    engine."""
     texts: list[list[int]] = [[] for _ in range(trace.conversations)]
     turns = list(range(trace.turns))
     with engine(model, trace, **settings) as llm:
@@ -97,7 +98,7 @@ def measured(
 
 
 def folder_settings(folder: str, most_bytes: int) -> dict[str, Any]:
-    """Blocks in the host's memory, and in a folder."""
+    """Settings for KV offload to host memory and to a folder."""
     tier = {"type": "fs", "root_dir": folder}
     extra = {"cpu_bytes_to_use": most_bytes, "secondary_tiers": [tier]}
     return {
@@ -109,7 +110,7 @@ def folder_settings(folder: str, most_bytes: int) -> dict[str, Any]:
 
 
 def percentiles(seconds: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
     values = 1e3 * np.asarray([one for row in seconds for one in row])
     return {
         "mean_ms": float(values.mean()),
@@ -119,7 +120,7 @@ def percentiles(seconds: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def run(model: str, trace: Trace, host_gib: float) -> dict[str, Any]:
-    """All measurements; each answers the same."""
+    """Measure every configuration; all must give the same answers."""
     computed, texts = measured(model, trace, {})
     loaded, same = measured(model, trace, {"kv_offloading_size": host_gib})
     assert same == texts, "answers differ with blocks from the host's memory"
@@ -142,14 +143,14 @@ def run(model: str, trace: Trace, host_gib: float) -> dict[str, Any]:
 
 
 def run_given(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags ask for, with the settings."""
+    """Measure what the flags ask for; returns results with settings."""
     trace = Trace(args.conversations, args.turns, args.turn_tokens, args.answer_tokens)
     found = run(args.model, trace, args.host_gib)
     return {"model": Path(args.model).name, "trace": asdict(trace), **found}
 
 
 def printed(result: dict[str, Any]) -> str:
-    """The times, and the shares of those of computing again."""
+    """The times, also as ratios to recomputation."""
     lines = [
         f"{name:<36}" + "".join(f"{key} {value:9.2f}  " for key, value in values.items())
         for name, values in result["time_to_first_token"].items()

@@ -1,4 +1,4 @@
-"""Times decode steps with a chosen number of rows and context, without the scheduler.
+"""Times decode steps for a given number of rows and context length, bypassing the scheduler.
 
 In: an engine in which nothing runs. Out: milliseconds per step. Plans claim contexts that were
 never computed, so the cache holds no valid keys and values afterwards: empty the prefix cache. The
@@ -26,7 +26,7 @@ def weight_bytes(llm: LLM) -> int:
 
 
 def read_bytes(llm: LLM) -> int:
-    """Bytes of parameters that a step reads: of an untied embedding, only a few rows."""
+    """Bytes of parameters that a step reads (of an untied embedding, only the looked-up rows)."""
     model = llm.engine.model
     if model.tie_embeddings:
         return weight_bytes(llm)
@@ -35,8 +35,8 @@ def read_bytes(llm: LLM) -> int:
 
 
 def grown_tables(blocks: int, rows: int, pages: int) -> list[list[int]]:
-    """The blocks that rows get from an empty pool when all of their tokens are generated, side by
-    side: a prompt's are taken at once, and so follow each other at least as long."""
+    """Blocks that rows take from an empty pool when all generate side by side, block by block: the
+    least contiguous layout, since a prefill takes its blocks at once."""
     pool, tables = BlockPool(blocks), [[NULL_BLOCK] for _ in range(rows)]
     for _ in range(pages):
         for table in tables:
@@ -45,7 +45,7 @@ def grown_tables(blocks: int, rows: int, pages: int) -> list[list[int]]:
 
 
 class Driver:
-    """Submits made-up plans to an engine's runner."""
+    """Submits synthetic plans to an engine's runner."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
@@ -55,7 +55,7 @@ class Driver:
         self.groups = llm.engine.cache.groups
 
     def fits(self, rows: int, context: int, steps: int) -> bool:
-        """Whether so many rows of this length fit the cache and max_model_len."""
+        """Whether this many rows of this length fit the cache and max_model_len."""
         longest = self.llm.engine.schedule.max_model_len
         pages = rows * self.pages(context, steps)
         return context <= longest and all(
@@ -69,7 +69,7 @@ class Driver:
         return -(-longest // self.block_size)
 
     def decode(self, rows: int, context: int, steps: int) -> dict[str, Any]:
-        """Milliseconds per step: when steps are only queued, and when each is read."""
+        """Milliseconds per step: steps only queued, and steps read one by one."""
         plans = self.plans(rows, context, steps)
         first = next(plans)
         self.runner.submit(first).result()
@@ -96,7 +96,7 @@ class Driver:
         }
 
     def read_one_by_one(self, plans: Iterator[Plan], steps: int) -> float:
-        """Seconds per step as the engine runs them: one is queued while the one before is read."""
+        """Seconds per step with one step queued ahead, as the engine runs."""
         before: StepHandle = self.runner.submit(next(plans))
         began = time.perf_counter()
         for _ in range(steps - 1):
@@ -107,7 +107,7 @@ class Driver:
         return (time.perf_counter() - began) / steps
 
     def plans(self, rows: int, context: int, steps: int) -> Iterator[Plan]:
-        """Plans of decode steps; positions stop at max_model_len."""
+        """Decode plans; positions stop at max_model_len."""
         everyone, pages = list(range(rows)), self.pages(context, steps)
         longest = self.llm.engine.schedule.max_model_len
         new_rows = [
@@ -125,13 +125,13 @@ class Driver:
             yield Plan(step, entries, rows, *first)
 
     def tables(self, group: int, rows: int, pages: int) -> list[list[int]]:
-        """The blocks of each row in a group. A state is one unit, whatever the row's length."""
+        """Blocks of each row in a group; a recurrent state is one unit whatever the length."""
         if is_of_states(self.groups[group]):
             return [[1 + row] * pages for row in range(rows)]
         return grown_tables(self.blocks[group], rows, pages)
 
     def cache_bytes(self, rows: int, context: int) -> int:
-        """Bytes of keys and values that a step reads, and of states."""
+        """Bytes of KV cache and recurrent states that a step reads."""
         caches, found = self.runner.loaded.state.caches, 0
         for group, cache, blocks in zip(self.groups, caches, self.blocks, strict=True):
             size = sum(array.nbytes for array in each_array(cache)) // blocks
@@ -142,5 +142,5 @@ class Driver:
 
 
 def is_of_states(group: CacheGroup) -> bool:
-    """Whether a group keeps a state of each row, whatever its length."""
+    """Whether the group holds recurrent states, of constant size per row."""
     return group.spec.is_state

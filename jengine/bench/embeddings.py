@@ -1,4 +1,4 @@
-"""Embeddings per second, in turns with other engines on the same prompts.
+"""Embedding throughput, alternating with other engines on the same prompts.
 
 `python -m jengine.bench.embeddings MODEL --against sentence-transformers:PYTHON vllm:PYTHON`;
 `transformers` is a third peer, run as sentence-transformers runs it. MODEL is a folder whose
@@ -32,8 +32,6 @@ PEERS = ("transformers", "sentence-transformers", "vllm")
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """What a peer is given."""
-
     peer: str
     model: str
     trace: str
@@ -41,14 +39,14 @@ class EmbeddingSettings:
 
 
 def prompts_of(count: int, longest: int, vocab_size: int) -> list[list[int]]:
-    """Random prompts, half of which have fewer than 32 tokens."""
+    """Random prompts, half of them shorter than 32 tokens."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(32), 0.8, count).astype(int), 4, longest)
     return [rng.integers(5, vocab_size, length).tolist() for length in lengths]
 
 
 def opened_peer(word: str, model: str, trace: Path, dtype: str) -> Peer:
-    """The peer that NAME or NAME:PYTHON stands for."""
+    """Start the peer given as NAME or NAME:PYTHON."""
     name, _, python = word.partition(":")
     if name not in PEERS:
         raise ConfigError(f"--against {name!r}: expected one of {', '.join(PEERS)}.")
@@ -57,14 +55,14 @@ def opened_peer(word: str, model: str, trace: Path, dtype: str) -> Peer:
 
 
 def own_seconds(llm: LLM, prompts: list[list[int]]) -> float:
-    """Seconds in which jengine embeds all prompts."""
+    """Seconds for jengine to embed all prompts."""
     began = time.perf_counter()
     llm.embed(prompts, use_tqdm=False)
     return time.perf_counter() - began
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Embeddings per second of every engine, and ours by theirs."""
+    """Embeddings per second of each engine, and jengine's ratio to each."""
     with ExitStack() as stack:
         llm = stack.enter_context(
             LLM(

@@ -1,4 +1,4 @@
-"""Whether plain streams stand still while others use a feature of sampling for the first time.
+"""Whether running streams stall while other requests use a sampling feature for the first time.
 
     python -m jengine.bench.first_uses [MODEL] [--streams N] [--cold] [--output-json FILE]
 
@@ -42,7 +42,7 @@ Ask = Callable[[list[int], int, dict[str, Any]], Iterator[object]]
 
 
 class Use(NamedTuple):
-    """Two uses of a feature."""
+    """First and second use of a feature."""
 
     feature: str
     prompt: int
@@ -53,7 +53,7 @@ class Use(NamedTuple):
 
 
 class Streams:
-    """Streams that decode until they are told to stop."""
+    """Requests that decode continuously, with their inter-token gaps."""
 
     def __init__(self, ask: Ask, count: int) -> None:
         self._ask = ask
@@ -73,7 +73,7 @@ class Streams:
 
     @contextmanager
     def running(self) -> Iterator[Streams]:
-        """Run them for as long as this is open."""
+        """Run the streams inside the block."""
         for thread in self._threads:
             thread.start()
         try:
@@ -85,7 +85,7 @@ class Streams:
                 thread.join()
 
     def longest_since(self, began: float) -> float:
-        """The longest gap since then: of those too that end with each stream's next token."""
+        """Longest inter-token gap since `began`, including gaps still open then."""
         asked = time.perf_counter()
         while any(last < asked for last in self._last) and all(t.is_alive() for t in self._threads):
             time.sleep(0.001)
@@ -93,7 +93,7 @@ class Streams:
 
 
 def measure(ask: Ask, streams: int, but: Sequence[str] = ()) -> dict[str, Any]:
-    """All features `but` these at all prompt sizes, beside so many streams."""
+    """Measure all features except `but`, at all prompt sizes, beside this many streams."""
     uses = list[Use]()
     with Streams(ask, streams).running() as beside:
         for size in PROMPTS:
@@ -119,7 +119,7 @@ def measure(ask: Ask, streams: int, but: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def timed(ask: Ask, prompt: list[int], sampling: dict[str, Any]) -> float:
-    """Seconds of one answer."""
+    """Seconds of one request."""
     began = time.perf_counter()
     for _ in ask(prompt, ANSWER, sampling):
         pass
@@ -128,7 +128,7 @@ def timed(ask: Ask, prompt: list[int], sampling: dict[str, Any]) -> float:
 
 @contextmanager
 def in_process(model: str, *, cold: bool) -> Iterator[Ask]:
-    """An engine in this process."""
+    """Measure with an engine in this process."""
     with jengine.LLM(model, enable_prefix_caching=False) as llm:
         if not cold:
             llm.wait_until_warm()
@@ -146,7 +146,7 @@ def in_process(model: str, *, cold: bool) -> Iterator[Ask]:
 
 @contextmanager
 def over_http(model: str, *, cold: bool) -> Iterator[Ask]:
-    """A server in processes of its own."""
+    """Measure through a server in its own processes."""
     with tempfile.TemporaryDirectory() as folder:
         process = ServerProcess(model, ["--no-enable-prefix-caching"], Path(folder, "log"))
         process.start()
@@ -167,7 +167,7 @@ def over_http(model: str, *, cold: bool) -> Iterator[Ask]:
 
 
 def wait_for(server: Server, process: ServerProcess, *, cold: bool, seconds: float = 600) -> None:
-    """Until the server answers and, unless `cold`, has compiled all programs."""
+    """Wait until the server is up and, unless `cold`, warm-up has finished."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.is_running:
         try:
@@ -186,7 +186,7 @@ WAYS = {"in process": in_process, "over HTTP": over_http}
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Each way in turn; its table is printed when it has ended."""
+    """Measure in process, then over HTTP; prints each table."""
     found: dict[str, Any] = {}
     for name in args.ways:
         with WAYS[name](args.model, cold=args.cold) as ask:
@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def shown(name: str, way: dict[str, Any]) -> str:
-    """A table of one way."""
+    """The table of one measurement."""
     median = way["median_gap_s"]
     lines = [f"{name}: median gap {median * 1e3:.2f} ms, longest {way['longest_over_median']:.1f}"
              " medians"]  # fmt: skip

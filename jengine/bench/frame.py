@@ -1,6 +1,5 @@
-"""The frame of a benchmark: flags in, and what it measured out, printed and kept with its command,
-the commit, the machine and versions. Must not know what is measured.
-"""
+"""The command line of a benchmark: parses flags, prints results, and saves them as JSON with
+command, commit, machine and versions. Must not know what is measured."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ Printed = Callable[[dict[str, Any]], str]
 
 
 class Benchmark(NamedTuple):
-    """`python -m ROOM.NAME`. A flag is argparse's settings, or its default alone, which is of its
-    type."""
+    """`python -m ROOM.NAME`. Each flag maps to argparse keyword arguments, or to its default value,
+    which also sets its type."""
 
     name: str
     about: str
@@ -29,7 +28,7 @@ class Benchmark(NamedTuple):
     room: str = "jengine.bench"
 
     def main(self, words: Sequence[str] | None = None) -> int:
-        """Measure, print and keep; returns the exit status."""
+        """Run the benchmark, print and save its result; returns the exit status."""
         words = sys.argv[1:] if words is None else words
         parser = argparse.ArgumentParser(
             prog=f"python -m {self.room}.{self.name}", description=self.about.splitlines()[0]
@@ -45,7 +44,8 @@ class Benchmark(NamedTuple):
 
 
 def keep(command: str, found: Mapping[str, Any], file: Path | None, printed: Printed | None) -> int:
-    """Print lines for people and, last, the JSON; write that too. Returns 1 if something failed."""
+    """Print the report and, last, the JSON; write the JSON to `file` if given. Returns 1 if
+    something failed."""
     result = {**found, "command": command}
     if printed is not None:
         print(printed(result))
@@ -56,7 +56,7 @@ def keep(command: str, found: Mapping[str, Any], file: Path | None, printed: Pri
 
 
 def earlier(file: Path, kind: str, command: str) -> dict[str, Any]:
-    """What a command has kept in a file: its --from."""
+    """Read a saved result of this benchmark (`--from`). Raises ConfigError for anything else."""
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What grammars cost, and whether answers fit their schemas.
+"""Cost of structured output, and whether answers conform.
 
     python -m jengine.bench.grammars [--schemas 500] [--kind json|regex|grammar]
         [--vocabulary 32000] [--engine demo] [--output-json FILE]
@@ -44,7 +44,7 @@ ROUNDS = 5  # of answers with and without grammars
 
 
 class Case(NamedTuple):
-    """What an answer must look like, and whether one does."""
+    """A grammar, and a check of answers against it."""
 
     params: StructuredOutputsParams
     fits: Callable[[str], bool]
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 @dataclass
 class Tally:
-    """What was seen, in milliseconds."""
+    """Counts and times, in milliseconds."""
 
     compiling: list[float] = field(default_factory=list)
     masks: list[float] = field(default_factory=list)
@@ -61,13 +61,12 @@ class Tally:
     failed: int = 0
 
     def take(self, case: Case, text: str) -> None:
-        """Count a finished answer."""
+        """Count a finished answer, and whether it conforms."""
         self.finished += 1
         with suppress(ValueError):  # what is not JSON fits nothing
             self.fitting += case.fits(text)
 
     def report(self) -> dict[str, Any]:
-        """As one line of JSON says it."""
         return {
             "finished": self.finished, "fitting": self.fitting, "failed": self.failed,
             "compile_ms": _percentiles(self.compiling), "mask_ms": _percentiles(self.masks),
@@ -84,18 +83,18 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 
 
 def rules(count: int) -> list[dict[str, Any]]:
-    """The made-up schemas."""
+    """Generated JSON schemas."""
     draw = random.Random(0)  # noqa: S311 - not for secrets
     return [schema(draw) for _ in range(count)]
 
 
 def spec_of(rule: dict[str, Any]) -> StructuredOutputsParams:
-    """A schema without whitespace between tokens, so that random answers end."""
+    """A schema's spec without optional whitespace, so that random answers end."""
     return StructuredOutputsParams(json=rule, disable_any_whitespace=True)
 
 
 def cases(kind: str, count: int) -> list[Case]:
-    """Made-up cases of a kind, the same every time."""
+    """Generated cases of a kind, deterministic."""
     if kind == "json":
         return [
             Case(spec_of(rule), lambda text, rule=rule: fits(rule, json.loads(text)))
@@ -113,7 +112,7 @@ def cases(kind: str, count: int) -> list[Case]:
 
 
 def draw_answers(folder: Path, count: int, kind: str = "json") -> dict[str, Any]:
-    """Random answers from masks alone."""
+    """Sample random answers from the token masks, without a model."""
     tokenizer, tally = load_tokenizer(folder), Tally()
     compiler = GrammarCompiler(
         lambda: llguidance_tokenizer(data_of(tokenizer), tokenizer.vocab_size, ())
@@ -155,7 +154,7 @@ def _draw_answer(
 
 
 def run_engine(model: str, count: int, rows: int) -> dict[str, Any]:
-    """Answers of a model, and output tokens per second beside those of free text."""
+    """Answer the schemas with a model; also measures throughput against free text."""
     # Every program that is needed, before anything is measured.
     compilation = {"variants": ["sampled", "adjusted"], "wait_for": "all"}
     settings = {"max_num_seqs": rows, "compilation_config": compilation, "show_progress": False}
@@ -186,7 +185,7 @@ def run_engine(model: str, count: int, rows: int) -> dict[str, Any]:
 def in_turn(
     llm: LLM, ruled: list[SamplingParams], free: list[SamplingParams]
 ) -> tuple[float, float]:
-    """Median seconds of both, which run in turns: what else the machine does then meets both."""
+    """Median seconds of constrained and free runs, which alternate."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS):
         for kept, params in zip(seconds, (ruled, free), strict=True):
@@ -197,7 +196,7 @@ def in_turn(
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Answers of a model, or drawn from masks with a tokenizer."""
+    """Measure with a model, or with a tokenizer alone."""
     if args.engine:
         return run_engine(args.engine, args.schemas, args.rows)
     if not args.vocabulary:

@@ -1,4 +1,4 @@
-"""Measures growth: host time with requests, step time with rows and context, memory with both.
+"""Scaling: host time by requests, decode step time by rows and context, memory by both.
 
 A decode step reads all weights and the keys and values of its rows. The time that this takes at the
 speed of memory, measured beside it, is its floor.
@@ -46,7 +46,7 @@ def measure(
     iterations: int,
     prompt_length: int,
 ) -> dict[str, Any]:
-    """All three tables. Memory comes first: the decode steps overwrite the cache."""
+    """All three tables. Memory is measured first, since decode steps overwrite the cache."""
     core = llm.engine.in_process.core
     if not isinstance(core, EngineCore):
         raise ConfigError("bench growth: expected one engine in this process, without replicas.")
@@ -70,7 +70,7 @@ def measure(
 def decode_growth(
     llm: LLM, contexts: Sequence[int], rows: Sequence[int], iterations: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Steps with each number of rows at each context, and what is too large for this engine."""
+    """Decode step time for each (rows, context); sizes that do not fit are listed."""
     driver, most = Driver(llm), llm.engine.schedule.max_num_seqs
     found, left_out = [], []
     for count in rows:
@@ -84,13 +84,13 @@ def decode_growth(
 
 
 def with_floor(row: dict[str, Any], speed: float | None) -> dict[str, Any]:
-    """The row with the milliseconds that memory needs for what the step reads."""
+    """Add the bandwidth bound: bytes read over measured memory bandwidth."""
     floor = None if speed is None else round(row["read_bytes"] / speed / 1e6, 3)
     return {**row, "floor_ms": floor}
 
 
 def memory_growth(llm: LLM, core: EngineCore, prompt_length: int) -> list[dict[str, Any]]:
-    """Bytes in use with 1, 4, 16 and so on requests, after prefill and one token of each."""
+    """Bytes in use with 1, 4, 16, ... requests, after prefill and one token each."""
     schedule, block_size = llm.engine.schedule, llm.engine.cache.block_size
     if not 0 < prompt_length < schedule.max_model_len:
         raise ConfigError(
@@ -106,14 +106,14 @@ def memory_growth(llm: LLM, core: EngineCore, prompt_length: int) -> list[dict[s
 
 
 def reading_steps(llm: LLM, prompt_length: int) -> int:
-    """Steps until the prompts of all rows are prefilled, and a few more."""
+    """Number of steps to prefill all rows, with a margin."""
     schedule = llm.engine.schedule
     whole = -(-prompt_length // schedule.prefill_tile) * schedule.prefill_tile
     return schedule.max_num_seqs * whole // schedule.max_num_batched_tokens + 8
 
 
 def counts_up_to(most: int) -> list[int]:
-    """1, 4, 16 and so on, and `most` itself."""
+    """1, 4, 16, ..., and `most` itself."""
     counts = [1]
     while counts[-1] * FACTOR < most:
         counts.append(counts[-1] * FACTOR)
@@ -149,7 +149,7 @@ def held(llm: LLM, core: EngineCore, count: int, prompt_length: int) -> dict[str
 
 
 def cache_bytes(llm: LLM, core: EngineCore) -> int:
-    """Bytes of the blocks in use, in all groups."""
+    """Bytes of allocated blocks over all groups."""
     groups, caches = core.scheduler.cache.groups, llm.engine.loaded.state.caches
     blocks = llm.engine.cache.num_blocks
     return sum(
@@ -159,7 +159,6 @@ def cache_bytes(llm: LLM, core: EngineCore) -> int:
 
 
 def printed(result: dict[str, Any]) -> str:
-    """The tables."""
     columns: list[Column] = [
         ("rows", "rows", 1), ("context", "context", 1), ("queued_ms", "queued ms", 1),
         ("reading_ms", "read ms", 1), ("tok_s", "tokens/s", 1),
@@ -189,12 +188,12 @@ def printed(result: dict[str, Any]) -> str:
 
 
 def has_floor(result: dict[str, Any]) -> bool:
-    """Whether the speed of memory was measured; earlier results have none."""
+    """Whether bandwidth was measured; older results lack it."""
     return result.get("read_gb_s") is not None
 
 
 def table(columns: Iterable[Column], rows: list[dict[str, Any]]) -> list[str]:
-    """The rows as lines of right-aligned numbers."""
+    """Rows as right-aligned columns."""
     columns = list(columns)
     lines = [" ".join(f"{name:>12}" for _, name, _ in columns)]
     for row in rows:
@@ -209,7 +208,7 @@ def draw(result: dict[str, Any], folder: Path) -> Path:
 
 
 def page(result: dict[str, Any]) -> str:
-    """What was found, and one chart per table. All axes are logarithmic."""
+    """Findings and one chart per table, with logarithmic axes."""
     about = f"{result['command']}, commit {result['commit']}, {hardware_of(result)}"
     charts = [
         chart("Host time of a step", "Milliseconds, by running requests. No model runs.",
@@ -232,13 +231,13 @@ def page(result: dict[str, Any]) -> str:
 
 
 def by_rows(result: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
-    """The decode steps of each number of rows, by context."""
+    """Decode times grouped by number of rows, over context."""
     counts = dict.fromkeys(row["rows"] for row in result["decode"])
     return {count: [row for row in result["decode"] if row["rows"] == count] for count in counts}
 
 
 def findings(result: dict[str, Any]) -> str:
-    """What the most of everything takes: requests of the host, and rows and tokens of a decode."""
+    """Figures at the largest sizes measured."""
     host = result["host"]
     found = [
         f"the host takes {host[-1]['total_ms']:,.2f} ms for a step of {host[-1]['running']:,} "

@@ -1,4 +1,4 @@
-"""Host time of a step: schedule, pack and commit, with an executor that only packs.
+"""Host overhead per step: scheduling, packing and committing, without running a model.
 
 There is no model and no device work, so only Python is measured. Each number of requests is
 measured with a short and with a long `max_model_len`, which should make no difference.
@@ -36,24 +36,22 @@ LONG_CONTEXT = 131_072
 
 @dataclass
 class PackedOnly:
-    """The output of a step that was packed but not run: every sampled token is 7."""
+    """Future of a step that was packed but not run; every sampled token is 7."""
 
     plan: Plan
     ready = True
 
     @property
     def has_left(self) -> bool:
-        """Always: there is one stage."""
         return True
 
     def result(self) -> StepOutput:
-        """The made-up tokens."""
         sampled = np.count_nonzero(self.plan.entries.wants_tokens)
         return StepOutput(np.full((sampled, 1), 7, np.int32))
 
 
 class NoWorkers:
-    """What executors have in common that have neither a model nor workers."""
+    """The executor methods that need neither a model nor workers."""
 
     def update_weights(self, values: object) -> None:
         """No weights are held."""
@@ -63,7 +61,6 @@ class NoWorkers:
         return []
 
     def health(self) -> list[WorkerHealth]:
-        """There are no workers."""
         return []
 
     def shutdown(self) -> None:
@@ -72,7 +69,7 @@ class NoWorkers:
 
 @dataclass
 class PackingExecutor(NoWorkers):
-    """Packs plans as the runner does, and runs nothing."""
+    """Packs plans as the runner does, without running them."""
 
     shapes: StepShapes
     ladders: Ladders
@@ -81,7 +78,6 @@ class PackingExecutor(NoWorkers):
     packed_bytes: int = 0  # in the last step
 
     def submit(self, plan: Plan) -> PackedOnly:
-        """Pack the plan as the runner does."""
         began = time.perf_counter()
         self.rows.apply(plan)
         needed(plan, self.rows, VOCAB_SIZE)
@@ -94,7 +90,7 @@ class PackingExecutor(NoWorkers):
 
 
 def build(running: int, steps: int, max_model_len: int) -> tuple[EngineCore, PackingExecutor]:
-    """An engine core with room for everything, and `running` requests queued."""
+    """An engine core with a large enough cache, and `running` queued requests."""
     group = CacheGroup(CacheSpec("full", 8, 128), tuple(range(32)))
     shapes = StepShapes((group,), BLOCK_SIZE, 32, running, max_model_len)
     blocks = running * -(-shortest_context(steps) // BLOCK_SIZE) + 1
@@ -118,12 +114,12 @@ def build(running: int, steps: int, max_model_len: int) -> tuple[EngineCore, Pac
 
 
 def shortest_context(steps: int) -> int:
-    """A context in which every request can run this many decode steps."""
+    """The smallest max_model_len in which every request can run this many decode steps."""
     return PROMPT_LENGTH + steps + 2 * BLOCK_SIZE
 
 
 def measure(running: int, steps: int, max_model_len: int | None = None) -> dict[str, float]:
-    """Median milliseconds of pure decode steps with this many running requests."""
+    """Median milliseconds per decode step with this many running requests."""
     max_model_len = max_model_len or shortest_context(steps + 8)
     core, executor = build(running, steps + 8, max_model_len)
     while core.scheduler.num_waiting:
@@ -150,14 +146,13 @@ def measure(running: int, steps: int, max_model_len: int | None = None) -> dict[
 
 
 def measure_all(running: list[int], steps: int) -> dict[str, Any]:
-    """For each number of running requests a row with a short context, and one with a long one."""
+    """Per number of running requests, one row with a short and one with a long max_model_len."""
     contexts = (None, LONG_CONTEXT)
     rows = [measure(count, steps, context) for count in running for context in contexts]
     return {"bench": "host", **surroundings(), "results": rows}
 
 
 def printed(result: dict[str, Any]) -> str:
-    """The same as a table."""
     lines = [
         f"{'rows':>6} {'context':>8} {'schedule+commit ms':>19} {'pack ms':>8} {'total ms':>9} "
         f"{'us/row':>7} {'packed kB':>10}"

@@ -1,4 +1,4 @@
-"""What grammars made to do harm cost those who make them, and everybody else.
+"""What adversarial grammars cost: time to refusal or answer, and throughput of other requests.
 
     python -m jengine.bench.hostile_grammars [MODEL] [--output-json FILE]
 
@@ -41,7 +41,7 @@ ROWS = 4
 
 
 class FreeText:
-    """Makes free text in a thread of its own, and counts its tokens."""
+    """A background thread that generates unconstrained text and counts tokens."""
 
     def __init__(self, llm: LLM) -> None:
         self.tokens = 0
@@ -57,13 +57,12 @@ class FreeText:
             self.tokens += sum(len(one.outputs[0].token_ids) for one in outputs)
 
     def end(self) -> None:
-        """Stop."""
         self._ended = True
         self._thread.join()
 
 
 def measure(llm: LLM) -> dict[str, Any]:
-    """Each hostile grammar beside free text."""
+    """Run each hostile grammar beside free text generation."""
     free = FreeText(llm)
     time.sleep(QUIET)  # programs
     began, before = time.perf_counter(), free.tokens
@@ -92,7 +91,7 @@ def _ask(llm: LLM, free: FreeText, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """All of them in one engine."""
+    """Measure all of them in one engine."""
     compilation = {"variants": ["sampled", "adjusted"], "wait_for": "all"}
     settings = {"max_num_seqs": 8, "max_model_len": 512, "show_progress": False}
     with LLM(args.model, compilation_config=compilation, **settings) as llm:

@@ -1,4 +1,4 @@
-"""Images per second, in turns with transformers on the same pictures and prompts.
+"""Multimodal throughput: images per second, alternating with transformers on the same requests.
 
 `python -m jengine.bench.images MODEL --against transformers:PYTHON`. MODEL is a folder of Qwen2-VL,
 such as the one with random weights of `python -m jengine.bench.models qwen2-vl-70m FOLDER`.
@@ -30,8 +30,6 @@ TEXT = 16  # tokens behind a picture
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """What a peer is given."""
-
     model: str
     dtype: str
     pictures: int
@@ -42,14 +40,14 @@ class ImageSettings:
 
 
 def pictures_of(count: int, number: int, sides: tuple[int, int]) -> list[np.ndarray]:
-    """The pictures of a round. `images_peer.py` makes the same ones."""
+    """The images of a round; `images_peer.py` generates the same ones."""
     rng = np.random.default_rng((7, number))
     sizes = rng.integers(sides[0], sides[1], (count, 2), endpoint=True)
     return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
 
 
 def opened_peer(word: str, settings: ImageSettings) -> Peer:
-    """The peer that NAME or NAME:PYTHON stands for."""
+    """Start the peer given as NAME or NAME:PYTHON."""
     name, _, python = word.partition(":")
     if name != "transformers":
         raise ConfigError(f"--against {name!r}: expected transformers.")
@@ -57,7 +55,7 @@ def opened_peer(word: str, settings: ImageSettings) -> Peer:
 
 
 def own_run(llm: LLM, settings: ImageSettings, number: int) -> tuple[float, int]:
-    """Seconds in which jengine answers a round's requests, and the tokens of their prompts."""
+    """Answer a round's requests; returns (seconds, prompt tokens)."""
     vision = llm.engine.model.vision
     if vision is None or vision.start_token is None or vision.end_token is None:
         raise ConfigError(f"{settings.model}: expected a model of Qwen2-VL.")
@@ -72,7 +70,7 @@ def own_run(llm: LLM, settings: ImageSettings, number: int) -> tuple[float, int]
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Images per second of every engine, and ours by theirs."""
+    """Images per second of each engine, and jengine's ratio to each."""
     with ExitStack() as stack:
         llm = stack.enter_context(
             LLM(

@@ -1,4 +1,4 @@
-"""Counts the code of a request: lines of the functions that a short generate calls.
+"""Counts the lines of code that a short `generate` call executes, per package.
 
 In: a number of tokens. Out: lines on the host and in the traced step, by room. A function of this
 project counts once, with its whole text. The engine is built and its programs are compiled before
@@ -32,7 +32,7 @@ Function = tuple[str, int]  # file below the root, first line
 
 @contextmanager
 def functions_run() -> Iterator[set[Function]]:
-    """The functions of this project that are called inside, in any thread."""
+    """Functions of this project called inside the block, in any thread."""
     seen: set[CodeType] = set()
     functions: set[Function] = set()
 
@@ -56,7 +56,7 @@ def functions_run() -> Iterator[set[Function]]:
 
 
 def lines_of(functions: set[Function]) -> dict[str, int]:
-    """Lines of these functions, signatures and docstrings included, by room."""
+    """Lines of these functions per package, signatures and docstrings included."""
     lines: Counter[str] = Counter()
     for file in sorted({file for file, _ in functions}):
         first_lines = {line for other, line in functions if other == file}
@@ -66,7 +66,7 @@ def lines_of(functions: set[Function]) -> dict[str, int]:
 
 
 def lines_in(tree: ast.Module, first_lines: set[int]) -> set[int]:
-    """The lines of the functions that begin at one of these lines."""
+    """Lines of the functions that begin at one of these lines."""
     found: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -79,7 +79,7 @@ def lines_in(tree: ast.Module, first_lines: set[int]) -> set[int]:
 
 
 def room_of(file: Path) -> str:
-    """The room of a file; "nouns" for the files at the top of jengine."""
+    """Package of a file; "nouns" for top-level modules of jengine."""
     package, *rest = file.parts
     if package != "jengine":
         return package
@@ -87,7 +87,7 @@ def room_of(file: Path) -> str:
 
 
 def measure(new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
-    """Lines of a generate of so many tokens, and of tracing the parts of its steps."""
+    """Line counts of generating this many tokens, and of tracing the step's parts."""
     params = jengine.SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
     settings: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 128, "enforce_eager": True}
     with jengine.LLM("demo", **settings) as llm:

@@ -1,4 +1,4 @@
-"""Seconds that one batch takes from start to end, again and again."""
+"""Latency of one batch from start to end, repeated."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def measure(
     n: int = 1,
     beams: bool = False,
 ) -> dict[str, Any]:
-    """The same batch of random prompts, `iterations` times, with `n` answers to each: samples, or
-    the `beams` of a search."""
+    """Generate the same batch of random prompts `iterations` times, with `n` samples each, or by
+    beam search of width `beams`."""
     rng = np.random.default_rng(0)
     shape = (batch_size, input_len)
     prompts = rng.integers(0, llm.engine.model.vocab_size, shape).tolist()
@@ -62,7 +62,7 @@ def measure(
 
 
 def printed(result: dict[str, Any]) -> str:
-    """The lines that people look for."""
+    """Mean and percentiles."""
     lines = [f"Avg latency: {result['avg_latency']:.4f} seconds"]
     for percentile, value in result["percentiles"].items():
         lines.append(f"{percentile}% percentile latency: {value:.4f} seconds")

@@ -1,4 +1,4 @@
-"""Seconds from a model folder to weights on the default device, and the host memory that it takes.
+"""Model load time from a folder to the default device, and peak host memory.
 
 Each measurement loads in a new process: once with whatever the system's page cache holds,
 then `repeats` times in a row, with the files in the page cache and memory that the process has used
@@ -45,11 +45,11 @@ PROBES = 3
 
 
 class LoadFailed(JengineError, RuntimeError):
-    """The process that loads ended with an error."""
+    """The loading process failed."""
 
 
 def measure(model: str, dtype: str, repeats: int) -> dict[str, Any]:
-    """Load `model` in a new process; a folder with only config.json gets random weights first."""
+    """Load `model` in a new process; a folder with only config.json first gets random weights."""
     with folder_of_weights(resolve_model(model)) as folder:
         done = subprocess.run(  # noqa: S603 - this Python, and a program of ours
             [sys.executable, "-c", CHILD, str(folder), dtype, str(repeats)],
@@ -63,7 +63,7 @@ def measure(model: str, dtype: str, repeats: int) -> dict[str, Any]:
 
 @contextmanager
 def folder_of_weights(folder: Path) -> Iterator[Path]:
-    """The folder, or a temporary one with its config and random weights if it holds none."""
+    """The folder itself, or a temporary one with its config and random weights."""
     if any(folder.glob("*.safetensors*")):
         yield folder
         return
@@ -74,7 +74,7 @@ def folder_of_weights(folder: Path) -> Iterator[Path]:
 
 
 def loads(folder: str, dtype: str, repeats: int) -> dict[str, Any]:
-    """Load once to measure memory, then `repeats` times to measure speed. Runs in a new process."""
+    """Load once for peak memory, then `repeats` times for speed. Runs in a new process."""
     on_host = jax.devices()[0].platform == "cpu"
     before = resident_bytes()
     first, weights, kept_dtype = timed_load(folder, dtype)
@@ -96,7 +96,7 @@ def loads(folder: str, dtype: str, repeats: int) -> dict[str, Any]:
 
 
 def timed_load(folder: str, dtype: str) -> tuple[float, int, str]:
-    """Seconds until all weights are on the device, their bytes, and their type."""
+    """Load all weights to the device; returns seconds, bytes and dtype."""
     gc.collect()
     began = time.perf_counter()
     model = load_model(folder, dtype=dtype)
@@ -105,7 +105,7 @@ def timed_load(folder: str, dtype: str) -> tuple[float, int, str]:
 
 
 def copy_speed(threads: int) -> float:
-    """GB/s of copies in memory, split over so many threads."""
+    """Memory copy bandwidth in GB/s with this many threads."""
     source = np.ones(PROBE_BYTES // 4, np.uint8)
     target = np.ones_like(source)
     parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
@@ -119,7 +119,7 @@ def copy_speed(threads: int) -> float:
 
 
 def read_speed(files: list[Path]) -> float:
-    """GB/s of one thread that reads the files from the page cache into memory it has touched."""
+    """GB/s of one thread reading the files from page cache into already-faulted memory."""
     room = memoryview(bytearray(PROBE_BYTES // 4))
     best = 0.0
     for _ in range(PROBES):
@@ -133,7 +133,7 @@ def read_speed(files: list[Path]) -> float:
 
 
 def printed(result: dict[str, Any]) -> str:
-    """The speed, what limits it, and the memory."""
+    """Speed, its bounds, and memory."""
     copies = ", ".join(f"{speed} with {n}" for n, speed in result["copy_gb_s"].items())
     return "\n".join(
         (

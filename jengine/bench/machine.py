@@ -1,6 +1,6 @@
-"""The commit, host and versions of a measurement, without starting a device.
+"""The commit, host and package versions of a measurement, without initialising a device.
 
-Out: plain data that is kept with every result. Must not import jax.
+Out: plain data that is saved with every result. Must not import jax.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jengine import __version__
 
 
 def client_surroundings() -> dict[str, Any]:
-    """Commit, hardware and versions of a program that uses no device of its own."""
+    """Commit, hardware and versions of a process that uses no device."""
     return {
         "commit": commit(),
         "hardware": {**machine(), "devices": []},
@@ -30,7 +30,6 @@ def client_surroundings() -> dict[str, Any]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of jengine, Python and these packages."""
     return {
         "jengine": __version__,
         "python": platform.python_version(),
@@ -39,7 +38,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """The host's part of the hardware; starts no device."""
+    """Description of the host's hardware."""
     return {
         "processor": processor(),
         "cores": cores(),
@@ -48,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 
 def hardware_of(result: dict[str, Any]) -> str:
-    """The hardware of a result, in words."""
+    """Hardware of a saved result as text."""
     found = result["hardware"]
     accelerators = [device for device in found["devices"] if device != "cpu"]
     cores = f"{found['cores']} core{'s' * (found['cores'] != 1)}"
@@ -56,7 +55,7 @@ def hardware_of(result: dict[str, Any]) -> str:
 
 
 def cores() -> int | None:
-    """The cores that this process may use."""
+    """CPU cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
@@ -73,7 +72,7 @@ def commit() -> str | None:
 
 
 def git(*words: str) -> str | None:
-    """The output of git in this file's folder, or None."""
+    """Output of git in this file's folder; None if it fails."""
     command = ["git", "-C", str(Path(__file__).parent), *words]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -83,7 +82,6 @@ def git(*words: str) -> str | None:
 
 
 def processor() -> str:
-    """The processor's name."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(encoding="utf-8").splitlines():
@@ -93,7 +91,7 @@ def processor() -> str:
 
 
 def peak_bytes() -> int:
-    """The peak resident memory of this process so far."""
+    """Peak RSS of this process."""
     status = Path("/proc/self/status")
     if status.is_file():
         # Not ru_maxrss, which starts at what the parent process held when it started this one.

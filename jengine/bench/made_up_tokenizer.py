@@ -1,4 +1,4 @@
-"""A tokenizer for models with random weights: a token for every byte, and made-up words.
+"""Synthesises a tokenizer for random-weight models: byte tokens, and generated words.
 
 In: a vocabulary's size. Out: tokenizer.json and tokenizer_config.json, which transformers and vLLM
 read too. Texts cost what they cost with a byte-level BPE of this size.
@@ -43,7 +43,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def words() -> itertools.chain[str]:
-    """Words of two syllables, then of three, and so on, each with the space before it."""
+    """Generated words of two syllables, then three, and so on, each with a leading space."""
     syllables = ["".join(pair) for pair in itertools.product(CONSONANTS, VOWELS)]
     return itertools.chain.from_iterable(
         ("Ġ" + "".join(word) for word in itertools.product(syllables, repeat=count))

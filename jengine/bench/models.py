@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: speed depends on shapes, not on what weights say.
+"""Random-weight models of published shapes: speed depends on shapes, not on weight values.
 
 python -m jengine.bench.models NAME FOLDER: writes config.json, model.safetensors and a tokenizer of
 made-up words, which transformers and vLLM read too. The same name gives the same everywhere.
@@ -148,7 +148,7 @@ SHAPES: dict[str, Mapping[str, Any]] = {
 
 
 def write(name: str, folder: Path) -> None:
-    """Write the model of this name."""
+    """Write the model with this name."""
     config = registry.model_config(SHAPES[name])
     save_pretrained(dummy_model(config), folder)
     write_tokenizer(folder, config.vocab_size)
@@ -162,7 +162,6 @@ def write(name: str, folder: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write one model."""
     parser = argparse.ArgumentParser(prog="python -m jengine.bench.models")
     parser.add_argument("name", choices=SHAPES)
     parser.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""How much of a step is padding: a trace of chats is scheduled, and its buckets are counted.
+"""Share of padding in steps: schedules a chat trace without a model and counts buckets.
 
     python -m jengine.bench.padding [--device gpu] [--requests 2000] [--rate 20]
 
@@ -44,7 +44,7 @@ STEP_SECONDS, STEP_TOKENS = 0.007, 256
 
 @dataclass
 class Chat:
-    """One request."""
+    """Arrival time and lengths of one request."""
 
     arrival: float  # seconds
     prompt: int
@@ -53,7 +53,7 @@ class Chat:
 
 @dataclass
 class CountingExecutor(NoWorkers):
-    """Finds the bucket of each plan and counts it in a ledger. Keeps the time of the device."""
+    """Finds each plan's bucket, counts it in a ledger, and advances simulated device time."""
 
     steps: RunnerConfig
     ledger: CompileLedger
@@ -64,7 +64,6 @@ class CountingExecutor(NoWorkers):
         self.rows = Rows(self.steps.shapes)
 
     def submit(self, plan: Plan) -> PackedOnly:
-        """Count the plan."""
         self.rows.apply(plan)
         bucket = bucket_for(plan, self.rows, self.steps.ladders)
         features = Features()
@@ -79,12 +78,12 @@ class CountingExecutor(NoWorkers):
 
 
 def step_seconds(tokens: int) -> float:
-    """The time of a step, without attention."""
+    """Estimated step time: the larger of weight read and matmul time; attention is ignored."""
     return STEP_SECONDS * max(tokens / STEP_TOKENS, 1.0)
 
 
 def trace(requests: int, rate: float | None, seed: int = 0) -> list[Chat]:
-    """Chats that arrive at random, at so many per second on average; None: all at once."""
+    """Chats with Poisson arrivals at this rate per second; None: all at once."""
     rng, now, chats = random.Random(seed), 0.0, []  # noqa: S311
     for _ in range(requests):
         now += rng.expovariate(rate) if rate else 0.0
@@ -93,14 +92,14 @@ def trace(requests: int, rate: float | None, seed: int = 0) -> list[Chat]:
 
 
 def length(rng: random.Random, median: float, spread: float) -> int:
-    """A length with a logarithm of normal distribution."""
+    """A log-normally distributed length."""
     while not SHORTEST <= (drawn := round(median * rng.lognormvariate(0.0, spread))) <= LONGEST:
         pass
     return drawn
 
 
 def run(chats: list[Chat], device: str = "gpu", **settings: Any) -> CountingExecutor:
-    """The ledger and the time of an engine that answers these chats."""
+    """Schedule the chats; returns the ledger and the simulated time."""
     config, usual = model_config(PUBLISHED[MODEL]), DEVICE_DEFAULTS[device]
     asked = EngineArgs("any", **settings).groups
     schedule = schedule_config(asked, config, usual)
@@ -121,7 +120,7 @@ def run(chats: list[Chat], device: str = "gpu", **settings: Any) -> CountingExec
 
 
 def wire_of(chat: Chat, number: int) -> WireRequest:
-    """The request, with a prompt that begins like no other."""
+    """The request, with a prompt that shares no prefix with others."""
     return WireRequest(
         request_id=str(number),
         prompt_token_ids=[number + 1, *[7] * (chat.prompt - 1)],
@@ -131,7 +130,6 @@ def wire_of(chat: Chat, number: int) -> WireRequest:
 
 
 def report(chats: list[Chat], device: str) -> dict[str, Any]:
-    """Shares of padding."""
     executor = run(chats, device)
     ledger, entries = executor.ledger, executor.ledger.entries.values()
     computed = sum(entry.runs * entry.bucket.num_tokens for entry in entries)

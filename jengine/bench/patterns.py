@@ -1,4 +1,4 @@
-"""Made-up regular languages, each written as a regular expression and as a grammar.
+"""Random regular languages, each given as a regular expression and as an EBNF grammar.
 
 In: a random generator. Out: two texts that say the same, so that one can check the other's answers.
 """
@@ -16,19 +16,19 @@ DEEPEST = 3
 
 
 class Pattern(NamedTuple):
-    """One language."""
+    """One language in both notations."""
 
     regex: str
     rule: str  # the right side of a rule of GBNF
 
     @property
     def grammar(self) -> str:
-        """A whole grammar."""
+        """The complete grammar."""
         return f"root ::= {self.rule}\n"
 
 
 def pattern(draw: random.Random, depth: int = 0) -> Pattern:
-    """A pattern whose answers end."""
+    """A random language whose answers are finite."""
     simple = [_word, _set]
     nested = [_sequence, _choice, _repeated]
     if depth == 0:

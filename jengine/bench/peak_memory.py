@@ -14,7 +14,7 @@ from jengine.runner.reports import device_memory
 
 
 def peak_memory(llm: LLM) -> dict[str, float | None]:
-    """The peak so far, and how much of it is neither weights nor cache."""
+    """Peak so far, and how much of it is neither weights nor KV cache."""
     each = [device_memory(runner.loaded) for runner in llm.engine.runners]
     of_device = device_stats(llm).get("peak_bytes_in_use")
     if of_device is None:  # all devices share the process's memory
@@ -33,15 +33,15 @@ def peak_memory(llm: LLM) -> dict[str, float | None]:
 
 
 def device_stats(llm: LLM) -> dict[str, int]:
-    """Memory statistics of the first device; empty on a CPU."""
+    """Memory statistics of the first device; empty on CPUs."""
     return llm.mesh.local_devices[0].memory_stats() or {}
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process."""
+    """RSS of this process."""
     return psutil.Process().memory_info().rss
 
 
 def in_gb(count: int) -> float:
-    """Bytes as gigabytes, to a tenth of a megabyte."""
+    """Bytes as GB, rounded to 0.1 MB."""
     return round(count / 1e9, 4)

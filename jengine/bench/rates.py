@@ -1,4 +1,4 @@
-"""Items per second of several engines that ran in turns on the same work, and lines of them."""
+"""Throughput of several engines that alternated on the same work, and its printed lines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def rates_of(what: str, count: int, seconds: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Items per second, by the median of the rounds, and how many times as many jengine has."""
+    """Items per second by median round, and jengine's ratio to each peer."""
     rates = {name: count / statistics.median(found) for name, found in seconds.items()}
     times = {name: rates["jengine"] / rate for name, rate in rates.items()}
     return {"seconds": seconds, f"{what}_per_second": rates, "times": times}
 
 
 def printed_rates(what: str) -> Callable[[dict[str, Any]], str]:
-    """What prints a line for each engine."""
+    """Returns a function that prints one line per engine."""
 
     def printed(result: dict[str, Any]) -> str:
         times = {

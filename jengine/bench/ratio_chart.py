@@ -1,4 +1,4 @@
-"""A picture of ratios to peers: a bar for each result, in an SVG file that stands alone.
+"""A bar chart of throughput ratios to peers, as a self-contained SVG.
 
 In: what was measured, in words, and the ratios. Out: SVG, for a README, in
 the reader's light or dark colours. Must not calculate what is compared.
@@ -22,7 +22,7 @@ STYLE = (
 
 
 class Compared(NamedTuple):
-    """What was measured, the speeds in words, and jengine's as a ratio to the peer's."""
+    """Label, speeds as text, and jengine's ratio to the peer."""
 
     work: str
     speeds: str
@@ -30,7 +30,8 @@ class Compared(NamedTuple):
 
 
 def ratio_chart(title: str, results: Sequence[Compared], most: float = 2.5) -> str:
-    """The chart. Bars end at `most` and say the ratio all the same; a line stands at the peer."""
+    """Draw the chart. Bars are clipped at `most` but labelled with the true ratio; a line marks
+    1."""
     unit = (WIDTH - LABELS - 70) / most
     height = TOP + ROW * len(results) + 8
     parts = [f'<text class="head" x="0" y="18">{escape(title)}</text>']

@@ -1,4 +1,4 @@
-"""GB/s at which all cores together read memory: no step can be faster than its bytes over this."""
+"""Memory read bandwidth of all cores: lower bound of a step's time, as bytes over GB/s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS_PER_THREAD = 8
 
 
 def read_gb_s(numbers: int = PROBE_NUMBERS) -> float:
-    """The best of a few passes over 1 GiB of float32, on one thread per core."""
+    """Best of a few passes over 1 GiB of float32, one thread per core."""
     threads = cores() or 1
     parts = np.array_split(np.ones(numbers, np.float32), threads * PARTS_PER_THREAD)
     best = float("inf")

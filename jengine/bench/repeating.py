@@ -1,4 +1,5 @@
-"""Prompts whose answers repeat them: an edited file, a summary that quotes, an object that changes.
+"""Workloads whose answers repeat their prompt (n-gram speculation): file edits, quotes, JSON
+updates.
 
 In: random numbers, and what draws tokens or turns text into tokens. Out: a prompt and the length of
 its answer; the same seed gives the same ones. Must not import jax.
@@ -22,8 +23,8 @@ JOBS = ("baker", "teacher", "doctor", "farmer", "painter", "singer", "pilot", "w
 
 
 def edited_file(rng: random.Random, tokens: Tokens) -> Drawn:
-    """A file of 24 lines over few identifiers, two of which are to be swapped for new ones; then
-    the first lines of the edited file, which the answer goes on with."""
+    """A 24-line file over few identifiers with a request to rename two, then the first lines of the
+    edited file, which the answer continues."""
     names, words, [end], new = tokens(16), tokens(8), tokens(1), tokens(2)
     file = []
     for _ in range(24):
@@ -36,8 +37,7 @@ def edited_file(rng: random.Random, tokens: Tokens) -> Drawn:
 
 
 def quoting_summary(rng: random.Random, tokens: Tokens) -> Drawn:
-    """A text of 20 sentences about few things; then the first sentences of a summary, which are
-    sentences of the text."""
+    """A text of 20 sentences, then the first sentences of a summary, which quotes it."""
     things, [end] = tokens(20), tokens(1)
     text = [
         [*rng.choices(things, k=rng.randint(3, 6)), *tokens(rng.randint(3, 6)), end]
@@ -48,13 +48,13 @@ def quoting_summary(rng: random.Random, tokens: Tokens) -> Drawn:
 
 
 def flat(lines: list[list[int]]) -> list[int]:
-    """All tokens of all lines."""
+    """Concatenate the tokens of all lines."""
     return [token for line in lines for token in line]
 
 
 def changed_object(rng: random.Random, encode: Encode) -> Drawn:
-    """A conversation in the demo model's words: a JSON object, and changes to it, each of which is
-    answered by the whole object."""
+    """A chat in the demo model's vocabulary: a JSON object, and changes to it, each answered by the
+    whole object."""
     value = {"name": rng.choice(NAMES), "job": rng.choice(JOBS), "city": rng.choice(CITIES)}
     asked = "Give me a JSON object for a {job} named {name} who works in {city}.".format(**value)
     parts = [turn("user", asked), turn("assistant", json.dumps(value))]
@@ -66,19 +66,19 @@ def changed_object(rng: random.Random, encode: Encode) -> Drawn:
 
 
 def changed(rng: random.Random, value: dict[str, str]) -> tuple[dict[str, str], str]:
-    """The object with another value, and the words that ask for it."""
+    """The object with another value, and the instruction for that change."""
     field, choices = rng.choice((("name", NAMES), ("job", JOBS), ("city", CITIES)))
     new = rng.choice([one for one in choices if one != value[field]])
     return {**value, field: new}, f"Change the {field} to {new}."
 
 
 def turn(role: str, text: str) -> str:
-    """A message as the demo model reads it."""
+    """A message in the demo model's chat template."""
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
 def begun_story(rng: random.Random, encode: Encode) -> Drawn:
-    """A request for a story, in the demo model's words."""
+    """A request for a story, in the demo model's vocabulary."""
     name, job = rng.choice(NAMES), rng.choice(JOBS)
     asked = turn("user", f"Tell me a story about {name} the {job}.")
     return list(encode(asked + "<|im_start|>assistant\n")), 128

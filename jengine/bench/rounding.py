@@ -1,4 +1,4 @@
-"""What rounded weights and caches cost a model, in KL divergence and perplexity.
+"""Accuracy cost of quantized weights and KV caches: KL divergence and perplexity.
 
 `python -m jengine.bench.rounding MODEL`: schemes against the same engine in bfloat16, on the help
 texts that come with Python (`pydoc_data.topics`), in pieces of 512 tokens that run in chunks of 128
@@ -50,7 +50,8 @@ ONE = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
 
 
 class Ran(NamedTuple):
-    """An engine's hidden states of every piece, and what makes log-probabilities of them."""
+    """An engine's hidden states per text piece, and the head that makes log-probabilities of
+    them."""
 
     hidden: list[np.ndarray]  # [PIECE, hidden]
     logprobs: Callable[[np.ndarray], Array]
@@ -59,7 +60,7 @@ class Ran(NamedTuple):
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every scheme against plain weights and caches."""
+    """Compare every scheme with unquantized weights and caches."""
     unknown = [name for name in arguments.schemes if name not in SCHEMES]
     if unknown:
         raise ConfigError(f"--schemes {unknown[0]!r}: expected some of {', '.join(SCHEMES)}.")
@@ -87,7 +88,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_noise(parameters: Mapping[str, Array], share: float) -> dict[str, Array]:
-    """The parameters, the matrices of layers with normal noise of a share of their size."""
+    """Add normal noise to the layers' matrices, relative to their magnitude."""
     draw = np.random.default_rng(0)
 
     def moved(path: str, value: Array) -> Array:
@@ -101,7 +102,7 @@ def with_noise(parameters: Mapping[str, Array], share: float) -> dict[str, Array
 
 
 def pieces_of(llm: LLM, tokens: int) -> list[list[int]]:
-    """The first tokens of the text, in whole pieces."""
+    """Split the text's leading tokens into whole pieces."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
     ids = llm.get_tokenizer().encode(text)[:tokens]
     if len(ids) < PIECE:
@@ -110,7 +111,7 @@ def pieces_of(llm: LLM, tokens: int) -> list[list[int]]:
 
 
 def run(llm: LLM, pieces: list[list[int]]) -> Ran:
-    """Hidden states of all pieces, and the head with the weights as the engine has them."""
+    """Hidden states of all pieces, and the head with the engine's weights."""
     outputs = (llm.generate([ids], ONE, use_tqdm=False, capture="norm")[0] for ids in pieces)
     hidden = [np.asarray((one.captured or {})["norm"][:PIECE]) for one in outputs]
     model: Any = with_values(llm.engine.declared, llm.engine.loaded.parameters())
@@ -120,7 +121,7 @@ def run(llm: LLM, pieces: list[list[int]]) -> Ran:
 
 
 def figures(pieces: list[list[int]], truth: Ran, ran: Ran) -> dict[str, Any]:
-    """KL(truth || ran) after every token, in nats, and the perplexity of the text."""
+    """KL(reference || scheme) per token in nats, and perplexity."""
     divergences, losses = [], []
     for ids, right, own in zip(pieces, truth.hidden, ran.hidden, strict=True):
         divergence, loss = compared(truth.logprobs(right), ran.logprobs(own), jnp.asarray(ids))
@@ -138,13 +139,13 @@ def figures(pieces: list[list[int]], truth: Ran, ran: Ran) -> dict[str, Any]:
 
 @jax.jit
 def compared(truth: Array, found: Array, ids: Array) -> tuple[Array, Array]:
-    """KL at every position, and -log p of every token but the first."""
+    """KL per position, and -log p of every token but the first."""
     given = jnp.take_along_axis(found[:-1], ids[1:, None], 1)[:, 0]
     return jnp.sum(jnp.exp(truth) * (truth - found), -1), -given
 
 
 def row(name: str, one: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
-    """A line for people."""
+    """One printed line."""
     change = one["perplexity"] / plain["perplexity"] - 1
     return (
         f"{name:<18} KL {one['kl']:.5f}, {one['kl_p99']:.4f} at 99 %; perplexity "

@@ -1,4 +1,4 @@
-"""Made-up JSON schemas of the kinds that applications use, and whether a value fits one.
+"""Random JSON schemas of the kinds that applications use, and a validator for them.
 
 In: a random generator. Out: schemas of the keywords that grammars support, nested a few levels.
 `fits` knows exactly the keywords that `schema` writes.
@@ -17,7 +17,7 @@ DEEPEST = 3
 
 
 def schema(draw: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A schema; an object at the top."""
+    """A random schema, an object at the top level."""
     simple = [_string, _number, _enum, _boolean]
     nested = [_object, _array, _any_of]
     if depth == 0:
@@ -69,7 +69,7 @@ def _boolean(draw: random.Random, depth: int) -> dict[str, Any]:
 
 
 def fits(rule: Mapping[str, Any], value: Any) -> bool:
-    """Whether a value fits a schema made here."""
+    """Whether a value conforms to a schema made here."""
     if "anyOf" in rule:
         return any(fits(one, value) for one in rule["anyOf"])
     if "enum" in rule:

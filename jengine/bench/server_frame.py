@@ -1,6 +1,5 @@
-"""The frame of a benchmark that runs servers: fields of its settings are flags, those of `jengine
-serve` come after two dashes. Must not know what is measured.
-"""
+"""The command line of a benchmark that starts servers: settings fields become flags, and flags of
+`jengine serve` follow `--`. Must not know what is measured."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 
 def flag(default: Any, text: str, kind: type | None = None) -> Any:
-    """A field of settings that is a flag, with its default and its help."""
+    """A settings field that becomes a flag, with default and help."""
     return field(default=default, metadata={"help": text, "type": kind or type(default)})
 
 
@@ -37,7 +36,7 @@ class ServerBenchmark(Generic[T]):
     printed: Printed
 
     def parse(self, words: Sequence[str]) -> tuple[argparse.Namespace, T]:
-        """What was given, and the settings."""
+        """Parse the command line into arguments and settings."""
         cut = words.index("--") if "--" in words else len(words)
         parser = argparse.ArgumentParser(
             prog=f"python -m jengine.bench.{self.name}",
@@ -59,7 +58,7 @@ class ServerBenchmark(Generic[T]):
         return given, self.settings(model=given.model, flags=tuple(words[cut + 1 :]), **own)
 
     def main(self, words: Sequence[str]) -> int:
-        """Measure, print and keep; returns the exit status."""
+        """Run the benchmark, print and save its result; returns the exit status."""
         given, settings = self.parse(words)
         with tempfile.TemporaryDirectory() as folder:
             try:

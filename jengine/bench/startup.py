@@ -1,4 +1,4 @@
-"""From the start of a process to its first token, with cold and with warm caches.
+"""Time from process start to the first token, with cold and warm compile caches.
 
 Each measurement is a separate process. Cold: empty caches, of compiled programs and
 of compiled kernels. Warm: the caches of the run before.
@@ -39,7 +39,7 @@ class StartFailed(JengineError, RuntimeError):
 
 
 def measure(model: str, settings: dict[str, Any], *, cold: int, warm: int) -> dict[str, Any]:
-    """Medians over processes with cold and with warm caches."""
+    """Medians over processes, with cold and with warm caches."""
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory() as keeps:
         start(model, settings, keeps)  # fills the cache, and the system's cache of files
@@ -57,7 +57,7 @@ def measure(model: str, settings: dict[str, Any], *, cold: int, warm: int) -> di
 
 
 def start(model: str, settings: dict[str, Any], cache: str) -> dict[str, float]:
-    """One process: seconds until imports, a ready engine, and the first token."""
+    """Run one process; returns seconds until imports, ready engine and first token."""
     compilation = {**(settings.get("compilation_config") or {}), "cache_dir": cache}
     words = json.dumps({"model": model, **settings, "compilation_config": compilation})
     began = time.time()
@@ -79,13 +79,13 @@ def start(model: str, settings: dict[str, Any], cache: str) -> dict[str, float]:
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
-    """The median of each figure, and all of the last one."""
+    """Median of each figure, and every run's time to first token."""
     medians = {name: round(statistics.median(run[name] for run in runs), 2) for name in runs[0]}
     return {**medians, "all_first_token_s": [round(run["first_token_s"], 2) for run in runs]}
 
 
 def printed(result: dict[str, Any]) -> str:
-    """One line for cold and one for warm starts."""
+    """One line each for cold and warm starts."""
     lines = [
         f"{'caches':<8} {'imports s':>10} {'ready s':>10} {'first token s':>14} {'programs':>9}"
     ]

@@ -53,7 +53,7 @@ class StepClock:
 
     @contextmanager
     def running(self, core: EngineCore) -> Iterator[None]:
-        """Time this core inside the block. Steps queued before it are not counted."""
+        """Time this core inside the block, not counting steps queued before it."""
         executor = core.executor
         core.executor = TimedExecutor(executor, self)
         self._was_idle = self._nothing_runs()
@@ -66,7 +66,7 @@ class StepClock:
             self.wall += self._looked - began
 
     def submitted(self, submit: Callable[[], PendingOutput]) -> PendingOutput:
-        """The protocol of what `submit` returns."""
+        """Wrap what `submit` returns so that reading it is timed."""
         self._look()
         began = self._looked
         step = submit()
@@ -79,7 +79,7 @@ class StepClock:
         return step
 
     def waited(self, step: PendingOutput) -> StepOutput:
-        """The step's output."""
+        """Read a step's output, counting the time as waiting."""
         self._look()
         began, newest = self._looked, bool(self._queued) and step is self._queued[-1]
         # `result` keeps advancing a step that has not left, so the device is busy.
@@ -93,7 +93,6 @@ class StepClock:
         return output
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         seconds = {
             "wall_s": self.wall,
             "host_s": self.wall - self.waiting,
@@ -120,23 +119,20 @@ class StepClock:
 
 
 class TimedStep:
-    """A queued step, whose `result` is timed."""
+    """A queued step whose `result` is timed."""
 
     def __init__(self, step: PendingOutput, clock: StepClock) -> None:
         self.step, self.clock = step, clock
 
     @property
     def ready(self) -> bool:
-        """As the step says."""
         return self.step.ready
 
     @property
     def has_left(self) -> bool:
-        """As the step says."""
         return self.step.has_left
 
     def result(self) -> StepOutput:
-        """As the step says, on the clock."""
         return self.clock.waited(self.step)
 
 
@@ -149,7 +145,6 @@ class TimedExecutor:
         self.health, self.shutdown = executor.health, executor.shutdown
 
     def submit(self, plan: Plan) -> TimedStep:
-        """As the executor does, on the clock."""
         return TimedStep(self.clock.submitted(lambda: self.executor.submit(plan)), self.clock)
 
 

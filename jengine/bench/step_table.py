@@ -29,7 +29,7 @@ SHORT = 32  # the shortest context
 
 
 def measure(llm: LLM, iterations: int) -> dict[str, Any]:
-    """The table of an engine: medians of so many rounds."""
+    """Measure the table of an engine; medians over rounds."""
     rounds = Rounds(llm)
     for _ in range(iterations):
         rounds.another()
@@ -37,8 +37,8 @@ def measure(llm: LLM, iterations: int) -> dict[str, Any]:
 
 
 class Rounds:
-    """Times every step of a table once per round, so that a machine that is slower for a while is
-    so for all of them; one after the other would be measured on as many machines."""
+    """Times every step of a table once per round, so that slow phases of the machine affect all
+    entries alike."""
 
     def __init__(self, llm: LLM) -> None:
         core = llm.engine.in_process.core
@@ -54,7 +54,7 @@ class Rounds:
         self._timer = StepTimer(llm)
 
     def another(self) -> None:
-        """Time all of them once more, while nothing else runs."""
+        """Time every step once more."""
         _, prefill, (context, *_) = self._axes
         self._found.append([self._timer.seconds(*place) for place in product(*self._axes)])
         # Of the shortest prompt: of long steps the noise would be more than the difference.
@@ -65,7 +65,6 @@ class Rounds:
         self._llm.reset_prefix_cache()  # its blocks no longer hold what their hashes say
 
     def table(self) -> dict[str, Any]:
-        """The medians of all rounds."""
         engine, (rows, prefill, contexts) = self._llm.engine, self._axes
         shape = (len(rows), len(prefill), len(contexts))
         return {
@@ -85,7 +84,8 @@ class Rounds:
 
 
 def axes(llm: LLM) -> tuple[list[int], list[int], list[int]]:
-    """Decode rows beside one row that is prefilled; prompt tokens in whole tiles; contexts."""
+    """The table's axes: decode rows (one row is left for prefill), prefill tokens in whole tiles,
+    contexts."""
     schedule = llm.engine.schedule
     rows = doubled(1, max(schedule.max_num_seqs - 1, 1))
     tile = schedule.prefill_tile
@@ -102,14 +102,14 @@ def axes(llm: LLM) -> tuple[list[int], list[int], list[int]]:
 
 
 def longest(llm: LLM) -> int:
-    """Tokens of each request, if as many run as may."""
+    """Context per request when the maximum number runs."""
     schedule, cache = llm.engine.schedule, llm.engine.cache
     each = (min(cache.num_blocks) - 1) // schedule.max_num_seqs * cache.block_size
     return min(schedule.max_model_len, each)
 
 
 def doubled(first: int, last: int) -> list[int]:
-    """`first`, twice that and so on, and `last` itself."""
+    """`first`, doubled repeatedly, and `last`."""
     found = [first] if first <= last else []
     while found and found[-1] * 2 < last:
         found.append(found[-1] * 2)
@@ -117,7 +117,7 @@ def doubled(first: int, last: int) -> list[int]:
 
 
 def token_bytes(llm: LLM) -> int:
-    """Bytes of the cache for one token."""
+    """KV cache bytes per token."""
     engine = llm.engine
     sizes = [
         sum(array.nbytes for array in each_array(cache)) // count // engine.cache.block_size
@@ -127,14 +127,14 @@ def token_bytes(llm: LLM) -> int:
 
 
 class StepTimer:
-    """Times made-up steps, one queued while another runs, as an engine does."""
+    """Times synthetic steps with one queued ahead, as an engine does."""
 
     def __init__(self, llm: LLM) -> None:
         self.driver = Driver(llm)
 
     def seconds(self, rows: int, tokens: int, context: int) -> float:
-        """From the end of the step before to the end of this one, while the host makes the next
-        plan, as in an engine: on a CPU both want its cores. 0 without anything in it."""
+        """Seconds between the ends of consecutive steps, while the host builds the next plan (on
+        CPUs both compete for cores). 0 for an empty step."""
         if not rows + tokens:
             return 0.0
         submit, plans = self.driver.runner.submit, self.plans(rows, tokens, context, PLANS)
@@ -148,7 +148,7 @@ class StepTimer:
         return ended - began
 
     def after_idling(self, tokens: int, context: int) -> float:
-        """The same of a prompt for which nothing had to wait, from its arrival on."""
+        """Seconds of a prefill step that arrives at an idle engine."""
         submit, plans = self.driver.runner.submit, self.plans(0, tokens, context, PLANS - 1)
         time.sleep(IDLE)
         began = time.perf_counter()
@@ -159,8 +159,8 @@ class StepTimer:
         return ended - began
 
     def plans(self, rows: int, tokens: int, context: int, steps: int) -> Iterator[Plan]:
-        """Steps that decode a token of each row, and prefill the same tokens of one more row, as
-        far as there is room behind as many others; the last one only decodes."""
+        """Plans that decode every row and prefill the same chunk of one more row, while the cache
+        has room; the last one only decodes."""
         before = min(context, longest(self.driver.llm) - tokens - 1)
         lengths = [context + steps] * rows + ([before + tokens + 1] if tokens else [])
         started = [
@@ -183,7 +183,7 @@ class StepTimer:
                 yield Plan(step, Entries.of([*decodes, *chunk]), rows, *first)
 
     def blocks(self, lengths: Sequence[int]) -> list[NewBlocks]:
-        """Blocks of each row in every group, side by side as if they had grown together."""
+        """Blocks of each row per group, interleaved as if rows had grown together."""
         size = self.driver.block_size
         most = -(-max(lengths) // size)
         return [

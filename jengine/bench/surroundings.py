@@ -1,4 +1,4 @@
-"""The commit, machine, devices and versions of a measurement, kept with every result."""
+"""The commit, machine, devices and versions of a measurement, saved with every result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from jengine.bench.machine import commit, machine, versions
 
 
 def surroundings() -> dict[str, Any]:
-    """Commit, hardware and versions."""
     return {
         "commit": commit(),
         "hardware": {
@@ -25,7 +24,8 @@ def surroundings() -> dict[str, Any]:
 
 
 def shown_command(module: str, words: Sequence[str]) -> str:
-    """A benchmark's command without its output file, and with paths by their last name."""
+    """A benchmark's command without its output file, and with paths reduced to their last
+    component."""
     kept = list(words)
     if "--output-json" in kept:
         begin = kept.index("--output-json")

@@ -1,4 +1,4 @@
-"""The tables of measured figures, made from the results that are kept beside this file.
+"""Generates the tables of benchmark figures in the documentation from saved results.
 
 python -m jengine.bench.table [--check]: writes them between two marks, or says whether they differ.
 The documentation shows what was measured in turns with a peer, the project's README some of that,
@@ -39,7 +39,7 @@ HEAD = ("work", "jengine", "peer", "ratio", "hardware", "command, commit")
 
 
 class Row(NamedTuple):
-    """One row: the work, the speed of jengine and of the peer."""
+    """One table row: workload, and the speeds of jengine and of the peer."""
 
     work: str
     ours: str
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def throughput(result: dict[str, Any]) -> Iterator[Row]:
-    """Output tokens per second, and those of the peer if there was one."""
+    """Output tokens per second, and the peer's if measured."""
     known = WORKLOADS.get(result["workload"])
     work = f"{result['workload']}: {result['requests']} requests"
     if known is not None:
@@ -69,7 +69,7 @@ def throughput(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def latency(result: dict[str, Any]) -> Iterator[Row]:
-    """Seconds of a batch."""
+    """Batch latency in seconds."""
     work = (
         f"a batch of {result['batch_size']}, prompts of {result['input_len']} and answers of "
         f"{result['output_len']} tokens"
@@ -80,7 +80,7 @@ def latency(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def startup(result: dict[str, Any]) -> Iterator[Row]:
-    """Seconds to the first token, with empty and with filled caches."""
+    """Time to first token with cold and warm caches."""
     compilation = result["settings"].get("compilation_config") or {}
     early = compilation.get("wait_for") == "largest"
     when = "serving when the largest step is compiled" if early else "serving when all steps are"
@@ -91,13 +91,13 @@ def startup(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def load(result: dict[str, Any]) -> Iterator[Row]:
-    """Gigabytes per second from the page cache to the device."""
+    """GB/s from page cache to device."""
     work = f"loading {result['stored_gb']:.1f} GB of weights in {result['dtype']} from page cache"
     yield Row(work, f"{result['gb_s']:.1f} GB/s")
 
 
 def host(result: dict[str, Any]) -> Iterator[Row]:
-    """Milliseconds of Python per step."""
+    """Host milliseconds per step."""
     for row in result["results"]:
         work = f"Python of a step, {row['running']:,} running requests"
         if "max_model_len" in row:  # earlier results have none
@@ -106,7 +106,7 @@ def host(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def growth(result: dict[str, Any]) -> Iterator[Row]:
-    """A decode step at the shortest and at the longest context, for each number of rows."""
+    """Decode step time at the shortest and longest context, per number of rows."""
     for count in dict.fromkeys(row["rows"] for row in result["decode"]):
         steps = [row for row in result["decode"] if row["rows"] == count]
         for context, row in {row["context"]: row for row in (steps[0], steps[-1])}.items():
@@ -117,7 +117,7 @@ def growth(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def serve(result: dict[str, Any]) -> Iterator[Row]:
-    """Output tokens per second through HTTP; how long a token takes where the model was a clock."""
+    """Output tokens per second over HTTP; with the clock model, latency from step to client."""
     at_once = result["max_concurrency"]
     read, made = result["total_input_tokens"], result["total_output_tokens"]
     work = f"served: {result['completed']} requests, "
@@ -139,7 +139,7 @@ GRAMMAR_KINDS = {"json": "JSON schema", "regex": "regular expression", "grammar"
 
 
 def grammars(result: dict[str, Any]) -> Iterator[Row]:
-    """Milliseconds of a token mask, or output tokens per second beside those of free text."""
+    """Token mask milliseconds, or throughput against free text."""
     kind = result.get("kind", "json")
     fitting = f"{result['fitting']} of {result['finished']} finished answers fit their "
     fitting += f"{GRAMMAR_KINDS[kind]}s"
@@ -155,7 +155,7 @@ def grammars(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def adapters(result: dict[str, Any]) -> Iterator[Row]:
-    """Output tokens per second with adapters, beside those without."""
+    """Throughput with adapters against without."""
     work = (
         f"decoding {result['rows']} rows with {result['adapters']} LoRA adapters of rank "
         f"{result['rank']} among them; the peer is the same batch without"
@@ -165,7 +165,7 @@ def adapters(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def marathon(result: dict[str, Any]) -> Iterator[Row]:
-    """What minutes of load have cost: requests, time to recover from faults, memory."""
+    """Soak test: requests, recovery times, memory growth."""
     faults = result["injections"]
     work = f"{result['requests']:,} requests in {result['seconds']:.0f} s of load, "
     work += f"{len(faults)} faults" if faults else "no faults"
@@ -180,7 +180,7 @@ def marathon(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def strangers(result: dict[str, Any]) -> Iterator[Row]:
-    """What requests made to do harm have cost: errors, bystanders' time, memory once they end."""
+    """Fuzz test of the server: errors, latency of normal clients, memory afterwards."""
     bystanders, memory = result["bystanders"], result["resident_mb"]
     work = f"{result['requests']:,} requests made to do harm in {result['settings']['seconds']:.0f}"
     work += f" s, {bystanders['answered']:,} of bystanders; "
@@ -192,7 +192,7 @@ def strangers(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def disaggregated(result: dict[str, Any]) -> Iterator[Row]:
-    """A prefill and a decode server beside one that does both, and what kills of them have lost."""
+    """Disaggregated prefill/decode against one server, and requests lost to kills."""
     pair, mixed, kills = result["pair"], result["mixed"], result["kills"]
     asked = result["settings"]
     work = (
@@ -216,7 +216,7 @@ def disaggregated(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def hostile_grammars(result: dict[str, Any]) -> Iterator[Row]:
-    """Seconds that the worst grammar took, and free text beside the one that slowed it most."""
+    """The slowest hostile grammar, and the largest slowdown of free text."""
     work = f"{len(result['grammars'])} grammars made to do harm, among them schemas of 5 MiB"
     yield Row(f"{work}; longest until one was refused or had ended", f"{result['slowest_s']:.2f} s")
     least = min(one["free_tokens_per_s"] for one in result["grammars"].values())
@@ -228,7 +228,7 @@ def hostile_grammars(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def fidelity(result: dict[str, Any]) -> Iterator[Row]:
-    """The largest error of all draws on each implementation."""
+    """Largest error over all draws, per implementation."""
     for how in dict.fromkeys(row["implementation"] for row in result["families"]):
         families = [
             row for row in result["families"] if row["implementation"] == how and row["draws"]
@@ -247,7 +247,7 @@ def fidelity(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def waiting(result: dict[str, Any]) -> Iterator[Row]:
-    """A step with as many waiting requests as were tried, in the family that minds them most."""
+    """Step time with the most waiting requests, in the slowest family."""
     cases = {(one["waits_for"], one["family"], one["waiting"]): one for one in result["cases"]}
     for kind in dict.fromkeys(one["waits_for"] for one in result["cases"]):
         most = max(count for name, _, count in cases if name == kind)
@@ -264,7 +264,8 @@ def waiting(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def schemes(result: dict[str, Any]) -> Iterator[Row]:
-    """What configurations of one model cost, beside the first that is not the truth."""
+    """Size, throughput and KL divergence of a model's configurations; ratios are to the first after
+    the reference."""
     truth, plain, *_ = result["schemes"]
     for one in result["schemes"][1:]:
         work = (
@@ -289,7 +290,7 @@ def schemes(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def rounding(result: dict[str, Any]) -> Iterator[Row]:
-    """What rounded weights and caches cost, beside bfloat16."""
+    """Accuracy cost of quantized weights and caches against bfloat16."""
     plain, *others = result["schemes"].items()
     for name, one in others:
         change = one["perplexity"] / plain[1]["perplexity"] - 1
@@ -303,7 +304,7 @@ def rounding(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def conversations(result: dict[str, Any]) -> Iterator[Row]:
-    """Time to the first token with blocks that came back, and where they are computed again."""
+    """TTFT with KV blocks loaded back against recomputation."""
     trace, times = result["trace"], result["time_to_first_token"]
     work = (
         f"{trace['conversations']} conversations of {trace['turns']} turns, a cache for "
@@ -324,13 +325,13 @@ def conversations(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def embeddings(result: dict[str, Any]) -> Iterator[Row]:
-    """Embeddings per second beside each peer's."""
+    """Embeddings per second against each peer."""
     work = f"embeddings of {result['prompts']:,} prompts, {result['tokens']:,} tokens"
     return beside_peers(result, "embeddings", work)
 
 
 def images(result: dict[str, Any]) -> Iterator[Row]:
-    """Images per second beside each peer's."""
+    """Images per second against each peer."""
     work = (
         f"{result['images']:,} images, {result['prompt_tokens']:,} tokens of prompts, answers of "
         f"{result['answer_tokens']}"
@@ -339,7 +340,7 @@ def images(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def beside_peers(result: dict[str, Any], what: str, work: str) -> Iterator[Row]:
-    """Items per second beside each peer's."""
+    """Items per second against each peer."""
     rates = result[f"{what}_per_second"]
     for name, rate in rates.items():
         if name != "jengine":
@@ -350,7 +351,7 @@ def beside_peers(result: dict[str, Any], what: str, work: str) -> Iterator[Row]:
 
 
 def simulation_proof(result: dict[str, Any]) -> Iterator[Row]:
-    """What a trace took, beside what its simulation told."""
+    """Measured duration of a trace against its simulation."""
     trace = result["trace"]
     work = f"{trace['requests']} requests, {trace['rate']:g} a second; the peer is their simulation"
     for one in result["compared"]:
@@ -359,8 +360,8 @@ def simulation_proof(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def first_uses(result: dict[str, Any]) -> Iterator[Row]:
-    """The longest gap of plain streams beside first uses of sampling features; as the peer, beside
-    second ones."""
+    """Longest stall of running streams at first uses of sampling features; the peer column has
+    second uses."""
     for way, found in result["ways"].items():
         work = f"{result['streams']} streams of {result['model']} beside first uses of sampling "
         work += f"features, engine {way}; longest gap, in medians"
@@ -396,12 +397,12 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
 
 
 def speed(tokens: float) -> str:
-    """For people, in three figures or so."""
+    """Format to about three significant digits."""
     return f"{tokens:,.0f} tok/s" if tokens >= 100 else f"{tokens:.1f} tok/s"
 
 
 def in_short(count: int) -> str:
-    """2.1M, 135M, 8.0B."""
+    """Format a parameter count: 2.1M, 135M, 8.0B."""
     for unit, size in (("B", 1e9), ("M", 1e6)):
         if count >= size:
             return f"{count / size:.1f}{unit}" if count < 10 * size else f"{count / size:.0f}{unit}"
@@ -409,23 +410,23 @@ def in_short(count: int) -> str:
 
 
 def headlines() -> str:
-    """The README's rows: what was measured, without the commands that repeat it."""
+    """The README's rows: workloads without the commands that repeat them."""
     results = [json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in HEADLINES]
     return rows_of(results, with_command=False)
 
 
 def with_peer() -> str:
-    """All results that were measured in turns with a peer."""
+    """All results measured against a peer."""
     return rows_of([result for result in kept() if "peer" in result])
 
 
 def without_peer() -> str:
-    """All other results."""
+    """All results measured without a peer."""
     return rows_of([result for result in kept() if "peer" not in result])
 
 
 def headline_chart() -> str:
-    """The README's rows as a picture."""
+    """The README's rows as a chart."""
     results = [json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in HEADLINES]
     compared = [
         Compared(
@@ -441,7 +442,7 @@ def headline_chart() -> str:
 
 
 def parameters_of(result: dict[str, Any]) -> int:
-    """How many the model has; a served one is known by its shape."""
+    """The model's parameter count; for a served model, by its shape."""
     return result["parameters"] if "parameters" in result else SERVED[result["model_id"]]
 
 
@@ -458,14 +459,14 @@ TABLES = {
 
 
 def kept() -> list[dict[str, Any]]:
-    """Every result, by the kind of measurement and the file's name."""
+    """All saved results by kind and file name."""
     files = [file for file in sorted(RESULTS.glob("*.json")) if file.name not in NOT_TIMED]
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     return sorted(results, key=lambda result: result["bench"])
 
 
 def rows_of(results: Sequence[dict[str, Any]], *, with_command: bool = True) -> str:
-    """A Markdown table of results."""
+    """Results as a Markdown table."""
     head = HEAD if with_command else HEAD[:-1]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for result in results:
@@ -478,7 +479,7 @@ def rows_of(results: Sequence[dict[str, Any]], *, with_command: bool = True) -> 
 
 
 def with_table(file: Path, table: str) -> str:
-    """A file's text with this table between its marks."""
+    """Replace the table between the marks in a file's text."""
     text = file.read_text(encoding="utf-8")
     if not text.count(BEGIN) == text.count(END) == 1:
         raise SystemExit(f"{file}: expected one {BEGIN.strip()} and one {END.strip()}.")
@@ -488,7 +489,7 @@ def with_table(file: Path, table: str) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: the files show the results."""
+    """Write the tables, or with `--check` compare them; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m jengine.bench.table")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table differs")
     check = parser.parse_args(words).check

@@ -34,13 +34,13 @@ from jengine.sampling_params import SamplingParams
 
 
 class Opponent(Protocol):
-    """An opponent that runs the same work in turns with the engine."""
+    """An engine under comparison, which runs the same work alternately."""
 
     version: str
     startup_s: float
 
     def run(self) -> tuple[float, int]:
-        """Seconds of one run, and the tokens it made."""
+        """Run the work once; returns (seconds, generated tokens)."""
         ...
 
 
@@ -49,25 +49,25 @@ Challenge = Callable[[LLM, Path], AbstractContextManager[Opponent]]
 
 
 class OtherEngine:
-    """An engine of jengine with other settings, as an opponent."""
+    """A second jengine with other settings, as the opponent."""
 
     def __init__(self, llm: LLM, items: list[Item], version: str, startup_s: float) -> None:
         self.llm, self.items = llm, items
         self.version, self.startup_s = version, startup_s
 
     def run(self) -> tuple[float, int]:
-        """Seconds of one run, and the tokens it made."""
+        """Run the work once; returns (seconds, generated tokens)."""
         return run_once(self.llm, self.items)
 
 
 def peer(name: str, python: str | None) -> Challenge:
-    """A peer's program as an opponent. One that cannot run is refused before engines start."""
+    """A peer engine's program as the opponent. Raises ConfigError up front if it cannot run."""
     check_peer(name, python)
     return lambda llm, trace: trace_peer(name, python, peer_settings(llm, trace))
 
 
 def other_engine(open_llm: Callable[[], LLM], version: str) -> Challenge:
-    """An engine of ours with other settings."""
+    """A second jengine, made by `open_llm`, as the opponent."""
 
     @contextmanager
     def challenge(_: LLM, trace: Path) -> Iterator[Opponent]:
@@ -79,7 +79,7 @@ def other_engine(open_llm: Callable[[], LLM], version: str) -> Challenge:
 
 
 def params_of(items: list[Item]) -> list[SamplingParams]:
-    """Greedy, exactly as long as asked for."""
+    """Greedy sampling of exactly the requested lengths."""
     return [
         SamplingParams(temperature=0, max_tokens=item.max_tokens, ignore_eos=True, detokenize=False)
         for item in items
@@ -87,7 +87,7 @@ def params_of(items: list[Item]) -> list[SamplingParams]:
 
 
 def run_once(llm: LLM, items: list[Item]) -> tuple[float, int]:
-    """Seconds of one run, and the tokens it made."""
+    """Run the work once; returns (seconds, generated tokens)."""
     prompts, params = [item.prompt_token_ids for item in items], params_of(items)
     llm.reset_prefix_cache()
     began = time.perf_counter()
@@ -97,7 +97,7 @@ def run_once(llm: LLM, items: list[Item]) -> tuple[float, int]:
 
 
 class Ours:
-    """Counted runs of the engine that is measured."""
+    """Counted runs of the engine under test."""
 
     def __init__(self, llm: LLM, items: list[Item]) -> None:
         self.llm, self.items = llm, items
@@ -107,21 +107,21 @@ class Ours:
         self.core = core if isinstance(core, EngineCore) else None
 
     def run(self) -> tuple[float, int]:
-        """Seconds of one run, and the tokens it made."""
+        """Run the work once; returns (seconds, generated tokens)."""
         timed = nullcontext() if self.core is None else self.clock.running(self.core)
         with timed:
             return run_once(self.llm, self.items)
 
     @property
     def time(self) -> dict[str, Any] | None:
-        """How the time of all runs is divided."""
+        """Breakdown of the time of all runs (host, waiting, device idle)."""
         return None if self.core is None else self.clock.as_dict()
 
 
 def measure(
     llm: LLM, items: list[Item], repeats: int, challenge: Challenge | None = None
 ) -> dict[str, Any]:
-    """Measure `repeats` runs, in turns with an opponent if there is one."""
+    """Run the workload `repeats` times, alternating with an opponent if given."""
     ours = Ours(llm, items)
     if challenge is None:
         return report(ours, [ours.run() for _ in range(repeats)])
@@ -144,7 +144,7 @@ def measure(
 
 
 def peer_settings(llm: LLM, trace: Path) -> PeerSettings:
-    """The same limits for the peer."""
+    """This engine's limits, as settings for the peer."""
     engine = llm.engine
     return PeerSettings(
         model=str(engine.folder),
@@ -158,7 +158,7 @@ def peer_settings(llm: LLM, trace: Path) -> PeerSettings:
 
 
 def peer_drafts(own: SpeculativeConfig | None) -> dict[str, Any] | None:
-    """The same drafts for the peer, where it can make them: those by n-gram need nothing else."""
+    """This engine's speculative settings for the peer, if it supports them: n-gram only."""
     if own is None or own.method != "ngram":
         return None
     names = "method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"
@@ -166,7 +166,7 @@ def peer_drafts(own: SpeculativeConfig | None) -> dict[str, Any] | None:
 
 
 def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
-    """Speeds of the median run."""
+    """Throughput of the median run."""
     seconds, generated = statistics.median(seconds for seconds, _ in runs), runs[0][1]
     read = sum(len(item.prompt_token_ids) for item in items)
     return {
@@ -179,7 +179,7 @@ def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
 
 
 def report(ours: Ours, runs: list[tuple[float, int]]) -> dict[str, Any]:
-    """The work, the hardware and the speed."""
+    """Workload, hardware and throughput."""
     llm, items = ours.llm, ours.items
     stats, ledger = llm.stats(), llm.ledger
     return {
@@ -205,12 +205,11 @@ def report(ours: Ours, runs: list[tuple[float, int]]) -> dict[str, Any]:
 
 
 def parameter_count(llm: LLM) -> int:
-    """Number of parameters in the model."""
     return sum(math.prod(leaf.shape) for _, leaf in named_parameters(llm.engine.declared))
 
 
 def padded_share(ledger: CompileLedger) -> float:
-    """Share of all computed tokens that were padding."""
+    """Padding as a share of computed tokens."""
     entries = [one for one in ledger.entries.values() if one.features.part in RUNS_TOKENS]
     computed = sum(entry.hits * entry.bucket.num_tokens for entry in entries)
     useful = sum(entry.useful_tokens for entry in entries)
@@ -218,7 +217,7 @@ def padded_share(ledger: CompileLedger) -> float:
 
 
 def printed(result: dict[str, Any]) -> str:
-    """The usual summary lines, and the division of time and memory."""
+    """Summary lines, with the breakdown of time and memory."""
     lines = [
         f"Throughput: {result['requests_s']:.2f} requests/s, {result['total_tok_s']:.2f} total "
         f"tokens/s, {result['output_tok_s']:.2f} output tokens/s",
@@ -243,7 +242,7 @@ def printed(result: dict[str, Any]) -> str:
 
 
 def drafts_lines(drafts: dict[str, Any]) -> list[str]:
-    """What became of draft tokens, in all and by position; nothing where there were none."""
+    """Draft acceptance overall and by position; empty without drafts."""
     if not drafts["drafted"]:
         return []
     places = zip(drafts["drafted_at"], drafts["accepted_at"], strict=True)
@@ -266,7 +265,7 @@ def memory_line(memory: dict[str, float | None]) -> str:
 
 
 def bucket_table(programs: list[dict[str, Any]]) -> str:
-    """The compiled programs, their cost and use."""
+    """Compiled programs with their compile cost and use."""
     names = f"{'bucket':>16} {'features':>12} {'compile s':>10} {'steps':>7} {'padded':>7}"
     lines = [
         f"{one['bucket']:>16} {one['features']:>12} {one['seconds']:>10.2f} {one['hits']:>7} "

@@ -1,4 +1,4 @@
-"""What a step of the scheduler alone costs by how many requests wait, and for what.
+"""Scheduler cost per step by number of waiting requests and what they wait for.
 
     python -m jengine.bench.waiting [--counts 0 1000 100000] [--output-json FILE]
 
@@ -48,7 +48,7 @@ FAMILIES: Mapping[str, tuple[CacheGroup, ...]] = {
 
 
 class Running:
-    """A compilation that does not end."""
+    """A compilation future that never completes."""
 
     is_over, has_begun = False, True
 
@@ -57,18 +57,19 @@ class Running:
 
 
 class NeverMade:
-    """A gate of requests that wait for a program which is not compiled."""
+    """A scheduler gate: requests wait for a program that is never compiled."""
 
     def __init__(self, wake: Callable[[Hashable], None]) -> None:
         """Nothing is woken."""
 
     def awaited(self, request: Request) -> str | None:
-        """The program, but for the streams."""
+        """The program, for all requests but the streams."""
         return None if request.request_id.startswith("stream") else "program"
 
 
 class Everywhere:
-    """A connector that has every content of requests with parameters, and never brings one."""
+    """A KV connector that claims to have every block of requests with parameters, and never
+    delivers one."""
 
     def source(self, wire: WireRequest) -> str | None:
         return None if wire.kv_transfer is None else ""
@@ -90,7 +91,7 @@ class Everywhere:
 
 
 class Kind(NamedTuple):
-    """What requests wait for: settings of streams and of those that wait, by their numbers."""
+    """What requests wait for: builders of the streams' and the waiting requests' settings."""
 
     waiting: Callable[[int], dict[str, Any]]
     stream: Mapping[str, Any] = {}
@@ -104,13 +105,13 @@ class Kind(NamedTuple):
 
 
 def image(number: int) -> dict[str, Any]:
-    """An image of the device's whole room; that of the streams is read until they end."""
+    """An image that fills the encoder cache, held by the streams until they end."""
     grid = (1, 8, 8)
     return {"media": [MediaSpan(0, IMAGE, f"image {number}", "audio", grid, grid)]}
 
 
 def grammar(text: str) -> dict[str, Any]:
-    """A grammar that is being compiled."""
+    """A grammar that is still compiling."""
     return {"sampling": RowSampling(grammar=GrammarSpec(kind="regex", text=text))}
 
 
@@ -144,7 +145,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 class Work:
-    """A scheduler with streams, and requests that wait."""
+    """A scheduler with decoding streams and waiting requests."""
 
     def __init__(self, kind: Kind, family: str, waiting: int) -> None:
         groups = FAMILIES[family]
@@ -175,14 +176,14 @@ class Work:
             self._settle()
 
     def step(self) -> None:
-        """Plan and commit one."""
+        """Schedule and commit one step."""
         plan = self.scheduler.schedule()
         assert plan is not None
         sampled = int(np.count_nonzero(plan.entries.wants_tokens))
         self.scheduler.commit(plan, StepOutput(np.full((sampled, 1), 7, np.int32)))
 
     def _settle(self) -> None:
-        """Run steps until none parks a request any more."""
+        """Run steps until no more requests become parked."""
         parked = -1
         while parked != (parked := self.scheduler._requests.waiting.num_parked):
             self.step()
@@ -195,7 +196,7 @@ class Work:
 
 
 def calls(work: Work) -> float:
-    """Calls of Python functions in a step."""
+    """Number of Python function calls in a step."""
     made = 0
 
     def note(frame: object, event: str, argument: object) -> None:
@@ -212,7 +213,7 @@ def calls(work: Work) -> float:
 
 
 def measure(kind: str, family: str, waiting: int, steps: int = STEPS) -> dict[str, Any]:
-    """One case."""
+    """Measure one case."""
     work, seconds = Work(KINDS[kind], family, waiting), list[float]()
     for _ in range(steps):
         began = time.perf_counter()
@@ -228,7 +229,7 @@ def measure(kind: str, family: str, waiting: int, steps: int = STEPS) -> dict[st
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Every kind and family with each number of waiting requests, printed as they are measured."""
+    """Measure every kind and cache family at each number of waiting requests."""
     cases = []
     for name, kind in KINDS.items():
         for family in kind.families:

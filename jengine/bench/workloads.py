@@ -1,4 +1,4 @@
-"""Benchmark requests: prompts, and the number of tokens to generate for each.
+"""Benchmark workloads: prompts, and the output length of each.
 
 In: a trace file, or the name of a workload and a seed. Out: items that every engine reads alike.
 Must not import jax.
@@ -32,7 +32,7 @@ SHARED_PREFIX = 512
 
 @dataclass(frozen=True)
 class Item:
-    """One request: decoded greedily, for exactly `max_tokens` tokens."""
+    """One request: greedy, exactly `max_tokens` output tokens."""
 
     prompt_token_ids: list[int]
     max_tokens: int
@@ -40,7 +40,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Workload:
-    """How the requests of a workload are drawn at random: as tokens, or as text."""
+    """Distribution of a workload's random requests, as tokens or as text."""
 
     meaning: str
     requests: int
@@ -52,7 +52,7 @@ class Workload:
 def of_lengths(
     lengths: Callable[[random.Random], tuple[int, int]], repeats: int = 1
 ) -> Callable[[random.Random, Tokens], Drawn]:
-    """Prompts of so many random tokens, each said so often, and answers of so many."""
+    """Random prompts of these lengths, each repeated, with these output lengths."""
 
     def draw(rng: random.Random, tokens: Tokens) -> Drawn:
         prompt, answer = lengths(rng)
@@ -100,7 +100,7 @@ WORKLOADS = {
 
 
 def named(name: str) -> Workload:
-    """The workload of this name."""
+    """Look up a workload by name."""
     if name not in WORKLOADS:
         raise ConfigError(
             f"--workload {name!r}: expected {', '.join(WORKLOADS)}, or a file with --trace."
@@ -116,8 +116,8 @@ def generated(
     seed: int = 0,
     encode: Encode | None = None,
 ) -> list[Item]:
-    """The requests of a workload; the same seed gives the same ones. `encode` is the model's
-    tokenizer, for workloads of text."""
+    """Generate a workload's requests from a seed. `encode` is the model's tokenizer, for text
+    workloads."""
     workload = named(name)
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     margin = MARGIN if vocab_size > 4 * MARGIN else 0
@@ -143,7 +143,7 @@ def generated(
 
 
 def encoder_of(folder: Path | None) -> Encode | None:
-    """What turns text into tokens for the model in a folder; None: it has no tokenizer.json."""
+    """The tokenizer's encode function for a model folder; None without tokenizer.json."""
     if folder is None or not (file := folder / "tokenizer.json").is_file():
         return None
     tokenizer = Tokenizer.from_file(str(file))
@@ -151,7 +151,7 @@ def encoder_of(folder: Path | None) -> Encode | None:
 
 
 def read_trace(path: Path) -> list[Item]:
-    """A file with one JSON object per line: {"prompt_token_ids": [...], "max_tokens": n}."""
+    """Read JSON lines: {"prompt_token_ids": [...], "max_tokens": n}."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -176,5 +176,5 @@ def read_trace(path: Path) -> list[Item]:
 
 
 def write_trace(items: list[Item], path: Path) -> None:
-    """The same file, as peers read it."""
+    """Write a trace in the format of `read_trace`."""
     path.write_text("".join(json.dumps(asdict(item)) + "\n" for item in items), encoding="utf-8")

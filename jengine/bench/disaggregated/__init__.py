@@ -1,2 +1,2 @@
-"""A prefill server and a decode server behind a router: kills, lost requests, and speed beside one
-server that does both."""
+"""Disaggregated prefill and decode servers behind a router: behaviour under kills, and speed
+against a single server."""

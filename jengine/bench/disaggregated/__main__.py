@@ -1,4 +1,4 @@
-"""The command line: prints what happened, and the JSON as the last line."""
+"""Command line: prints a summary, and the JSON as the last line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ ABOUT = (
 
 
 def measured(settings: Canaries, logs: Path) -> dict[str, Any]:
-    """Run; `logs` is a folder."""
+    """Run the benchmark; `logs` is a folder."""
     logs.mkdir(parents=True, exist_ok=True)
     return run(settings, logs, lambda line: print(line, file=sys.stderr))
 
 
 def printed(result: dict[str, Any]) -> str:
-    """What happened, for people."""
     lines = [
         f"{name}: " + ", ".join(f"{key} {result[name][key]:g}" for key in FIGURES)
         for name in ("mixed", "pair")

@@ -1,4 +1,4 @@
-"""A pair of servers, one for prompts and one that goes on, and the router in front of them.
+"""A prefill server, a decode server, and the router in front of them.
 
 In: a model and flags. Out: processes, and the port of the router. Must not know load or faults.
 """
@@ -32,7 +32,7 @@ class RouterProcess(ServerProcess):
 
 
 class Pair:
-    """All three processes."""
+    """The three server processes."""
 
     def __init__(self, model: str, flags: tuple[str, ...], folder: Path) -> None:
         secret = secrets.token_hex(32)
@@ -50,11 +50,11 @@ class Pair:
 
     @property
     def all(self) -> tuple[ServerProcess, ...]:
-        """The processes, those that others need first."""
+        """The processes, dependencies first."""
         return self.prefill, self.decode, self.router
 
     async def start(self, seconds: float) -> None:
-        """Start all, and wait until the router answers."""
+        """Start all, and wait until the router responds."""
         for one in self.all:
             one.start()
         for one in (self.prefill, self.decode):
@@ -64,7 +64,7 @@ class Pair:
             raise ServerFailed(f"the router did not start:\n{self.router.log_text()[-2000:]}")
 
     async def answers_within(self, seconds: float) -> bool:
-        """Wait until the router knows a server that answers."""
+        """Wait until the router has a healthy server; False on timeout."""
         for _ in range(int(seconds / GLANCE)):
             if (await exchange(self.router.port, "GET", "/health", manner=QUICK)).status == 200:
                 return True
@@ -72,11 +72,11 @@ class Pair:
         return False
 
     def kill(self) -> None:
-        """End everything."""
+        """Kill all processes."""
         for one in self.all:
             one.kill()
 
 
 def url(server: ServerProcess) -> str:
-    """Where a server is."""
+    """Base URL of a server."""
     return f"http://127.0.0.1:{server.port}"

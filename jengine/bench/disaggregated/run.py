@@ -1,5 +1,5 @@
-"""The canary of a pair: load for so long while servers are killed, and the verdict; before that the
-same measured load on one server and on the pair.
+"""Runs load on the pair while servers are killed, and reports failures; measures pair and single
+server first.
 
 In: settings. Out: a result as JSON has it, with the list of what failed.
 """
@@ -34,7 +34,7 @@ TRAVELLED = "external_prefix_cache_hits_total"
 
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """How long, how much, and how often a server is killed."""
+    """Settings: duration, load, and interval of kills."""
 
     model: str
     flags: tuple[str, ...] = ()  # of each `jengine serve`
@@ -49,7 +49,7 @@ class Canaries:
 
 
 class Kills:
-    """Kills the prefill server and the decode server in turn, and starts each again.
+    """Kills the prefill and the decode server alternately, and restarts each.
 
     While the first is away nothing may be lost: the other one computes prompts. Requests that a
     decode server is answering end with it.
@@ -62,13 +62,13 @@ class Kills:
         self.done: list[dict[str, Any]] = []
 
     async def go_on(self) -> None:
-        """Kill until this is cancelled between two kills."""
+        """Kill until cancelled; cancel only between kills."""
         for side in itertools.cycle(("prefill", "decode")):
             await asyncio.sleep(self._settings.kill_pause)
             await self.once(side)
 
     async def once(self, side: str) -> None:
-        """One kill, until the server answers again."""
+        """Kill one server, and wait until it serves again."""
         server: ServerProcess = getattr(self._pair, side)
         self.active, self.decode_is_away = True, side == "decode"
         try:
@@ -86,7 +86,7 @@ class Kills:
 
 
 def run(settings: Canaries, folder: Path, note: Callable[[str], object]) -> dict[str, Any]:
-    """Measure one server, then the pair, then kill."""
+    """Measure one server, then the pair, then run with kills."""
     flags = (*WARM, *settings.flags)
     mixed = ServerProcess(settings.model, list(flags), folder / "mixed.log")
     mixed.start()
@@ -117,7 +117,7 @@ def run(settings: Canaries, folder: Path, note: Callable[[str], object]) -> dict
 
 
 def measured(settings: Canaries, server: ServerProcess) -> dict[str, float] | None:
-    """Throughput and latencies of the same load on any server; None: it is not wanted."""
+    """Throughput and latency of the measured load on any server; None if disabled."""
     if not settings.prompts:
         return None
     load = LoadSettings(
@@ -130,14 +130,14 @@ def measured(settings: Canaries, server: ServerProcess) -> dict[str, float] | No
 
 
 async def song_of(port: int) -> Any:
-    """What one server sings."""
+    """The canary's reference answer from one server."""
     canary = Canary(port, lambda: False)
     await canary.learn()
     return canary.song
 
 
 async def canary(settings: Canaries, pair: Pair, song: Any) -> dict[str, Any]:
-    """Load and the canary's songs, while servers are killed."""
+    """Run load and canary requests while servers are killed."""
     kills = Kills(pair, settings)
     load = Load(pair.router.port, settings.clients, lambda: kills.decode_is_away)
     bird = Canary(pair.router.port, lambda: kills.decode_is_away)
@@ -169,7 +169,7 @@ async def canary(settings: Canaries, pair: Pair, song: Any) -> dict[str, Any]:
 
 
 async def held(pair: Pair) -> dict[str, float | None]:
-    """What servers hold once no request runs."""
+    """Resources that servers still hold when no request runs."""
     end = time.monotonic() + SETTLES_WITHIN
     while True:
         each = [await gauges(one.port) for one in (pair.prefill, pair.decode)]
@@ -183,7 +183,7 @@ async def held(pair: Pair) -> dict[str, float | None]:
 
 
 def failures(settings: Canaries, result: dict[str, Any]) -> list[str]:
-    """What is not as it must be, in words."""
+    """Violated expectations, as text."""
     recoveries = [one["recovery_s"] for one in result["kills"]]
     speeds = [one for one in (result["mixed"], result["pair"]) if one is not None]
     checks = {

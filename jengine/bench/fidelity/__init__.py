@@ -1,1 +1,1 @@
-"""Random small configs of every family, against transformers, on each implementation."""
+"""Compares random small configs of every model family with transformers, on each implementation."""

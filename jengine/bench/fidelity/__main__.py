@@ -1,4 +1,4 @@
-"""Random small configs of every family against transformers: how far what it computes is off.
+"""Differential test: random small configs of every model family against transformers.
 
     python -m jengine.bench.fidelity [--family F ...] [--draws N] [--seed S]
                                      [--implementation I ...] [--seconds S] [--draw-seconds S]
@@ -25,7 +25,7 @@ NEEDED = ("torch", "transformers", "hypothesis")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Search; the status."""
+    """Run the search; returns the exit status."""
     words = sys.argv[1:] if words is None else words
     flags = parser((__doc__ or "").splitlines()[0])
     args = flags.parse_args(words)

@@ -1,4 +1,4 @@
-"""Greedy answers with log-probabilities of every position, held against those of transformers."""
+"""Greedy answers with log-probabilities at every position, compared with those of transformers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ AS_ROUNDED = 1.1
 
 
 class Answer(NamedTuple):
-    """Greedy tokens, and the log-probabilities of the sequence's last positions."""
+    """Greedy tokens, and log-probabilities at the sequence's last positions."""
 
     tokens: list[int]
     rows: np.ndarray
 
 
 def until(answer: Answer, ends: Collection[int]) -> Answer:
-    """An answer up to the first of these tokens."""
+    """Truncate an answer after the first of these tokens."""
     count = next(
         (at + 1 for at, one in enumerate(answer.tokens) if one in ends), len(answer.tokens)
     )
@@ -37,15 +37,17 @@ def until(answer: Answer, ends: Collection[int]) -> Answer:
 
 
 class Scores(Protocol):
-    """What transformers computes of the same sequences."""
+    """transformers' scores of the same sequences."""
 
     def __call__(self, *, dtype: str = "float32", cache: str = "none") -> Rows:
-        """Log-probabilities after each token, computed in a dtype, with a cache that rounds."""
+        """Log-probabilities after each token, computed in this dtype, optionally with an int8 KV
+        cache."""
         ...
 
 
 def greedy(llm: LLM, prompts: Sequence[Any], adapter: LoRARequest | None = None) -> list[Answer]:
-    """Ours: to the first prompt alone, to the second after it, and to the rest together."""
+    """jengine's answers: the first prompt alone, then the second (prefix cache hit), then the rest
+    batched."""
     first, second, *rest = prompts
     of_answer = scored(ANSWER)
     of_answer.prompt_logprobs = None  # they would be computed without the prefix cache
@@ -60,7 +62,7 @@ def greedy(llm: LLM, prompts: Sequence[Any], adapter: LoRARequest | None = None)
 
 
 def as_answer(output: RequestOutput) -> Answer:
-    """The rows of the prompt, where they were asked for, and of the answer."""
+    """Log-probabilities of the prompt, if requested, and of the answer."""
     rows = decoded(output)
     if output.prompt_logprobs is not None:
         rows = np.concatenate([teacher_forced(output)[:-1], rows])
@@ -68,7 +70,8 @@ def as_answer(output: RequestOutput) -> Answer:
 
 
 def compared(scores: Scores, answers: Sequence[Answer], how: Implementation) -> Found:
-    """The largest difference of log-probabilities; tokens that are not the likeliest count too."""
+    """Largest difference of log-probabilities; a token that is not the argmax counts as a
+    difference too."""
     expected = scores()
     if how.rounding:
         rounded = scores(**how.rounding)
@@ -86,12 +89,13 @@ def compared(scores: Scores, answers: Sequence[Answer], how: Implementation) -> 
 
 
 def own_rows(scores: Rows, answers: Sequence[Answer]) -> list[np.ndarray]:
-    """The positions of which an answer has rows: those before the last token."""
+    """Positions whose log-probabilities an answer has: all before the last token."""
     return [row[:-1][-len(one.rows) :] for row, one in zip(scores, answers, strict=True)]
 
 
 def worse_than_best(answers: Sequence[Answer], expected: Rows) -> float:
-    """How far below the likeliest token one of an answer's tokens is, by half: both may be off."""
+    """Half the margin by which an answer's token falls below the argmax (both sides may be off by
+    that much)."""
     found = 0.0
     for one, rows in zip(answers, own_rows(expected, answers), strict=True):
         last = rows[-len(one.tokens) :]

@@ -1,4 +1,4 @@
-"""One draw on one implementation: log-probabilities and greedy tokens against transformers.
+"""Checks one draw of a text model on one implementation, against transformers.
 
 A prompt alone; one that begins with its blocks, which are in the prefix cache; and two together, of
 which the second one's prompt is cut into chunks.
@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def check(theirs: Transformers, family: str, number: int, how: Implementation) -> Found:
-    """The draw with this number; JengineError where either side refuses it."""
+    """Check the draw with this number. Raises JengineError if either side rejects the config."""
     if family in ENCODERS:
         return check_encoder(theirs, family, number, how)
     if family in CONDITIONAL:
@@ -71,14 +71,14 @@ def check(theirs: Transformers, family: str, number: int, how: Implementation) -
 
 
 def prompts_of(number: int) -> list[list[int]]:
-    """Four prompts, of which the second begins as the first."""
+    """Four prompts; the second shares a prefix with the first."""
     rng = np.random.default_rng(number)
     first, second, *rest = (rng.integers(3, LARGEST_TOKEN, PROMPT).tolist() for _ in range(4))
     return [first, first[: 2 * BLOCK + 1] + second[2 * BLOCK + 1 :], *rest]
 
 
 def answered(folder: Path, prompts: Sequence[list[int]], how: Implementation) -> list[Answer]:
-    """Ours."""
+    """jengine's answers."""
     adapter = LoRARequest("drawn", 1, str(folder / "adapter")) if how.adapter_rank else None
     with LLM(folder, **{**SETTINGS, **how.settings, "dtype": how.dtype}) as llm:
         return greedy(llm, prompts, adapter)

@@ -1,5 +1,4 @@
-"""One draw of a model that reads a text, speech or a picture besides its prompt, against
-transformers.
+"""Checks one draw of an encoder-decoder, speech or vision model against transformers.
 
 Of four such pairs the second begins as the first: its blocks are in the prefix cache.
 """
@@ -40,7 +39,7 @@ COMPILED = {"decode_rows": [4], "prefill_tokens": [64], **NOT_KEPT}
 
 
 class Source(NamedTuple):
-    """What is read besides a prompt."""
+    """The encoder's input: text, audio or image."""
 
     sizes: Sequence[Any]  # of a pair each
     made: Callable[[np.random.Generator, Any], np.ndarray]
@@ -49,7 +48,7 @@ class Source(NamedTuple):
 
 
 def with_encoder(**compiled: Any) -> dict[str, Any]:
-    """An engine's settings for prompts that fit the smallest number of positions."""
+    """Engine settings whose smallest encoder size fits the inputs."""
     return {
         "max_model_len": max(PROMPTS) + ANSWER + 2, "compilation_config": {**COMPILED, **compiled},
     }  # fmt: skip
@@ -88,7 +87,7 @@ SOURCES: Mapping[str, Source] = {
 
 
 def check_conditional(theirs: Transformers, family: str, number: int, how: Implementation) -> Found:
-    """The draw with this number; JengineError where either side refuses it."""
+    """Check the draw with this number. Raises JengineError if either side rejects the config."""
     kind, settings = CONDITIONAL[family], drawn_conditional(family, number)
     source = SOURCES[kind.reads]
     read, beginnings, rests = drawn_pairs(kind, settings, number)
@@ -120,7 +119,7 @@ def check_conditional(theirs: Transformers, family: str, number: int, how: Imple
 def drawn_pairs(
     kind: Conditional, settings: Mapping[str, Any], number: int
 ) -> tuple[list[np.ndarray], list[list[int]], list[list[int]]]:
-    """What is read, and the prompts before and after what stands for a picture."""
+    """Encoder inputs, and prompts before and after an image's placeholder."""
     rng, source = np.random.default_rng(number), SOURCES[kind.reads]
     read = [source.made(rng, size) for size in source.sizes]
     rests = [rng.integers(LEAST_TOKEN, LARGEST_TOKEN, size - 1).tolist() for size in PROMPTS]

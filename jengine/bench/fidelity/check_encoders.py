@@ -1,4 +1,4 @@
-"""One draw of an encoder: the states of all tokens, or scores of classes, against transformers.
+"""Checks one draw of an encoder (hidden states or classification scores) against transformers.
 
 Prompts of several lengths are packed into one step.
 """
@@ -24,7 +24,7 @@ LEAST_TOKEN = 5  # behind those that pad
 
 
 def check_encoder(theirs: Transformers, family: str, number: int, how: Implementation) -> Found:
-    """The draw with this number; JengineError where either side refuses it."""
+    """Check the draw with this number. Raises JengineError if either side rejects the config."""
     architecture, settings = drawn_encoder(family, number)
     rng = np.random.default_rng(number)
     prompts = [rng.integers(LEAST_TOKEN, 88, size).tolist() for size in PROMPTS]
@@ -44,7 +44,7 @@ def check_encoder(theirs: Transformers, family: str, number: int, how: Implement
 def pooled(
     folder: Path, architecture: str, prompts: Sequence[list[int]], how: Implementation
 ) -> list[np.ndarray]:
-    """Ours."""
+    """jengine's output."""
     task = task_of(architecture)
     settings = {
         "skip_tokenizer_init": True, "enforce_eager": True, "show_progress": False,
@@ -59,7 +59,7 @@ def pooled(
 
 
 def task_of(architecture: str) -> PoolingTask:
-    """What a class computes for a prompt, or for each of its tokens."""
+    """The pooling task of a class: per prompt, or per token."""
     if architecture.endswith("ForSequenceClassification"):
         return "classify"
     return "token_classify" if architecture.endswith("Classification") else "token_embed"

@@ -1,4 +1,4 @@
-"""A child process that answers questions one after the other: a JSON object per line each way."""
+"""A child process that answers JSON requests, one per line, sequentially."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ SECONDS_TO_SAY_WHERE = 5.0
 
 
 class Ended(JengineError):
-    """A child process ended without an answer."""
+    """The child process exited without an answer."""
 
 
 class EndsWithBlock(AbstractContextManager["EndsWithBlock"]):
-    """What has a child process: closed at the end of the block, and killed first after an error."""
+    """A context manager over a child process: closes it at the end of the block, and kills it first
+    after an error."""
 
     def __enter__(self) -> Self:
         return self
@@ -47,8 +48,6 @@ class EndsWithBlock(AbstractContextManager["EndsWithBlock"]):
 
 
 class ChildProcess(EndsWithBlock):
-    """The process."""
-
     def __init__(
         self, program: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
@@ -57,7 +56,7 @@ class ChildProcess(EndsWithBlock):
         )
 
     def ask(self, job: Mapping[str, Any], *, limit_s: float = TIMEOUT_MAX) -> Any:
-        """What it answers; Ended if it does not, which it cannot after so many seconds."""
+        """Send a request and return the answer. Raises Ended on exit or after `seconds`."""
         assert self._child.stdin is not None and self._child.stdout is not None
         late = Event()
         timer = Timer(limit_s, self._give_up, [late])
@@ -84,7 +83,7 @@ class ChildProcess(EndsWithBlock):
         return f"the process that answers has ended ({how}): see its messages above"
 
     def kill(self) -> None:
-        """End it and what it started; with Python's faulthandler, it says where it was."""
+        """Kill the process and its children, dumping Python stacks through faulthandler."""
         if self._child.poll() is not None:
             return
         started = psutil.Process(self._child.pid).children(recursive=True)
@@ -98,7 +97,7 @@ class ChildProcess(EndsWithBlock):
                 one.kill()
 
     def close(self) -> None:
-        """Let it end: it has no more questions to answer."""
+        """Close its input and let it exit."""
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.close()
         self._child.wait()

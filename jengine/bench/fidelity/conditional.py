@@ -1,5 +1,4 @@
-"""Random configs of models that write about something besides their prompt: a text or speech that
-an encoder reads, or a picture."""
+"""Random configs of models conditioned on an encoder's input: text, speech or an image."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ QWEN2_VL: Choices = {
 
 
 def with_sections(chosen: random.Random, settings: Settings) -> Settings:
-    """Pairs of a head that are rotated by frame, row and column, and the decoder's width."""
+    """Draw the mrope sections (frame, row, column) and the decoder's width."""
     text = settings["text_config"]
     pairs = text["hidden_size"] // text["num_attention_heads"] // 2
     first, second = sorted(chosen.choices(range(pairs + 1), k=2))
@@ -87,7 +86,7 @@ def with_sections(chosen: random.Random, settings: Settings) -> Settings:
 
 
 class Conditional(NamedTuple):
-    """A family's class, what its config.json may say, and what besides a prompt it writes about."""
+    """A family's model class, its variable config keys, and its input modality."""
 
     architecture: str
     choices: Choices

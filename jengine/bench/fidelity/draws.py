@@ -1,4 +1,5 @@
-"""Random configs of a family: its tiny config with everything varied that its reader reads.
+"""Random configs of a family: its tiny config, with every key varied that its config reader
+reads.
 
 Out: settings as transformers' config class takes them, the same for the same seed.
 """
@@ -39,7 +40,7 @@ EXAMPLES = 3
 
 
 class Own(NamedTuple):
-    """What of a family's variations is otherwise than that of the others."""
+    """A family's deviations from the common variations."""
 
     choices: Mapping[str, Sequence[Any]] = {}
     without: tuple[str, ...] = ()  # keys that stay as they are
@@ -48,7 +49,7 @@ class Own(NamedTuple):
 
 
 def draw_two_ropes(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Rotations of full layers and of those with windows."""
+    """RoPE parameters of full and of sliding-window layers."""
     return {
         "rope_parameters": {
             f"{kind}_attention": draw_rope(draw, given, ())["rope_parameters"]
@@ -58,7 +59,7 @@ def draw_two_ropes(draw: Draw, given: Settings, read: Collection[str]) -> Settin
 
 
 def draw_proportional(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Gemma 4's rotations: of part of a full layer's head, of a whole head in windows."""
+    """Gemma 4's RoPE: partial rotation in full layers, whole heads in sliding-window layers."""
     share = one_of(draw, (0.25, 0.5, 1.0))
     return {
         "rope_parameters": {
@@ -71,7 +72,7 @@ def draw_proportional(draw: Draw, given: Settings, read: Collection[str]) -> Set
 
 
 def draw_gemma4(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Layers of two kinds, of which the last ones read keys of others, and what depends on them."""
+    """Mixed layer types, of which the last share earlier layers' KV, with dependent keys."""
     shared = one_of(draw, (0, 1, 3))
     found = {
         "num_hidden_layers": 6,
@@ -93,7 +94,7 @@ def draw_gemma4(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
 
 
 def draw_no_rope(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Layers without rotation: named one by one, or each n-th."""
+    """Layers without RoPE: listed, or every n-th."""
     layers = given["num_hidden_layers"]
     named = draw(st.lists(st.integers(0, 1), min_size=layers, max_size=layers))
     every = one_of(draw, (2, 3, 4))
@@ -102,12 +103,12 @@ def draw_no_rope(draw: Draw, given: Settings, read: Collection[str]) -> Settings
 
 
 def draw_moe_layers(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Llama 4's layers of experts."""
+    """Llama 4's MoE layers."""
     return {"interleave_moe_layer_step": one_of(draw, (1, 2))}
 
 
 def draw_nemotron_h(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Layers of one block each, an MLP after some of the others."""
+    """Layers of one block each, some followed by an MLP."""
     mixers = [
         "linear_attention", "full_attention",
         *draw(st.lists(st.sampled_from(("linear_attention", "full_attention")), max_size=2)),
@@ -123,14 +124,14 @@ def draw_nemotron_h(draw: Draw, given: Settings, read: Collection[str]) -> Setti
 
 
 def draw_bamba(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Some layers with attention."""
+    """Which layers are attention."""
     layers = one_of(draw, (2, 3, 4))
     full = draw(st.lists(st.integers(0, layers - 1), min_size=1, max_size=layers - 1, unique=True))
     return {"num_hidden_layers": layers, "attn_layer_indices": sorted(full)}
 
 
 def draw_mamba2(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Heads of Mamba-2 alone, which are as wide as the hidden size, or twice."""
+    """Mamba-2 heads whose total width is the hidden size or twice that."""
     expand, heads = one_of(draw, (1, 2)), one_of(draw, (1, 2, 3, 4))
     hidden = heads * one_of(draw, (5, 8, 11, 16))
     return {
@@ -143,7 +144,7 @@ def draw_mamba2(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
 
 
 def draw_falcon(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Mamba-2 of a width of its own, and biases that go together."""
+    """Mamba-2 with its own width, and biases that are set together."""
     heads = one_of(draw, (1, 2, 3, 4))
     dim = one_of(draw, (5, 10, 16))
     bias = draw(st.booleans())
@@ -158,7 +159,7 @@ def draw_falcon(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
 
 
 def draw_rotary_part(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """MiniMax's rotation of the first part of a head."""
+    """MiniMax's partial RoPE."""
     rotated = one_of(draw, [size for size in (4, 8, 16) if size <= given["head_dim"]])
     share = rotated / given["head_dim"]
     rope = {"rope_type": "default", "rope_theta": one_of(draw, (1e4, 5e6))}
@@ -166,19 +167,19 @@ def draw_rotary_part(draw: Draw, given: Settings, read: Collection[str]) -> Sett
 
 
 def draw_alibi_scores(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """MPT's scores. transformers takes an `alibi_bias_max` of 8 whatever config.json says."""
+    """MPT's ALiBi. transformers assumes `alibi_bias_max` 8 whatever config.json says."""
     return {"attn_config": {"softmax_scale": one_of(draw, (None, 0.1, 0.3))}}
 
 
 def draw_latent_layers(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """Layers of experts by a name each."""
+    """MoE layers listed by type name."""
     layers = given["num_hidden_layers"]
     kinds = st.lists(st.sampled_from(("dense", "sparse")), min_size=layers, max_size=layers)
     return {"mlp_layer_types": draw(kinds)}
 
 
 def draw_methods(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
-    """DeepSeek-V2's experts of the best groups, or of all."""
+    """DeepSeek-V2's routing: group-limited or plain top-k."""
     return {"topk_method": one_of(draw, ("greedy", "group_limited_greedy"))}
 
 
@@ -298,7 +299,7 @@ OWN: Mapping[str, Own] = {
 
 
 def drawn(family: str, number: int) -> Settings:
-    """The config with this number, as transformers' config class takes it."""
+    """The config with this number, as keyword arguments of transformers' config class."""
     found: list[Settings] = []
 
     @seed(number)
@@ -315,13 +316,13 @@ def drawn(family: str, number: int) -> Settings:
 
 
 def configs(family: str) -> st.SearchStrategy[Settings]:
-    """All configs of a family that may be drawn."""
+    """Strategy over all configs of a family."""
     return _configs(family, _ours_read(family))
 
 
 @cache
 def _ours_read(family: str) -> frozenset[str]:
-    """What the family's reader looks at, by the names that most families have."""
+    """The keys that the family's config reader accesses, under common names."""
     names = {key: key for key in varied_keys(family)} | own_settings(family)
     keys = [theirs for theirs in names.values() if theirs]
     tiny = {**tiny_settings(family), "architectures": [FAMILIES[family]]}
@@ -335,7 +336,7 @@ def _ours_read(family: str) -> frozenset[str]:
 
 
 def varied_keys(family: str) -> set[str]:
-    """All keys that draws of a family may vary."""
+    """All config keys that a family's draws may vary."""
     own = OWN.get(family, NOTHING)
     decided = (key for one in (*VARIATIONS, *own.variations) for key in one.keys)
     return {*CHOICES, *own.choices, *decided} - set(own.without)
@@ -355,14 +356,14 @@ def _configs(draw: Draw, family: str, read: Collection[str]) -> Settings:
 
 
 def variations_of(own: Own) -> list[Variation]:
-    """A family's variations in the order in which they depend on each other."""
+    """A family's variations in dependency order."""
     replaced = {one.keys[0]: one for one in own.variations}
     shared = [replaced.pop(one.keys[0], one) for one in VARIATIONS]
     return [*shared, *replaced.values()]
 
 
 def full_settings(family: str) -> Settings:
-    """The family's tiny config by the names that most families have."""
+    """The family's tiny config under common key names."""
     names = own_settings(family)
     back = {theirs: ours for ours, theirs in names.items() if theirs}
     return {back.get(key, key): value for key, value in tiny_settings(family).items()}

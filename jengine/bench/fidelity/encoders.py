@@ -1,4 +1,4 @@
-"""Random configs of encoders: classes of states and of scores."""
+"""Random configs of encoder models, with and without classification heads."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ROPES = tuple({"rope_type": "default", "rope_theta": theta} for theta in (500.0,
 
 
 class Encoder(NamedTuple):
-    """Classes of a family, each of which may be drawn, and what its config.json may say."""
+    """A family's model classes, and its variable config keys."""
 
     architectures: tuple[str, ...]
     choices: Mapping[str, Sequence[Any]]
 
 
 def classes(name: str) -> tuple[str, ...]:
-    """The body, and those with heads."""
+    """The base model and its classes with heads."""
     heads = ("ForSequenceClassification", "ForTokenClassification")
     return (f"{name}Model", *(f"{name}{head}" for head in heads))
 
@@ -69,7 +69,7 @@ IMPLEMENTED = frozenset(("cpu", "cpu-avx2", "cpu-basic", "xla", "triton", "tp2")
 
 
 def drawn_encoder(family: str, number: int) -> tuple[str, Settings]:
-    """The class and the config with this number."""
+    """The class and config with this number."""
     chosen, known = random.Random(number), ENCODERS[family]  # noqa: S311
     architecture = chosen.choice(known.architectures)
     choices = {**SHARED, **known.choices}

@@ -1,4 +1,4 @@
-"""The families whose models write text, and the config.json of a tiny model of each.
+"""The generative model families, with the config.json of a tiny model of each.
 
 Tests' tiny models and the draws of `python -m jengine.bench.fidelity` begin with these.
 """
@@ -338,7 +338,7 @@ OWN_NAMES: dict[str, dict[str, str | None]] = {
 
 
 def tiny_settings(family: str, **overrides: Any) -> dict[str, Any]:
-    """The config.json keys of a tiny model."""
+    """config.json of a tiny model."""
     given = {**SIZES, **OWN_SIZES.get(family, {}), **overrides}
     names = {name: OWN_NAMES.get(family, {}).get(name, name) for name in given}
     named = ((names[name], value) for name, value in given.items())
@@ -346,5 +346,5 @@ def tiny_settings(family: str, **overrides: Any) -> dict[str, Any]:
 
 
 def own_settings(family: str) -> dict[str, str | None]:
-    """The family's names of keys that most families call otherwise; None: it has no such key."""
+    """The family's names for common config keys; None: it has no such key."""
     return OWN_NAMES.get(family, {})

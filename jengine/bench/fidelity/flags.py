@@ -1,4 +1,4 @@
-"""The command's flags."""
+"""Command line flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ SEARCHED = (*FAMILIES, *ENCODERS, *CONDITIONAL)
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The parser."""
     made = argparse.ArgumentParser(prog="python -m jengine.bench.fidelity", description=description)
     made.add_argument("--family", nargs="+", choices=SEARCHED, metavar="F", help="default: all")
     made.add_argument(

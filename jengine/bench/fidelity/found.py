@@ -1,4 +1,4 @@
-"""How far a draw is from transformers, and how far it may be."""
+"""The error of a draw against transformers, and its tolerance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AS_INEXACT = 3.0
 
 
 class Found(NamedTuple):
-    """How far one draw is from transformers."""
+    """Error and tolerance of one draw."""
 
     error: float  # of log-probabilities, states or scores, the largest
     limit: float
@@ -22,14 +22,15 @@ class Found(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether it is within the limit."""
+        """Whether the error is within tolerance."""
         return self.error <= self.limit
 
 
 def beside_float64(
     ours: Sequence[np.ndarray], expected: Sequence[np.ndarray], exact: Sequence[np.ndarray]
 ) -> Found:
-    """How far from float64, where torch in float32 is about as far; else from torch."""
+    """Error against torch in float32; for an ill-conditioned draw, on which torch itself is about
+    as far from float64, error against float64."""
     mine, inexact = spread(ours, exact), spread(expected, exact)
     note = f"root mean squares from float64: {mine:.1e}, torch {inexact:.1e}"
     if mine > AS_INEXACT * inexact:
@@ -38,11 +39,11 @@ def beside_float64(
 
 
 def distance(ours: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """The largest difference."""
+    """Maximum absolute difference."""
     return max(float(np.abs(one - rows).max()) for one, rows in zip(ours, expected, strict=True))
 
 
 def spread(ours: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """The root mean square of the differences."""
+    """RMS difference."""
     squares = [((one - rows) ** 2).mean() for one, rows in zip(ours, expected, strict=True)]
     return float(np.sqrt(np.mean(squares)))

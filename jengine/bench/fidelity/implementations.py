@@ -1,4 +1,4 @@
-"""What computes a model: kernels, types of numbers, and features that must not change an answer.
+"""Implementations under test: kernels, dtypes, and features that must not change an answer.
 
 In: a name. Out: an engine's settings, and the environment that its process needs.
 """
@@ -15,7 +15,7 @@ PLAIN_PROCESSOR = "-mno-avx512f -mno-avx2 -mno-fma -mno-avx"
 
 
 class Implementation(NamedTuple):
-    """One way to compute the same model."""
+    """One implementation: engine settings and environment variables."""
 
     settings: Mapping[str, Any]
     environment: Mapping[str, str] = {}  # before anything is imported

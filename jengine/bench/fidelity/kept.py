@@ -1,4 +1,4 @@
-"""What was found of each family on each implementation, kept draw by draw in a JSON file.
+"""Results per family and implementation, saved draw by draw in a JSON file.
 
 A run adds to what earlier ones found: numbers that passed are not drawn again, and those that
 failed are.
@@ -23,7 +23,7 @@ LONGEST_REASON = 300
 
 @dataclass
 class Row:
-    """What was found of one family on one implementation."""
+    """Results of one family on one implementation."""
 
     family: str
     implementation: str
@@ -39,11 +39,11 @@ class Row:
     drawn: set[int] = field(default_factory=set)
 
     def is_due(self, number: int) -> bool:
-        """Whether it was not drawn yet, or failed."""
+        """Whether this draw is missing or failed."""
         return number not in self.drawn or number in self.failed
 
     def add(self, number: int, answer: Mapping[str, Any]) -> str:
-        """Count one draw; why it failed, if it did."""
+        """Record a draw; returns the failure's description, if it failed."""
         if self.failed.pop(number, None) is not None:
             self.draws -= 1
         self.drawn.add(number)
@@ -69,7 +69,7 @@ class Row:
 
 
 def failure(answer: Mapping[str, Any]) -> str:
-    """Why a draw failed, if it did."""
+    """Description of a draw's failure, or None."""
     if "refused" in answer:
         return f"refused, {answer['refused'][:LONGEST_REASON]}"
     if "broke" in answer:
@@ -80,17 +80,17 @@ def failure(answer: Mapping[str, Any]) -> str:
 
 
 def again(row: Row, number: int) -> str:
-    """The command that repeats a draw."""
+    """Command that repeats a draw."""
     words = ["--family", row.family, "--seed", str(number), "--draws", "1"]
     command = shlex.join([*words, "--implementation", row.implementation])
     return f"python -m jengine.bench.fidelity {command}"
 
 
 class Table:
-    """All rows, and the runs that found them."""
+    """All rows, and the runs that produced them."""
 
     def __init__(self, file: Path | None, run: Mapping[str, Any]) -> None:
-        """The table of a file, if there is one, with the run that adds to it."""
+        """Load the file if it exists, and add this run."""
         self._file = file
         self._run = {**run, "draws": 0, "seconds": 0.0}
         kept = _read(file, run) if file is not None and file.exists() else {}
@@ -99,11 +99,11 @@ class Table:
         self._rows = {(row.family, row.implementation): row for row in rows}
 
     def row(self, family: str, implementation: str) -> Row:
-        """The row of a family on an implementation."""
         return self._rows.setdefault((family, implementation), Row(family, implementation))
 
     def add(self, row: Row, number: int, answer: Mapping[str, Any], seconds: float) -> str:
-        """Count one draw of a run that has taken so long, and keep it; why it failed, if it did."""
+        """Record and save one draw, with the run's elapsed time; returns the failure's description,
+        if it failed."""
         why = row.add(number, answer)
         self._run |= {"draws": self._run["draws"] + 1, "seconds": seconds}
         if self._file is not None:
@@ -113,7 +113,7 @@ class Table:
         return why
 
     def result(self) -> dict[str, Any]:
-        """What is kept, apart from the rows."""
+        """The saved content apart from the rows."""
         rows = self._rows.values()
         return {
             **{key: self._run[key] for key in ("command", "commit", "hardware", "versions")},
@@ -125,7 +125,7 @@ class Table:
         }
 
     def text(self) -> str:
-        """The JSON that is kept, a line for each row."""
+        """The JSON content, one line per row."""
         head = json.dumps(self.result(), indent=1)
         rows = ",\n".join(json.dumps(_as_json(row)) for row in self._rows.values() if row.drawn)
         return f'{head[:-2]},\n "families": [\n{rows}\n ]\n}}\n'
@@ -159,7 +159,7 @@ def _as_row(kept: dict[str, Any]) -> Row:
 
 
 def stretches(numbers: set[int]) -> list[list[int]]:
-    """First and last of numbers that follow each other."""
+    """First and last number of each run of consecutive numbers."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:

@@ -1,4 +1,4 @@
-"""Writes random models with transformers, and scores tokens with torch: a child process's program.
+"""Child process: writes random transformers models and scores tokens with torch.
 
 In: a JSON object per line on stdin. Out: one per line on stdout, arrays as .npy files. It imports
 nothing of jengine, and nothing imports it.
@@ -40,7 +40,7 @@ ADAPTER_SPREAD = 0.15
 
 
 def written_config(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json that transformers makes of some settings."""
+    """The config.json that transformers writes for these settings."""
     made = getattr(transformers, job["architecture"]).config_class(**job["settings"])
     return json.loads(made.to_json_string(use_diff=False)) | {
         "architectures": [job["architecture"]]
@@ -48,7 +48,7 @@ def written_config(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(job: Mapping[str, Any]) -> dict[str, Any]:
-    """A folder with random weights of a dtype; how many parameters there are."""
+    """Write a model folder with random weights; returns the parameter count."""
     model_class = getattr(transformers, job["architecture"])
     torch.manual_seed(job["seed"])
     model = model_class(model_class.config_class(**job["settings"]))
@@ -82,15 +82,15 @@ def write(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def untie(model: transformers.PreTrainedModel) -> None:
-    """Give a model a head of its own: transformers 5 ties some heads whatever a config says, unless
-    the file has another one."""
+    """Give a model an untied head: transformers 5 ties some heads unless the checkpoint contains
+    one."""
     head = model.get_output_embeddings()
     if head is not None and head.weight is model.get_input_embeddings().weight:
         head.weight = deepcopy(head.weight)
 
 
 def as_codes(weight: Tensor, largest: int) -> Tensor:
-    """Weights as integers up to the largest, times one scale."""
+    """Quantize weights to symmetric integers with one scale."""
     scale = 2.5 * float(weight.std(correction=0)) / largest
     codes = (weight / scale).round().clamp(-largest, largest)
     rows, columns = (torch.arange(size) for size in weight.shape[-2:])
@@ -100,13 +100,13 @@ def as_codes(weight: Tensor, largest: int) -> Tensor:
 
 
 def ends(size: int) -> Tensor:
-    """The last places, where they are a group too small to have a largest code otherwise."""
+    """bool[size]: trailing indices that form a group too small to contain the largest code."""
     left = size % GROUP
     return torch.arange(size) >= size - (left if left < BETWEEN_LARGEST else 0)
 
 
 def adapt(model: transformers.PreTrainedModel, folder: Path, rank: int) -> None:
-    """Write a random adapter in PEFT's files, and the model with it merged."""
+    """Write a random PEFT adapter, and the merged model."""
     tensors = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name.endswith(ADAPTED):
@@ -129,17 +129,17 @@ def adapt(model: transformers.PreTrainedModel, folder: Path, rank: int) -> None:
 
 
 class RoundedCache(transformers.DynamicCache):
-    """Keys and values as int8 with a scale for each head of a token."""
+    """A KV cache in int8 with one scale per token and head."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *given: Any, **named: Any
     ) -> tuple[Tensor, Tensor]:
-        """All of them, after a trip through few bits."""
+        """Append keys and values; returns all of them, quantized and dequantized."""
         return super().update(as_int8(key_states), as_int8(value_states), *given, **named)
 
 
 def as_int8(heads: Tensor) -> Tensor:
-    """The nearest int8 of numbers that share a scale, a bfloat16 that is rounded up."""
+    """Quantize to int8 with a shared scale (rounded up to bfloat16), and dequantize."""
     exact = (heads.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-12)
     scale = ((exact.view(torch.int32) + 0xFFFF) >> 16 << 16).view(torch.float32)
     return (heads / scale).round() * scale
@@ -152,7 +152,7 @@ CACHES: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def score(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Log-probabilities after each token, [sequences, tokens, vocab], to a file."""
+    """Write log-probabilities after each token, [sequences, tokens, vocab], to a file."""
     dtype = getattr(torch, job["dtype"])
     model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype=dtype)
     if hasattr(model, "set_experts_implementation"):
@@ -168,8 +168,8 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_conditional(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Log-probabilities after each token of sequences that are about a text, speech or a picture,
-    [tokens, vocab] of each, to a file."""
+    """Write log-probabilities after each token, [tokens, vocab] per sequence, for sequences
+    conditioned on text, speech or an image."""
     model_class = getattr(transformers, job["architecture"])
     dtype = getattr(torch, job["dtype"])
     model = model_class.from_pretrained(job["folder"], dtype=dtype).eval()
@@ -187,12 +187,12 @@ Model = transformers.PreTrainedModel
 
 
 def of_text(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
-    """Tokens for an encoder."""
+    """Token inputs of an encoder."""
     return {"input_ids": torch.tensor(source)[None], "decoder_input_ids": torch.tensor([tokens])}
 
 
 def of_speech(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
-    """Features of samples for an encoder."""
+    """Audio features of an encoder."""
     extractor = transformers.WhisperFeatureExtractor(
         feature_size=model.config.num_mel_bins, chunk_length=model.config.max_source_positions // 50
     )
@@ -203,7 +203,7 @@ def of_speech(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, 
 
 
 def of_picture(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
-    """Patches, and as many tokens in place of the picture's as it takes."""
+    """Image patches, and the placeholder tokens for them."""
     config = model.config
     found = PROCESSORS[config.model_type](config)([Image.fromarray(source)], return_tensors="pt")
     pixels = {"pixel_values": found["pixel_values"].to(model.dtype)}
@@ -220,7 +220,7 @@ def of_picture(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str,
 
 
 def mark(config: Any) -> int:
-    """The token of a picture."""
+    """The image placeholder token."""
     return config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index
 
 
@@ -230,7 +230,7 @@ KINDS = {"gemma3": ("token_type_ids",), "qwen2_vl": ("mm_token_type_ids",)}
 
 
 def squares(config: Any) -> dict[str, int]:
-    """The size of pictures of one size."""
+    """Height and width of the vision config's square images, as an image processor's size."""
     return dict.fromkeys(("height", "width"), config.vision_config.image_size)
 
 
@@ -248,8 +248,7 @@ PROCESSORS: dict[str, Callable[[Any], Any]] = {
 
 
 def pool(job: Mapping[str, Any]) -> dict[str, Any]:
-    """States of tokens or scores of classes, [tokens or nothing, width] of each sequence, to a
-    file."""
+    """Write hidden states or class scores, [tokens or nothing, width] per sequence, to a file."""
     model_class = getattr(transformers, job["architecture"])
     model = model_class.from_pretrained(job["folder"], dtype=getattr(torch, job["dtype"])).eval()
     with torch.no_grad():
@@ -269,7 +268,7 @@ OPERATIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Answer requests until stdin closes."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Draws of families one after the other, and the table of what was found."""
+"""Checks draws of all families in turn, and prints the table of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBRARIES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 
 
 def search(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Print and keep what was found; the status is 1 if a draw failed."""
+    """Print and save results; returns 1 if a draw failed."""
     table = Table(args.output_json, surroundings(words))
     rows = [
         table.row(family, how)
@@ -42,7 +42,7 @@ def search(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def surroundings(words: Sequence[str]) -> dict[str, object]:
-    """What is kept of this run."""
+    """Environment of this run, as saved."""
     return {
         "command": shown_command("jengine.bench.fidelity", words),
         "commit": commit(),
@@ -52,7 +52,7 @@ def surroundings(words: Sequence[str]) -> dict[str, object]:
 
 
 def due(rows: Sequence[Row], numbers: range) -> Iterator[tuple[Row, int]]:
-    """What failed before, then one draw of each family before the second of any.
+    """Failed draws first, then draw by draw across families.
 
     Implementations that share a process come after each other.
     """
@@ -68,12 +68,12 @@ def due(rows: Sequence[Row], numbers: range) -> Iterator[tuple[Row, int]]:
 
 
 def environment_of(row: Row) -> tuple[tuple[str, str], ...]:
-    """What the process needs that computes the row."""
+    """Environment variables of the worker process for a row."""
     return tuple(sorted(IMPLEMENTATIONS[row.implementation].environment.items()))
 
 
 def printed(rows: Sequence[Row]) -> str:
-    """The table for people."""
+    """The table as text."""
     lines = [
         "family               implementation  draws  largest error  worst draw  ill-conditioned"
         "  failed  impossible  seconds each"

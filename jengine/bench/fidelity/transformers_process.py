@@ -1,7 +1,6 @@
-"""transformers in a child process.
+"""transformers and torch in a child process, so that torch is never imported here.
 
-In: settings, folders and token ids. Out: config.json, model folders, log-probabilities. torch is
-never imported here.
+In: settings, folders and token ids. Out: config.json, model folders, log-probabilities.
 """
 
 from __future__ import annotations
@@ -21,27 +20,25 @@ PROGRAM = Path(__file__).with_name("reference.py")
 
 
 class Refused(JengineError, ValueError):
-    """What transformers says of a config that it does not take."""
+    """transformers rejected the config."""
 
 
 class Transformers(EndsWithBlock):
-    """The child process, and a folder for what it computes."""
+    """The child process, with a folder for its outputs."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._child = ChildProcess([sys.executable, str(PROGRAM)])
 
     def kill(self) -> None:
-        """End the process now."""
         self._child.kill()
 
     def close(self) -> None:
-        """Let the process end."""
         self._child.close()
         self._folder.cleanup()
 
     def config(self, architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The config.json that it makes of some settings."""
+        """The config.json that transformers writes for these settings."""
         return self._ask("config", architecture=architecture, settings=settings)
 
     def write(
@@ -61,8 +58,8 @@ class Transformers(EndsWithBlock):
         self, folder: Path, tokens: Sequence[Sequence[int]], *, dtype: str = "float32",
         cache: str = "none",
     ) -> np.ndarray:  # fmt: skip
-        """Log-probabilities after each token of sequences of one length, computed in a dtype, and
-        from keys and values that a cache rounds."""
+        """Log-probabilities after each token of sequences of one length, computed in this dtype,
+        optionally with an int8 KV cache."""
         out = Path(self._folder.name) / "scores.npy"
         self._ask(
             "score", folder=str(folder), tokens=tokens, dtype=dtype, cache=cache, out=str(out)
@@ -73,8 +70,8 @@ class Transformers(EndsWithBlock):
         self, folder: Path, architecture: str, reads: str, sources: Sequence[np.ndarray],
         tokens: Sequence[Sequence[int]], *, dtype: str = "float32", cache: str = "none",
     ) -> list[np.ndarray]:  # fmt: skip
-        """Log-probabilities after each token of sequences that are about these sources: tokens or
-        samples that an encoder reads, or pixels."""
+        """Log-probabilities after each token of sequences conditioned on these inputs: encoder
+        tokens, audio samples or pixels."""
         given, out = (Path(self._folder.name) / name for name in ("sources.npz", "scores.npz"))
         np.savez(given, *sources)
         self._ask(
@@ -87,7 +84,7 @@ class Transformers(EndsWithBlock):
         self, folder: Path, architecture: str, tokens: Sequence[Sequence[int]], *,
         dtype: str = "float32",
     ) -> list[np.ndarray]:  # fmt: skip
-        """What a class that writes nothing computes of each sequence: states or scores."""
+        """Output of a non-generative class per sequence: hidden states or class scores."""
         out = Path(self._folder.name) / "pooled.npz"
         self._ask(
             "pool", folder=str(folder), architecture=architecture, tokens=tokens, dtype=dtype,
@@ -103,6 +100,6 @@ class Transformers(EndsWithBlock):
 
 
 def arrays(file: Path, count: int) -> list[np.ndarray]:
-    """The arrays of a file that were written without names."""
+    """Read the unnamed arrays of an .npz file."""
     with np.load(file) as found:
         return [found[f"arr_{place}"] for place in range(count)]

@@ -1,4 +1,4 @@
-"""What publishers vary in a config.json, as hypothesis strategies that families share.
+"""Hypothesis strategies for config keys that publishers vary, shared between families.
 
 `CHOICES` has the keys that vary by themselves; a `Variation` draws keys that depend on each other,
 or on what was drawn before. Either applies to the families that read its keys. Must not know
@@ -144,19 +144,19 @@ MARKS = frozenset((EVEN, HEADS_DIVIDE, TURNS_PART, PATTERN, KINDS))
 
 
 class Variation(NamedTuple):
-    """Keys that are drawn together. It applies where a family reads the first of them."""
+    """Keys that are drawn together. Applies to families that read the first of them."""
 
     keys: tuple[str, ...]
     draw: Callable[[Draw, Settings, Collection[str]], Settings]
 
 
 def one_of(draw: Draw, values: Sequence[Any]) -> Any:
-    """One of them."""
+    """One of these values."""
     return draw(st.sampled_from(values))
 
 
 def draw_heads(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """Heads that share keys evenly, with a size of their own where the family has one."""
+    """GQA head counts, with a head size where the family has the key."""
     if "num_key_value_heads" in read:
         kv, group = one_of(draw, SHARED_HEADS)
     else:
@@ -172,7 +172,7 @@ def draw_heads(draw: Draw, settings: Settings, read: Collection[str]) -> Setting
 
 
 def draw_latent(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """Latent attention, in which all heads have keys of their own."""
+    """Latent attention (MLA), where the number of KV heads equals that of heads."""
     heads, hidden = one_of(draw, (1, 2, 3, 4, 5)), one_of(draw, HIDDEN_SIZES)
     even = settings.get(EVEN, False)
     if settings.get(HEADS_DIVIDE):
@@ -190,12 +190,12 @@ def draw_latent(draw: Draw, settings: Settings, read: Collection[str]) -> Settin
 
 
 def draw_layers(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """How many layers there are."""
+    """Number of layers."""
     return {"num_hidden_layers": one_of(draw, (1, 2, 3, 4))}
 
 
 def draw_experts(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """Experts, some or all of which a token takes, from all groups or some."""
+    """Experts per token out of all, optionally group-limited."""
     name = next(one for one in EXPERT_COUNTS if one in settings)
     if "n_group" not in settings:
         count = one_of(draw, EXPERTS)
@@ -211,7 +211,7 @@ EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
 
 def draw_rope(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """A rotation of one of the published kinds, of whole heads or of their first part."""
+    """RoPE of a published type, full or partial."""
     share = one_of(draw, _shares(settings)) if settings.get(TURNS_PART) else None
     rotated = int(head_size(settings) * (share or 1.0))
     kinds = settings.get(KINDS, USUAL_ROPES)
@@ -221,7 +221,7 @@ def draw_rope(draw: Draw, settings: Settings, read: Collection[str]) -> Settings
 
 
 def head_size(settings: Settings) -> int:
-    """Numbers of a head that may be rotated."""
+    """Head dimensions that RoPE may rotate."""
     if "qk_rope_head_dim" in settings:
         return settings["qk_rope_head_dim"]
     return settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
@@ -290,7 +290,7 @@ USUAL_ROPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 def draw_window(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """Windows on all layers, on those after the first ones, by a pattern, or on none."""
+    """Sliding windows: on all layers, after the first ones, by a pattern, or none."""
     window = one_of(draw, WINDOWS)
     layers = settings["num_hidden_layers"]
     types = {
@@ -316,7 +316,7 @@ TYPES = ("full_attention", "sliding_attention")
 
 
 def draw_mamba(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """Heads of Mamba-2 that divide its width, in groups that divide them."""
+    """Mamba-2 heads that divide its width, and groups that divide the heads."""
     expand = one_of(draw, (1, 2))
     width = expand * settings["hidden_size"]
     heads = one_of(draw, [heads for heads in (1, 2, 3, 4, 6, 8) if not width % heads])
@@ -327,7 +327,7 @@ def draw_mamba(draw: Draw, settings: Settings, read: Collection[str]) -> Setting
 
 
 def draw_delta(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """Heads of gated delta nets, of which values may have several to each of keys."""
+    """Gated DeltaNet heads; several value heads may share a key head."""
     keys, share = one_of(draw, (1, 2, 3)), one_of(draw, (1, 2, 3))
     return {
         "linear_num_key_heads": keys,
@@ -338,21 +338,21 @@ def draw_delta(draw: Draw, settings: Settings, read: Collection[str]) -> Setting
 
 
 def draw_sparse(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """Which layers have experts."""
+    """Which layers are MoE."""
     layers = settings["num_hidden_layers"]
     dense = draw(st.lists(st.integers(0, layers - 1), unique=True, max_size=layers - 1))
     return {"decoder_sparse_step": one_of(draw, (1, 1, 2)), "mlp_only_layers": sorted(dense)}
 
 
 def draw_dense(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
-    """How many layers come before those of experts."""
+    """Number of dense layers before the MoE layers."""
     return {"first_k_dense_replace": draw(st.integers(0, settings["num_hidden_layers"]))}
 
 
 def mixed_layers(
     recurrent: str, *, key: str = "layer_types"
 ) -> Callable[[Draw, Settings, Collection[str]], Settings]:
-    """Layers with attention among those that have none."""
+    """Attention layers among layers without attention."""
 
     def chosen(draw: Draw, settings: Settings, read: Collection[str]) -> Settings:
         rest = st.lists(st.sampled_from((recurrent, "full_attention")), max_size=2)

@@ -1,8 +1,8 @@
-"""Checks draws one after the other: the program of a process with the environment of its
-implementations.
+"""Worker process: checks draws one after the other, in the environment that its implementations
+need.
 
-In: on stdin, a line of JSON with a family, a number and an implementation, or an empty object that
-asks whether it is there. Out: a line for each.
+In: per line of stdin, JSON with family, number and implementation; an empty object is a ping. Out:
+one line each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DRAWS_BETWEEN_CLEARING = 25
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Answer requests until stdin closes."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Whatever libraries print is no answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def answer(theirs: Transformers, job: dict[str, Any]) -> dict[str, Any]:
-    """What was found, or what stood in the way."""
+    """The result of a check, or the error that prevented it."""
     began = time.process_time()
     how = IMPLEMENTATIONS[job["implementation"]]
     said: dict[str, Any]

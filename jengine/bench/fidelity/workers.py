@@ -1,6 +1,5 @@
-"""Draws checked in a worker process, which is replaced where another environment is needed, or when
-a draw ends it or takes too long.
-"""
+"""Runs checks in a worker process, which is replaced for another environment, or when a draw
+crashes or hangs it."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ QUICK = {
 
 
 class Workers(EndsWithBlock):
-    """One worker at a time; the last one ends with the block."""
+    """At most one worker at a time; the last one ends with the block."""
 
     def __init__(self, limit_s: float, program: Sequence[str] = PROGRAM) -> None:
         self.limit_s = limit_s  # of one draw
@@ -33,7 +32,7 @@ class Workers(EndsWithBlock):
         self._environment: Mapping[str, str] = {}
 
     def check(self, family: str, number: int, implementation: str) -> dict[str, Any]:
-        """What the worker found, or how it ended."""
+        """The worker's result, or how it ended."""
         worker = self._for(IMPLEMENTATIONS[implementation].environment)
         job = {"family": family, "number": number, "implementation": implementation}
         try:
@@ -52,12 +51,11 @@ class Workers(EndsWithBlock):
         return self._worker
 
     def kill(self) -> None:
-        """End the worker now."""
         if self._worker is not None:
             self._worker.kill()
 
     def close(self) -> None:
-        """Let the worker end: the next draw gets another one."""
+        """Let the worker exit; the next draw starts another."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None

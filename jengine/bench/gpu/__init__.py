@@ -1,4 +1,4 @@
-"""The GPU check: correctness and speed of the kernels on this GPU, and of whole models.
+"""GPU check: correctness and speed of the kernels on this GPU, and of whole models.
 
     python -m jengine.bench.gpu --out DIR
 

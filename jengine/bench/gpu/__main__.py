@@ -1,4 +1,4 @@
-"""Runs the stages one after the other within a deadline; a table, and one JSON object at the end.
+"""Runs the GPU check's stages within a deadline; prints a table, and one JSON object at the end.
 
 python -m jengine.bench.gpu --out DIR
 """
@@ -56,7 +56,7 @@ A run that was stopped keeps what it has. Give the same --out and the stages sti
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: nothing is wrong and no stage failed."""
+    """Exit status: 0 if every check passed and no stage failed."""
     args = arguments(words)
     args.out.mkdir(parents=True, exist_ok=True)
     if problem := other_kind(args.out / "gpu.json", dry_run=args.dry_run):
@@ -88,7 +88,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     names = [stage.name for stage in STAGES]
     parser = argparse.ArgumentParser(
         prog="python -m jengine.bench.gpu", description="The GPU check.", epilog=EPILOG,
@@ -116,7 +115,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def other_kind(earlier: Path, *, dry_run: bool) -> str | None:
-    """Why this run must not write into a folder that holds another run's figures, or None."""
+    """Why the output folder cannot be reused (it holds results of another kind of run), or None."""
     if not earlier.is_file() or read(earlier)["dry_run"] == dry_run:
         return None
     kinds = ("a dry run", "a real one") if dry_run else ("a real run", "a dry one")
@@ -124,8 +123,8 @@ def other_kind(earlier: Path, *, dry_run: bool) -> str | None:
 
 
 def share(stages: Sequence[Stage], settings: Settings, left: float) -> float:
-    """Seconds for the first of the stages still to run: its time, or more where those that can
-    run leave some, or less where there is not enough for all."""
+    """Time limit of the next stage: its default, extended by time the remaining stages do not need,
+    or scaled down if time is short."""
     first, *others = stages
     others = [stage for stage in others if obstacle(stage, settings) is None]
     needed = first.seconds + sum(stage.seconds for stage in others)
@@ -136,8 +135,8 @@ def share(stages: Sequence[Stage], settings: Settings, left: float) -> float:
 def run_one(
     stage: Stage, settings: Settings, left: float, seconds: float | None = None
 ) -> dict[str, Any]:
-    """Run a stage's process; returns its results and how it ended. `seconds` are for it, of those
-    that are left; None: its usual time."""
+    """Run a stage's process; returns its results and how it ended. `seconds`: time limit, None for
+    the default."""
     file = part_file(stage, settings)
     if left < LEAST:
         return ended(file, "skipped", "no time left for this stage")
@@ -165,7 +164,7 @@ def run_one(
 
 
 def ended(file: Path, status: str, reason: str) -> dict[str, Any]:
-    """Add to a stage's results how it ended. A skipped stage keeps an earlier run's results."""
+    """Add a stage's ending to its results. A skipped stage keeps an earlier run's results."""
     part = read(file) if file.is_file() else {"lines": [], "left_out": []}
     if status != "skipped" or not part["lines"]:
         part.update(status=status, reason=reason)
@@ -174,12 +173,11 @@ def ended(file: Path, status: str, reason: str) -> dict[str, Any]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A stage's file."""
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def wrong_device(part: dict[str, Any], settings: Settings) -> str | None:
-    """Why the run cannot go on with this device, or None."""
+    """Why the run must stop on this device, or None."""
     for line in part["lines"]:
         if line["what"] == "device" and line["platform"] == "cpu" and not settings.dry_run:
             return (
@@ -191,7 +189,7 @@ def wrong_device(part: dict[str, Any], settings: Settings) -> str | None:
 
 
 def write_report(run: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """DIR/gpu.json, DIR/gpu.txt and DIR/gpu.html over all the parts there are."""
+    """Write gpu.json, gpu.txt and gpu.html to the folder, from the stages' files."""
     files = {stage.name: part_file(stage, settings) for stage in STAGES}
     parts = {name: read(file) for name, file in files.items() if file.is_file()}
     shares(parts)
@@ -203,13 +201,13 @@ def write_report(run: dict[str, Any], settings: Settings) -> dict[str, Any]:
 
 
 def surroundings_in(parts: dict[str, Any]) -> dict[str, Any]:
-    """Commit, hardware and versions, once the first stage has found them."""
+    """Commit, hardware and versions, as recorded by the first stage."""
     lines = parts.get("device", {}).get("lines", [])
     return {name: line[name] for line in lines for name in ("commit", "hardware", "versions")}
 
 
 def install_tables(settings: Settings) -> None:
-    """Copy the tables of the sweep over those of the checkout."""
+    """Copy the sweep's tuning tables into the checkout."""
     for table in sorted((settings.out / "tuning").glob("*.json")):
         target = checkout() / "pallas_kernels" / table.stem / "tuning.json"
         shutil.copyfile(table, target)

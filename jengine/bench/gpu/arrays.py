@@ -1,4 +1,4 @@
-"""Random arrays of a case, made where they are used, and the calls that are measured on them."""
+"""Random inputs of benchmark cases, generated on the device, and the measured calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pallas_kernels.prefill_attention import prefill_attention, tokens_of_tile
 
 
 class Attention(NamedTuple):
-    """A case's arrays; each layer has separate keys and values."""
+    """A case's inputs; each layer has its own keys and values."""
 
     q: Array
     cache: Array
@@ -32,7 +32,8 @@ class Attention(NamedTuple):
 
 
 def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> Attention:
-    """Pages in random order; as many layers as the bytes allow, two at least."""
+    """Inputs with randomly ordered pages; at least two layers, as many as the memory budget
+    allows."""
     pages = -(-case.context // case.block_size)
     layers = int(np.clip(layer_bytes // case.cache_bytes, 2, 16))
     rng = np.random.default_rng(seed)
@@ -60,24 +61,24 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
 
 
 def tile_of(case: AttentionCase) -> int:
-    """Tokens of a tile in an engine on a GPU; 1 in decode attention."""
+    """Tokens per query tile, as in an engine on a GPU; 1 for decode."""
     return 1 if case.new_tokens == 1 else JOINED_TILE
 
 
 def joined_tiles(case: AttentionCase) -> int:
-    """Tiles of a chunk that prefill attention takes as one."""
+    """Tiles of one chunk that prefill attention processes together."""
     return max(tokens_of_tile(case.group), SHORTEST_TILE) // JOINED_TILE
 
 
 def runs_of(tiles: Sequence[int], joined: int) -> Array:
-    """The first tile of each run, and the number of all, for chunks of so many tiles."""
+    """First tile of each run, and the number of runs, for chunks with these tile counts."""
     ends = np.cumsum(tiles)
     firsts = [range(end - count, end, joined) for end, count in zip(ends, tiles, strict=True)]
     return jnp.asarray([*itertools.chain(*firsts), ends[-1]], jnp.int32)
 
 
 def random_normal(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    """Normal random numbers, made on the device layer by layer."""
+    """Normal random numbers, generated on the device layer by layer."""
 
     @jax.jit
     def make(key: Array) -> Array:
@@ -90,8 +91,8 @@ def random_normal(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 
 
 def attend(case: AttentionCase, implementation: str, **options: Any) -> Callable[..., Any]:
-    """The operation of a case, as engines call it: (q, cache, layer, tables, starts, lengths, runs)
-    -> mixed values."""
+    """The case's attention as engines call it: (q, cache, layer, tables, starts, lengths, runs) ->
+    output."""
     options |= {"head_dim": case.head_dim, "implementation": implementation}
 
     def run(*arrays: Array | int) -> Array:
@@ -106,7 +107,7 @@ def attend(case: AttentionCase, implementation: str, **options: Any) -> Callable
 def attention_program(
     case: AttentionCase, layers: int, calls: int, implementation: str
 ) -> Callable[..., Array]:
-    """Calls layer after layer, each on the result of the call before."""
+    """Attention layer after layer, each on the previous output."""
     run = attend(case, implementation)
 
     @jax.jit
@@ -119,5 +120,5 @@ def attention_program(
 
 
 def implementation_here() -> str:
-    """Triton where it is installed, on GPUs and in the interpreter; else XLA."""
+    """Triton where installed, on GPUs and in the interpreter; else XLA."""
     return "xla" if missing_for_triton() else "triton"

@@ -1,4 +1,4 @@
-"""Stage: in seconds, whether anything of ours runs here at all, and is right.
+"""Stage: a quick check, in seconds, that each kernel runs here and is correct.
 
 Each kernel once, a cache of more than 2^31 elements, and a layer of experts. What fails here fails
 everywhere: look at it first.
@@ -35,7 +35,7 @@ LENGTHS = 5, 40
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line per check; `right` says how it ended."""
+    """One line per check, with its outcome in `right`."""
     chosen, implementation = sizes(dry_run=args.dry_run), implementation_here()
     dtype = "float32" if args.dry_run else "bfloat16"
     head_dim = 16 if args.dry_run else 128
@@ -61,7 +61,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def experts_error(dtype: str, implementation: str) -> float:
-    """A layer of experts, two of eight for each token, against plain numpy."""
+    """Error of a MoE layer (2 of 8 experts per token) against numpy."""
     rng = np.random.default_rng(0)
     tokens, experts, hidden, inner = 20, 8, 64, 48
     x = rng.normal(size=(tokens, hidden))
@@ -88,7 +88,7 @@ def experts_error(dtype: str, implementation: str) -> float:
 
 
 def large_cache_error(elements: int, head_dim: int, dtype: str, implementation: str) -> float:
-    """Tokens in the last blocks of a large cache, and the same ones in a small cache."""
+    """Difference between the last blocks of a large cache and the same tokens in a small one."""
     layers = 2
     width = KV_HEADS * head_dim
     blocks = max(-(-elements // (layers * 2 * BLOCK_SIZE * width)), 4)

@@ -1,4 +1,4 @@
-"""What is measured, in real sizes and in tiny ones for a dry run. No jax here."""
+"""The measured cases, at real sizes and at tiny sizes for a dry run. No jax here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jengine.bench.gpu_proof.cases import MODELS as REAL_MODELS
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Rows of one length, and how many new tokens each has: 1 is decoding."""
+    """Rows of equal context, each with this many new tokens (1: decode)."""
 
     rows: int
     context: int  # new tokens included
@@ -31,14 +31,14 @@ class AttentionCase:
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values that one layer reads, each once."""
+        """Bytes of keys and values of one layer, read once."""
         size = 4 if self.dtype == "float32" else 2
         tokens = self.rows * (self.context - self.shared) + self.shared
         return tokens * 2 * self.kv_heads * self.head_dim * size
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of causal attention."""
+        """FLOPs of causal attention."""
         first, last = self.context - self.new_tokens + 1, self.context
         seen = (first + last) * self.new_tokens // 2
         return 4 * self.rows * seen * self.kv_heads * self.group * self.head_dim
@@ -46,7 +46,7 @@ class AttentionCase:
 
 @dataclass(frozen=True)
 class SamplingCase:
-    """Rows that all sample alike."""
+    """Rows with the same sampling parameters."""
 
     rows: int
     vocab: int
@@ -59,7 +59,7 @@ class SamplingCase:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Everything that differs between a real run and a dry one."""
+    """All sizes that differ between a real and a dry run."""
 
     copy_bytes: int
     product: int
@@ -97,7 +97,7 @@ SAMPLERS = {
 
 
 def sampling_cases(rows: tuple[int, ...], vocab: int) -> tuple[SamplingCase, ...]:
-    """Every way of sampling for every number of rows."""
+    """Every sampling mode at every number of rows."""
     return tuple(
         SamplingCase(count, vocab, name, settings)
         for count in rows
@@ -152,7 +152,7 @@ REAL = Sizes(
 
 
 def tiny_model(real: dict[str, Any]) -> dict[str, Any]:
-    """The same family, small enough for an interpreter."""
+    """The same family, small enough for interpreter mode."""
     return {
         **real,
         "vocab_size": 96,
@@ -198,5 +198,4 @@ DRY = Sizes(
 
 
 def sizes(*, dry_run: bool) -> Sizes:
-    """The sizes of this run."""
     return DRY if dry_run else REAL

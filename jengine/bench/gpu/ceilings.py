@@ -1,4 +1,4 @@
-"""Stage: the rates that this device reaches in a plain copy and in a plain matmul."""
+"""Stage: achievable copy bandwidth and matmul throughput of this device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def products(a: Array, b: Array) -> Array:
-    """Matmuls that depend on each other."""
+    """A chain of dependent matmuls."""
     for _ in range(CALLS):
         a = a @ b
     return a

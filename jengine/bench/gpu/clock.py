@@ -1,7 +1,7 @@
-"""Timing of device work: the best and the median of a few runs, after one that compiles.
+"""Timing of device work: best and median of a few runs, after a compile run.
 
-In: a jitted function and its arrays. Out: seconds of one call among many in one program, so that
-host time between calls is not counted; or the device's own time, by JAX's profiler.
+In: a jitted function and its arrays. Out: seconds per call, from many calls in one program, so that
+host time between calls is excluded; or device time from JAX's profiler.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from jengine.bench.gpu.trace import traced
 
 
 class Seconds(NamedTuple):
-    """Of one operation."""
+    """Seconds per call: best and median."""
 
     best: float  # on the device where that was profiled, else of the fastest run
     median: float  # of runs, by the host's clock
 
     def as_microseconds(self) -> dict[str, float]:
-        """For a line of a result."""
+        """As fields of a result line."""
         return {"best_us": round(self.best * 1e6, 2), "median_us": round(self.median * 1e6, 2)}
 
 
 def seconds_of(
     run: Callable[..., Any], *arrays: Any, repeats: int, calls: int = 1, profiled: bool = False
 ) -> Seconds:
-    """Time a compiled program that makes `calls` calls of what is measured.
+    """Time a compiled program that contains `calls` calls of the measured function.
 
-    `profiled`: by the device's clock in one more run, which takes the profiler a moment. On a CPU
-    there is only the host's.
+    `profiled`: use device time, from one more run under the profiler. On CPUs only host time
+    exists.
     """
     jax.block_until_ready(run(*arrays))
     measured = []

@@ -1,4 +1,4 @@
-"""Stage: `jengine compare` on the device: the engine's errors in bfloat16 beside those of torch.
+"""Stage: `jengine compare` on the device: bfloat16 errors of the engine next to torch's.
 
 The demo model, whose weights are real, so that tokens mean something.
 """
@@ -17,7 +17,7 @@ DTYPES = ("bfloat16", "float32")
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """A line per type; `right` is the verdict."""
+    """One line per dtype, with the verdict in `right`."""
     for dtype in part.in_time(DTYPES[:1] if args.dry_run else DTYPES):
         with part.attempt("compare", dtype):
             found = compared(part.path.with_name(f"compare-{dtype}.json"), dtype, args)
@@ -26,7 +26,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def compared(file: Path, dtype: str, args: argparse.Namespace) -> dict[str, object]:
-    """What the command wrote. A status above 1 means that nothing was compared."""
+    """The command's JSON output. An exit status above 1 means the comparison did not run."""
     words = [
         sys.executable, "-m", "jengine", "compare", "demo", "--dtype", dtype, "--json", str(file),
         "--torch-python", args.peer_python, *["--no-sweeps"] * args.dry_run,

@@ -1,4 +1,4 @@
-"""Stage: the device, versions and commit of this run."""
+"""Stage: device, versions and commit of this run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ QUESTION = "name,driver_version,power.limit,clocks.max.sm,clocks.max.mem,memory.
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line, for the head of the table."""
     start_devices(EngineArgs.gpu_memory_utilization)  # the pool that an engine gets by default
     device = jax.devices()[0]
     jax.block_until_ready(jax.jit(lambda x: x + 1)(0))  # makes XLA describe the device, see below
@@ -45,7 +44,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def driver() -> str | None:
-    """The driver's report of the device, clocks and power included."""
+    """The driver's report of the device, including clocks and power limit."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -69,7 +69,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def rates(took: Seconds, *, moved: int = 0, operations: int = 0) -> dict[str, Any]:
-    """Microseconds, and GB/s or TFLOP/s."""
+    """Microseconds, with GB/s or TFLOP/s."""
     line: dict[str, Any] = took.as_microseconds()
     if moved:
         line["gb_s"] = round(moved / took.best / 1e9, 1)
@@ -81,21 +81,21 @@ def rates(took: Seconds, *, moved: int = 0, operations: int = 0) -> dict[str, An
 def timed(
     chosen: Sizes, program: Callable[..., Any], *arrays: Any, profiled: bool = True
 ) -> Seconds:
-    """A program that makes as many calls as these sizes say."""
+    """Time a program that makes the configured number of calls."""
     return seconds_of(
         program, *arrays, repeats=chosen.repeats, calls=chosen.calls, profiled=profiled
     )
 
 
 def time_attention(case: AttentionCase, chosen: Sizes, implementation: str) -> Seconds:
-    """One attention call, layer after layer, so that nothing is found in the device's cache."""
+    """Time attention over different layers in turn, so that L2 hits are excluded."""
     arrays = attention_arrays(case, chosen.layer_bytes)
     program = attention_program(case, arrays.layers, chosen.calls, implementation)
     return timed(chosen, program, *arrays[:-1])
 
 
 def time_sampling(case: SamplingCase, chosen: Sizes, implementation: str) -> Seconds:
-    """Our kernels, or the engine's sampler in XLA, on the same work."""
+    """Time the sampling kernels, or the engine's XLA sampler, on the same inputs."""
     temperature, top_k, top_p, min_p = (
         jnp.full(case.rows, value, kind)
         for value, kind in zip(
@@ -133,7 +133,7 @@ def engine_sampler(case: SamplingCase, seeds: Array) -> Callable[[Array], Array]
 
 
 def repeated(draw: Callable[[Array], Array], calls: int) -> Callable[[Array], Array]:
-    """Calls that depend on each other: each changes one logit slightly for the next."""
+    """A chain of dependent calls, each perturbing one logit for the next."""
 
     @jax.jit
     def program(logits: Array) -> Array:
@@ -147,7 +147,7 @@ def repeated(draw: Callable[[Array], Array], calls: int) -> Callable[[Array], Ar
 
 
 def time_write(tokens: int, chosen: Sizes, implementation: str) -> tuple[Seconds, int]:
-    """Rotating queries and keys and writing keys and values, and the bytes that moves."""
+    """Time rotary embedding and cache writes; also returns bytes moved."""
     case = chosen.decode[0]
     blocks = -(-tokens // case.block_size)
     shape = cache_shape(2, blocks, case.block_size, case.kv_heads, case.head_dim)

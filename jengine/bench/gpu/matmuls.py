@@ -1,4 +1,4 @@
-"""Stage: the matmuls of a layer by cuBLASLt and by what XLA picks, for every number of tokens.
+"""Stage: a layer's matmuls by cuBLASLt against XLA's choice, for every number of tokens.
 
 Out: a line per number of tokens and library, and DIR/tuning/xla_matmul.json with the faster one
 before the earlier entries. `--install-tables` of the main program copies it into the checkout.
@@ -27,7 +27,7 @@ TABLE = "xla_matmul"
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """Lines as they come; the table when every number of tokens was measured or time is up."""
+    """Result lines as they come; the tuning table when all are measured or time is up."""
     chosen = sizes(dry_run=args.dry_run)
     faster: list[tuple[int, str]] = []
     for tokens in part.in_time(chosen.matmul_tokens):
@@ -51,7 +51,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def entries_of(faster: list[tuple[int, str]]) -> list[dict[str, Any]]:
-    """Entries for this device: a program of other sizes goes by the next larger one measured."""
+    """Table entries for this device; other token counts use the next larger one measured."""
     here = capability()
     entries: list[dict[str, Any]] = [
         {"when": {"capability": here, "tokens": {"most": tokens}}, "use": {"library": library}}
@@ -61,7 +61,7 @@ def entries_of(faster: list[tuple[int, str]]) -> list[dict[str, Any]]:
 
 
 def time_layer(tokens: int, library: str, chosen: Sizes) -> Seconds:
-    """The matmuls of one layer after each other, with the residual that two of them add."""
+    """Time one layer's matmuls in sequence, with the residual additions."""
     hidden, inner, qkv = chosen.matmul_widths
     shapes = ((hidden, qkv), (hidden, hidden), (hidden, 2 * inner), (inner, hidden))
     dtype = chosen.matmul_dtype
@@ -77,7 +77,7 @@ def time_layer(tokens: int, library: str, chosen: Sizes) -> Seconds:
 
 
 def layers_of(calls: int) -> Callable[..., Array]:
-    """As steps multiply: bfloat16 between matmuls, a float32 residual stream."""
+    """Layers with the step's dtypes: bfloat16 between matmuls, float32 residual stream."""
 
     def run(x: Array, *weights: Array) -> Array:
         def times(x: Array, weight: Array, dtype: Any) -> Array:
@@ -95,7 +95,7 @@ def layers_of(calls: int) -> Callable[..., Array]:
 
 
 def operations(tokens: int, chosen: Sizes) -> int:
-    """Multiplications and additions of one layer."""
+    """FLOPs of one layer."""
     hidden, inner, qkv = chosen.matmul_widths
     return 2 * tokens * hidden * (qkv + hidden + 3 * inner)
 

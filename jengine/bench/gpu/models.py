@@ -1,4 +1,4 @@
-"""Stage: a whole model with random weights, through the engine.
+"""Stage: end-to-end speed of a random-weight model through the engine.
 
 Decoding is driven plan by plan (`jengine.bench.driver`); prompts and answers go through
 `LLM.generate`.
@@ -25,7 +25,7 @@ Decode = tuple[int, int]  # rows, context
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """Decoding, then prompts, then answers."""
+    """Decode steps, then prefill, then generation."""
     chosen = sizes(dry_run=args.dry_run)
     devices = shards(chosen.models[args.model]) if args.tensor_parallel else 1
     if args.tensor_parallel and devices == 1:
@@ -60,26 +60,26 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def decode_grid(chosen: Sizes, *, few: bool) -> list[Decode]:
-    """Rows and contexts, short contexts first."""
+    """Pairs (rows, context), short contexts first."""
     grid = [(rows, context) for context in chosen.model_contexts for rows in chosen.model_rows]
     return [(rows, context) for rows, context in grid if context == grid[0][1]] if few else grid
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> Path:
-    """A model folder without weights."""
+    """Write a model folder without weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
 def shards(config: dict[str, Any]) -> int:
-    """The most devices, by powers of two, that divide the model's KV heads."""
+    """The largest power-of-two device count that divides the KV heads."""
     most = min(jax.device_count(), config["num_key_value_heads"])
     return 1 << most.bit_length() - 1
 
 
 def compiling(args: argparse.Namespace) -> dict[str, Any]:
-    """How a stage lets XLA compile."""
+    """XLA compilation settings for a stage."""
     return {
         "capture_collectives": args.captured,
         "short_graphs": not args.long_graphs,
@@ -90,7 +90,7 @@ def compiling(args: argparse.Namespace) -> dict[str, Any]:
 def open_llm(
     folder: Path, chosen: Sizes, grid: list[Decode], devices: int = 1, **compiling: Any
 ) -> LLM:
-    """An engine that compiles no more than what is measured."""
+    """An engine that compiles only the programs measured here."""
     most = max(rows for rows, _ in grid)
     return LLM(
         folder,
@@ -112,18 +112,18 @@ def open_llm(
 
 
 def attention_in_use(llm: LLM) -> str:
-    """The implementation of the paged operations."""
+    """The attention backend that the engine chose."""
     return str(llm.engine.loaded.shapes.attention)
 
 
 def random_prompts(llm: LLM, count: int, tokens: int) -> list[list[int]]:
-    """Token ids that no earlier prompt shares."""
+    """Random prompts without common prefixes."""
     rng = np.random.default_rng(time.time_ns())
     return rng.integers(1, llm.engine.model.vocab_size, (count, tokens)).tolist()
 
 
 def generated(llm: LLM, count: int, tokens: int, new: int) -> float:
-    """Seconds of the better of two runs, after one that does not count."""
+    """Better of two runs' seconds, after an uncounted one."""
     params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
     seconds = []
     for _ in range(3):
@@ -136,7 +136,7 @@ def generated(llm: LLM, count: int, tokens: int, new: int) -> float:
 
 
 def prompts(llm: LLM, count: int, tokens: int) -> dict[str, Any]:
-    """Reading prompts, up to the first token of each."""
+    """Prefill throughput, up to each request's first token."""
     seconds = generated(llm, count, tokens, 1)
     return {
         "rows": count, "context": tokens, "ms": round(seconds * 1e3, 2),
@@ -145,7 +145,7 @@ def prompts(llm: LLM, count: int, tokens: int) -> dict[str, Any]:
 
 
 def answers(llm: LLM, rows: int, tokens: int, new: int) -> dict[str, Any]:
-    """Prompts and answers, everything included."""
+    """End-to-end generation throughput."""
     seconds = generated(llm, rows, tokens, new)
     return {
         "rows": rows, "context": tokens, "new_tokens": new, "ms": round(seconds * 1e3, 2),

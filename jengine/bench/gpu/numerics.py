@@ -35,8 +35,6 @@ SHARING, SHARED = (1000, 280, 700, 1000, 513, 300), 256
 
 
 class Options(NamedTuple):
-    """Options of attention."""
-
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
@@ -47,7 +45,7 @@ class Options(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One comparison of attention."""
+    """One attention comparison."""
 
     case: AttentionCase
     options: Options
@@ -62,7 +60,7 @@ class Check(NamedTuple):
 
 
 def checks(*, dry_run: bool) -> list[Check]:
-    """The most informative cases first: the stage may be stopped."""
+    """Comparisons, most informative first, since the stage may run out of time."""
     plain, all_options = Options(), Options(100, 20.0, True)
     base = AttentionCase(len(LENGTHS), max(LENGTHS), kv_heads=2)
     if dry_run:
@@ -92,7 +90,7 @@ def checks(*, dry_run: bool) -> list[Check]:
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line per comparison; `right` says how it ended."""
+    """One line per comparison, with its outcome in `right`."""
     implementation = implementation_here()
     if implementation == "xla":
         part.note("triton is not installed: these are the plain XLA implementations")
@@ -113,13 +111,13 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def add(part: Part, what: str, case: str, error: float, dtype: str) -> None:
-    """A line about a relative error."""
+    """Add a line with a relative error."""
     tolerance = TOLERANCES[dtype]
     part.add(what=what, case=case, error=error, tolerance=tolerance, right=bool(error < tolerance))
 
 
 class Paged(NamedTuple):
-    """Rows of several lengths over one cache; a table's unused blocks hold NaN."""
+    """Rows of different lengths over one cache; blocks that no table uses hold NaN."""
 
     cache: np.ndarray
     tables: np.ndarray
@@ -128,7 +126,7 @@ class Paged(NamedTuple):
 
 
 def paged(case: AttentionCase, lengths: tuple[int, ...]) -> Paged:
-    """Random keys and values, rounded to the case's type."""
+    """Random keys and values, rounded to the case's dtype."""
     rng = np.random.default_rng(case.head_dim + case.group)
     pages = -(-max(lengths) // case.block_size)
     shape = cache_shape(2, len(lengths) * pages + 1, case.block_size, case.kv_heads, case.head_dim)
@@ -151,12 +149,12 @@ def paged(case: AttentionCase, lengths: tuple[int, ...]) -> Paged:
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values rounded to a dtype."""
+    """Round float32 values through a dtype."""
     return np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32))
 
 
 def attention_error(check: Check, lengths: tuple[int, ...], implementation: str) -> float:
-    """The largest error of decode or prefill attention, relative to the largest number."""
+    """Largest relative error of decode or prefill attention."""
     case, options = check
     data = paged(case, lengths)
     rng = np.random.default_rng(1)
@@ -187,7 +185,7 @@ def attention_error(check: Check, lengths: tuple[int, ...], implementation: str)
 
 
 def tiles_of(lengths: tuple[int, ...], new_tokens: int, tile: int) -> tuple[np.ndarray, np.ndarray]:
-    """The row of each tile, and the positions of its queries [tiles, tile], -1 for padding."""
+    """Row of each tile, and query positions [tiles, tile], -1 for padding."""
     owners, positions = [], []
     for row, length in enumerate(lengths):
         new = np.arange(max(length - new_tokens, 0), length)
@@ -202,7 +200,7 @@ def attended(
     q: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, options: Options,
     sinks: np.ndarray | None,
 ) -> np.ndarray:  # fmt: skip
-    """One token's queries [heads, dim] in float64."""
+    """Reference attention of one token's queries [heads, dim], in float64."""
     first = 0 if options.window is None else max(position + 1 - options.window, 0)
     kv_heads, dim = keys.shape[1:]
     k, v = (x[first : position + 1].transpose(1, 0, 2) for x in (keys, values))  # [KV, S, D]
@@ -228,7 +226,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def write_error(dtype: str, implementation: str) -> float:
-    """Compares rotated queries and the cache; slots that are not written must be unchanged."""
+    """Compare rotated queries and the cache; unwritten slots must be unchanged."""
     rng = np.random.default_rng(3)
     tokens, kv_heads, group, dim = 37, 2, 3, 64
     shape = cache_shape(2, 8, 16, kv_heads, dim)
@@ -260,14 +258,15 @@ def write_error(dtype: str, implementation: str) -> float:
 
 
 def rotated(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
-    """Each half of a head turned against the other; x is [tokens, kv_heads, members, dim]."""
+    """Reference rotary embedding (half-split); x is [tokens, kv_heads, members, dim]."""
     first, second = np.split(x, 2, axis=-1)
     cos, sin = (function(angle)[:, None, None] for function in (np.cos, np.sin))
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def sampling_differences(case: SamplingCase, implementation: str) -> dict[str, Any]:
-    """Rows whose token differs from that of sorting; the last bits of a logarithm may decide one.
+    """Number of rows whose token differs from the sort-based reference; rounding of a logarithm may
+    flip a few.
 
     More than one row in fifty would be more than that.
     """

@@ -1,6 +1,6 @@
-"""The results of all stages as one HTML page that opens offline: rooflines, steps, every line.
+"""HTML report of all stages, self-contained: rooflines, step times, all lines.
 
-In: the whole result, as in gpu.json. Out: HTML text, with nothing to fetch and no script.
+In: the content of gpu.json. Out: HTML without scripts or external resources.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def page(whole: Mapping[str, Any]) -> str:
 
 
 def lines_of(parts: Parts, stages: tuple[str, ...], what: str) -> Iterator[dict[str, Any]]:
-    """Lines of a kind in some stages."""
+    """Result lines of one kind from some stages."""
     for stage in stages:
         for line in parts.get(stage, {}).get("lines", []):
             if line["what"] == what and "failed" not in line:
@@ -61,7 +61,7 @@ def lines_of(parts: Parts, stages: tuple[str, ...], what: str) -> Iterator[dict[
 
 
 def dots(parts: Parts) -> list[tuple[str, str, float, float]]:
-    """Name, look, operations a byte, and TFLOP/s of each kernel that has both."""
+    """Per kernel with both figures: name, style, arithmetic intensity and TFLOP/s."""
     found = []
     for what, look in (("decode attention", "ours"), ("prefill attention", "second")):
         for line in lines_of(parts, ("kernels",), what):
@@ -73,7 +73,7 @@ def dots(parts: Parts) -> list[tuple[str, str, float, float]]:
 
 
 def roofline(parts: Parts) -> str:
-    """Dots under the roof, on logarithmic axes; words where there is nothing to draw."""
+    """Roofline plot on logarithmic axes; a note if there is nothing to plot."""
     copy, product = ceiling(parts, "copy", "gb_s"), ceiling(parts, "product bfloat16", "tflop_s")
     found = dots(parts)
     if not copy or not product or not found:
@@ -101,7 +101,7 @@ def roofline(parts: Parts) -> str:
 
 
 def steps(parts: Parts) -> str:
-    """A table of decode steps beside their floor."""
+    """Table of decode steps with their bandwidth bound."""
     copy = ceiling(parts, "copy", "gb_s")
     rows = ["<tr><th>model</th><th>stage</th><th>rows x context</th><th>ms</th><th>floor, ms</th>"
             "<th>share</th></tr>"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The results of one stage so far, in a file that is complete at every moment.
+"""A stage's results so far, in a JSON file that is valid at every moment.
 
 In: lines, one per measurement. Out: JSON. Must not know what is measured. No jax here.
 """
@@ -19,7 +19,7 @@ MOST_TEXT = 600
 
 
 class Part:
-    """A stage's file and its time."""
+    """A stage's result file and time budget."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.path = path
@@ -29,15 +29,15 @@ class Part:
         self.write()
 
     def add(self, **line: Any) -> None:
-        """Keep one measurement, and print it to the stage's log."""
+        """Save one measurement and log it."""
         self.content["lines"].append(line)
         self.write()
         print(json.dumps(line), flush=True)
 
     @contextmanager
     def attempt(self, what: str, case: object) -> Iterator[None]:
-        """Continue after an error, which becomes a line and marks the stage as failed: time on a
-        device is rare, and the next case may work."""
+        """Record an exception inside as a line, mark the stage as failed, and continue: device time
+        is rare, and the next case may work."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - kept, shown and counted
@@ -50,17 +50,18 @@ class Part:
         return any("failed" in line for line in self.content["lines"])
 
     def note(self, text: str) -> None:
-        """Keep a fact about the whole stage."""
+        """Save a fact about the whole stage."""
         self.content.setdefault("notes", []).append(text)
         self.write()
 
     def leave_out(self, what: Any, why: str) -> None:
-        """Note a case that was not measured."""
+        """Record a case as not measured."""
         self.content["left_out"].append(f"{what}: {why}")
         self.write()
 
     def in_time(self, items: Iterable[Any], share: float = 1.0) -> Iterator[Any]:
-        """Items until this share of the remaining time is spent; others are noted as left out."""
+        """Yield items until this share of the remaining time is spent; record the others as not
+        measured."""
         end = time.monotonic() + share * (self.began + self.seconds - time.monotonic())
         for item in items:
             if time.monotonic() > end:
@@ -69,7 +70,6 @@ class Part:
                 yield item
 
     def write(self) -> None:
-        """Replace the file."""
         self.content["seconds"] = round(time.monotonic() - self.began, 1)
         write_json(self.path, self.content)
 
@@ -82,7 +82,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
-    """The main function of a stage's process."""
+    """Entry point of a stage's process."""
     parser = argparse.ArgumentParser(description="a stage of python -m jengine.bench.gpu")
     parser.add_argument("--part", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -1,4 +1,4 @@
-"""The results of all stages as one JSON object and as one table. No jax here.
+"""Results of all stages as one JSON object and one text table. No jax here.
 
 In: the files of the stages. Out: text. Must not know how anything was measured.
 """
@@ -19,7 +19,7 @@ Part = Mapping[str, Any]
 
 
 def shares(parts: Mapping[str, Part]) -> None:
-    """Give lines that have rates their share of this device's ceilings, where those are known."""
+    """Add to each rate its share of the device's measured ceiling, where known."""
     copy, product = ceiling(parts, "copy", "gb_s"), ceiling(parts, "product bfloat16", "tflop_s")
     for name, part in parts.items():
         for line in part.get("lines", []):
@@ -55,7 +55,7 @@ def printed(run: Mapping[str, Any]) -> str:
 
 
 def head(part: Part) -> Iterator[str]:
-    """Hardware, versions, commit."""
+    """Hardware, versions and commit."""
     for line in part.get("lines", []):
         yield f"{line['count']} x {line['kind']} ({line['capability']}), {line['driver']}"
         versions = ", ".join(f"{name} {version}" for name, version in line["versions"].items())
@@ -76,7 +76,7 @@ def section(name: str, part: Part) -> Iterator[str]:
 
 
 def by_kind(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Lines grouped by kind; of a sweep only its result."""
+    """Lines grouped by kind; of a sweep only the final result."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         if "trial" not in line:
@@ -85,7 +85,7 @@ def by_kind(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[
 
 
 def table(what: str, lines: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Aligned columns, of those that some line fills."""
+    """Aligned columns, omitting empty ones."""
     columns = [name for name in SHOWN if any(name in line for line in lines)]
     others = [name for line in lines for name in line if name not in SHOWN and name not in HIDDEN]
     columns += list(dict.fromkeys(others))
@@ -100,7 +100,7 @@ HIDDEN = ("what", "median_us", "tolerance", "bytes", "moved", "operations", "ker
 
 
 def shown(value: Any) -> str:
-    """A cell."""
+    """Format a cell."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1 else str(value)
@@ -109,7 +109,7 @@ def shown(value: Any) -> str:
 def beside(
     parts: Mapping[str, Part], what: str, stage_with: str, stage_without: str
 ) -> Iterator[str]:
-    """Steps with and without something, side by side."""
+    """Steps with and without an option, side by side."""
     apart, together = (
         {
             (line["rows"], line["context"]): line["queued_ms"]
@@ -127,7 +127,7 @@ def beside(
 
 
 def verdict(parts: Mapping[str, Part]) -> str:
-    """Whether everything ran and was right."""
+    """One line: whether everything ran and was correct."""
     wrong = [
         f"{line['what']} {line['case']}"
         for part in parts.values()
@@ -144,7 +144,8 @@ def verdict(parts: Mapping[str, Part]) -> str:
 
 
 def succeeded(parts: Mapping[str, Part]) -> bool:
-    """Whether nothing was wrong and no stage failed. Skipped and stopped stages are no failure."""
+    """Whether all checks passed and no stage failed. Skipped or timed-out stages do not count as
+    failures."""
     right = all(
         line.get("right", True) for part in parts.values() for line in part.get("lines", [])
     )

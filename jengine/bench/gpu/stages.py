@@ -1,4 +1,4 @@
-"""The stages: the command, needs and time limit of each, the most valuable first.
+"""The stages, most valuable first: command, requirements and time limit of each.
 
 In: settings of a run. Out: a command and an environment per stage. Must not know what is measured.
 Imports neither jax nor anything that may be missing, so that a missing package can be reported.
@@ -32,7 +32,7 @@ DUMPS = (
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, a separate process."""
+    """One stage, run in its own process."""
 
     name: str
     module: str
@@ -75,7 +75,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run of the check."""
+    """Settings of one run of the check."""
 
     out: Path
     dry_run: bool
@@ -84,7 +84,7 @@ class Settings:
 
 
 def obstacle(stage: Stage, settings: Settings) -> str | None:
-    """Why a stage cannot run, or None."""
+    """Why a stage cannot run here, or None."""
     missing = [name for name in stage.needs if importlib.util.find_spec(name) is None]
     if missing:
         return (
@@ -104,14 +104,14 @@ def obstacle(stage: Stage, settings: Settings) -> str | None:
 
 
 def devices_there(settings: Settings) -> int:
-    """Devices that the first stage found, or 1 where it has not run."""
+    """Device count found by the first stage; 1 if it has not run."""
     file = settings.out / "device.json"
     lines = json.loads(file.read_text("utf-8"))["lines"] if file.is_file() else []
     return next((line["count"] for line in lines if "count" in line), 1)
 
 
 def packages_obstacle(flag: str, python: str, packages: tuple[str, ...]) -> str | None:
-    """Why a peer cannot be measured with this Python, or None."""
+    """Why this Python cannot run a peer, or None."""
     words = (
         "import sys, importlib.util as u; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
     )
@@ -128,7 +128,7 @@ def packages_obstacle(flag: str, python: str, packages: tuple[str, ...]) -> str 
 
 
 def command(stage: Stage, settings: Settings, seconds: float) -> list[str]:
-    """The command to run."""
+    """The stage's command line."""
     part = ["--part", str(part_file(stage, settings)), "--seconds", str(seconds)]
     if stage.module == "torch_peer":
         program = str(Path(__file__).parent / "torch_peer.py")
@@ -144,12 +144,12 @@ def command(stage: Stage, settings: Settings, seconds: float) -> list[str]:
 
 
 def part_file(stage: Stage, settings: Settings) -> Path:
-    """Where a stage writes."""
+    """The stage's result file."""
     return settings.out / f"{stage.name}.json"
 
 
 def environment(stage: Stage, settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment with this stage's variables."""
+    """The current environment plus the stage's variables."""
     flags = " ".join(
         filter(None, [given.get("XLA_FLAGS", ""), stage.xla_flags.format(out=settings.out)])
     )
@@ -169,12 +169,12 @@ def environment(stage: Stage, settings: Settings, given: Mapping[str, str]) -> d
 
 
 def checkout() -> Path:
-    """The folder that contains the packages."""
+    """The repository root."""
     return Path(__file__).parents[3]
 
 
 def torch_work(*, dry_run: bool) -> dict[str, object]:
-    """The same cases for torch, as JSON."""
+    """The cases for the torch peer, as JSON."""
     chosen = sizes(dry_run=dry_run)
 
     def described(case: AttentionCase) -> dict[str, object]:

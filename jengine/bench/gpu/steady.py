@@ -1,4 +1,4 @@
-"""Stage: what steps of an engine do once it is warm.
+"""Stage: steady-state steps of a warm engine.
 
 Mixed steps; steps whose sizes alternate; and, under the profiler, steps of one size: time on the
 device, kernels, and CUDA graphs that are updated or made again, of which there should be none.
@@ -29,7 +29,6 @@ LAPS = 10
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """A line per measurement."""
     chosen = sizes(dry_run=args.dry_run)
     devices = shards(chosen.models[args.model]) if args.tensor_parallel else 1
     if args.tensor_parallel and devices == 1:
@@ -69,7 +68,7 @@ def run(llm: LLM, *plans: Plan) -> None:
 
 
 def seconds(llm: LLM, plan: Callable[[], Plan], steps: int) -> float:
-    """Of one step among many that are queued, after one that does not count."""
+    """Seconds per step of many queued ones, after an uncounted one."""
     run(llm, plan())
     began = time.perf_counter()
     run(llm, *(plan() for _ in range(steps)))
@@ -77,7 +76,7 @@ def seconds(llm: LLM, plan: Callable[[], Plan], steps: int) -> float:
 
 
 def alternating(llm: LLM, chosen: Sizes, most: int) -> dict[str, Any]:
-    """Steps of two sizes in turn, beside each size alone."""
+    """Alternate steps of two sizes, and each size alone."""
     few, context = max(most // 8, 1), chosen.model_contexts[0]
     plans = StepPlans(Driver(llm), most, context, 0, 4 * chosen.steps)
     run(llm, plans.first())
@@ -115,8 +114,8 @@ def steady(llm: LLM, chosen: Sizes, rows: int) -> dict[str, Any]:
 
 
 def check_graphs(line: Mapping[str, Any]) -> None:
-    """Fail where kernels ran and no graph was launched: what was traced is no step as it is
-    served, and says nothing about graphs."""
+    """Fail if kernels ran without any CUDA graph launch: then the trace is not of steps as
+    served."""
     if "device_ms" in line and not line["graph_launches"]:
         raise RuntimeError(
             f"{line['case']}: kernels ran on the device and no CUDA graph was launched. Look for "
@@ -126,7 +125,7 @@ def check_graphs(line: Mapping[str, Any]) -> None:
 
 
 def soak(part: Part, llm: LLM, chosen: Sizes) -> None:
-    """Many steps of one size, a line for each tenth of them."""
+    """Many steps of one size, with a line per tenth."""
     rows, context = 8 if llm.engine.schedule.max_num_seqs >= 8 else 1, chosen.model_contexts[0]
     steps = chosen.soak_steps // LAPS
     plans = StepPlans(Driver(llm), rows, context, 0, 0)

@@ -1,4 +1,4 @@
-"""Plans for steps of an engine in which nothing runs: decodes, and a prompt beside them.
+"""Plans for an idle engine: decode rows, optionally beside a prefill.
 
 In: an engine. Out: plans that claim contexts which were never computed, as those of `Driver` do.
 """
@@ -19,7 +19,7 @@ from jengine.plan import (
 
 
 class StepPlans:
-    """Plans of up to `rows` decodes at one context, and of a row that reads its prompt again."""
+    """Plans of up to `rows` decodes at one context, and of one row that is prefilled repeatedly."""
 
     def __init__(
         self, driver: Driver, rows: int, context: int, prompt_tokens: int, steps: int
@@ -32,7 +32,7 @@ class StepPlans:
 
     @property
     def fit(self) -> bool:
-        """Whether all of it fits the cache, the rows and max_model_len."""
+        """Whether this fits the cache, the rows and max_model_len."""
         everyone = self.rows + bool(self.prompt_tokens)
         schedule = self.driver.llm.engine.schedule
         return (
@@ -42,7 +42,7 @@ class StepPlans:
         )
 
     def first(self) -> Plan:
-        """Starts every row and decodes all of them."""
+        """A plan that starts every row and decodes all of them."""
         lengths = [self.context - 1] * self.rows + [self.prompt_tokens] * bool(self.prompt_tokens)
         new_rows = [
             NewRow(row, packed_tokens([1] * length), length, RowSampling())
@@ -56,11 +56,11 @@ class StepPlans:
         return Plan(plan.step, plan.entries, self.rows, new_rows, new_blocks)
 
     def decode(self, rows: int) -> Plan:
-        """The next plan, of the first so many rows."""
+        """The next decode plan, of the first `rows` rows."""
         return Plan(self._next(), Entries.of(self._decodes(rows)), rows)
 
     def mixed(self) -> Plan:
-        """The next plan, of all decodes and the prompt."""
+        """The next plan of all decodes and the prefill."""
         prompt = Entry(self.rows, 0, self.prompt_tokens, NOTHING)
         return Plan(self._next(), Entries.of([*self._decodes(self.rows), prompt]), self.rows)
 

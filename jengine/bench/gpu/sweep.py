@@ -1,4 +1,4 @@
-"""Stage: searches the fastest tile sizes of each kernel on this device, as tuning tables.
+"""Stage: autotunes each kernel's tile sizes on this device and writes tuning tables.
 
 In: the tables of this checkout. Out: a line per trial, and DIR/tuning/<operation>.json with the
 best before the earlier entries. `--install-tables` of the main program copies them into the
@@ -50,7 +50,7 @@ DRY_TRIALS: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 class Search(NamedTuple):
-    """One entry of one table: the sizes to try, when it applies, and how it is timed."""
+    """One table entry to tune: candidate sizes, applicability, and how to time it."""
 
     operation: str
     when: dict[str, Any]
@@ -61,13 +61,13 @@ class Search(NamedTuple):
         return f"{self.operation} {self.when}"
 
     def trials(self) -> list[dict[str, int]]:
-        """Every combination."""
+        """All combinations of candidate sizes."""
         values = itertools.product(*self.choices.values())
         return [dict(zip(self.choices, some, strict=True)) for some in values]
 
 
 def searches(chosen: Sizes, *, dry_run: bool) -> list[Search]:
-    """All searches, the most valuable first."""
+    """All searches, most valuable first."""
     trials, first = DRY_TRIALS if dry_run else TRIALS, chosen.decode[0]
     facts = {"capability": capability(), "dtype": first.dtype, "head_dim": first.head_dim}
     lanes = next_power_of_two(first.group + 2) * next_power_of_two(first.head_dim)
@@ -86,7 +86,7 @@ def searches(chosen: Sizes, *, dry_run: bool) -> list[Search]:
 
 
 def capability() -> int:
-    """The compute capability of this device, as 90 for 9.0."""
+    """CUDA compute capability of this device, as 90 for 9.0."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         return INTERPRETED_CAPABILITY
@@ -95,7 +95,7 @@ def capability() -> int:
 
 
 def attention_times(cases: tuple[AttentionCase, ...], chosen: Sizes) -> Times:
-    """Seconds of attention for some cases, whose arrays are made once."""
+    """Returns a function that times attention over some cases, whose inputs are created once."""
     arrays_of = cache(lambda case: attention_arrays(case, chosen.layer_bytes // 2))
 
     def times() -> dict[str, float]:
@@ -110,7 +110,7 @@ def attention_times(cases: tuple[AttentionCase, ...], chosen: Sizes) -> Times:
 
 
 def sampling_times(kernel: str, chosen: Sizes) -> Times:
-    """Seconds of a kernel's dominant case."""
+    """Returns a function that times a sampling kernel's dominant case."""
     name = "temperature" if kernel == "parts" else "top-k and top-p"
     cases = [case for case in chosen.sampling if case.name == name]
 
@@ -121,7 +121,7 @@ def sampling_times(kernel: str, chosen: Sizes) -> Times:
 
 
 def write_times(chosen: Sizes) -> Times:
-    """Seconds of writing into the cache."""
+    """Returns a function that times cache writes."""
 
     def times() -> dict[str, float]:
         return {
@@ -133,7 +133,7 @@ def write_times(chosen: Sizes) -> Times:
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line per trial; a table after each search that found something."""
+    """One line per trial; a table after each successful search."""
     folder = args.part.parent / "tuning"
     folder.mkdir(exist_ok=True)
     left = searches(sizes(dry_run=args.dry_run), dry_run=args.dry_run)
@@ -153,7 +153,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 def tried(
     search: Search, part: Part, share: float
 ) -> Iterator[tuple[tuple[tuple[str, int], ...], float]]:
-    """Each trial that ran, with the geometric mean of its seconds."""
+    """Trials that ran, with the geometric mean of their times."""
     for trial in part.in_time(search.trials(), share):
         line = {"what": search.operation, "when": search.when, "trial": trial}
         try:
@@ -169,7 +169,7 @@ def tried(
 
 @contextmanager
 def in_use(search: Search, trial: dict[str, int]) -> Iterator[None]:
-    """The kernel compiled with a trial's sizes: its table is read anew by every trace."""
+    """Apply a trial's sizes inside the block: tables are re-read at every trace."""
     entries = table(search.operation)["entries"]
     before = list(entries)
     put_in_front(search, trial)
@@ -182,7 +182,7 @@ def in_use(search: Search, trial: dict[str, int]) -> Iterator[None]:
 
 
 def put_in_front(search: Search, use: dict[str, int]) -> None:
-    """Make this process use these sizes; an entry for the same case is replaced."""
+    """Use these sizes in this process, replacing an entry for the same case."""
     entries = table(search.operation)["entries"]
     entries[:] = [
         {"when": search.when, "use": use},
@@ -191,7 +191,7 @@ def put_in_front(search: Search, use: dict[str, int]) -> None:
 
 
 def noted(operation: str, dry_run: bool) -> dict[str, Any]:
-    """The table with a note on the origin of its first entries."""
+    """The table with a provenance note on its first entries."""
     where = "a dry run, which means nothing" if dry_run else jax.devices()[0].device_kind
     known = dict(table(operation))
     note = f"Timed on {where}, commit {commit() or 'unknown'}: entries with the same conditions. "

@@ -1,4 +1,4 @@
-"""Stage: the same work by torch and transformers. A program for a Python that has them.
+"""Stage: the same work by torch and transformers; runs in a Python environment that has them.
 
 Attention is torch's scaled_dot_product_attention on contiguous caches, which have no pages to look
 up. Models are transformers' with a static cache, compiled; weights are random.
@@ -22,7 +22,7 @@ import transformers
 
 
 class Lines:
-    """The stage's file: the same form as the other stages write."""
+    """The stage's result file, in the format of the other stages."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.path, self.seconds, self.began = path, seconds, time.monotonic()
@@ -30,20 +30,20 @@ class Lines:
         self.write()
 
     def add(self, **line: Any) -> None:
-        """Keep one measurement."""
+        """Save one measurement."""
         self.content["lines"].append(line)
         self.write()
 
     @contextmanager
     def attempt(self, what: str, case: str) -> Iterator[None]:
-        """Go on after an error: it becomes a line, and the stage one that failed."""
+        """Record an exception inside as a line, mark the stage as failed, and continue."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - kept, told and counted
             self.add(what=what, case=case, failed=f"{type(error).__name__}: {error}"[:600])
 
     def in_time(self, what: str) -> bool:
-        """Whether there is time for it; says so if not."""
+        """Whether time is left for a case; records it as not measured if not."""
         if time.monotonic() - self.began < self.seconds:
             return True
         self.content["left_out"].append(f"{what}: no time left")
@@ -51,7 +51,6 @@ class Lines:
         return False
 
     def write(self) -> None:
-        """Replace the file."""
         self.content["seconds"] = round(time.monotonic() - self.began, 1)
         beside = self.path.with_suffix(".part")
         beside.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
@@ -61,7 +60,7 @@ class Lines:
 def best_seconds(
     run: Callable[[], Any], repeats: int, calls: int, device: str
 ) -> tuple[float, float]:
-    """Best and median seconds of one of `calls` calls."""
+    """Best and median seconds per call, over repeats of `calls` calls each."""
     measured = []
     for _ in range(repeats + 1):
         synchronize(device)
@@ -74,13 +73,12 @@ def best_seconds(
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def attention(case: dict[str, Any], repeats: int, calls: int, device: str) -> dict[str, Any]:
-    """Attention of one case, over several caches in turn."""
+    """Time attention of one case over several caches in turn."""
     rows, context, new, kv_heads, group, dim = (
         case[name] for name in ("rows", "context", "new_tokens", "kv_heads", "group", "head_dim")
     )
@@ -117,7 +115,7 @@ def attention(case: dict[str, Any], repeats: int, calls: int, device: str) -> di
 
 
 def build(config: dict[str, Any], device: str) -> Any:
-    """transformers' model with random weights, made where it stays."""
+    """transformers' model with random weights, created on the device."""
     settings = transformers.AutoConfig.for_model(**config)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(
@@ -127,7 +125,7 @@ def build(config: dict[str, Any], device: str) -> Any:
 
 
 class StepClock(transformers.StoppingCriteria):
-    """Notes when each token is there; stops nothing."""
+    """A stopping criterion that never stops, and records each token's time."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -140,7 +138,7 @@ class StepClock(transformers.StoppingCriteria):
 
 
 def decode(model: Any, rows: int, context: int, new: int, device: str) -> dict[str, Any]:
-    """What each token after the first costs in the second run; the first one compiles."""
+    """Time per output token after the first, in the second run; the first run compiles."""
     options = {"cache_implementation": "static", "disable_compile": device == "cpu"}
     for _ in range(2):
         ids = torch.randint(1, model.config.vocab_size, (rows, context), device=device)
@@ -160,7 +158,7 @@ def decode(model: Any, rows: int, context: int, new: int, device: str) -> dict[s
 
 
 def main() -> None:
-    """Attention first, then the models, each as long as there is time."""
+    """Attention, then models, as long as time is left."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)

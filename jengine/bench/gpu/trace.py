@@ -1,4 +1,4 @@
-"""What JAX's profiler saw of some work: time on the device, kernel by kernel, and calls of CUDA.
+"""Parses JAX profiler traces: device time per kernel, and CUDA API calls.
 
 In: a function that runs the work and waits for it. Out: a Trace. On a CPU it has no device time.
 """
@@ -32,22 +32,20 @@ class Kernel(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What was recorded."""
-
     kernels: dict[str, Kernel]  # by name; of graphs too, where these are recorded as a whole
     calls: Counter[str]  # of CUDA, by name
 
     @property
     def device_seconds(self) -> float | None:
-        """Time on the device; None if none was seen."""
+        """Total device time; None if none was recorded."""
         return sum(kernel.seconds for kernel in self.kernels.values()) or None
 
     def count(self, pattern: re.Pattern[str]) -> int:
-        """Calls of CUDA whose name begins like this."""
+        """CUDA API calls whose name starts with `prefix`."""
         return sum(count for name, count in self.calls.items() if pattern.match(name))
 
     def slowest(self, count: int) -> dict[str, dict[str, float]]:
-        """The kernels that took most time, for a line of a result."""
+        """The kernels with the most time, as fields of a result line."""
         order = sorted(self.kernels.items(), key=lambda item: -item[1].seconds)
         return {
             name[:80]: {"runs": kernel.runs, "us": round(kernel.seconds * 1e6, 1)}
@@ -65,7 +63,7 @@ def traced(work: Callable[[], Any]) -> Trace:
 
 
 def read_planes(planes: Iterable[Any]) -> Trace:
-    """The kernels of all devices, and the calls of CUDA on all threads."""
+    """Kernels of all devices, and CUDA API calls of all threads."""
     kernels: dict[str, Kernel] = {}
     calls: Counter[str] = Counter()
     for plane in planes:

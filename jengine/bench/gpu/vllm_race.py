@@ -1,4 +1,4 @@
-"""Stage: the same requests by jengine and by vLLM in turns, each on a part of the same device.
+"""Stage: jengine against vLLM on the same requests, alternating, each with part of one device.
 
 `--vllm-python` of the main program names a Python that has vLLM. Both have random weights, which
 take as long as real ones, answer every request to its full length, and draw no samples.
@@ -27,7 +27,7 @@ ROUNDS = 3
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """A line per work: seconds of each in its best round, and the ratio."""
+    """One line per workload: best-round seconds of each, and the ratio."""
     chosen = sizes(dry_run=args.dry_run)
     config = chosen.models[args.model]
     folder = write_config(args.part.parent / "models" / args.model, config)
@@ -55,7 +55,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 def race(
     part: Part, llm: LLM, items: list[Item], settings: PeerSettings, python: str, name: str
 ) -> None:
-    """Rounds of both in turn, after one of each that does not count."""
+    """Alternating rounds, after one uncounted round each."""
     with trace_peer("vllm", python, settings) as peer:
         ours, theirs = [], []
         for _ in range(ROUNDS + 1):

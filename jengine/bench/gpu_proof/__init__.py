@@ -1,4 +1,4 @@
-"""Proofs about GPU kernels and steps on a machine without a GPU.
+"""Compile-time checks of GPU kernels and steps on a machine without a GPU.
 
     python -m jengine.bench.gpu_proof
 

@@ -1,4 +1,4 @@
-"""Compiles everything, each part in a separate process, and writes the results.
+"""Compiles all cases, in separate processes, and writes the results.
 
     python -m jengine.bench.gpu_proof [--parts kernels steps] [--only llama] [--out DIR] [--check]
                                         [--keep]
@@ -34,7 +34,7 @@ PACKAGES = ("jax", "jaxlib", "triton", "jax-triton", "jax-cuda12-plugin", "jax-c
 
 
 def run_worker(module: str, *arguments: str) -> Any:
-    """The last line that a worker prints. A failing worker ends the run."""
+    """Run a worker and return its last line. A failing worker aborts the run."""
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder)
         if module == "steps":
@@ -49,20 +49,19 @@ def run_worker(module: str, *arguments: str) -> Any:
 
 
 def kernel_rows(capability: int) -> list[dict[str, Any]]:
-    """Every kernel on one device."""
+    """Results of every kernel for one device."""
     print(f"kernels for compute capability {capability}", file=sys.stderr)
     return run_worker("kernels", str(capability))
 
 
 def step_row(numbered: tuple[int, StepCase]) -> dict[str, Any]:
-    """One step."""
+    """Result of one step."""
     number, case = numbered
     print(f"step of {case}", file=sys.stderr)
     return run_worker("steps", str(number))
 
 
 def versions() -> dict[str, str]:
-    """The versions that the results were made with."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -73,7 +72,7 @@ def versions() -> dict[str, str]:
 
 
 def with_kept(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with rows of an earlier one where it has none, of cases that still exist."""
+    """Fill missing rows from an earlier result, for cases that still exist."""
     if result["versions"] != earlier["versions"]:
         raise SystemExit(
             f"--keep: the results in the repository are of {earlier['versions']}, and these of "
@@ -89,7 +88,7 @@ def with_kept(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, A
 
 
 def command_of(parts: list[str], only: str, *, keep: bool) -> str:
-    """The command again, without folders of this machine."""
+    """The command line without machine-specific folders."""
     words = ["python", "-m", "jengine.bench.gpu_proof"]
     words += [] if parts == ["kernels", "steps"] else ["--parts", *parts]
     words += ["--only", only] if only else []
@@ -97,7 +96,7 @@ def command_of(parts: list[str], only: str, *, keep: bool) -> str:
 
 
 def main() -> None:
-    """Compile, write, and compare if asked."""
+    """Compile, write, and compare if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=("kernels", "steps"),
                         default=["kernels", "steps"])  # fmt: skip

@@ -1,4 +1,4 @@
-"""What PTX shows of a kernel: waits for loads in loops, matrix instructions, order of atomics."""
+"""Facts from a kernel's PTX: waits for loads in loops, matrix instructions, ordering of atomics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
 
 
 def facts(ptx: str) -> dict[str, int]:
-    """Counts that the proof compares."""
+    """Counts that the check compares."""
     return {
         "wgmma": ptx.count("wgmma.mma_async"),
         "asynchronous_loops": sum("cp.async" in loop for loop in inner_loops(ptx)),
@@ -38,12 +38,12 @@ def inner_loops(ptx: str) -> Iterator[str]:
 
 
 def waits_for_all(loop: str) -> bool:
-    """Whether each iteration waits for the loads that it has just begun."""
+    """Whether each iteration waits for the loads it has just issued (no pipelining)."""
     return re.search(r"cp\.async\.wait_(?:all|group\s+0\b)", loop) is not None
 
 
 def unordered_releases(ptx: str) -> int:
-    """Releasing atomics with a store of the same program, but no barrier of its threads, before."""
+    """Releasing atomics preceded by a store of the same program without a barrier in between."""
     found, ordered = 0, True
     for line in ptx.splitlines():
         if "st.global" in line:

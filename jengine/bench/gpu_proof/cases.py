@@ -17,7 +17,7 @@ PAGES = 256
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One shape that attention and cache writes are compiled for."""
+    """A shape to compile attention and cache writes for."""
 
     dtype: str
     head_dim: int
@@ -38,7 +38,7 @@ LONGEST = 131_072
 
 
 def kernel_cases() -> Iterator[KernelCase]:
-    """Every head size; group sizes whose padding differs; every type; the options."""
+    """Every head size, group sizes with different padding, every dtype, and the options."""
     for head_dim in (64, 80, 96, 128, 256):
         for group in (1, 4, 7, 16):
             yield KernelCase("bfloat16", head_dim, group)
@@ -55,7 +55,7 @@ def kernel_cases() -> Iterator[KernelCase]:
 
 @dataclass(frozen=True)
 class SampleCase:
-    """One shape of logits that the kernels of token sampling are compiled for."""
+    """A logits shape to compile the sampling kernels for."""
 
     rows: int
     vocab: int
@@ -65,13 +65,13 @@ class SampleCase:
 
 
 def sample_cases() -> tuple[SampleCase, ...]:
-    """One row and many, a usual vocabulary and a large one."""
+    """One row and many, at a common and at a large vocabulary."""
     return SampleCase(1, 151_936), SampleCase(64, 32_000), SampleCase(64, 151_936)
 
 
 @dataclass(frozen=True)
 class LatentCase:
-    """Latent attention of rows with so many queries each, to entries as long as DeepSeek's."""
+    """Latent attention with DeepSeek's entry sizes; rows have this many queries each."""
 
     dtype: str
     heads: int
@@ -84,7 +84,7 @@ class LatentCase:
 
 
 def latent_cases() -> tuple[LatentCase, ...]:
-    """DeepSeek-V3 on one device and on eight, decoding and with prompts, and in float32."""
+    """DeepSeek-V3 on one and on eight devices, decode and prefill, and in float32."""
     return (
         LatentCase("bfloat16", 128), LatentCase("bfloat16", 16), LatentCase("bfloat16", 16, 32),
         LatentCase("float32", 16),
@@ -93,7 +93,7 @@ def latent_cases() -> tuple[LatentCase, ...]:
 
 @dataclass(frozen=True)
 class RecurrentCase:
-    """The recurrence of a model's layers on one of some devices, for so many rows."""
+    """The recurrence of a model's layers, on one of some devices, for this many rows."""
 
     model: str
     rows: int
@@ -105,7 +105,7 @@ class RecurrentCase:
 
 
 def recurrent_cases() -> Iterator[RecurrentCase]:
-    """One row and many, all heads and an eighth."""
+    """One row and many; all heads and an eighth."""
     for model in ("qwen3-next-80b-a3b", "granite-4-h-small"):
         for rows, devices in ((1, 1), (64, 1), (64, 8)):
             yield RecurrentCase(model, rows, devices)
@@ -113,7 +113,7 @@ def recurrent_cases() -> Iterator[RecurrentCase]:
 
 @dataclass(frozen=True)
 class ExpertsCase:
-    """One layer of experts on one of some devices, for so many tokens."""
+    """A MoE layer on one of some devices, for this many tokens."""
 
     model: str
     tokens: int
@@ -126,7 +126,7 @@ class ExpertsCase:
 
 
 def expert_cases() -> Iterator[ExpertsCase]:
-    """Every height of tile; shards of experts; few experts that are large."""
+    """Every tile height, expert-parallel shards, and few large experts."""
     for tokens in (64, 512, 2048, 8192):
         yield ExpertsCase("qwen3-30b-a3b", tokens)
     for tokens in (64, 8192):
@@ -137,7 +137,7 @@ def expert_cases() -> Iterator[ExpertsCase]:
 
 @dataclass(frozen=True)
 class CodedCase:
-    """A matmul with a weight of few bits, or a layer of experts with such weights."""
+    """A matmul, or MoE layer, with quantized weights of few bits."""
 
     kind: Literal["int4", "int8", "fp4", "fp8"]
     group: int
@@ -158,8 +158,8 @@ class CodedCase:
 
 
 def coded_cases() -> Iterator[CodedCase]:
-    """Llama-3.1-8B's queries, keys and values; experts of gpt-oss and of DeepSeek-V3 on eight
-    devices. One row, a few, and a prompt."""
+    """Llama-3.1-8B's QKV projection; experts of gpt-oss and DeepSeek-V3 on eight devices; one row,
+    a few, and a prefill."""
     for rows in (8, 64, 2048):
         yield CodedCase("int4", 128, rows)
         yield CodedCase("int4", 128, rows, zeros=True)
@@ -181,7 +181,7 @@ def coded_cases() -> Iterator[CodedCase]:
 
 @dataclass(frozen=True)
 class StepCase:
-    """One step of a model with real shapes."""
+    """One step of a model of real size."""
 
     model: str
     decode_rows: int
@@ -305,7 +305,7 @@ def step_cases() -> Iterator[StepCase]:
 
 
 def divided_cases() -> Iterator[StepCase]:
-    """Steps whose tokens, new or cached, devices divide."""
+    """Steps with context parallelism: tokens or the cache are sharded over devices."""
     # Fewer KV heads than devices, which divide the cached tokens of each request.
     for model, context in (("qwen3-30b-a3b", 2), ("deepseek-v3", 8)):
         yield StepCase(

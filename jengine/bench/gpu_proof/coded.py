@@ -1,4 +1,4 @@
-"""The kernel calls of matmuls with weights of few bits."""
+"""Kernel calls of matmuls with few-bit quantized weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOAT8_CAPABILITY = 89
 
 
 def coded_calls(case: CodedCase, capability: int) -> Iterator[Any]:
-    """Those of one matmul, or of a layer of experts; none on devices that lack its numbers."""
+    """Kernel calls of a matmul or MoE layer; none for devices without its number format."""
     use: dict[str, Any] = {"implementation": "triton"}
     if case.experts:
         yield from expert_calls(case)
@@ -40,7 +40,7 @@ def coded_calls(case: CodedCase, capability: int) -> Iterator[Any]:
 
 
 def expert_calls(case: CodedCase) -> Iterator[Any]:
-    """Both matmuls of a layer of experts, gated in the kernel or by XLA."""
+    """Both matmuls of a MoE layer, with gating in the kernel or by XLA."""
     use: dict[str, Any] = {"implementation": "triton"}
 
     def layer(x: Any, chosen: Any, scales: Any, gate_up: Any, down: Any) -> Any:
@@ -60,7 +60,7 @@ def expert_calls(case: CodedCase) -> Iterator[Any]:
 
 
 def coded_weight(case: CodedCase, inputs: int, columns: int, *experts: int) -> CodedWeight:
-    """A weight without data: shapes in place of arrays."""
+    """An abstract quantized weight: shapes in place of arrays."""
     array: Callable[..., Any] = shape
     part = part_for(case.kind, inputs, case.group)
     assert part is not None, f"{case} has no whole blocks"

@@ -1,4 +1,5 @@
-"""A target without a device: the description of an H200 for XLA, and the environment."""
+"""A compile target without hardware: XLA's description of an H200, and the environment
+variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Layers in the host's memory in compiled steps: what is copied from there, and beside what.
+"""CPU offload in compiled steps: which bytes are copied from the host, and whether copies overlap
+compute.
 
 In: shapes of leaves, a program's text and its list of thunks. Out: shapes for such a program, and
 bytes and counts of its copies.
@@ -32,11 +33,10 @@ WORK = re.compile(r"\d+: (?:kCommandBuffer|kGemm|kCustomKernel|kCublasLtMatmul)"
 
 
 class OnHost(NamedSharding):
-    """A sharding in the host's memory of devices that are not there: they name no memories."""
+    """Host-memory sharding for absent devices, which report no memory kinds."""
 
     @property
     def memory_kind(self) -> str:
-        """The host's."""
         return HOST
 
     def __eq__(self, other: object) -> bool:
@@ -49,14 +49,14 @@ class OnHost(NamedSharding):
 def places_for(
     case: StepCase, config: ModelConfig, places: StagePlaces, matmuls: Any
 ) -> StagePlaces:
-    """The places of parameters, with as many layers on the host as the case says."""
+    """Shardings of parameters, with as many layers on the host as the case says."""
     if not case.on_host:
         return places
     return spared(case.on_host, abstract_model(config), places, matmuls)
 
 
 def shapes_for(order: LeafOrder) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes of leaves for a compiler without devices."""
+    """Abstract leaves for a compiler without devices."""
     return tuple(
         jax.ShapeDtypeStruct(
             one.shape, one.dtype, sharding=OnHost(one.sharding.mesh, one.sharding.spec)
@@ -68,14 +68,14 @@ def shapes_for(order: LeafOrder) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def host_facts(text: str, thunks: list[str]) -> dict[str, float]:
-    """What a step copies from the host's memory, and how many copies no kernel runs beside."""
+    """Bytes a step copies from the host, and the number of copies that no kernel overlaps."""
     copies, beside = copies_beside_work(thunks)
     gb = round(copied_from_host(text) / 1e9, 3)
     return {"host_gb": gb, "host_copies": copies, "late_copies": copies - beside}
 
 
 def copied_from_host(text: str) -> int:
-    """Bytes that a program copies from the host's memory."""
+    """Bytes that a program copies from host memory."""
     return sum(
         math.prod(int(size) for size in sizes.split(",") if size) * int(bits) // 8
         for _, bits, sizes in FROM_HOST.findall(text)
@@ -83,7 +83,7 @@ def copied_from_host(text: str) -> int:
 
 
 def copies_beside_work(thunks: list[str]) -> tuple[int, int]:
-    """How many copies run in the background, and during how many of them kernels run."""
+    """Number of asynchronous copies, and how many of them overlap kernels."""
     under_way: dict[str, bool] = {}  # whether kernels have run since
     copies = beside = 0
     for line in thunks:

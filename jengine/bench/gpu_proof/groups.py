@@ -1,4 +1,4 @@
-"""What compiled steps show of tokens that groups of devices divide: matmuls and collectives.
+"""Context parallelism in compiled steps: matmul sizes and collectives.
 
 In: the text of a compiled step. Out: facts, and what is wrong with them.
 """
@@ -35,7 +35,7 @@ EXPECTED: dict[str, tuple[int, dict[str, int]]] = {
 
 
 def group_facts(text: str) -> dict[str, Any]:
-    """The most rows of any matmul, and all collectives of the step."""
+    """Largest number of rows of any matmul, and all collectives of the step."""
     return {
         "matmul_rows": max((int(rows) for rows in MATMUL.findall(text)), default=0),
         "collectives": dict(sorted(Counter(COLLECTIVE.findall(text)).items())),
@@ -43,7 +43,7 @@ def group_facts(text: str) -> dict[str, Any]:
 
 
 def group_problems(row: Mapping[str, Any]) -> Iterator[str]:
-    """Each device computes its own tokens, and nothing travels but what has to."""
+    """Deviations from the expected matmul sizes and collectives."""
     if row["step"] not in EXPECTED:
         return
     names = "matmul_rows", "collectives"

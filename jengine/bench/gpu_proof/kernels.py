@@ -1,4 +1,4 @@
-"""Compiles every kernel call of the cases for one device; prints the assembler's report as JSON.
+"""Compiles every case's kernels for one device; prints the assembler's report as JSON.
 
     python -m jengine.bench.gpu_proof.kernels 90
 
@@ -63,7 +63,7 @@ SHOWN = ("TOKENS", "PART_TOKENS", "SLOTS", "TILE_ROWS", "TILE_COLUMNS", "TILE_DE
 
 
 class Resources(NamedTuple):
-    """The resources of one program of a kernel."""
+    """Registers, shared memory and spills of one kernel program."""
 
     registers: int  # per thread
     spilled_bytes: int  # per thread, stored and loaded
@@ -71,7 +71,7 @@ class Resources(NamedTuple):
 
 
 def resources(ptx: str, shared_bytes: int, capability: int) -> Resources:
-    """Assemble PTX and read the assembler's report."""
+    """Assemble PTX with ptxas and parse its report."""
     # Matrix instructions of Hopper and later belong to the `a` variants of an architecture.
     architecture = f"sm_{capability}" + "a" * (capability >= 90)
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def resources(ptx: str, shared_bytes: int, capability: int) -> Resources:
 
 
 def calls(case: KernelCase) -> Iterator[Any]:
-    """The kernel calls, as equations of a traced program, that a case's operations make."""
+    """Kernel calls of a case's operations, as equations of a jaxpr."""
     heads = KV_HEADS * case.group
     kind = CODES[case.codes] if case.codes else jnp.dtype(case.dtype)
     sizes = 2, 10_000, case.block_size, KV_HEADS, case.head_dim
@@ -160,7 +160,7 @@ def latent_calls(case: LatentCase) -> Iterator[Any]:
 
 
 def recurrent_calls(case: RecurrentCase) -> Iterator[Any]:
-    """The kernel call that updates the states of a model's first recurrent layer."""
+    """The kernel call that updates the states of the first recurrent layer."""
     layers = model_config(PUBLISHED[case.model]).layers
     mixer = next(layer.mixer for layer in layers if isinstance(layer.mixer, RECURRENT))
     rows, integer = case.rows, partial(shape, dtype="int32")
@@ -187,7 +187,7 @@ def recurrent_calls(case: RecurrentCase) -> Iterator[Any]:
 
 
 def sampling_calls(rows: int, vocab: int) -> Iterator[Any]:
-    """The kernel calls that draw a token for each row of logits."""
+    """The kernel calls that sample a token per row of logits."""
     settings = [shape((rows,), kind) for kind in ("float32", "int32", "float32", "float32")]
     yield from traced(
         partial(sample_tokens, implementation="triton"),
@@ -196,7 +196,7 @@ def sampling_calls(rows: int, vocab: int) -> Iterator[Any]:
 
 
 def expert_calls(case: ExpertsCase) -> Iterator[Any]:
-    """The kernel calls of one layer of experts: two of a kind where rows are sorted in parts."""
+    """Kernel calls of a MoE layer; two of a kind where the sort is split in parts."""
     config = model_config(PUBLISHED[case.model])
     experts, hidden = config.layers[0].ffn, config.hidden_size
     assert isinstance(experts, ExpertsConfig)
@@ -217,7 +217,7 @@ def expert_calls(case: ExpertsCase) -> Iterator[Any]:
 
 
 def measured(equation: Any, capability: int) -> dict[str, Any]:
-    """The resources of one kernel call on a device."""
+    """Resources of one kernel call on a device."""
     parameters = equation.params
     kernel, launch = parameters["kernel"], launch_for(parameters["launch"], capability)
     arrays = [*(variable.aval for variable in equation.invars), *parameters["out"]]
@@ -238,7 +238,7 @@ def measured(equation: Any, capability: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one list as JSON."""
+    """Print one JSON list."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("capability", type=int)
     parser.add_argument("--dtype", help="only cases of this type, or of `codes`")

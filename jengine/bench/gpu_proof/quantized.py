@@ -1,4 +1,4 @@
-"""Models with weights of few bits: their configs, and plain copies of weights in compiled steps."""
+"""Few-bit quantized models: their configs, and dequantized copies of weights in compiled steps."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ QUANTIZED_FILES: dict[str, dict[str, Any]] = {
 
 
 def config_of(case: StepCase) -> ModelConfig:
-    """The model, or its first layers."""
+    """The model's config, optionally cut to its first layers."""
     config = _whole(case)
     return replace(config, layers=config.layers[: case.layers]) if case.layers else config
 
 
 def _whole(case: StepCase) -> ModelConfig:
-    """The model with its weights as files hold them, or rounded at load."""
+    """The model with weights quantized as in its checkpoint, or at load."""
     if case.quantization in QUANTIZED_FILES:
         stored = {"quantization_config": QUANTIZED_FILES[case.quantization]}
         return model_config({**PUBLISHED[case.model], **stored})
@@ -50,7 +50,7 @@ def _whole(case: StepCase) -> ModelConfig:
 
 
 def plain_weights(text: str, case: StepCase) -> int:
-    """Arrays of plain numbers that the program makes in the size of a weight of few bits.
+    """Arrays the size of a quantized weight that the program materialises dequantized.
 
     What a fusion has inside is in no memory, and begins with the fusion's own parameters.
     """
@@ -76,7 +76,7 @@ def plain_weights(text: str, case: StepCase) -> int:
 
 
 def few_bits_shapes(config: ModelConfig) -> set[tuple[tuple[int, ...], str]]:
-    """Shapes and types of the weights that are not plain."""
+    """Shapes and dtypes of the quantized weights."""
     modules = (module for _, module in nnx.iter_modules(abstract_model(config)))
     specs = [
         module.scheme.quantized.prepared(module.shape, config.dtype)["weight"]

@@ -1,4 +1,4 @@
-"""Results as tables, and the regressions between two of them. No jax."""
+"""Results as tables, and regressions between two results. No jax."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SLACK = 1.1
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Everything as Markdown."""
+    """The whole result as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     parts = [f"Compiled without a GPU; nothing was run or timed. {versions}.\n"]
     if result["steps"]:
@@ -113,7 +113,7 @@ def step_table(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
-    """One line per kernel and case, the devices side by side."""
+    """One line per kernel and case, with a column per device."""
     capabilities = sorted({row["capability"] for row in kernels})
     lines: dict[tuple[Any, ...], dict[int, str]] = {}
     for row in kernels:
@@ -132,7 +132,7 @@ def table(head: Sequence[str], body: Iterator[Sequence[Any]]) -> str:
 
 
 def worse(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
-    """The regressions of a change. Only cases in both results are compared."""
+    """Regressions between two results, over cases in both."""
     before = {row["step"]: row for row in old["steps"]}
     pairs = [(row, before[row["step"]]) for row in new["steps"] if row["step"] in before]
     return [
@@ -143,8 +143,8 @@ def worse(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
 
 
 def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
-    """No kernel may spill registers, on any device, and attention must overlap loads with matmuls:
-    on Hopper with those of a whole warp group, in prefill."""
+    """Violations: register spills; attention loops without load/compute overlap; releases without a
+    barrier; prefill attention without wgmma on Hopper."""
     name = f"{row['kernel']} for {row['case']} on sm_{row['capability']}"
     if row["spilled_bytes"]:
         yield f"{name} spills {row['spilled_bytes']} bytes"
@@ -163,7 +163,7 @@ def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
-    """The conditions on every step with our kernels."""
+    """Violated conditions on steps that use jengine's kernels."""
     if not row["kernel_calls"]:
         return
     # Every collective that is not captured ends a graph.
@@ -205,7 +205,7 @@ def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def growth(row: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """Launches and temporaries may vary a little between versions of XLA."""
+    """Increases in launches and temporaries beyond what XLA versions may vary by."""
     for name in ("launches", "temporary_mb"):
         if row[name] > before[name] * SLACK:
             yield f"{row['step']}: {name} is {row[name]}, and was {before[name]}"

@@ -75,7 +75,7 @@ NO_LAUNCH = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncS
 
 
 def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> StepCompiler:
-    """The engine's own compiler of steps, over shapes without data."""
+    """The engine's step compiler, over abstract arrays."""
     whole = placement_of(case, config, devices)
     placement = whole.replicas[0]  # the one that the shapes of states and inputs are of
     layout = stage_layout(config, case.stages)
@@ -117,7 +117,7 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
 
 
 def placement_of(case: StepCase, config: ModelConfig, devices: np.ndarray) -> Placement:
-    """The placement of all replicas."""
+    """The placement over all replicas."""
     heads = tuple(spec.kv_heads for spec in config.cache_specs)
     parts = np.split(devices, case.replicas, axis=1)
     mesh = mesh_of_replicas([engine_mesh(part, heads, case.context, case.groups) for part in parts])
@@ -130,7 +130,7 @@ def placement_of(case: StepCase, config: ModelConfig, devices: np.ndarray) -> Pl
 def adapters_for(
     case: StepCase, config: ModelConfig, shapes: StepShapes, placement: Placement
 ) -> AdapterProgram | None:
-    """The arrays of adapters, without data."""
+    """Abstract adapter arrays."""
     if not case.adapters:
         return None
     implementation = implementation_of(shapes, placement)
@@ -148,8 +148,8 @@ def adapters_for(
 
 
 def compiled_step(case: StepCase) -> tuple[Any, int]:
-    """The executable, and the bytes on each device of what it must not copy: the cache or, behind
-    the model, logits."""
+    """The executable, and per-device bytes of what it must not copy: the KV cache or, for heads,
+    logits."""
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=H200, topology=f"1x1x{case.devices}"
     )
@@ -208,7 +208,7 @@ def program_facts(compiled: Any, dump: Path, case: StepCase, cache_bytes: int) -
 
 
 class Thunks(NamedTuple):
-    """What XLA's list of thunks shows of a step."""
+    """Facts from XLA's thunk list of a step."""
 
     launches: Counter[str]  # by kind
     buffers: int  # command buffers
@@ -219,7 +219,7 @@ class Thunks(NamedTuple):
 
 
 def thunks(dump: Path, part: Part = Part.STEP) -> Thunks:
-    """Read XLA's list of a part of a step."""
+    """Parse XLA's thunk list of a part of a step."""
     (listing,) = dump.glob(f"*{part.value}.thunk_sequence_after_thunk_passes.txt")
     lines = [line for line in listing.read_text().splitlines() if THUNK.match(line)]
     found = [THUNK.match(line) for line in lines]
@@ -234,7 +234,7 @@ def thunks(dump: Path, part: Part = Part.STEP) -> Thunks:
 
 
 def copied_bytes(text: str) -> list[int]:
-    """Bytes of every array that the program copies in a separate operation."""
+    """Bytes per array that the program copies in a separate operation."""
     found = re.findall(r"= \(?(\w+?)(\d+)?\[([\d,]*)\]\S*(?: [^=]*?)? copy(?:-start)?\(", text)
     return [
         math.prod(int(size) for size in sizes.split(",") if size) * int(bits or 8) // 8
@@ -243,7 +243,7 @@ def copied_bytes(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Print one object as JSON."""
+    """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("number", type=int)
     parser.add_argument("dump", type=Path)

@@ -1,4 +1,4 @@
-"""The kernel calls that a function makes, found by tracing it with shapes in place of arrays."""
+"""Finds a function's kernel calls by abstract tracing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pallas_kernels.launch.call import kernel_call
 
 
 def shape(sizes: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-    """An array without data."""
+    """An abstract array."""
     return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
 
 
 def traced(function: Any, *arguments: Any) -> Iterator[Any]:
-    """The kernel calls of a function, however deep."""
+    """Kernel calls of a function, at any depth."""
     yield from inside(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def inside(jaxpr: Any) -> Iterator[Any]:
-    """Those of a traced program and of the programs in it."""
+    """Kernel calls of a jaxpr and its sub-jaxprs."""
     for equation in jaxpr.eqns:
         if equation.primitive is kernel_call:
             yield equation

@@ -1,4 +1,4 @@
-"""A server under load for minutes, with faults: what is lost, leaked or wrong at the end.
+"""Soak test: a server under minutes of load with faults; reports lost, leaked or wrong results.
 
     python -m jengine.bench.marathon MODEL [--seconds 600 | --requests 10000] [-- server's flags]
 

@@ -1,4 +1,4 @@
-"""The command line of the marathon: prints what happened, and the JSON as the last line."""
+"""Command line: prints a summary, and the JSON as the last line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ ABOUT = "A server under load for minutes, with faults."
 
 
 def printed(result: dict[str, Any]) -> str:
-    """What happened, for people."""
     canary = result["canary"]
     lines = [
         f"Marathon: {result['requests']} requests in {result['seconds']:g} s, "

@@ -1,4 +1,4 @@
-"""The canary: one greedy request, again and again, whose tokens must never change.
+"""Canary: repeats one greedy request, whose tokens must never change.
 
 In: a port. Out: how many answers there were, how many were other tokens, how many failed, and when.
 """
@@ -23,7 +23,7 @@ PATIENCE = Manner(patience=60.0)
 
 
 class Canary:
-    """Sings twice a second. The first song, before any load, is the one to compare with."""
+    """Sends the request twice a second. The first answer, before any load, is the reference."""
 
     def __init__(self, port: int, is_disturbed: Callable[[], bool], pause: float = 0.5) -> None:
         self.port = port
@@ -38,20 +38,20 @@ class Canary:
         self.disturbed_failures = 0
 
     async def learn(self) -> None:
-        """Sing for the first time."""
+        """Get the reference answer."""
         reply = await self._ask()
         self.song = song_of(reply)
         if self.song is None:
             raise RuntimeError(f"the canary got no answer: {reply}")
 
     async def sing(self) -> None:
-        """Sing until it is cancelled."""
+        """Send until cancelled."""
         while True:
             await self.once()
             await asyncio.sleep(self.pause)
 
     async def once(self) -> None:
-        """Sing once and compare."""
+        """Send one request and compare its answer with the reference."""
         disturbed = self._is_disturbed()
         reply = await self._ask()
         disturbed = disturbed or self._is_disturbed()
@@ -71,7 +71,7 @@ class Canary:
 
 
 def song_of(reply: Reply) -> Any:
-    """The tokens of an answer and its text; None if it failed."""
+    """(token ids, text) of an answer; None if it failed."""
     if reply.status != 200 or not reply.is_whole:
         return None
     choice = json.loads(reply.body)["choices"][0]

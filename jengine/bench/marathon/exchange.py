@@ -1,4 +1,4 @@
-"""One HTTP request on a connection of its own, by a client that may be slow or leave.
+"""One HTTP request on its own connection, by a client that may read slowly or disconnect.
 
 In: a route and a body. Out: what came back. HTTP/1.0, so that the server closes the connection at
 the end and the bytes of a body are the body.
@@ -17,7 +17,7 @@ DONE = "data: [DONE]"
 
 
 class Manner(NamedTuple):
-    """How a client reads."""
+    """How a client reads: speed, timeout, and when it disconnects."""
 
     leaves_after: int | None = None  # bytes of the response, then it closes the connection
     pause: float = 0.0  # seconds after each small piece that it reads
@@ -28,7 +28,7 @@ PATIENT = Manner()
 
 
 class Reply(NamedTuple):
-    """What a client got. Status 0: nothing that is HTTP."""
+    """A client's view of a response. Status 0: no valid HTTP."""
 
     status: int
     headers: dict[str, str]
@@ -38,28 +38,28 @@ class Reply(NamedTuple):
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events of a stream, without the last one."""
+        """The SSE events, without the final [DONE]."""
         lines = (line for line in self.body.split("\n\n") if line.startswith("data: "))
         return [json.loads(line[6:]) for line in lines if line != DONE]
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the response has arrived."""
+        """Whether the complete response has arrived."""
         if "text/event-stream" in self.headers.get("content-type", ""):
             return self.body.rstrip().endswith(DONE)
         return len(self.body.encode()) == int(self.headers.get("content-length", -1))
 
     @property
     def has_error(self) -> bool:
-        """Whether a stream ended with an error."""
+        """Whether the stream ended with an error event."""
         return any("error" in event for event in self.events)
 
 
 async def exchange(
     port: int, method: str, path: str, body: Any = None, manner: Manner = PATIENT
 ) -> Reply:
-    """Send a request to a server on this machine, and read in the client's manner. A body of bytes
-    is sent as it is."""
+    """Send a request to a local server, and read as `manner` says. A body of bytes is sent
+    unchanged."""
     is_ready = isinstance(body, bytes)
     data = body if is_ready else b"" if body is None else json.dumps(body).encode()
     head = (
@@ -85,7 +85,7 @@ async def exchange(
 
 
 async def _read(reader: asyncio.StreamReader, got: bytearray, manner: Manner) -> bool:
-    """Read to the end; True if the client leaves before it."""
+    """Read to the end; True if the client disconnects before it."""
     size = SLOW_PIECE if manner.pause else PIECE
     while manner.leaves_after is None or len(got) < manner.leaves_after:
         piece = await reader.read(size)

@@ -1,4 +1,4 @@
-"""The injector: stops processes of a server for a while, and kills them.
+"""Fault injector: suspends (SIGSTOP) and kills processes of a server.
 
 In: a server. Out: what was done, and how long it took until requests were answered again. While a
 fault lasts, and until the server answers again, `active` is true. Only a process that is killed
@@ -27,7 +27,7 @@ FAULTS = ("stop engine", "kill engine", "stop server", "kill server")
 
 @dataclass(frozen=True)
 class Injection:
-    """One fault and what came of it."""
+    """One fault and its outcome."""
 
     fault: str
     at: float  # seconds since the beginning
@@ -36,12 +36,11 @@ class Injection:
     problem: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
 
 class Injector:
-    """One fault after the other, with pauses."""
+    """Injects one fault after another, with pauses."""
 
     def __init__(self, server: ServerProcess, *, start_limit: float, stop_seconds: float) -> None:
         self.server = server
@@ -53,13 +52,13 @@ class Injector:
         self._began = time.monotonic()
 
     async def inject(self, pause: float) -> None:
-        """Inject until it is cancelled, which waits for nothing."""
+        """Inject until cancelled; cancellation takes effect at once."""
         for fault in itertools.cycle(FAULTS):
             await asyncio.sleep(pause)
             await self.once(fault)
 
     async def once(self, fault: str) -> None:
-        """One fault, to the end of the recovery."""
+        """Inject one fault, and wait for recovery."""
         at = time.monotonic() - self._began
         what, _, where = fault.partition(" ")
         self.active, self.killing = True, what == "kill"
@@ -84,7 +83,7 @@ class Injector:
         return ""
 
     async def _kill(self, target: psutil.Process) -> tuple[int | None, str]:
-        """Kill one process, see the others end by themselves, and start a new server."""
+        """Kill one process, check that the others exit by themselves, and start a new server."""
         self.server.family()
         target.kill()
         problem = ""
@@ -101,7 +100,7 @@ class Injector:
         return status, problem.strip()
 
     async def _recovery(self) -> float | None:
-        """Seconds until the server is ready for requests; None if it never is."""
+        """Seconds until the server is ready; None if it does not recover."""
         began = time.monotonic()
         while time.monotonic() - began < self.start_limit:
             if await is_ready(self.server.port):
@@ -111,12 +110,11 @@ class Injector:
 
 
 async def is_ready(port: int) -> bool:
-    """Whether a server takes requests."""
     return (await exchange(port, "GET", "/health/ready", manner=QUICK)).status == 200
 
 
 async def wait_until_ready(server: ServerProcess, seconds: float) -> bool:
-    """Wait for a server that has just been started; False if it ends or takes too long."""
+    """Wait for a newly started server; False if it exits or times out."""
     end = time.monotonic() + seconds
     while server.is_running and time.monotonic() < end:
         if await is_ready(server.port):

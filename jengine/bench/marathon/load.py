@@ -1,4 +1,4 @@
-"""Load of many kinds of clients: patient, slow, leaving at any moment, mistaken.
+"""Load from many kinds of clients: patient, slow, disconnecting, sending invalid requests.
 
 In: a port. Out: how often each kind of request ended in each way. An answer to a client that stays
 is whole, or an HTTP error that says when to come again; everything else is counted as lost.
@@ -32,7 +32,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 class Load:
-    """So many clients at once; each begins its next request when the last one has ended."""
+    """Concurrent clients, each with one request at a time (closed loop)."""
 
     def __init__(self, port: int, clients: int, is_disturbed: Callable[[], bool]) -> None:
         self.port = port
@@ -45,14 +45,14 @@ class Load:
         self._stopping = False
 
     async def run(self, requests: int | None) -> None:
-        """Send until `stop` is called, or so many requests have been sent."""
+        """Send until `stop` is called or the number of requests is reached."""
         numbers = iter(range(requests)) if requests else itertools.count()
         async with asyncio.TaskGroup() as group:
             for number in range(self.clients):
                 group.create_task(self._client(random.Random(number), numbers))  # noqa: S311
 
     def stop(self) -> None:
-        """Begin no further request."""
+        """Start no further requests."""
         self._stopping = True
 
     async def _client(self, rng: random.Random, numbers: Iterator[int]) -> None:
@@ -74,7 +74,7 @@ class Load:
 
 
 def request_of(rng: random.Random, number: int) -> tuple[str, str, dict[str, Any], Manner]:
-    """A kind of client, its route, its body, and how it reads."""
+    """Kind of client, route, body and manner of a request."""
     kind = rng.choices(
         ("stream", "whole", "chat", "several", "leaving", "gone at once", "slow", "mistaken"),
         (30, 20, 10, 5, 18, 7, 5, 5),
@@ -112,7 +112,7 @@ def request_of(rng: random.Random, number: int) -> tuple[str, str, dict[str, Any
 
 
 def ending_of(kind: str, reply: Reply) -> str:
-    """How a request ended: as it should, refused for now, or lost."""
+    """Outcome of a request: as expected, refused with a retry hint, or lost."""
     if reply.left or kind == "gone at once":
         return "left"
     if reply.status == 503 and reply.is_whole and "retry-after" in reply.headers:
@@ -125,5 +125,4 @@ def ending_of(kind: str, reply: Reply) -> str:
 
 
 def in_words(reply: Reply) -> str:
-    """A reply for people."""
     return f"status {reply.status}, {reply.problem or 'not whole or an error'}: {reply.body[-300:]}"

@@ -1,4 +1,4 @@
-"""The marathon itself: everything at once, for so long, and the verdict.
+"""Runs load, canary, faults and sampling together, and reports failures.
 
 In: settings. Out: a result as JSON has it, with the list of what failed.
 """
@@ -27,7 +27,7 @@ ENDS_WITHIN = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Marathon:
-    """How long, how much, and with which faults."""
+    """Settings: duration, load and faults."""
 
     model: str
     flags: tuple[str, ...] = ()  # of `jengine serve`
@@ -43,12 +43,12 @@ class Marathon:
 
     @property
     def is_calm(self) -> bool:
-        """Whether there are no faults."""
+        """Whether no faults are injected."""
         return bool(self.requests) or not self.fault_pause
 
 
 class Runners:
-    """The parts of one marathon, over one server."""
+    """The parts of one run, over one server."""
 
     def __init__(self, marathon: Marathon, server: ServerProcess) -> None:
         self.injector = Injector(
@@ -60,7 +60,7 @@ class Runners:
 
 
 async def run(marathon: Marathon, log: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run it all. The server is killed, whatever happens here."""
+    """Run everything. The server is killed in the end, also after an exception here."""
     server = ServerProcess(marathon.model, list(marathon.flags), log, env)
     began = time.monotonic()
     server.start()
@@ -81,7 +81,7 @@ async def run(marathon: Marathon, log: Path, env: dict[str, str] | None = None) 
 
 
 async def under_load(marathon: Marathon, parts: Runners) -> None:
-    """Load, canary, samples and faults, until the time or the requests are over."""
+    """Run load, canary, sampling and faults until time or requests run out."""
     async with (
         alongside(parts.watch.watch(marathon.sample_pause)),
         alongside(parts.canary.sing()),
@@ -101,7 +101,7 @@ async def under_load(marathon: Marathon, parts: Runners) -> None:
 
 @asynccontextmanager
 async def alongside(work: Any) -> AsyncIterator[asyncio.Task[None]]:
-    """Run something until the end of the block; its errors are raised there."""
+    """Run a coroutine for the duration of the block; its errors are raised there."""
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -112,7 +112,7 @@ async def alongside(work: Any) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def end_of(server: ServerProcess) -> dict[str, Any]:
-    """What is held once no request runs, and how the server ends."""
+    """Resources held once idle, and how the server shuts down."""
     end = time.monotonic() + SETTLES_WITHIN
     found = await gauges(server.port)
     while time.monotonic() < end and any(map(found.get, HELD)):
@@ -136,7 +136,6 @@ HELD = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 def result_of(
     marathon: Marathon, parts: Runners, ending: dict[str, Any], **more: float
 ) -> dict[str, Any]:
-    """The result as JSON has it."""
     load, canary, watch = parts.load, parts.canary, parts.watch
     result: dict[str, Any] = {
         "settings": {**asdict(marathon), "flags": list(marathon.flags)},
@@ -167,7 +166,7 @@ def result_of(
 
 
 def failures(marathon: Marathon, result: dict[str, Any]) -> list[str]:
-    """What is not as it must be, in words."""
+    """Violated expectations, as text."""
     canary, slope = result["canary"], result["memory_slope_mib_per_minute"]
     recoveries = [one["recovery_s"] for one in result["injections"]]
     lasts = result["seconds"] >= 120  # memory settles in the first minute

@@ -1,4 +1,4 @@
-"""A server in a process of its own, started as users start it.
+"""A server in its own process, started by its public command line.
 
 In: a model and flags. Out: a port, its processes, its log. Must not know load or faults.
 """
@@ -22,11 +22,11 @@ GLANCE = 0.05
 
 
 class ServerFailed(JengineError, RuntimeError):
-    """The server did not do what it must."""
+    """The server did not start, respond or stop as required."""
 
 
 class ServerProcess:
-    """`jengine serve`, which may be started again after it has ended."""
+    """`jengine serve`; may be restarted after it has ended."""
 
     def __init__(self, model: str, flags: list[str], log: Path, env: dict[str, str] | None = None):
         self.port = free_port()
@@ -38,7 +38,7 @@ class ServerProcess:
         self._known: dict[int, psutil.Process] = {}  # every process that it ever had
 
     def start(self) -> None:
-        """Start it, and go on while it loads."""
+        """Start the process; does not wait until it is ready."""
         with self.log.open("ab") as log:
             self._process = self._popen(log)
 
@@ -49,17 +49,15 @@ class ServerProcess:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The server's own process."""
         assert self._process is not None, "it was started"
         return self._process
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has not ended."""
         return self.process.poll() is None
 
     def family(self) -> list[psutil.Process]:
-        """The server's process and all below it."""
+        """The server process and its descendants."""
         try:
             top = psutil.Process(self.process.pid)
             found = [top, *top.children(recursive=True)]
@@ -69,11 +67,11 @@ class ServerProcess:
         return found
 
     def engines(self) -> list[psutil.Process]:
-        """The processes of engine cores: those below the server's that run our code."""
+        """Engine-core processes: descendants that run jengine."""
         return [one for one in self.family()[1:] if _is_python(one)]
 
     def orphans(self) -> list[psutil.Process]:
-        """Processes that outlived the server's own."""
+        """Descendants that outlived the server process."""
         return [
             one
             for one in self._known.values()
@@ -81,7 +79,7 @@ class ServerProcess:
         ]
 
     def resident_bytes(self) -> int:
-        """Resident memory of all its processes."""
+        """RSS summed over its processes."""
         total = 0
         for one in self.family():
             try:
@@ -91,7 +89,8 @@ class ServerProcess:
         return total
 
     def wait_until_ended(self, seconds: float) -> int:
-        """The exit status, within so many seconds; afterwards no process may be left."""
+        """Wait for exit, and briefly for descendants; returns the status. Raises ServerFailed after
+        `seconds`."""
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
@@ -100,19 +99,19 @@ class ServerProcess:
         return status
 
     def _wait_for_orphans(self) -> None:
-        """Whoever is to end does so a little later than the server's own process."""
+        """Allow descendants a moment to exit after the server process."""
         end = time.monotonic() + GLANCE * 20
         while self.orphans() and time.monotonic() < end:
             time.sleep(GLANCE)
 
     def terminate(self, seconds: float) -> int:
-        """Ask it to end; its exit status."""
+        """Send SIGTERM; returns the exit status."""
         self.family()
         self.process.send_signal(signal.SIGTERM)
         return self.wait_until_ended(seconds)
 
     def kill(self) -> None:
-        """End everything that it ever started."""
+        """Kill every process it ever started."""
         self.family()
         for one in self._known.values():
             try:
@@ -126,7 +125,6 @@ class ServerProcess:
             self._wait_for_orphans()
 
     def log_text(self) -> str:
-        """What it has said so far."""
         return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
 
 

@@ -1,4 +1,4 @@
-"""Samples of a server's memory and metrics, and lines of its log that must not be there.
+"""Samples a server's memory and metrics, and scans its log for forbidden lines.
 
 In: a server. Out: samples over time, the slope of its memory, forbidden lines. Faults that are
 injected explain errors in the log; nothing explains a forgotten exception.
@@ -30,7 +30,7 @@ CALM = re.compile(r"\b(ERROR|CRITICAL)\b|Traceback \(most recent call last\)")
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a server."""
+    """One sample of memory and metrics."""
 
     at: float  # seconds since the beginning
     resident_mb: float
@@ -40,7 +40,7 @@ class Sample:
 
 
 async def gauges(port: int) -> dict[str, float]:
-    """The sum of each metric over all engines; empty if the server does not tell."""
+    """Each metric summed over engines; empty if the server does not respond."""
     reply = await exchange(port, "GET", "/metrics", manner=QUICK)
     found: dict[str, float] = {}
     if reply.status == 200:
@@ -50,7 +50,7 @@ async def gauges(port: int) -> dict[str, float]:
 
 
 class Watch:
-    """Looks at a server once per `pause`."""
+    """Samples a server every `pause` seconds."""
 
     def __init__(self, server: ServerProcess, is_disturbed: Callable[[], bool]) -> None:
         self.server = server
@@ -61,13 +61,13 @@ class Watch:
         self._read = 0  # characters of the log
 
     async def watch(self, pause: float) -> None:
-        """Sample and scan until it is cancelled."""
+        """Sample and scan until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(pause)
 
     async def look(self) -> None:
-        """Take one sample, and scan what was logged since the last one."""
+        """Take one sample, and scan the log written since the last."""
         disturbed = self._is_disturbed()
         found = await gauges(self.server.port) if self.server.is_running else {}
         self.samples.append(
@@ -82,7 +82,7 @@ class Watch:
         self.scan(disturbed=disturbed or self._is_disturbed())
 
     def scan(self, *, disturbed: bool) -> None:
-        """Look at the new lines of the log."""
+        """Scan new log lines."""
         text = self.server.log_text()
         new, self._read = text[self._read :], len(text)
         for line in new.splitlines():
@@ -90,7 +90,7 @@ class Watch:
                 self.forbidden.append(line[:300])
 
     def memory_slope(self) -> float | None:
-        """MiB per minute that memory grows in the second half; None with too few samples."""
+        """Memory growth in MiB per minute over the second half; None with too few samples."""
         half = [one for one in self.samples if one.at > self.samples[-1].at / 2]
         if len(half) < 4 or half[-1].at - half[0].at < 1:
             return None
@@ -99,7 +99,7 @@ class Watch:
         return round(float(slope), 2)
 
     def usage_growth(self) -> float | None:
-        """Points by which the KV cache is fuller in the last third than in the second."""
+        """Increase of KV cache usage from the middle to the last third, in percentage points."""
         seen = [one.usage for one in self.samples if one.usage is not None]
         third = len(seen) // 3
         if not third:

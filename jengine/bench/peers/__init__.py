@@ -1,5 +1,6 @@
-"""Programs that run a peer on a trace, in the peer's own Python: they import nothing of ours.
+"""Programs that run peer engines on a trace, in the peer's own Python environment; they import
+nothing of jengine.
 
-Each reads its settings as one JSON line, says {"ready": ...}, and then runs the trace once for each
-further line, answering with {"seconds": ..., "generated": ...}.
+Each reads its settings as one JSON line, answers {"ready": ...}, and then runs the trace once per
+further line, answering {"seconds": ..., "generated": ...}.
 """

@@ -1,4 +1,4 @@
-"""Embeddings by another engine: vLLM, sentence-transformers, or transformers as that runs it.
+"""Embeddings by vLLM, sentence-transformers, or transformers with the same pooling.
 
 Prompts are sorted by length and padded in batches of 32, as sentence-transformers does; vLLM is
 given all of them at once. Their mean hidden state, normalised, is the embedding.
@@ -23,7 +23,7 @@ Embed = Callable[[list[list[int]]], None]
 
 
 def in_batches(forward: Callable[[Any, Any], Any]) -> Embed:
-    """What embeds prompts batch by batch, the longest first."""
+    """Returns a function that embeds prompts in batches, longest first."""
     import torch
 
     def embed(prompts: list[list[int]]) -> None:
@@ -41,7 +41,7 @@ def in_batches(forward: Callable[[Any, Any], Any]) -> Embed:
 
 
 def of_transformers(settings: dict[str, Any]) -> tuple[Embed, str]:
-    """transformers, with the pooling of sentence-transformers."""
+    """transformers with mean pooling, as sentence-transformers does."""
     import torch
     import transformers
 
@@ -59,7 +59,6 @@ def of_transformers(settings: dict[str, Any]) -> tuple[Embed, str]:
 
 
 def of_sentence_transformers(settings: dict[str, Any]) -> tuple[Embed, str]:
-    """sentence-transformers itself."""
     import sentence_transformers  # pyrefly: ignore
     import torch
 
@@ -76,7 +75,6 @@ def of_sentence_transformers(settings: dict[str, Any]) -> tuple[Embed, str]:
 
 
 def of_vllm(settings: dict[str, Any]) -> tuple[Embed, str]:
-    """vLLM's offline engine."""
     import vllm  # pyrefly: ignore
 
     llm = vllm.LLM(
@@ -98,7 +96,7 @@ PEERS: dict[str, Callable[[dict[str, Any]], tuple[Embed, str]]] = {
 
 
 def main() -> None:
-    """Load, then embed all prompts for every line that comes in."""
+    """Load the model, then embed all prompts once per input line."""
     # vLLM logs to standard output, where the answers go.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)

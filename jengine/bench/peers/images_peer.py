@@ -1,4 +1,4 @@
-"""Answers about pictures by transformers: Qwen2-VL, in batches that are padded on the left."""
+"""Image question answering by transformers: Qwen2-VL in left-padded batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 class Answering:
-    """The model, its image processor and the text behind each picture."""
+    """The model, its image processor, and the prompt text after each image."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         import torch
@@ -36,7 +36,7 @@ class Answering:
             self.answer(longest_first[begin : begin + size])
 
     def pictures(self, number: int) -> list[Any]:
-        """The pictures that `jengine.bench.images` makes."""
+        """The same images as `jengine.bench.images` generates."""
         import numpy as np
 
         rng = np.random.default_rng((7, number))
@@ -68,7 +68,7 @@ class Answering:
 
 
 def main() -> None:
-    """Load, then answer a round for every line that comes in."""
+    """Load the model, then answer a round per input line."""
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.readline())

@@ -1,4 +1,4 @@
-"""transformers' `generate` on a trace: static batches, padded on the left, greedy."""
+"""transformers' `generate` on a trace: static left-padded batches, greedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transformers
 
 
 def run(model: Any, trace: list[dict[str, Any]], size: int) -> int:
-    """Answer everything, `size` requests at a time; the tokens that were asked for."""
+    """Answer everything in batches of `size`; returns the number of requested tokens."""
     for begin in range(0, len(trace), size):
         batch = trace[begin : begin + size]
         width = max(len(item["prompt_token_ids"]) for item in batch)
@@ -35,7 +35,7 @@ def run(model: Any, trace: list[dict[str, Any]], size: int) -> int:
 
 
 def main() -> None:
-    """Load, then run the trace for every line that comes in."""
+    """Load the model, then run the trace once per input line."""
     settings = json.loads(sys.stdin.readline())
     began = time.perf_counter()
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -14,7 +14,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 def main() -> None:
-    """Start, then run the trace for every line that comes in."""
+    """Load the model, then run the trace once per input line."""
     # vLLM logs to standard output, where the answers go.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""When requests arrive: at a rate, at one that rises, or all at once.
+"""Request arrival times: at a constant or ramping rate, or all at once.
 
 In: settings. Out: seconds from the start for each request.
 """
@@ -28,7 +28,7 @@ def arrivals(settings: LoadSettings, count: int) -> list[float]:
 
 
 def rate_at(settings: LoadSettings, index: int, count: int) -> float:
-    """Requests per second when this one arrives."""
+    """Request rate at the arrival of this request."""
     start, end = settings.ramp_up_start_rps, settings.ramp_up_end_rps
     if settings.ramp_up_strategy is None or start is None or end is None:
         return settings.request_rate

@@ -1,4 +1,5 @@
-"""An executor whose tokens say when they were sampled, and the reading of such tokens.
+"""An executor whose tokens encode the time of sampling, to measure the latency of the serving
+path.
 
 `--executor jengine.bench.serve.clock_model:ClockModel` puts it in place of a model, so that only
 the path of a token is measured: from the end of a step to the client. In: plans. Out: for every row
@@ -33,29 +34,29 @@ BLOCK_SIZE = 16
 
 
 def tokens_of_time(vocab_size: int) -> int:
-    """How many tokens tell the time."""
+    """Number of distinct time tokens."""
     return max(vocab_size - FIRST, 1)
 
 
 def token_at(nanoseconds: int, vocab_size: int) -> int:
-    """The token of a moment of time.monotonic_ns()."""
+    """The token that encodes this time.monotonic_ns()."""
     return min(FIRST, vocab_size - 1) + nanoseconds // TICK_NS % tokens_of_time(vocab_size)
 
 
 def age_ms(token: int, now: float, vocab_size: int) -> float:
-    """Milliseconds from the moment of a token to `now`, of the same clock in seconds."""
+    """Milliseconds from a token's encoded time to `now` (seconds of the same clock)."""
     ticks = int(now * 1e9) / TICK_NS - (token - min(FIRST, vocab_size - 1))
     return ticks % tokens_of_time(vocab_size) * TICK_NS / 1e6
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`executor_options`."""
+    """Options under `executor_options`."""
 
     step_seconds: float = 0.0  # that a step takes at least
 
 
 class ClockStep:
-    """A step that ends when its time has come."""
+    """Future of a step that ends at a given time."""
 
     has_left = True
 
@@ -64,11 +65,10 @@ class ClockStep:
 
     @property
     def ready(self) -> bool:
-        """Whether it has ended."""
         return time.monotonic() >= self._due
 
     def result(self) -> StepOutput:
-        """Wait for the end; its time for every row, also if it is read later."""
+        """Wait for the step's end; the token of every row encodes that end, even if read later."""
         if (left := self._due - time.monotonic()) > 0:
             time.sleep(left)
         token = token_at(round(self._due * 1e9), self._vocab_size)
@@ -76,7 +76,7 @@ class ClockStep:
 
 
 class ClockModel:
-    """The executor. It holds nothing of a request, so it does no work per row."""
+    """The executor. Stateless per request, so without work per row."""
 
     def __init__(self, job: EngineJob) -> None:
         settings = job.settings
@@ -98,22 +98,21 @@ class ClockModel:
 
     @classmethod
     def start(cls, job: EngineJob) -> ClockModel:
-        """There is nothing to load."""
+        """Nothing to load."""
         return cls(job)
 
     def submit(self, plan: Plan) -> ClockStep:
-        """A step begins when the one before has ended."""
+        """Queue a step that begins when the previous one ends."""
         self._last_step = plan.step
         self._last_due = max(self._last_due, time.monotonic()) + self._step_seconds
         rows = sum(entry.wanted is Wanted.TOKENS for entry in plan.entries)
         return ClockStep(rows, self._last_due, self._vocab_size)
 
     def update_weights(self, values: Any) -> None:
-        """There are no parameters to replace."""
         raise RequestError("a clock has no parameters to update.")
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """What workers say of themselves."""
+        """Answer worker calls with fixed values."""
         memory = DeviceMemory("cpu", 1, 0, 0, 0, None, None)
         answers = {"programs": ProgramCounts(0, 0), "memory": memory}
         if method not in answers:
@@ -121,7 +120,6 @@ class ClockModel:
         return [encoded_answer(answers[method])]
 
     def health(self) -> list[WorkerHealth]:
-        """Always well."""
         return [WorkerHealth(0, "this process", self._last_step, 0.0)]
 
     def shutdown(self) -> None:
@@ -129,13 +127,14 @@ class ClockModel:
 
 
 def vocab_size_of(folder: Path) -> int:
-    """The vocabulary's size in a model's config.json."""
+    """`vocab_size` in a model's config.json."""
     found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return int(found["vocab_size"])
 
 
 def ages(tokens: Sequence[tuple[float, Sequence[int]]], vocab_size: int) -> list[float]:
-    """Milliseconds that each token took, from (perf_counter of its arrival, tokens that came)."""
+    """Latency of each token in milliseconds, from (perf_counter at arrival, tokens of the
+    chunk)."""
     # Both clocks count seconds; where they differ, it is by a constant.
     offset = time.monotonic() - time.perf_counter()
     return [age_ms(token, now + offset, vocab_size) for now, ids in tokens for token in ids]

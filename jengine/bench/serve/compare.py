@@ -1,4 +1,4 @@
-"""The same load on a server and on an opponent, in turns: A B A B.
+"""Runs the same load on a server and an opponent, alternating: A B A B.
 
 In: settings, how to open the server and the opponent. Out: the server's result, with the
 opponent's speed and their ratio. All requests are greedy and ignore the end token, so the amount of
@@ -29,12 +29,12 @@ from jengine.errors import ConfigError
 
 
 class Opponent(Protocol):
-    """What runs the same work."""
+    """The other side of a comparison."""
 
     version: str
 
     def run(self) -> tuple[float, int]:
-        """Seconds of one run, and the tokens it made."""
+        """Run the work once; returns (seconds, generated tokens)."""
         ...
 
 
@@ -43,7 +43,7 @@ Challenge = Callable[[list[Conversation]], AbstractContextManager[Opponent]]
 
 
 class ServerUnderLoad:
-    """A server, as one of the two sides."""
+    """A server as one side of a comparison."""
 
     def __init__(self, settings: LoadSettings, work: list[Conversation]) -> None:
         self.settings, self.work = settings, work
@@ -52,7 +52,7 @@ class ServerUnderLoad:
         self.last: dict[str, Any] = {}  # the figures of the last run
 
     def run(self) -> tuple[float, int]:
-        """Seconds of one run, and the tokens it made. Every request must succeed."""
+        """Run the work once; returns (seconds, generated tokens). Raises if a request fails."""
         load = asyncio.run(send(self.settings, self.target, self.work))
         found = figures(load, self.settings)
         if found["failed"]:
@@ -63,7 +63,7 @@ class ServerUnderLoad:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the program of engine_child.py is told."""
+    """Input of the program in engine_child.py."""
 
     model: str
     engine: dict[str, Any]
@@ -71,7 +71,7 @@ class EngineSettings:
 
 
 def fixed_work(settings: LoadSettings) -> LoadSettings:
-    """The settings of a comparison: greedy, and exactly as long as asked for."""
+    """The settings for a comparison: greedy, with fixed output lengths."""
     if settings.dataset_name == "multi_turn" and settings.trace is None:
         raise ConfigError("--against: expected a dataset of single turns, not multi_turn.")
     return replace(settings, sampling={**settings.sampling, "temperature": 0.0}, ignore_eos=True)
@@ -79,7 +79,7 @@ def fixed_work(settings: LoadSettings) -> LoadSettings:
 
 @contextmanager
 def engine(model: str, settings: dict[str, Any], work: list[Conversation]) -> Iterator[Opponent]:
-    """The engine in a process without a server."""
+    """The engine in a process without an HTTP server, as opponent."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "work.jsonl"
         lines = [{"prompt": turn.prompt, "max_tokens": turn.output_len} for (turn,) in work]
@@ -94,7 +94,7 @@ def engine(model: str, settings: dict[str, Any], work: list[Conversation]) -> It
 def other_server(
     settings: LoadSettings, opened: AbstractContextManager[str], work: list[Conversation]
 ) -> Iterator[Opponent]:
-    """Another server, under the same load."""
+    """Another server under the same load, as opponent."""
     with opened as url:
         named = replace(settings, base_url=url, model_name=None)
         yield ServerUnderLoad(named, work)
@@ -107,7 +107,7 @@ def compare(
     challenge: Challenge,
     note: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Run both once, then `repeats` times in turns; the median run counts."""
+    """One warm-up run each, then `repeats` alternating runs; the median counts."""
     ours_target = Target(settings)
     vocabulary = vocabulary_of(settings.tokenizer, ours_target.root)
     work = conversations(settings, vocabulary)
@@ -131,7 +131,7 @@ def compare(
 
 
 def summary(runs: list[tuple[float, int]]) -> dict[str, Any]:
-    """Seconds of all runs, and the speed of the median one."""
+    """Seconds of all runs, and throughput of the median run."""
     seconds = statistics.median(seconds for seconds, _ in runs)
     return {
         "seconds": [round(one, 3) for one, _ in runs],

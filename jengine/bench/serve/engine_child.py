@@ -16,7 +16,7 @@ from jengine import LLM, SamplingParams, __version__
 
 
 def main() -> None:
-    """Start an engine, then run the work for every line that comes in."""
+    """Start the engine, then run the work once per input line."""
     # Whatever writes to standard output must not be among the answers.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
@@ -43,12 +43,12 @@ def main() -> None:
 
 
 def prompt_of(prompt: str | list[int]) -> Any:
-    """A prompt as `LLM.generate` takes it."""
+    """A prompt in the form that `LLM.generate` accepts."""
     return prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
 
 
 def say(answers: Any, words: dict[str, Any]) -> None:
-    """One answer, at once."""
+    """Print one answer, flushed."""
     print(json.dumps(words), file=answers, flush=True)
 
 

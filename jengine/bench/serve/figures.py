@@ -1,4 +1,4 @@
-"""The figures of a load: throughput, goodput, and latencies with their percentiles.
+"""Metrics of a load: throughput, goodput, and latency percentiles.
 
 In: replies. Out: a dict with the keys of vLLM's result files, in its units: seconds for lists,
 milliseconds for statistics.
@@ -24,7 +24,7 @@ MOST_ERRORS = 10
 
 @dataclass(frozen=True)
 class Metric:
-    """One latency: its name in keys, in lines, as a heading."""
+    """One latency metric: key, label and heading."""
 
     key: str
     name: str
@@ -43,7 +43,7 @@ LATENCIES = (TTFT, TPOT, ITL, E2EL, QUEUE, WITH_QUEUE)
 
 
 def figures(load: Load, settings: LoadSettings) -> dict[str, Any]:
-    """All figures of a load."""
+    """All metrics of a load."""
     good = [reply for reply in load.replies if reply.success]
     made, read = sum(r.output_len for r in good), sum(r.prompt_len for r in good)
     peak, together = peaks(good)
@@ -67,7 +67,7 @@ def figures(load: Load, settings: LoadSettings) -> dict[str, Any]:
 
 
 def details(load: Load) -> dict[str, Any]:
-    """What --save-detailed keeps of every request."""
+    """Per-request data for --save-detailed."""
     replies = load.replies
     return {
         "input_lens": [reply.prompt_len for reply in replies],
@@ -83,7 +83,7 @@ def details(load: Load) -> dict[str, Any]:
 
 
 def values(metric: Metric, replies: Sequence[Reply]) -> list[float]:
-    """The seconds of a latency, of every request or token that has it."""
+    """Seconds of a latency metric, for every request or token that has it."""
     if metric is ITL:
         return [seconds for reply in replies for seconds in reply.itl]
     if metric is TPOT:
@@ -98,7 +98,7 @@ def values(metric: Metric, replies: Sequence[Reply]) -> list[float]:
 
 
 def shown(settings: LoadSettings) -> list[Metric]:
-    """The latencies to report. Waiting here is one only where it can happen."""
+    """The latency metrics to report; queueing in the client only with a concurrency limit."""
     limited = settings.max_concurrency is not None
     apply = {
         QUEUE.key: limited,
@@ -108,7 +108,7 @@ def shown(settings: LoadSettings) -> list[Metric]:
 
 
 def statistics(replies: Sequence[Reply], settings: LoadSettings) -> dict[str, float]:
-    """Mean, median, deviation and percentiles of each latency, in milliseconds."""
+    """Mean, median, standard deviation and percentiles per metric, in milliseconds."""
     found: dict[str, float] = {}
     for metric in shown(settings):
         milliseconds = np.array(values(metric, replies) or [0.0]) * 1e3
@@ -122,7 +122,7 @@ def statistics(replies: Sequence[Reply], settings: LoadSettings) -> dict[str, fl
 
 
 def goodput(replies: Sequence[Reply], settings: LoadSettings, seconds: float) -> float | None:
-    """Requests per second that met every objective."""
+    """Requests per second that met every SLO."""
     limits = settings.objectives
     if not limits:
         return None
@@ -134,15 +134,15 @@ def goodput(replies: Sequence[Reply], settings: LoadSettings, seconds: float) ->
 
 
 def curve(seconds: Sequence[float]) -> list[float]:
-    """Milliseconds at the percentiles of CURVE."""
+    """Milliseconds at the percentiles in CURVE."""
     if not seconds:
         return []
     return [round(float(one), 3) for one in np.percentile(np.array(seconds) * 1e3, CURVE)]
 
 
 def timeline(replies: Sequence[Reply]) -> dict[str, list[int]]:
-    """For each second: tokens received, and requests that were running. A chunk may hold several
-    tokens: those of an answer are spread evenly over its chunks."""
+    """Per second: tokens received and requests running. Tokens of one answer are spread evenly over
+    its chunks."""
     if not replies:
         return {"tokens": [], "requests": []}
     began = min(reply.started for reply in replies)
@@ -157,11 +157,11 @@ def timeline(replies: Sequence[Reply]) -> dict[str, list[int]]:
 
 
 def peaks(replies: Sequence[Reply]) -> tuple[float, int]:
-    """The most tokens in a second, and the most requests that overlap one."""
+    """Maximum tokens in a second, and maximum concurrent requests."""
     line = timeline(replies)
     return float(max(line["tokens"], default=0)), max(line["requests"], default=0)
 
 
 def first_errors(replies: Sequence[Reply]) -> list[str]:
-    """What the first failed requests said."""
+    """Errors of the first failed requests."""
     return [reply.error for reply in replies if not reply.success][:MOST_ERRORS]

@@ -1,4 +1,4 @@
-"""Servers that a benchmark starts: ours and vLLM's, each in a process of its own.
+"""Starts servers for a benchmark, jengine's or vLLM's, each in its own process.
 
 In: a model and settings. Out: the URL of a server that answers. What it says goes to a file, whose
 end is shown if it fails and, now and then, while it starts.
@@ -44,7 +44,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @contextmanager
 def our_server(model: str, words: Sequence[str]) -> Iterator[str]:
-    """`jengine serve MODEL` with these flags."""
+    """Run `jengine serve MODEL` with these flags."""
     command = [sys.executable, "-m", "jengine", "serve", model, *words]
     with running(command, "jengine serve") as url:
         yield url
@@ -52,7 +52,7 @@ def our_server(model: str, words: Sequence[str]) -> Iterator[str]:
 
 @contextmanager
 def vllm_server(model: str, words: Sequence[str], python: str | None) -> Iterator[str]:
-    """vLLM's server, of a Python that has it."""
+    """Run vLLM's server with the Python that has it installed."""
     program = "vllm.entrypoints.openai.api_server"
     command = [python or sys.executable, "-m", program, "--model", model, *words]
     with running(command, "vllm serve", VLLM_ENVIRONMENT) as url:
@@ -63,7 +63,8 @@ def vllm_server(model: str, words: Sequence[str], python: str | None) -> Iterato
 def running(
     command: Sequence[str], name: str, environment: Mapping[str, str] = NOTHING
 ) -> Iterator[str]:
-    """The URL of a server, which is stopped in the end. Variables that are set already stay."""
+    """Run a server for the duration of the block; yields its URL. Environment variables already set
+    are kept."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as said:
@@ -86,7 +87,7 @@ def running(
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """Inside, SIGTERM ends this program as an error would: the servers that it started end too."""
+    """Inside the block SIGTERM raises, so that started servers are stopped too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -102,7 +103,7 @@ def orderly_end() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """A free TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
 
@@ -110,7 +111,7 @@ def free_port() -> int:
 def wait_until_it_answers(
     url: str, process: subprocess.Popen[bytes], name: str, said: IO[str]
 ) -> None:
-    """Wait until the server is healthy, which it says without a key."""
+    """Poll the health route, which needs no API key, until it succeeds."""
     server, began = Server(Address.of(url)), time.monotonic()
     end, told = began + START_SECONDS, began
     while True:
@@ -131,14 +132,14 @@ def wait_until_it_answers(
 
 
 def end_of(said: IO[str], lines: int = SHOWN_LINES) -> str:
-    """The last lines that a process wrote. It goes on writing where it was."""
+    """The last lines of a process's output; its write position is kept."""
     text = os.pread(said.fileno(), MOST_READ, max(os.fstat(said.fileno()).st_size - MOST_READ, 0))
     shown = text.decode(errors="replace").strip().splitlines()[-lines:]
     return " / ".join(shown) or "no message"
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process to end, and end it if it does not."""
+    """Terminate the process, and kill it if it does not exit."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""Sends the requests of a dataset to a server as they arrive, and collects the replies.
+"""Sends a dataset's requests at their arrival times and collects replies.
 
 In: settings, conversations, an address. Out: a reply per request, and the seconds that all took.
 """
@@ -24,14 +24,14 @@ from jengine.open_files import allow_connections
 
 @dataclass(frozen=True)
 class Load:
-    """All replies of one load, in the order of the dataset."""
+    """Replies of one load, in dataset order."""
 
     replies: list[Reply]
     seconds: float
 
 
 class LoadGenerator:
-    """Runs loads over one set of connections. `told` is called after each reply."""
+    """Runs loads over shared connections. `told` is called after each reply."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LoadGenerator:
         self._count = 0
 
     async def run(self, conversations: Sequence[Conversation]) -> Load:
-        """Send everything; what fails is in its reply."""
+        """Send all requests. Failures are recorded in their replies."""
         allow_connections(sum(map(len, conversations)))
         limit = self._settings.max_concurrency
         turn_of = asyncio.Semaphore(limit) if limit else nullcontext()
@@ -66,8 +66,8 @@ class LoadGenerator:
     async def _converse(
         self, conversation: Conversation, turn_of: AbstractAsyncContextManager[object]
     ) -> list[Reply]:
-        """All turns of a conversation. After one that failed, no other is sent: they count as
-        failed too, because each contains the answer before it."""
+        """Run all turns of a conversation. After a failed turn the rest count as failed without
+        being sent, since each would contain the missing answer."""
         said, replies = Said(self._settings.backend), list[Reply]()
         arrived = time.perf_counter()
         for turn in conversation:

@@ -1,4 +1,4 @@
-"""One load from its settings to its result: ask the server what it is, send, count, keep.
+"""One load from settings to result: query the server, send, compute metrics, save.
 
 In: settings. Out: the result, for people and for files.
 """
@@ -32,7 +32,7 @@ from jengine.errors import CapacityError, ConfigError, RequestError
 
 
 class Target:
-    """A server under load: its name, its model, and how to reach it."""
+    """A server under load: name, model and address."""
 
     def __init__(self, settings: LoadSettings) -> None:
         self.address = Address.of(settings.url)
@@ -50,7 +50,6 @@ class Target:
         self.version = f"{model.get('owned_by') or 'server'} {self._version()}".strip()
 
     def headers(self, settings: LoadSettings) -> dict[str, str]:
-        """The headers of every request."""
         key = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return {**key, **settings.headers}
 
@@ -77,7 +76,7 @@ def measure(
     note: Callable[[str], object],
     more: Callable[[Load], dict[str, Any]] = lambda _: {},
 ) -> dict[str, Any]:
-    """Run one load. `note` shows a line about the progress, `more` adds figures."""
+    """Run one load. `note` receives progress lines, `more` adds metrics."""
     target = Target(settings)
     vocabulary = vocabulary_of(settings.tokenizer, target.root)
     work = conversations(settings, vocabulary)
@@ -98,7 +97,7 @@ def measure(
 
 
 async def send(settings: LoadSettings, target: Target, work: list[Conversation]) -> Load:
-    """Warm up, then send everything."""
+    """Send warm-up requests, then the load."""
     connections = Connections(target.address, target.security)
     writer = RequestWriter(settings, target.address, target.model, target.headers(settings))
     total = sum(map(len, work))
@@ -114,14 +113,14 @@ async def send(settings: LoadSettings, target: Target, work: list[Conversation])
 
 
 def refuse_failed(load: Load) -> None:
-    """Say what is wrong while it is cheap: warm-up requests are like the others."""
+    """Raise if a warm-up request failed, before the load is sent."""
     failed = [reply for reply in load.replies if not reply.success]
     if failed:
         raise ServerFailed(f"a warm-up request failed: {failed[0].error}")
 
 
 def remarks(settings: LoadSettings, target: Target, vocabulary: Vocabulary) -> list[str]:
-    """What is about to happen."""
+    """Description of the load, printed before it starts."""
     lines = [f"{target.version} at {target.address}{settings.route}, model {target.model}"]
     if settings.trace is None and settings.dataset_name != "custom" and not vocabulary.exact:
         lines.append(
@@ -134,7 +133,7 @@ def remarks(settings: LoadSettings, target: Target, vocabulary: Vocabulary) -> l
 def about(
     settings: LoadSettings, target: Target, vocabulary: Vocabulary, work: list[Conversation]
 ) -> dict[str, Any]:
-    """The load and its surroundings, under the keys of vLLM's result files where it has one."""
+    """Load settings and environment, under the keys of vLLM's result files where those exist."""
     infinite = math.isinf(settings.request_rate)
     ramp = {
         "ramp_up_strategy": settings.ramp_up_strategy,
@@ -161,7 +160,7 @@ def about(
 
 
 def save(result: dict[str, Any], detailed: dict[str, Any], settings: LoadSettings) -> Path:
-    """Write the result as vLLM names and lays out such files."""
+    """Save the result in vLLM's file layout."""
     file = Path(settings.result_dir or ".") / (settings.result_filename or file_name(result))
     file.parent.mkdir(parents=True, exist_ok=True)
     whole = {**result, **(detailed if settings.save_detailed else {})}
@@ -173,7 +172,7 @@ def save(result: dict[str, Any], detailed: dict[str, Any], settings: LoadSetting
 
 
 def file_name(result: dict[str, Any]) -> str:
-    """vLLM's name for a result without one."""
+    """vLLM's default file name of a result."""
     model = result["model_id"].split("/")[-1]
     limit = result["max_concurrency"]
     together = "" if limit is None else f"-concurrency{limit}"

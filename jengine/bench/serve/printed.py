@@ -1,4 +1,4 @@
-"""The lines that `vllm bench serve` prints, of the same width and in the same order."""
+"""The report in the layout of `vllm bench serve`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH = 50
 
 
 def printed(result: dict[str, Any], settings: LoadSettings) -> str:
-    """The table of one load."""
+    """The report of one load."""
     limit, rate, goodput = (
         result["max_concurrency"], result["request_rate"], result["request_goodput"],
     )  # fmt: skip
@@ -52,10 +52,10 @@ def printed(result: dict[str, Any], settings: LoadSettings) -> str:
 
 
 def heading(title: str, fill: str) -> str:
-    """A title in the middle of a rule."""
+    """A title centred in a rule."""
     return f" {title} ".center(WIDTH, fill) if fill == "=" else title.center(WIDTH, fill)
 
 
 def line(name: str, value: float) -> str:
-    """A name and its number."""
+    """One label and number."""
     return f"{name:<40} {value:<10.2f}" if isinstance(value, float) else f"{name:<40} {value:<10}"

@@ -1,4 +1,4 @@
-"""One streamed answer as its user sees it: when each chunk came, and what it said.
+"""One streamed answer as the client sees it: chunk times and contents.
 
 In: parts of the response's body with the moment at which they came. Out: times, text, counts.
 """
@@ -16,7 +16,7 @@ from jengine.client.response_reader import ResponseReader
 
 
 class Reply:
-    """The answer to one request. Times are of time.perf_counter()."""
+    """The response to one request. Times are time.perf_counter() values."""
 
     def __init__(self, prompt_len: int, arrived: float) -> None:
         self.arrived = arrived  # when it was due; it may have waited here for its turn
@@ -32,7 +32,7 @@ class Reply:
         self._done = False
 
     def receive(self, response: ResponseReader, body: bytes, now: float) -> None:
-        """Take the next part of the body."""
+        """Process the next bytes of the body."""
         if response.status != 200:
             self._refusal += body
             if response.complete:
@@ -61,7 +61,7 @@ class Reply:
                 self.token_ids.append(choice.token_ids or [])
 
     def end(self) -> None:
-        """The response is complete: say what is missing."""
+        """The response has ended; record an error if it is incomplete."""
         if not self.error and not self.times:
             self.error = "the stream ended without a token"
         if not self.error and not self._done:
@@ -69,47 +69,46 @@ class Reply:
 
     @property
     def success(self) -> bool:
-        """Whether the answer is complete."""
+        """Whether the response is complete and without error."""
         return not self.error and bool(self.times)
 
     @property
     def text(self) -> str:
-        """The answer."""
         return "".join(self.texts)
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of the prompt: those that the server counted, else those that were meant."""
+        """Prompt tokens: as reported by the server, else as intended."""
         counted = 0 if self.usage is None else self.usage.prompt_tokens
         return counted or self._prompt_len
 
     @property
     def output_len(self) -> int:
-        """Tokens of the answer: those that the server counted, else its chunks."""
+        """Output tokens: as reported by the server, else the number of chunks."""
         counted = None if self.usage is None else self.usage.completion_tokens
         return len(self.times) if counted is None else counted
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token."""
+        """Time to first token in seconds."""
         return self.times[0] - self.started if self.times else 0.0
 
     @property
     def latency(self) -> float:
-        """Seconds to the last token."""
+        """End-to-end latency in seconds."""
         return self.times[-1] - self.started if self.times else 0.0
 
     @property
     def itl(self) -> list[float]:
-        """Seconds between chunks."""
+        """Inter-token latencies in seconds (between chunks)."""
         return [after - before for before, after in itertools.pairwise(self.times)]
 
     @property
     def tpot(self) -> float:
-        """Seconds per token after the first; 0 where there is only one."""
+        """Time per output token after the first, in seconds; 0 for a single token."""
         return (self.latency - self.ttft) / (self.output_len - 1) if self.output_len > 1 else 0.0
 
     @property
     def queued(self) -> float:
-        """Seconds for which it waited here, because of --max-concurrency."""
+        """Seconds spent queued in the client under --max-concurrency."""
         return self.started - self.arrived

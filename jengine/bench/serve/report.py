@@ -1,4 +1,4 @@
-"""One page about a load that opens offline: its figures, latencies by percentile, the timeline.
+"""HTML report of a load, self-contained: metrics, latency percentiles and timeline.
 
 In: the result of `jengine bench serve`. Out: HTML.
 """
@@ -47,7 +47,7 @@ def page(result: dict[str, Any]) -> str:
 
 
 def facts(result: dict[str, Any]) -> str:
-    """The figures as a table."""
+    """The metrics as a table."""
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{result[key]:,.2f}</td></tr>"
         for key, name in FACTS.items()
@@ -57,7 +57,7 @@ def facts(result: dict[str, Any]) -> str:
 
 
 def percentiles(metric: Metric, result: dict[str, Any]) -> str:
-    """One latency by percentile, if any of it is above zero."""
+    """Chart of one latency by percentile, unless it is all zero."""
     values = result["curves"][metric.key]
     if not any(values):
         return ""
@@ -66,7 +66,7 @@ def percentiles(metric: Metric, result: dict[str, Any]) -> str:
 
 
 def over_time(timeline: dict[str, list[int]]) -> str:
-    """Tokens and requests, second by second."""
+    """Chart of tokens and requests per second."""
     tokens, requests = timeline["tokens"], timeline["requests"]
     if not tokens:
         return ""
@@ -80,6 +80,6 @@ def over_time(timeline: dict[str, list[int]]) -> str:
 
 
 def averages(numbers: Sequence[int], every: int) -> list[float]:
-    """The mean of each run of `every` numbers."""
+    """Means of consecutive groups of `every` numbers."""
     runs = [numbers[start : start + every] for start in range(0, len(numbers), every)]
     return [sum(run) / len(run) for run in runs]

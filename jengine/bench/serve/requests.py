@@ -1,4 +1,4 @@
-"""Requests as bytes: the head of the HTTP message and its JSON body.
+"""Encodes requests as HTTP bytes: head and JSON body.
 
 In: a turn and what was said before it. Out: bytes for a connection.
 """
@@ -18,7 +18,7 @@ Messages = list[dict[str, Any]]
 
 
 class RequestWriter:
-    """Writes requests of one load."""
+    """Encodes the requests of one load."""
 
     def __init__(
         self, settings: LoadSettings, address: Address, model: str, headers: dict[str, str]
@@ -57,7 +57,7 @@ class RequestWriter:
 
 
 class Said:
-    """What a conversation holds so far, in the form that the next request sends."""
+    """Conversation history, in the form that the next request sends."""
 
     def __init__(self, backend: str) -> None:
         self._chat = backend == CHAT
@@ -65,7 +65,7 @@ class Said:
         self._messages: Messages = []
 
     def with_turn(self, turn: Turn) -> Any:
-        """Everything up to this turn's prompt."""
+        """History up to and including this turn's prompt."""
         if self._chat:
             self._messages += messages_of(turn.prompt)
             return self._messages
@@ -77,7 +77,7 @@ class Said:
         return self._text
 
     def answered(self, text: str) -> None:
-        """The answer to the last turn."""
+        """History including the answer to the last turn."""
         if self._chat:
             self._messages = [*self._messages, {"role": "assistant", "content": text}]
         else:
@@ -85,7 +85,7 @@ class Said:
 
 
 def messages_of(prompt: str | list[int] | Messages) -> Messages:
-    """A prompt as messages of a chat."""
+    """A prompt as chat messages."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     found = [message for message in prompt if isinstance(message, dict)]

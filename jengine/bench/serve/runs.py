@@ -1,4 +1,4 @@
-"""The kinds of `jengine bench serve`: one load, a comparison, or the path of tokens alone.
+"""Modes of `jengine bench serve`: one load, a comparison, or serving-path latency.
 
 In: an order from the command line. Out: a result. A server is started where a model was named.
 """
@@ -30,7 +30,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What was asked for. `words` turns engine settings into flags."""
+    """Parsed command line. `words` turns engine settings into flags."""
 
     settings: LoadSettings
     command: str
@@ -44,7 +44,7 @@ class Order:
 
 
 def run(order: Order, note: Callable[[str], object]) -> dict[str, Any]:
-    """Measure."""
+    """Run the requested mode."""
     check(order)
     if order.clock_ms is not None:
         return clocked(order, note)
@@ -60,7 +60,7 @@ def run(order: Order, note: Callable[[str], object]) -> dict[str, Any]:
 
 
 def check(order: Order) -> None:
-    """Refuse what does not go together, before anything starts."""
+    """Raise ConfigError for incompatible options, before anything starts."""
     if order.model is not None and order.settings.base_url is not None:
         raise ConfigError("bench serve: expected a model to serve or --base-url, not both.")
     if order.clock_ms is not None and (order.model is None or order.against is not None):
@@ -80,7 +80,7 @@ def check(order: Order) -> None:
 
 @contextmanager
 def served(order: Order, engine: dict[str, Any]) -> Iterator[LoadSettings]:
-    """The settings with the server's URL; it is started for a model that was named."""
+    """Settings with the server's URL, starting a server if a model was named."""
     if order.model is None:
         yield order.settings
         return
@@ -91,7 +91,7 @@ def served(order: Order, engine: dict[str, Any]) -> Iterator[LoadSettings]:
 
 
 def opponent(order: Order, settings: LoadSettings, engine: dict[str, Any]) -> compare.Challenge:
-    """How to open the other side."""
+    """Returns a function that opens the opponent."""
     against = str(order.against)
     folder = str(resolve_model(order.model)) if order.model is not None else ""
     if against == "engine":
@@ -105,12 +105,12 @@ def opponent(order: Order, settings: LoadSettings, engine: dict[str, Any]) -> co
 
 
 def one(url: str) -> Iterator[str]:
-    """A server that runs already."""
+    """One load on a running server."""
     yield url
 
 
 def clocked(order: Order, note: Callable[[str], object]) -> dict[str, Any]:
-    """A load on a server whose model computes nothing and whose tokens tell the time."""
+    """One load on a server with the clock model, whose tokens encode their sampling time."""
     assert order.model is not None and order.clock_ms is not None
     vocab_size = vocab_size_of(resolve_model(order.model))
     seconds = order.clock_ms / 1e3
@@ -127,7 +127,7 @@ def clocked(order: Order, note: Callable[[str], object]) -> dict[str, Any]:
 
 
 def added(load: Load, vocab_size: int) -> dict[str, Any]:
-    """How long tokens took from the end of their step to the client."""
+    """Latency of tokens from the end of their step to the client."""
     arrived = [
         pair
         for reply in load.replies

@@ -1,4 +1,4 @@
-"""Datasets: conversations of one or more turns, each with a prompt and a number of tokens to make.
+"""Datasets: single- and multi-turn conversations with prompts and output lengths.
 
 In: settings and a vocabulary, or a file. Out: conversations, the same ones for the same seed.
 """
@@ -22,8 +22,8 @@ SHAPE = '{"prompt": ...}, {"messages": [...]} or {"prompt_token_ids": [...]}'
 
 @dataclass(frozen=True)
 class Turn:
-    """One request. `prompt` is text, token ids, or the messages of a chat; in a later turn it
-    follows what was said before."""
+    """One request. `prompt` is text, token ids or chat messages; in later turns the history
+    precedes it."""
 
     prompt: str | list[int] | list[dict[str, Any]]
     prompt_len: int  # tokens, as far as known before the server counts them
@@ -34,7 +34,7 @@ Conversation = list[Turn]
 
 
 def conversations(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversation]:
-    """The requests of the dataset."""
+    """The dataset's requests."""
     if settings.trace is not None:
         return from_file(Path(settings.trace), settings, "--trace")
     found = DATASETS[settings.dataset_name](settings, vocabulary)
@@ -42,7 +42,7 @@ def conversations(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conver
 
 
 def random_prompts(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversation]:
-    """Words drawn at random, behind a prefix that all prompts share if there is one."""
+    """Random words, optionally after a prefix that all prompts share."""
     rng = np.random.default_rng(settings.seed)
     prefix = vocabulary.text(rng, settings.random_prefix_len)
     prompts = lengths(rng, settings.random_input_len, settings.range_ratio("input"), settings)
@@ -56,13 +56,13 @@ def random_prompts(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conve
 def lengths(
     rng: np.random.Generator, middle: int, ratio: float, settings: LoadSettings
 ) -> list[int]:
-    """A length for each request, within `ratio` of the middle."""
+    """Random length per request, within `ratio` of the mean."""
     low, high = int(middle * (1 - ratio)), int(np.ceil(middle * (1 + ratio)))
     return rng.integers(max(low, 1), max(high, 1) + 1, settings.num_prompts).tolist()
 
 
 def repeated_prefixes(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversation]:
-    """A few long prefixes, each of which many prompts begin with."""
+    """A few long prefixes, each shared by many prompts."""
     rng = np.random.default_rng(settings.seed)
     prefixes = [
         vocabulary.text(rng, settings.prefix_repetition_prefix_len)
@@ -85,7 +85,7 @@ def repeated_prefixes(settings: LoadSettings, vocabulary: Vocabulary) -> list[Co
 
 
 def multi_turn(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversation]:
-    """Conversations: each turn sends all that was said before, answers included."""
+    """Conversations, each turn of which sends the whole history."""
     rng = np.random.default_rng(settings.seed)
     shared = vocabulary.text(rng, settings.random_prefix_len)
     found: list[Conversation] = []
@@ -104,7 +104,7 @@ def multi_turn(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversat
 
 
 def custom(settings: LoadSettings, _: Vocabulary) -> list[Conversation]:
-    """Prompts from a file, shuffled, and repeated where there are too few."""
+    """Prompts from a file, shuffled, and repeated if there are too few."""
     if settings.dataset_path is None:
         raise ConfigError(f"--dataset-name custom: expected --dataset-path, a file of {SHAPE}.")
     found = from_file(Path(settings.dataset_path), settings, "--dataset-path")

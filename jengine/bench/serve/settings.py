@@ -31,7 +31,7 @@ ABOVE_ZERO = ("request_rate", "burstiness")
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSettings:
-    """What to ask of which server, when, and what to report."""
+    """Settings of one load: server, requests, arrivals, and what to report."""
 
     backend: str = COMPLETIONS
     base_url: str | None = None
@@ -112,23 +112,21 @@ class LoadSettings:
 
     @property
     def route(self) -> str:
-        """The endpoint that requests go to."""
+        """Endpoint path."""
         return self.endpoint or BACKENDS[self.backend]
 
     @property
     def url(self) -> str:
-        """The server."""
+        """Base URL of the server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return self.base_url or f"http://{host}:{self.port}"
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics whose percentiles are reported."""
         return [name.strip() for name in self.percentile_metrics.split(",")]
 
     @property
     def percentiles(self) -> list[float]:
-        """The percentiles to report."""
         try:
             found = [float(word) for word in self.metric_percentiles.split(",")]
         except ValueError:
@@ -142,21 +140,20 @@ class LoadSettings:
 
     @property
     def objectives(self) -> dict[str, float]:
-        """Milliseconds that a good request may take, by metric."""
+        """SLOs in milliseconds, by metric."""
         return objectives_of(self.goodput)
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that were given."""
         return pairs("--header", self.header)
 
     @property
     def notes(self) -> dict[str, str]:
-        """What the user wants to be kept with the result."""
+        """User metadata saved with the result."""
         return pairs("--metadata", self.metadata)
 
     def range_ratio(self, side: str) -> float:
-        """How far lengths may be from the middle, for "input" or "output"."""
+        """Spread of lengths around the mean, for "input" or "output"."""
         try:
             found = json.loads(self.random_range_ratio)
             ratio = float(found.get(side, 0.0) if isinstance(found, dict) else found)
@@ -171,18 +168,18 @@ class LoadSettings:
 
 
 def one_of(name: str, value: str, choices: Mapping[str, Any] | tuple[str, ...]) -> None:
-    """Refuse a value that is not among the choices."""
+    """Raise ConfigError unless the value is one of the choices."""
     if value not in choices:
         raise ConfigError(f"{flag(name)} {value}: expected one of {', '.join(choices)}.")
 
 
 def flag(name: str) -> str:
-    """The flag of a setting."""
+    """Command-line flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
 def pairs(name: str, words: list[str]) -> dict[str, str]:
-    """KEY=VALUE words as a dict."""
+    """Parse KEY=VALUE words into a dict."""
     found = [word.partition("=") for word in words]
     if not all(key and equals for key, equals, _ in found):
         raise ConfigError(f"{name} {' '.join(words)}: expected KEY=VALUE.")
@@ -190,7 +187,7 @@ def pairs(name: str, words: list[str]) -> dict[str, str]:
 
 
 def objectives_of(pairs: Iterable[str]) -> dict[str, float]:
-    """Milliseconds that a good request may take, by metric: "ttft:500"."""
+    """Parse SLOs such as "ttft:500" (milliseconds) by metric."""
     found: dict[str, float] = {}
     for pair in pairs:
         name, _, value = pair.partition(":")

@@ -1,4 +1,4 @@
-"""Words that are one token each, so that a prompt has as many tokens as it should.
+"""Words of exactly one token each, so that prompts have exact token counts.
 
 In: a model folder's tokenizer.json, or nothing. Out: text of a given number of tokens.
 """
@@ -30,20 +30,20 @@ WORD = re.compile(r" [A-Za-z]{2,}")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words with a space before each. `exact`: each is one token of the model's tokenizer."""
+    """Words with a leading space. `exact`: each is one token of the model's tokenizer."""
 
     words: list[str]
     exact: bool
     name: str | None = None
 
     def text(self, rng: np.random.Generator, count: int) -> str:
-        """So many words at random."""
+        """This many random words."""
         return "".join(self.words[i] for i in rng.integers(0, len(self.words), count))
 
 
 def vocabulary_of(given: str | None, root: str) -> Vocabulary:
-    """The words of the tokenizer that was given, else of the server's model if it is a folder
-    here, else common ones."""
+    """Words of the given tokenizer, else of the server's model if it is a local folder, else common
+    English words."""
     for name in (given, root):
         if not name:
             continue
@@ -60,7 +60,7 @@ def vocabulary_of(given: str | None, root: str) -> Vocabulary:
 
 
 def tokenizer_file(name: str) -> Path | None:
-    """The tokenizer.json of a model folder, or of the model that ships with jengine."""
+    """The tokenizer.json of a model folder, or of the bundled model."""
     path = Path(name)
     if path.is_file() and path.name == "tokenizer.json":
         return path
@@ -70,7 +70,7 @@ def tokenizer_file(name: str) -> Path | None:
 
 
 def single_token_words(tokenizer: Tokenizer) -> list[str]:
-    """Words that are one token each, also behind one another."""
+    """Words that are one token each, also when concatenated."""
     found = []
     for token, number in tokenizer.get_vocab(with_added_tokens=False).items():
         word = token.replace("Ġ", " ").replace("▁", " ")

@@ -1,2 +1,2 @@
-"""Requests made to do harm, of every route and field that a server says it has, and bystanders
-whose answers are the check."""
+"""Fuzz test of a server: malformed and abusive requests on every route and field of its schema,
+beside normal clients whose latency and answers are checked."""

@@ -1,4 +1,4 @@
-"""The command line of the search: prints what happened, and the JSON as the last line."""
+"""Command line: prints a summary, and the JSON as the last line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ ABOUT = "Requests made to do harm, by a server's own schema, beside honest clien
 
 
 def printed(result: dict[str, Any]) -> str:
-    """What happened, for people."""
     bystanders, memory = result["bystanders"], result["resident_mb"]
     lines = [
         f"Strangers: {result['requests']} requests",

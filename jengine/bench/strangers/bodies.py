@@ -1,4 +1,5 @@
-"""Bodies that no honest client sends: made of a server's own schema, each by its number alone.
+"""Fuzzed request bodies, generated from the server's OpenAPI schema; each is reproducible by its
+number.
 
 In: the document of /openapi.json, a seed. Out: a route and the bytes of a body. What an answer
 costs the engine is kept small: its queue bounds that, and it is not what is searched.
@@ -30,7 +31,7 @@ COSTS = {
 
 
 class Case(NamedTuple):
-    """One request."""
+    """One fuzzed request."""
 
     path: str
     body: bytes
@@ -38,7 +39,7 @@ class Case(NamedTuple):
 
 
 class Bodies:
-    """All routes with a body of one server."""
+    """Generates requests for all routes of a server that take a body."""
 
     def __init__(self, document: Mapping[str, Any], seed: int) -> None:
         self._schemas = document["components"]["schemas"]
@@ -51,7 +52,7 @@ class Bodies:
                 self.routes[path] = (self._resolved(told["schema"]), told["example"])
 
     def case(self, number: int) -> Case:
-        """The request of a number; the same each time."""
+        """The request with this number; deterministic."""
         rng = random.Random(f"{self._seed}-{number}")  # noqa: S311 - not for secrets
         path = rng.choice(sorted(self.routes))
         schema, example = self.routes[path]
@@ -65,12 +66,12 @@ class Bodies:
         return Case(path, broken(rng, data), rng.random() < 0.1)
 
     def _resolved(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """A schema itself, where one refers to it."""
+        """Follow a schema's $ref."""
         name = schema.get("$ref", "").rpartition("/")[2]
         return dict(self._schemas[name] if name else schema)
 
     def _value(self, rng: random.Random, schema: Mapping[str, Any], depth: int) -> Json:
-        """A value of a field: of its type, at its limits or beyond them, or of another."""
+        """A value for a field: valid, at or beyond its limits, or of another type."""
         if depth > 4 or rng.random() < 0.35:
             return anything(rng, 0)
         told = self._resolved(schema)
@@ -99,7 +100,7 @@ class Bodies:
 
 
 def text(rng: random.Random) -> str:
-    """A text, from empty to very long."""
+    """A string, from empty to very long."""
     size = rng.choice((0, 1, 2, 10, 100, 100, 1000, 1000, 20_000, 20_000, 200_000, LONG))
     alphabet = rng.choice(ALPHABETS)
     piece = "".join(rng.choices(alphabet, k=min(size, 997)))
@@ -107,7 +108,7 @@ def text(rng: random.Random) -> str:
 
 
 def anything(rng: random.Random, depth: int) -> Json:
-    """Any JSON."""
+    """An arbitrary JSON value."""
     makers: tuple[Callable[[], Json], ...] = (
         lambda: rng.choice(NUMBERS),
         lambda: text(rng),
@@ -121,13 +122,12 @@ def anything(rng: random.Random, depth: int) -> Json:
 
 
 def copies(rng: random.Random, one: Json) -> list[Json]:
-    """A list of a value over and over, which is not longer than the longest text."""
+    """A list repeating a value, no longer than the longest string."""
     most = LONG // (len(json.dumps(one)) + 1)
     return [one] * min(rng.choice((0, 1, 2, 5, 5, 2000, 500_000)), most)
 
 
 def nested(levels: int) -> Json:
-    """Lists in lists."""
     found: Json = []
     for _ in range(levels):
         found = [found]
@@ -135,7 +135,7 @@ def nested(levels: int) -> Json:
 
 
 def cheap(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what would only give the engine much to do."""
+    """Remove fields that would only make the engine generate a lot."""
     for name, most in COSTS.items():
         value = body.get(name)
         if isinstance(value, int | float) and value > most:
@@ -144,7 +144,7 @@ def cheap(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def broken(rng: random.Random, data: bytes) -> bytes:
-    """The bytes of a body: as they are, most of the time; cut, changed, doubled or none."""
+    """Encode a body: mostly intact, else truncated, altered, duplicated or empty."""
     if not data or rng.random() < 0.85:
         return data
     at = rng.randrange(len(data))

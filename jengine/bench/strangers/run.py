@@ -1,4 +1,4 @@
-"""The search itself: strangers, bystanders, and the verdict.
+"""Runs the fuzz test: abusive clients, normal clients, and the verdict.
 
 In: settings. Out: a result as JSON has it, with the list of what failed and the numbers of the
 requests that did it, by which they can be made again.
@@ -36,7 +36,7 @@ HONEST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What must hold meanwhile."""
+    """Limits that must hold during the test."""
 
     most_latency: float = 2.0  # seconds until a bystander is answered
     most_growth_mb: float = 300.0  # of the server's memory, once it has settled
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Search(Limits):
-    """How long, how much, and of which requests."""
+    """Settings: duration, concurrency, and which requests."""
 
     model: str
     flags: tuple[str, ...] = ()  # of `jengine serve`
@@ -56,7 +56,7 @@ class Search(Limits):
 
 
 class Strangers:
-    """Clients that send one case after the other."""
+    """Clients that send fuzzed requests."""
 
     def __init__(self, port: int, bodies: Bodies, first: int) -> None:
         self.sent = 0
@@ -68,7 +68,7 @@ class Strangers:
         self._bodies = bodies
 
     async def attack(self) -> None:
-        """Send until it is cancelled."""
+        """Send until cancelled."""
         while True:
             number, self.next = self.next, self.next + 1
             case = self._bodies.case(number)
@@ -84,7 +84,7 @@ class Strangers:
 
 
 class Bystanders:
-    """Clients that ask for a word, and how long they wait for it."""
+    """Normal clients with one-token requests, and their latencies."""
 
     def __init__(self, port: int, strangers: Strangers, most_latency: float) -> None:
         self.seconds: list[float] = []
@@ -95,7 +95,7 @@ class Bystanders:
         self._most_latency = most_latency
 
     async def ask(self, path: str, body: dict[str, Any]) -> None:
-        """Ask until it is cancelled."""
+        """Send until cancelled."""
         while True:
             began, first = time.monotonic(), self._strangers.next
             beside = set(self._strangers.unanswered)
@@ -110,8 +110,8 @@ class Bystanders:
 
 
 def is_error(reply: Reply, size: int) -> bool:
-    """Whether the answer to a body of so many bytes is a fault of the server: none at all, or 5xx
-    without a good reason. A large body may be refused before it was read."""
+    """Whether the response is the server's fault: no response, or an unjustified 5xx. A large body
+    may be refused before it is fully read."""
     if reply.status == 503:
         return "retry-after" not in reply.headers
     if reply.status == 0:
@@ -120,7 +120,7 @@ def is_error(reply: Reply, size: int) -> bool:
 
 
 async def run(search: Search, log: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run it all. The server is killed, whatever happens here."""
+    """Run the test. The server is killed in the end, also after an exception here."""
     server = ServerProcess(search.model, list(search.flags), log, env)
     server.start()
     try:
@@ -132,7 +132,7 @@ async def run(search: Search, log: Path, env: dict[str, str] | None = None) -> d
 
 
 async def searched(search: Search, server: ServerProcess) -> dict[str, Any]:
-    """The result of a search on a server that is ready."""
+    """Run the test on a ready server."""
     document = json.loads((await exchange(server.port, "GET", "/openapi.json")).body)
     bodies = Bodies(document, search.seed)
     for path, (_, example) in tuple(bodies.routes.items()):
@@ -184,12 +184,12 @@ async def searched(search: Search, server: ServerProcess) -> dict[str, Any]:
 
 
 def megabytes(server: ServerProcess) -> float:
-    """The memory of all processes of the server."""
+    """RSS of all processes of the server."""
     return round(server.resident_bytes() / 2**20, 1)
 
 
 async def settled(server: ServerProcess, enough: float) -> float:
-    """The server's memory once it has come back, or the time for that is over."""
+    """The server's memory once it has dropped back, or at the deadline."""
     end = time.monotonic() + SETTLES_WITHIN
     while (found := megabytes(server)) > enough and time.monotonic() < end:
         await asyncio.sleep(0.2)
@@ -197,7 +197,7 @@ async def settled(server: ServerProcess, enough: float) -> float:
 
 
 def failures(search: Limits, result: dict[str, Any]) -> list[str]:
-    """What is not as it must be, in words."""
+    """Violated expectations, as text."""
     bystanders, memory = result["bystanders"], result["resident_mb"]
     checks = {
         "errors of the server": bool(result["errors"]),
