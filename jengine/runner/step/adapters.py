@@ -1,7 +1,7 @@
 """LoRA in the traced step: rows of a batch may have different adapters, or none.
 
-In: each query tile's slot, and all slots' matrices. Out: a model whose layers add their rows'
-adapters. Rows of a batch may have different adapters or none.
+In: each query tile's slot, and all slots' matrices. Out: a model whose layers add each row's
+adapter.
 """
 
 from __future__ import annotations

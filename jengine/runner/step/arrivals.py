@@ -1,12 +1,13 @@
 """CPU offload: layers in host memory whose parameters are copied to devices during the step.
 
-In: a model's layers, and which are on the host. Out: those layers with parameters on the devices. A
-copy starts when the layer of the previous copy is about to run, so it overlaps with the layers
-between, and devices hold at most two such layers. Must not know what layers compute.
+In: a model's layers, and which are on the host. Out: those layers with parameters on the devices.
+The copy of an offloaded layer starts when the offloaded layer before it is about to run, so it
+overlaps with the layers between, and devices hold at most two such layers. Must not know what
+layers compute.
 
-Host leaves have memory kind `pinned_host`; an optimization barrier times the copies. XLA would run
-two copies at a time and stall kernels; an option allows a whole layer. `weights.spared` chooses the
-layers.
+Host leaves have memory kind `pinned_host`; an optimization barrier delays each copy. By default XLA
+runs two copies at a time and kernels wait for the rest; a compiler option allows those of a whole
+layer. `weights.spared` chooses the layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chooses the implementation of the paged operations, by platform and shape."""
+"""Chooses the attention kernels and the KV cache dtype, by platform, head size and user setting."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]:
-    """Sequence length of each decode row's request, -1 for padding."""
+    """Cached tokens of each decode row's request, -1 for padding."""
     return state.lengths.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
 
 
@@ -71,8 +71,8 @@ def batch_at(
     bucket: Bucket,
     shapes: StepShapes,
 ) -> Batch:
-    """The batch of a step whose decode rows run at these positions; `known`: block tables are all
-    packed with the plan."""
+    """The batch of a step whose decode rows run at these positions; `known`: all rows' block
+    tables, on the device."""
     tiles = inputs.tiles
     rows = jnp.concatenate([inputs.tokens.decode_rows, tiles.rows])
     begins = jnp.concatenate([decodes, tiles.starts])

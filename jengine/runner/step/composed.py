@@ -1,8 +1,9 @@
-"""Steps in one program: the chain's own functions, where they cannot be queued one by one.
+"""Steps in one program, where the forward and the sampler cannot be queued one after the other.
 
-Layers whose state cannot forget a rejected draft wait for what was sampled. And in multi-step
-decode each of several runs reads the tokens of the run before: outputs have a leading axis with one
-entry per run, and the call ends early once every row has sampled one of its stop ids.
+With drafts, recurrent layers update their states once the sampler has accepted tokens, since a
+state cannot be rolled back. In multi-step decode each of several runs reads the tokens of the run
+before: outputs have a leading axis with one entry per run, and the call ends early once every row
+has sampled one of its stop ids.
 """
 
 from __future__ import annotations

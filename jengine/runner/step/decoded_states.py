@@ -1,8 +1,8 @@
 """Decode steps of recurrent layers by kernels, sharded by head.
 
 A kernel updates the states of all rows in place and in any order, so no row may read a state unit
-that another writes in the same step. The cache guarantees that: a step reads snapshots, and units
-that only its own row has.
+that another writes in the same step. The cache guarantees that: a row reads either its own unit or
+a prefix snapshot that no row writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Draft tokens of a step: their section of the packed input, and the tokens that decode rows
-run.
+"""Draft tokens of a step: their section of the packed input, and the tokens that decode rows run.
 
-The decode rows of one row follow each other: its last token, then its drafts. The host gives a
-window of guesses by position; the row's length on the device says which of them come next.
+The decode rows of a request are adjacent: its last token, then its drafts. Unless the device
+drafts, the host packs draft tokens for a window of positions; which of them come next follows from
+the request's length, which only the device knows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The forward of a step: tokens to hidden states; state in, state out; no globals.
+"""The forward of a step: runs the model on a packed plan, and keeps what head programs read.
 
-embed -> layers -> what programs behind the model read. Python branches only on static values.
+State in, state out, no globals; Python branches only on static values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Speculative drafting on the device: proposes the next step's draft tokens from this step's
-outputs.
+"""Drafting on the device: proposes the next step's draft tokens from this step's outputs.
 
 In: what the step ran and sampled, and a guesser: a draft model, or heads of the model itself. Out:
-the state with guesses for each row that was sampled for, and with the guesser's own cache written.
-Nothing here decides what is sampled: a bad guess costs time only.
+the state with draft tokens for each row that sampled, and the drafter's KV cache written. Does not
+affect what is sampled: a bad draft costs time only.
 """
 
 from __future__ import annotations

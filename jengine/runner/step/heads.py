@@ -1,6 +1,6 @@
-"""Output heads of generative models: slots' hidden states to tokens, prompts' to log-probabilities.
+"""Head programs of generative models: hidden states to logits, sampled tokens and prompt scores.
 
-Each is a program of the chain (`parts`).
+Each of SAMPLE, LOGITS, CHOOSE and SCORE (see `variants/parts.py`) is one function here.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class JoinedReplicas:
         )
 
     def given(self, own: Sequence[Any]) -> Any:
-        """Join replicas' host inputs."""
+        """Concatenate the replicas' host inputs, and put each on its replica's devices."""
         return jax.tree.map(lambda *x: jax.device_put(np.concatenate(x), self.by_replica), *own)
 
     def parts(self, whole: Array) -> list[Array]:

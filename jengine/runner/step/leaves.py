@@ -1,8 +1,9 @@
-"""A model's parameters as the flat leaves that a step takes, and back.
+"""A model's parameters as the flat tuple of arrays (leaves) that a step takes, and back.
 
-Leaves are prepared parameters; where a weight's scheme takes declared ones, nothing is copied. With
-pipeline stages, the leaf of a slot holds that slot's layers of all stages, concatenated along the
-first axis: each device's shard is the array of its stage's layer, so that is no copy either.
+Leaves have the layout that the step's kernels take (prepared); where that is the declared layout,
+nothing is copied. With pipeline stages, a leaf holds one slot's layers of all stages, concatenated
+along the first axis: each device's shard is the array of its stage's layer, so that is no copy
+either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Attention through the paged KV cache: the mixer of a step.
+"""Attention through the paged KV cache: the token mixer that a step hands to the model's layers.
 
-Slots are computed once per group and step. In each layer, keys and values of all rows are written
-before any row reads, which makes blocks shared within one step safe.
+Cache slots are computed once per group and step. In each layer, keys and values of all rows are
+written before any row reads, so blocks may be shared within one step.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Latent attention through the paged KV cache.
+"""Latent attention (MLA) through the paged KV cache.
 
-Decodes attend to cached entries with absorbed queries. The tokens of a prefill chunk attend to each
-other with expanded keys and values, and to the prefix before the chunk as decodes do; both results
-are merged. Where a kernel reads entries, or devices divide a chunk's tokens among them, prefill
-chunks do all of it as decodes do.
+Decodes attend to cached latent entries with absorbed queries. The tokens of a prefill chunk attend
+to each other with expanded keys and values, and to the prefix before the chunk as decodes do; both
+results are merged. With a Triton kernel, or where devices divide a chunk's tokens among them,
+prefill chunks use absorbed queries throughout.
 
-Heads are sharded over all devices, each of which holds the whole cache. On GPUs one Triton kernel
-reads entries for decodes and for prompts. The blocks have the rules of any paged kind.
+Heads are sharded over all devices, each of which holds the whole cache, or with decode context
+parallelism a part of each block. Blocks are managed as those of any paged group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The programs of a step: the model, and what reads its hidden states behind it.
+"""Maps each part of a step (forward, sampler, other heads) to its function and its state fields.
 
 Each is a function (leaves, state, given) -> (state, results). A part owns some fields of the state:
-only these are donated and replaced. Nothing of sampling compiles a `forward`.
+only these are donated and replaced. A forward does not depend on sampling features, so no sampling
+parameter compiles the model again.
 """
 
 from __future__ import annotations

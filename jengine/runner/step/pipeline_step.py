@@ -1,13 +1,10 @@
-"""The forward of a pipeline: every stage runs its layers on its plan and passes activations on.
+"""The forward of a pipeline: one program in which every stage runs its layers on its own plan.
 
-A plan enters the first stage and leaves the last one `num_stages - 1` steps later, when all devices
-together sample it. State in, state out, as in parts.py.
-
-Stages move together. With stages a forward is one program for all of them: each runs its layers on
-the plan it holds and passes the activations on with a `ppermute`. A plan is sampled as many steps
-after its submission as there are stages before the last. All stages have the same slots; a stage
-skips those that its layers do not fill (`models/stages.py`). The scheduler knows only that a
-sampled row may run again some plans later, and gives each plan its share of the rows.
+Each stage passes its activations on with a `ppermute`. A plan enters the first stage, and
+`num_stages - 1` steps later it leaves the last one and is sampled, on all devices together. All
+stages have the same layer slots; a stage skips those that its layers do not fill
+(`models/stages.py`). The scheduler knows only that a sampled row may run again some plans later,
+and gives each plan its share of the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary positions by frame, row and column for image tokens, and offsets after images."""
+"""Rotary positions by frame, row and column (M-RoPE) of image tokens, and offsets after images."""
 
 from __future__ import annotations
 

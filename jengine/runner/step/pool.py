@@ -1,17 +1,15 @@
-"""Pooling: hidden states to one vector per row.
+"""Pooling models: hidden states to one vector per row, or one per token.
 
-A row's vector is its last hidden state, its first, or the mean of all, which a row sums up over
-its chunks.
+A row's vector is its last hidden state, its first, or the mean of all, whose sum stays on the
+device from chunk to chunk. `config/pooling.py` says which. A head program computes it and samples
+the token POOLED, which ends the request; the vector's post-processing (normalisation, fewer
+dimensions, softmax) is numpy (`engine/pooled.py`).
 
-A pooling model is a model with another head. `config/pooling.py` says what it makes of hidden
-states; a program behind the model does so, whose rows have the token POOLED, which ends a request
-without an answer. Sums of rows stay on the device from chunk to chunk; what makes vectors of a
-row's numbers (a norm, fewer dimensions, a softmax) is numpy (`engine/pooled.py`). Attention that
-sees ahead is a cache group that keeps nothing (`kvcache/whole_group.py`): prompts run whole and
-packed, their keys and values are written to blocks of the step's own, and the kernels of prefill
-attention read these, for which a query stands at the last key that it sees
-(`runner/step/whole.py`). So encoders run in the same steps, plans and programs. A token of the
-second type has its id raised by the vocabulary's size.
+Encoders, whose attention is bidirectional, run in the same steps, plans and programs: their cache
+group keeps nothing (`kvcache/whole_group.py`), prompts run whole and packed, and their keys and
+values go to temporary blocks that the prefill kernels read, with a query placed at the last key
+that it sees (`runner/step/whole.py`). A token of the second type (BERT's token type) has its id
+raised by the vocabulary's size.
 """
 
 from __future__ import annotations

@@ -1,22 +1,20 @@
-"""Recurrent layers in a step: which unit of the cache group holds the state of each row.
+"""Recurrent layers (linear attention, SSM) in a step: finds, reads and writes each row's state.
 
-A block table names, for each block, the unit with the state after its tokens (see
-`kvcache.recurrent_group`), so the state before a token is where the table has the token before it.
-In a step with drafts the states of decodes wait until it is known which drafts count.
+A cache group of kind `recurrent` divides float32 arrays into units of one state
+(`runner/step/group_arrays.py`), in the memory that all groups share. A block table names, for each
+block, the unit with the state after its tokens (`kvcache.recurrent_group`): a step reads the unit
+of the token before its first one and writes that of its last one.
 
-Recurrent layers keep a state for each row, and some of prefixes. A cache group of kind `recurrent`
-divides float32 arrays into units of one state (`runner/step/group_arrays.py`), out of the memory
-that all groups share. Block tables say which unit stands for a block, so a step finds the state
-before its first token and the place for the one after its last as attention finds blocks. Where a
-step ends at a multiple of `mamba_block_size` tokens the next one writes to another unit, and the
-old one stays for prompts that begin alike; chunks end there. A snapshot is found from the next step
-on, since no row may read what another one writes in the same step; a request whose prefix is being
-computed waits for it (`scheduler/gates.py`). Prompts run in tiles, decodes a row at a time, on
-NVIDIA GPUs by one kernel a layer that updates states where they are
-(`pallas_kernels/recurrent_decode`, `runner/step/decoded_states.py`). A state cannot forget tokens,
-so drafts run on a copy of it; once the step has sampled, the tokens that count run again, on the
-state itself (`layers/drafted_states.py`, `runner/step/recurrent.py`). In between only the inputs of
-the recurrence are kept, not a state for each draft.
+Prefix caching: where a step ends at a multiple of `mamba_block_size` tokens, the next one writes to
+another unit, and the old one stays as a snapshot; prefill chunks end there. A snapshot is found
+from the next step on, since no row may read what another writes in the same step; a request whose
+prefix is being computed waits for it (`scheduler/gates.py`).
+
+Prompts run in tiles, decodes one token per row, on NVIDIA GPUs by one kernel per layer that updates
+states in place (`runner/step/decoded_states.py`). A state cannot be rolled back, so drafts run on a
+copy of it; after verification the accepted tokens run again on the state itself
+(`layers/drafted_states.py`). In between only the inputs of the recurrence are kept, not a state per
+draft.
 """
 
 from __future__ import annotations

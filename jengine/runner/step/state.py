@@ -1,11 +1,11 @@
 """StepState: everything the device keeps between steps, donated to each step and returned by it.
 
-Sequence state lives on the device. `StepState` holds each row's length, last token and block
-tables; plans bring new blocks and, for prefill chunks, positions. A decode's packed input is the
-same whatever the context, and a step may advance a row by a number that only the device knows.
-Blocks beyond the room in the packed input (a long cached prefix) are written by a small donated
-program before the step (`runner/programs/block_tables.py`). Pipelines are the exception: a stage
-runs a plan when its rows may have moved on, so tables and positions are packed with the plan.
+It has each row's length, last token and block tables; plans bring new blocks and, for prefill
+chunks, positions. So the packed input of a decode does not grow with its context, and a step may
+advance a row by a number that only the device knows. New blocks beyond the room in the packed input
+(a long cached prefix) are written by a small program before the step
+(`runner/programs/block_tables.py`). Pipelines are the exception: a stage runs a plan when its rows
+may have moved on, so tables and positions are packed with the plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """StepInput: everything one step reads from the host, laid out in one packed int32 buffer.
 
-It consists of sections, each with a layout. The same layout gives numpy views to fill on the host
-and slices of the traced buffer on the device, so a step needs one transfer.
+Each section has a layout, which gives numpy views to fill on the host and slices of the traced
+buffer on the device, so a step needs one transfer.
 """
 
 from __future__ import annotations

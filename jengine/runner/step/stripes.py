@@ -1,9 +1,9 @@
 """Prefill context parallelism: distributes a step's tokens over the devices of the axis "pcp".
 
 In: arrays over the tokens of a step, [decode rows | prefill tokens], or over its query tiles. Out:
-the same in the order of devices, so that a shard is the [decode rows | prefill tokens] of a smaller
-bucket. Rows and tiles go to the devices in turn: so each has early and late tiles of a long prompt,
-which attend to few and to many keys. Without that parallelism nothing changes its place.
+the same reordered by device, so that a shard is the [decode rows | prefill tokens] of a smaller
+bucket. Rows and tiles are dealt round-robin, so each device has early and late tiles of a long
+prompt, with few and with many keys. Without this parallelism nothing is reordered.
 """
 
 from __future__ import annotations

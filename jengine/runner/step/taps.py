@@ -1,9 +1,9 @@
-"""Taps of a step while it is traced: called at the model's tap points, they capture values and
-change those of the tokens whose rows asked for it.
+"""Taps of a traced step: capture activations at the model's tap points, and let callbacks change
+them for the rows that asked.
 
-Taps are a variant of the step. A plan names a set of taps by number; the functions stay in the
-runner, are traced into programs of their own, and see the tokens of their rows only. A tapped
-request reads no cached prefix, and its blocks are found only by requests with the same taps.
+A plan names a tap set by number; the callbacks stay in the runner and are traced into programs of
+their own. A tapped request reads no cached prefix, and its blocks are found only by requests with
+the same taps.
 """
 
 from __future__ import annotations

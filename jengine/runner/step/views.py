@@ -1,4 +1,4 @@
-"""A step as seen by one cache group: slots to write, and what queries attend to."""
+"""A step as seen by one cache group: cache slots to write, and what each query attends to."""
 
 from __future__ import annotations
 

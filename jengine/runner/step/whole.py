@@ -1,8 +1,8 @@
 """Bidirectional attention: every token of a prompt attends to all of it, and nothing is cached.
 
-A step writes keys and values of its prompt tokens, which are packed in whole tiles, to blocks of
-its own, one for each tile, and then attends to these as to a cache. So a prompt costs by its own
-length, whatever else runs, and its bits are the same in any batch.
+A step writes keys and values of its prompt tokens, which are packed in whole tiles, to temporary
+blocks, one per tile, and then attends to these as to a cache. So a prompt costs by its own length,
+whatever else runs, and its bits are the same in any batch.
 """
 
 from __future__ import annotations
