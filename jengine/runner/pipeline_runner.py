@@ -1,7 +1,7 @@
-"""Runs plans through pipeline stages: every step runs all stages, each on a different plan.
+"""Pipeline parallelism: every step runs all stages, each on a different plan.
 
 A plan enters the first stage in the step that its submission queues, and is sampled in the step
-that runs it in the last stage. Every step runs all stages, each on a different plan.
+that runs it in the last stage.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PipelineRunner:
         self._held: tuple[PipelinedStep | None, ...] = (None,) * (loaded.placement.num_stages - 1)
 
     def submit(self, plan: Plan) -> PipelinedStep:
-        """Queue a step in which the plan enters the first stage. Never blocks."""
+        """Queue a step in which the plan enters the first stage. Waits for no results."""
         loaded, rows = self.loaded, self._rows
         rows.apply(plan)
         features = needed(plan, rows, loaded.vocab_size, loaded.taps)
@@ -94,7 +94,7 @@ class PipelineRunner:
         self.loaded.update_parameters(values)
 
     def _advance(self, entering: PipelinedStep | None = None) -> None:
-        """Queue one step of all stages."""
+        """Queue one step of all stages. Without an entering plan the first stage runs padding."""
         loaded, running = self.loaded, (entering, *self._held)
         leaving = running[-1]
         packed = [None if one is None else one.packed for one in running]

@@ -1,7 +1,7 @@
 """JAX's profiler (one per process), with step annotations in its traces.
 
 While it records, each call of a compiled step is annotated with the step's number and its bucket.
-Otherwise it costs a step nothing but a look at a flag.
+Otherwise a step only checks a flag.
 """
 
 from __future__ import annotations

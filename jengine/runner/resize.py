@@ -1,12 +1,12 @@
 """Resizes the KV cache of a loaded model, keeping the contents of the blocks that remain.
 
-In: bytes. Out: the blocks of each group. Only programs whose shapes hold the cache's size are
-compiled: the steps, and the program that makes the empty state. Called between steps, when no
-request has blocks; with an error nothing has changed.
+In: bytes. Out: the number of blocks per group. Recompiles only programs whose shapes depend on the
+cache's size: the steps, and the one that allocates the empty state. Called between steps, when no
+request has blocks; after an error nothing has changed.
 
-Running requests give up their blocks before, and go on from what is kept: blocks below the new
-number keep place, content and order of reuse. Programs of the old size are compiled again if it
-comes back; XLA's disk cache has them.
+Running requests are preempted before and resume from cached blocks: blocks below the new number
+keep their number, content and LRU position. Programs of the old size are compiled again if it comes
+back, from XLA's disk cache.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The runner: packs a plan, selects its compiled step and queues it, without waiting for
-results.
+"""The runner: packs a plan and queues its compiled step, without waiting for results.
 
 `pipeline_runner.PipelineRunner` fulfils the same contract for models in pipeline stages.
 """
@@ -105,8 +104,8 @@ class Runner:
         return PendingStep(plan, packed, output)
 
     def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
-        """Queue a step of this size without tokens, unless a program of it has run `wanted` times.
-        It writes nothing that a request reads."""
+        """Queue a step of this size without tokens, unless all its programs have run `wanted`
+        times. It writes nothing that a request reads."""
         loaded, nothing = self.loaded, Plan(0, NO_ENTRIES, 0)
         chain = loaded.programs.chain(bucket, features)
         if any(found.entry.executions < wanted for found in chain.parts.values()):
@@ -120,7 +119,7 @@ class Runner:
         """No-op: every plan was queued whole."""
 
     def _needed(self, plan: Plan) -> Features:
-        """Features that the plan's rows need; `self.rows` must be up to date."""
+        """Features that the plan's rows need, once applied. Hands the plan to the companion."""
         loaded = self.loaded
         own = needed(plan, self._rows, loaded.vocab_size, loaded.taps, loaded.processors)
         return own if self._companion is None else replace(own, embeds=self._companion.take(plan))

@@ -1,5 +1,5 @@
-"""Sizes a replica's KV cache: estimate, compile the largest step, then settle from measured
-memory."""
+"""Sizes a replica's KV cache: estimates scratch memory, compiles the largest step for it, and
+corrects the size by what the compiler reports."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class Sizing:
     def settle(
         self, devices: Sequence[jax.Device]
     ) -> tuple[CacheConfig, list[tuple[Compiled, LedgerEntry]]]:
-        """Return the cache size and its largest compiled programs. `devices`: one per replica."""
+        """Return the cache config, and the programs compiled to size it: the largest ones or, with
+        `early_start`, those that serve first. `devices`: one per replica."""
         demands = self._demands()
         asked = self._asked_for(demands)
         if asked is not None:
@@ -94,7 +95,7 @@ class Sizing:
         return cache, first
 
     def without_weights(self) -> Sizing:
-        """A copy that does not hold the parameters."""
+        """A copy that does not hold the draft model's parameters."""
         guesser = self.guesser
         return replace(self, guesser=None if guesser is None else guesser._replace(leaves=()))
 
@@ -116,7 +117,7 @@ class Sizing:
         return None
 
     def _record(self) -> SizeRecord | None:
-        """Path of the recorded size, keyed by everything else that programs depend on."""
+        """The size recorded for engines with equal programs; None without a compile cache."""
         config, mesh = self.config, self.placement.mesh
         return SizeRecord.of(
             (jengine.__version__, jax.__version__, self.device.device_kind, dict(mesh.shape)),
@@ -227,8 +228,8 @@ class Sizing:
         )
 
     def _prompts(self) -> tuple[int, int] | None:
-        """Shape of the prompts' hidden states that a forward leaves in the state, in whole
-        chunks."""
+        """Shape of the prompts' hidden states that a forward leaves in the state, in whole chunks;
+        None if no program reads them."""
         shapes = self.config.shapes
         tokens = shapes.prompt_tokens(self.config.ladders.largest)
         if not tokens or shapes.pooling == "vectors":

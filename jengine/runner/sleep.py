@@ -1,20 +1,18 @@
-"""Sleep mode: offloads or drops a loaded model's parameters, and drops its KV cache and step
-state.
+"""Sleep mode: offloads or drops a loaded model's parameters, and drops its KV cache and step state.
 
-In: what is to sleep or to wake. Out: what sleeps now. Compiled programs stay, so waking compiles
-nothing. Called between steps, when no request has blocks of the KV cache.
+In: what is to sleep or to wake. Out: what sleeps now. Called between steps, when no request has
+blocks of the KV cache.
 
-Sleep is calls to the workers between two steps. Steps in flight are read, requests give up their
-blocks and keep their tokens, and each worker frees its state and moves its weights, wherever it is:
-the calls are those of `executor/calls.py`. Steps stay paused until all is awake, so neither the
-heart nor the scheduler knows of it. Programs stay, the one that makes the empty state included.
-Adapters' slots are dropped, and filled again from the host's memory. On a CPU weights are in the
-host's memory already and stay where they are at level 1. Measured with the demo model and a cache
-of 400 MB on XLA's attention: 957 MB resident and 404 MB of live arrays awake, 557 MB and 4 MB
-asleep, 960 MB and 404 MB awake again. On GPUs freed memory returns to JAX's pool, for other arrays
-of the same process; the pool itself never shrinks. `XLA_PYTHON_CLIENT_ALLOCATOR=platform` has no
-pool, so other processes get the memory (set `kv_cache_memory_bytes`, as there is no limit to size
-the cache from); allocations take longer.
+The engine reads the steps in flight and preempts all requests, which keep their tokens; then each
+worker frees its state and moves its weights (`executor/calls.py`). Steps stay paused until all is
+awake, so the scheduler need not know. All compiled programs stay, so waking compiles nothing. LoRA
+slots are dropped, and filled again from host memory. On CPUs, level 1 leaves the weights where they
+are. Measured with the demo model and a cache of 400 MB on XLA's attention: 957 MB resident and 404
+MB of live arrays awake, 557 MB and 4 MB asleep, 960 MB and 404 MB awake again.
+
+On GPUs freed memory returns to JAX's pool, which serves the same process and never shrinks. With
+`XLA_PYTHON_CLIENT_ALLOCATOR=platform` there is no pool, so other processes get the memory; set
+`kv_cache_memory_bytes` then, as there is no limit to size the cache from. Allocations take longer.
 """
 
 from __future__ import annotations
@@ -62,8 +60,8 @@ class Asleep:
 
 
 def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list[str]:
-    """Free what the tags name. Level 1 keeps parameters on the host, level 2 drops them. Returns
-    all sleeping tags."""
+    """Free what the tags name. Level 1 keeps parameters in host memory, level 2 drops them (never a
+    draft model's). Returns all sleeping tags."""
     asleep = loaded.asleep
     if WEIGHTS in tags and WEIGHTS not in asleep.tags:
         asleep.weights = Kept.of(loaded.leaves)
@@ -95,7 +93,7 @@ def wake(loaded: LoadedModel, tags: Collection[str]) -> list[str]:
 
 
 def take_weights(loaded: LoadedModel, leaves: Leaves) -> None:
-    """Install parameters, waking also the draft model's and the adapters."""
+    """Install parameters, and restore those of the draft model and the LoRA slots."""
     asleep = loaded.asleep
     loaded.leaves = leaves
     if asleep.guesser is not None:

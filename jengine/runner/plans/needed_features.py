@@ -76,7 +76,8 @@ def runs_drafts(plan: Plan, shapes: StepShapes) -> bool:
 
 
 def most_wanted(columns: np.ndarray, vocab_size: int) -> int | None:
-    """Largest number of log-probabilities that a row asks for; None if no row asks."""
+    """Most log-probabilities that a row asks for, from `wanted_columns` counts; None if none
+    asks."""
     if not columns.any():
         return None
     return vocab_size if (columns < 0).any() else int(columns.max()) - 1

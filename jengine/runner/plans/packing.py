@@ -114,7 +114,7 @@ def pack(
 
 
 def prompt_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator[PromptChunk]:
-    """Yield a packed plan's prefill tokens in chunks of `size`, without trailing padding."""
+    """Yield a packed plan's prefill tokens in chunks of `size`, the last one padded."""
     inputs = StepInput.over(packed.buffer, packed.bucket, shapes)
     tokens = int(packed.chunk_tokens.max(initial=-1)) + 1
     targets = inputs.heads.targets
@@ -162,10 +162,10 @@ def within_each(widths: np.ndarray) -> np.ndarray:
 
 
 def known_starts(plan: Plan, rows: Rows, shapes: StepShapes) -> np.ndarray:
-    """i32[entries]: first position per entry, -1 for decodes, whose position is on the device.
+    """i32[entries]: first position per entry, -1 where only the device knows it.
 
-    Those are all decodes except of rows that the plan itself starts. In a pipeline plans carry
-    every position, since a stage runs when the row may have moved on.
+    That holds for decodes, but for those of rows that the plan itself starts. In a pipeline plans
+    carry every position, since a stage runs when the row may have moved on.
     """
     starts = plan.entries.starts.copy()
     if not shapes.packed_tables:
@@ -218,9 +218,9 @@ def _pack_lone(plan: Plan, rows: Rows, inputs: StepInput, lone: np.ndarray) -> N
 def _pack_chunks(
     plan: Plan, rows: Rows, inputs: StepInput, bucket: Bucket, lone: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pack chunks in whole tiles, and the runs of tiles that attention joins. Returns the bucket
-    indices of the chunks' prefill tokens and those of their last tokens; single-token chunks packed
-    as decode rows come before them."""
+    """Pack chunks in whole tiles, and the runs of tiles that attention joins. Returns the indices
+    of all chunk tokens and of each chunk's last one, counted from the first prefill token: negative
+    for single-token chunks, which are decode rows."""
     shapes = rows.shapes
     tile, offset, lone_row = shapes.prefill_tile, 0, plan.num_decode_rows - bucket.decode_rows
     places, ends, runs = [np.zeros(0, np.int32)], [], list[int]()

@@ -31,8 +31,8 @@ def common_bucket(held: Sequence[PackedStep | None], ladders: Ladders) -> Bucket
 def joined(held: Sequence[PackedStep | None], bucket: Bucket, shapes: StepShapes) -> np.ndarray:
     """The buffer of a step, [stages, packed + 1]. Every plan must have been moved to the bucket.
 
-    A row has the inputs of its stage's layers, of the embedding in the first stage and of sampling
-    after the last, and the stage's index, so that the step needs no collective for its inputs.
+    Each row has the layer inputs of its stage's plan, the token ids of the plan that enters, the
+    sampling inputs of the plan that leaves, and the stage's index: a device reads its own row only.
     """
     nothing = StepInput.empty(bucket, shapes)[0]
     buffers = [nothing if packed is None else packed.buffer for packed in held]
@@ -72,8 +72,8 @@ def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
 
 
 def spread(old: Any, new: Any, rows: int, shift: int) -> None:
-    """Copy the first `rows` entries in place and the rest shifted; the gap and what does not fit is
-    padding."""
+    """Copy the first `rows` entries in place and the rest shifted by `shift`. The gap stays
+    padding; entries past the end of `new` are padding and are dropped."""
     columns = tuple(slice(size) for size in old.shape[1:])
     end = min(len(old), len(new) - shift)
     new[:rows][(slice(None), *columns)] = old[:rows]

@@ -3,18 +3,17 @@
 In: the programs of every replica and the keys still to compile. Out: programs, one at a time, those
 that most steps have asked for first. Must not know steps or requests.
 
-JAX compiles and loads a program in one call, and a loaded program makes XLA drop its CUDA graphs,
-which the next launches make again. To load several together would take a part of JAX that is not
-public (`Client.compile`, whose result nothing public can run) or pickle (`serialize_executable`).
-With `compilation_config={"wait_for": "all"}` all are loaded before the first request.
+The largest forward and the heads for plain sampling (`ProgramList.first`) are compiled before: they
+size the cache and run the first requests. This thread compiles the rest, in the order of
+`ProgramList.later` until steps ask for some. A step whose own program is missing is packed for the
+smallest compiled bucket that covers it and whose sampling slots have a compiled sampler.
 
-The largest program can run every step. It is compiled first, to size the cache. Requests are
-admitted then, while one thread compiles the rest: programs that steps have asked for most, else
-what samples and then small decode steps first. A step whose own program is missing is packed for
-the smallest compiled bucket that covers it and whose slots have what samples for it.
+XLA compiles in threads of its own, which do not have this thread's low priority. So this thread
+pauses between two compiles while steps run and none lacks a program.
 
-XLA compiles in threads of its own, whose priority is not that of the thread that asks. So while
-steps run that lack no program, this thread rests between two compiles.
+Programs are loaded one by one, and each load makes XLA drop its CUDA graphs, which the next runs
+record again: JAX has no public way to compile first and load several together. With
+`compilation_config={"wait_for": "all"}` all are loaded before the first request.
 """
 
 from __future__ import annotations
@@ -75,7 +74,8 @@ class BackgroundWarmUp:
             self._thread.join()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the thread; returns whether everything is compiled. Reraises compiler errors."""
+        """Wait for the thread, which skips its pauses from now on. Returns whether everything is
+        compiled; raises the first compile error."""
         self._hurried.set()
         end = None if timeout is None else time.monotonic() + timeout
         # A join without a limit would not notice Ctrl-C on every platform.
@@ -116,8 +116,8 @@ class BackgroundWarmUp:
                 self._stopped.wait(DOZE)
 
     def _is_urgent(self) -> bool:
-        """Whether to skip the pause: a caller waits for all programs, a queued one was asked for,
-        or none is left."""
+        """Whether to skip the pause: a caller waits for all programs, a step has asked for a queued
+        one, or none is left."""
         return (
             self._hurried.is_set() or not self._left or any(map(self._ledger.asked_for, self._left))
         )
@@ -143,7 +143,8 @@ class BackgroundWarmUp:
 
 
 def lower_priority() -> None:
-    """Lower this thread's priority below the step thread's. Linux has per-thread priorities."""
+    """Lower this thread's priority below the step thread's. Linux only: elsewhere it is per
+    process."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

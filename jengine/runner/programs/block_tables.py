@@ -1,7 +1,7 @@
 """Writes a plan's new blocks into the block tables on the device.
 
-Those that fit in the step's packed input are written by the step itself; more, such as those of a
-long cached prefix, by a small program that is queued before the step.
+The step itself writes those that fit in its packed input. More, such as those of a long cached
+prefix, are written by a small program that is queued before the step.
 """
 
 from __future__ import annotations

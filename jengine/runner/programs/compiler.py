@@ -105,7 +105,7 @@ class StepCompiler:
         )
 
     def lower(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
-        """The lowered program. Its text names no devices, so all replicas share it."""
+        """Lower one program. The HLO names no devices, so it is equal for all replicas."""
         owned, read = fields_of(self.state, owned_fields(features), read_fields(features))
         program = self._program(size, features)
         body = on_fields(program, body_of(program))
@@ -220,7 +220,7 @@ def taken_bytes(memory: Any) -> int:
     return memory.temp_size_in_bytes + max(results, 0)
 
 
-# What makes int32 or other arrays' shapes, which all devices have whole.
+# Makes the abstract value of a replicated array.
 Shape = Callable[..., Any]
 Size = Bucket | Slots
 

@@ -2,10 +2,10 @@
 
 In: the device, the tokens of a program, choices. Out: a dict for `Lowered.compile`.
 
-CUDA graphs end at collectives unless `compilation_config={"capture_collectives": True}` captures
-them. XLA records a graph with collectives again at every step; `python -m jengine.bench.gpu`
-measures both on a machine with several GPUs, and how short a graph is worth having: between two
-all-reduces there are four launches, which XLA would leave out of graphs by default.
+A CUDA graph ends at each collective, unless `compilation_config={"capture_collectives": True}`; XLA
+records a graph with collectives again at every step. `python -m jengine.bench.gpu` compares both on
+a machine with several GPUs, and shortest graphs of two and of five launches: XLA's default is five,
+but a sharded layer has only four between two all-reduces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The encoder's programs, and the array of its outputs: image embeddings, or cross-attention K and
-V of audio.
+"""The encoder's programs and output array: image embeddings, or cross-attention keys and values.
 
-In: spans with their content. Out: rows of the array, which steps read. Each size has a program,
-compiled at the start or when it is first needed, and counted as steps are. Must not know requests.
+In: spans with their content. Out: rows of the array, which steps read. One program per input size,
+compiled at the start or on first use, and counted in the ledger as steps are. Must not know
+requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Packed(Protocol):
 
 
 class Packer(Protocol):
-    """Packs encoder inputs. Sizes are in image patches or audio positions."""
+    """Packs encoder inputs. Sizes are in image patches, audio positions or text tokens."""
 
     width: int  # numbers of a row of the array
 
@@ -76,14 +76,15 @@ class Encoders:
         )
 
     def encode(self, leaves: Leaves, spans: Sequence[MediaSpan]) -> None:
-        """Queue encoder runs over the spans, each as large as the largest program takes."""
+        """Queue encoder runs over the spans, each filled up to the largest program's size."""
         sizes = [self._packer.places_taken(span) for span in spans]
         for shares in shared(sizes, self._ways, self.sizes[-1]):
             each = [[spans[index] for index in share] for share in shares]
             self._run(leaves, each, [sum(sizes[index] for index in share) for share in shares])
 
     def _run(self, leaves: Leaves, each: list[list[MediaSpan]], used: list[int]) -> None:
-        """Queue one run with up to `used` patches or positions per device."""
+        """Queue one run. `each` and `used`: every device's spans, and their patches or
+        positions."""
         size = next(size for size in self.sizes if size >= max(used))
         if size not in self._programs:
             self._programs[size] = self._compiled(size)
@@ -167,7 +168,7 @@ def encoding_apart(compiler: StepCompiler) -> Callable[..., Array]:
 
 def shared(sizes: Sequence[int], ways: int, most: int) -> list[list[list[int]]]:
     """Assign items to runs and devices, at most `most` per device and run: in order on one device,
-    else largest first to the least loaded device."""
+    else largest first to the least loaded device. Returns indices as [run][device][item]."""
     runs, taken = list[list[list[int]]](), [most] * ways
     order = range(len(sizes))
     for index in order if ways == 1 else sorted(order, key=lambda index: -sizes[index]):

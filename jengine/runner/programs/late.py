@@ -1,16 +1,16 @@
 """Compiles programs that warm-up did not cover in a thread, while steps run.
 
 In: keys of programs. Out: programs, kept by all replicas, or the error of each that failed. Must
-not know requests: `distributed.program_gate` has them wait here.
+not know requests.
 
-No request waits for another's program. What samples is no part of the model's programs, so no
-setting of a request compiles the model: whatever it asks for, hidden states become tokens in one of
-a dozen small programs, all of which the engine compiles at its start, for a few numbers of slots. A
-request whose program is missing all the same, since warm-up goes on or it brings functions of its
-own, is parked (`distributed/program_gate.py`) while a thread compiles what it lacks; one that does
-not compile ends with that error. The model and what samples are one program, of the same functions
-(`runner/step/composed.py`), where they cannot be queued one by one: in several steps in a call, and
-for drafts with recurrent layers, whose states wait for what is sampled.
+A request waits for its own programs only, parked by a scheduler gate
+(`distributed/program_gate.py`); if one does not compile, the request ends with that error. This is
+for requests that come before warm-up has ended, and for those with user callbacks.
+
+Sampling options never compile the model: the sampler and the other heads are small programs of
+their own, about a dozen, for a few numbers of slots, and compiled at the start. Only where forward
+and sampler cannot be queued one after the other are they one program (`runner/step/composed.py`):
+in multi-step decode, and for drafts with recurrent layers.
 """
 
 from __future__ import annotations

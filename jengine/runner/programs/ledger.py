@@ -1,6 +1,6 @@
-"""Compile statistics: every program with its compile cost and its use.
+"""Compile statistics (the ledger): each program's compile cost, memory and use.
 
-Plain data that a user can print; must not know how programs are compiled.
+Plain data that a user can print. Must not know how programs are compiled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class LedgerEntry:
         return 1 - self.useful_tokens / computed if computed else 0.0
 
     def count(self, tokens: int, repeats: int = 1, prompt_tokens: int = 0) -> None:
-        """Count one call with this many real tokens. Multi-step decode may have stopped early."""
+        """Count one call with this many real tokens. `repeats`: planned runs; fewer may have
+        run."""
         self.hits += 1
         if self.features.part not in RUNS_TOKENS:
             return

@@ -1,6 +1,6 @@
 """A replica's compiled programs, and the choice of those that run a plan.
 
-A program that is missing after warm-up is compiled with a warning or, in strict mode, an error.
+After warm-up, a step that lacks a program compiles it with a warning; in strict mode it raises.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Programs:
     ) -> Bucket:
         """The bucket that a step of this size is packed for now.
 
-        It is that of the smallest planned program that covers the step, since rare variants have
-        fewer buckets; while that program or a head for its slots is not compiled, of the smallest
-        compiled one that has them.
+        It is that of the smallest planned program that covers the step (rare variants have fewer
+        buckets). While this program or one of its `heads` is pending in the background, it is that
+        of the smallest compiled program whose heads are compiled.
         """
         if needed.own_functions:  # no planned program has them
             return self._smallest_ready(bucket, needed)
@@ -169,15 +169,15 @@ class Programs:
         return not any(self._heads_to_come((size, key[1]), heads))
 
     def _heads_to_come(self, key: StepKey, heads: Sequence[Features]) -> Iterator[Key]:
-        """Per part without a compiled program, the cheapest pending program that would serve."""
+        """Per part without a compiled program, the cheapest program that would serve."""
         for head in heads:
             size, able = self._size(head, key[0]), self._able(head)
             if not any((size, tier) in self._compiled for tier in able):
                 yield size, (able or [head])[0]
 
     def _smallest_ready(self, bucket: Bucket, needed: Features) -> Bucket:
-        """Smallest compiled bucket for a step with user callbacks. With a compile thread, the exact
-        one is requested for later."""
+        """Bucket of a step with user callbacks: the smallest compiled one, while a thread compiles
+        the exact one; without such a thread the exact one."""
         found = self._smallest_of(list(self._compiled), bucket, needed)
         if found is None or self.late is None:
             return bucket
@@ -248,7 +248,7 @@ class Programs:
     def use(
         self, compiler: StepCompiler, programs: dict[Key, tuple[Compiled, LedgerEntry]]
     ) -> None:
-        """Replace all programs by these."""
+        """Replace the compiler and all programs."""
         self.compiler = compiler
         self._compiled.clear()
         self._chains.clear()

@@ -1,6 +1,6 @@
 """Writes a plan's grammar bitmasks into the sampler's state on the device, before its step.
 
-Few rows have a grammar, and only their masks are sent: V / 8 bytes each.
+Only rows with a grammar have a mask, of V / 8 bytes.
 """
 
 from __future__ import annotations

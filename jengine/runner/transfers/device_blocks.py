@@ -1,7 +1,7 @@
 """Small programs that gather, scatter and copy blocks of a cache group on the device.
 
 In: the arrays of a group, block numbers. Out: blocks first, `[blocks, layers, ...]`; or the same
-arrays, donated, with other blocks. One program per number of blocks, of a few.
+arrays, donated, with other blocks. One program per padded number of blocks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BlockPrograms:
         )
 
     def read(self, arrays: tuple[Array, ...], blocks: Sequence[int]) -> tuple[Array, ...]:
-        """Gather at most COUNTS[-1] blocks into a new array, padded to a program's size."""
+        """Gather at most COUNTS[-1] blocks into new arrays, padded to a program's size."""
         numbers = np.zeros(padded_count(len(blocks)), np.int32)
         numbers[: len(blocks)] = blocks
         return self._read(arrays, numbers)

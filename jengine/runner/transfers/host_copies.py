@@ -57,7 +57,7 @@ class HostCopies:
             self._saving[copies.group, slot] = future
 
     def num_slots(self, group: int, most: int) -> int:
-        """Slots of a group that fit, at most `most`."""
+        """Number of slots of a group, at most `most`."""
         return min(self._memories[group].num_slots, most)
 
     def keep(self, group: int, slots: Sequence[int], arrays: Sequence[Array]) -> None:
@@ -86,8 +86,8 @@ class HostCopies:
             self._readers.submit(self._read, fetches[begin::READERS], self._epoch)
 
     def ended(self, wait: float = 0.0) -> dict[int, bool]:
-        """Fetches completed since the last call: number → success. Waits up to `seconds` for those
-        in progress."""
+        """Whether each fetch that ended since the last call succeeded, by number. Waits up to
+        `wait` seconds for those in progress."""
         if not (self._fetching or self._ended):
             return {}
         with self._changed:
@@ -97,7 +97,7 @@ class HostCopies:
         return ended
 
     def reset(self) -> None:
-        """Forget fetches in progress, since their slots will be reused."""
+        """Forget fetches in progress, since their slots will be reused; wait for saves."""
         with self._changed:
             self._epoch += 1
             self._fetching.clear()
@@ -106,12 +106,12 @@ class HostCopies:
             self._saving.pop(slot).result()
 
     def tidy(self) -> None:
-        """Drop bookkeeping of completed copies."""
+        """Drop bookkeeping of completed saves. Raises if one failed."""
         for slot in [slot for slot, future in self._saving.items() if future.done()]:
             self._saving.pop(slot).result()
 
     def close(self) -> None:
-        """Finish pending stores, then end the threads."""
+        """Finish pending stores, drop pending fetches, and end the threads."""
         self._slots.shutdown()
         for pool in (self._readers, self._writer):
             if pool is not None:
@@ -159,7 +159,8 @@ class HostCopies:
         self._slots.submit(self._fill, found, epoch)
 
     def _is_news(self, problem: str) -> bool:
-        """Whether to log a problem: a full disk fails every block."""
+        """Whether to log a problem now: once in SILENCE seconds, since a full disk fails every
+        block."""
         now = time.monotonic()
         with self._changed:
             is_news = now >= self._silent_until.get(problem, now)

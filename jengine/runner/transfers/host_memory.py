@@ -43,7 +43,7 @@ class HostMemory:
         )
 
     def keep(self, slots: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Wait for the blocks' arrival and write the first of them to slots."""
+        """Wait for the blocks, write one to each slot, and ignore the padding after them."""
         for parts, array, shape in zip(self._parts, arrays, self._programs.shapes, strict=True):
             written = set()
             for shard in array.addressable_shards:

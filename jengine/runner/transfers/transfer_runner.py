@@ -182,7 +182,7 @@ class TransferRunner:
 def with_transfers(
     runner: PlanRunner, slots: Sequence[int], far: WorkerHalf | None
 ) -> TransferRunner:
-    """Wrap the runner, with this many host-memory slots per group."""
+    """Wrap the runner, with this many host-memory slots per group. `far`: the connector, if any."""
     programs = programs_of(runner.loaded)
     memories = [HostMemory(own, count) for own, count in zip(programs, slots, strict=True)]
     return TransferRunner(runner, programs, HostCopies(memories, far))

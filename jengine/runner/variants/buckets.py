@@ -87,7 +87,7 @@ class ChosenExperts:
     layers: int
     chosen: int  # the most of any layer
     dtype: str  # the smallest in which every expert has a number
-    returned: bool = True  # to whoever made a request
+    returned: bool = True  # to the client
 
 
 @dataclass(frozen=True)
@@ -292,8 +292,8 @@ class Ladders:
         )
 
     def _smallest_mixed(self, decode_rows: int, prefill_tokens: int) -> tuple[int, int]:
-        """The bucket with the fewest tokens overall: a larger prefill rung may come with fewer
-        decode rows."""
+        """(decode rows, prefill tokens) of the bucket with the fewest tokens overall: a larger
+        prefill rung may come with fewer decode rows."""
         if not prefill_tokens:
             return rung("decode rows", self.decode_rows, decode_rows), 0
         least = rung("prefill tokens", self.prefill_tokens, prefill_tokens)

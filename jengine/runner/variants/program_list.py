@@ -2,10 +2,10 @@
 
 In: ladders of sizes and the variants asked for. Out: keys. Must not know compilers or steps.
 
-Features are tiers. Each variant covers cheaper ones, so any mix of requests finds a program. A GPU
-engine compiles the model 21 times and 16 programs behind it, a CPU engine 7 and 12. Penalties and
-log-probabilities are separate variants, so one penalised request does not make the batch compute
-log-probabilities. Where the model samples too, rare variants have a program per few buckets.
+Variants are ordered: each covers the cheaper ones, so any mix of requests finds a program. A GPU
+engine compiles 21 forwards and 16 heads, a CPU engine 7 and 12. Penalties and log-probabilities are
+separate variants, so one penalised request does not make the batch compute log-probabilities. Where
+one program runs the model and samples, rare variants have fewer buckets.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ProgramList:
         return (*of_slots, *of_prompts)
 
     def _is_spared(self, tier: Features) -> bool:
-        """Whether another variant covers the largest size."""
+        """Whether the same variant with random sampling serves the largest size."""
         drawn = replace(tier, sampling=replace(tier.sampling, random=True))
         return drawn != tier and drawn in of_part(self.tiers, tier.part)
 

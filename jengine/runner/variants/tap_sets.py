@@ -106,7 +106,7 @@ class TapSets:
 
     @contextmanager
     def opened(self, capture: Sequence[str], changes: Changes = NO_CHANGES) -> Iterator[int]:
-        """The (first) number of this set in plans; 0 if it is empty."""
+        """Keep this set in use; yields its (first) number in plans, 0 if it is empty."""
         if not capture and not changes.each:
             yield 0
             return
