@@ -1,4 +1,4 @@
-"""Builds runners: sizes the cache, compiles the steps, allocates the state."""
+"""Builds a runner per replica: sizes the KV cache, compiles the steps, allocates the state."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def build_runners(
     agree_on_bytes: Callable[[int], int] = int,
     guesser: LoadedGuesser | None = None,
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
-    """A runner for each replica, ready to serve, and the cache that each has room for.
+    """A runner for each replica, ready to serve, and the size of each one's KV cache.
 
     `model` has the declarations, `leaves` the parameters. `agree_on_bytes` turns the bytes
-    available to this process into those available to all. `guesser` makes the drafts of steps.
+    available to this process into those available to all. `guesser` drafts tokens on the device.
     """
     own_leaves, sizings = [], []
     make_stacks = stacks_for(model_config, config)
@@ -158,7 +158,7 @@ def stacks_for(
 def encoders_of(
     loaded: LoadedModel, config: RunnerConfig, packer: Packer, *, warm_up: bool
 ) -> Encoders:
-    """The encoder's programs; `warm_up`: compiled now."""
+    """The encoder's programs. `warm_up`: compile all of them now."""
     programs = loaded.programs
     encoders = Encoders(
         programs.compiler, packer, config.encoder_tokens, config.patch_sizes, programs.ledger,
@@ -170,8 +170,8 @@ def encoders_of(
 
 
 def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> PlanRunner:
-    """A pipeline runner for a model in stages; otherwise one with the companion of its plans and
-    the host's logits processors, where it has them."""
+    """A pipeline runner for a model in stages; else one with the inputs that come beside its plans
+    and the host's logits processors, if it has any."""
     if loaded.placement.num_stages > 1:
         return PipelineRunner(loaded)
     processed = None
@@ -183,7 +183,7 @@ def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) ->
 
 
 def companion_of(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> Companion | None:
-    """What comes beside the plans of this model."""
+    """Source of the inputs beside a model's packed plans: images, encoder output or embeddings."""
     if model.vision is not None:
         ready, images = config.warm_up and config.takes_images, PatchPacker(model.vision)
         return Images(loaded, encoders_of(loaded, config, images, warm_up=ready))

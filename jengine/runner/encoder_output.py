@@ -1,20 +1,18 @@
-"""An encoder's output, to which decoders attend: the encoder runs for a plan's audio before its
-step, and every step is told which rows of the encoder's array each row reads.
+"""Cross-attention (encoder-decoder models): runs the encoder before a plan's step, and tells each
+step which rows of the encoder's array every engine row reads.
 
-Audio is read by cross attention. An encoder-decoder model (Whisper) has an encoder's program that
-turns the spectrogram, made on the host (`media/log_mel.py`), into keys and values of every decoder
-layer. They are written once, to rows of the same array that holds embeddings of images, found by
-content, and given out by the same cache and gate; a span of audio is read until its request ends.
-Every step brings where each row's positions are, and a layer with `LayerConfig.cross` reads them
-without a mask (`runner/step/across.py`). Hashes of blocks know the audio, as they know images. On a
-mesh both parts share heads and columns, and every device has the whole array; pipelines are
-refused. An encoder of text (BART, `models/text_encoder.py`) is the same with token ids in place of
-a spectrogram: what a user writes is its prompt (`engine/source_renderer.py`), and one run takes
-several texts (`runner/step/texts.py`). That of T5 is made of the decoder's own layers
-(`models/text_stack.py`). Both add a learned number of each head to scores by how far key and query
-lie apart: the numbers of buckets become a table by distance (`layers/distance_bias.py`), which the
-paged attention of XLA takes as data; steps of other kernels attend in XLA there, as with slopes
-(`pallas_kernels/choice.py`).
+An encoder program turns audio (Whisper: a spectrogram made in `media/log_mel.py`) or text into keys
+and values of every decoder layer. They are written once, to the kind of array that holds image
+embeddings, found by content, allocated by the same cache and gate, and kept until the request ends.
+A layer with `LayerConfig.cross` reads them without a mask (`runner/step/across.py`). Block hashes
+include the encoder's input, as they do images. On a mesh heads and columns are sharded in both
+parts, and every device has the whole array; pipelines are refused.
+
+Text encoders (BART, `models/text_encoder.py`) take token ids: the user's prompt
+(`engine/source_renderer.py`). One run takes several texts (`runner/step/texts.py`). T5's encoder
+consists of the decoder's own layers (`models/text_stack.py`); both its parts add a learned bias per
+head and distance to the scores (`layers/distance_bias.py`), which only XLA's paged attention takes:
+steps of other backends attend in XLA there (`pallas_kernels/choice.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from jengine.runner.step.across import CrossInput
 
 
 class EncoderOutput:
-    """Keeps where rows find their encoder's output until they hold another request."""
+    """Tracks where each row's encoder output is, until the row gets another request."""
 
     def __init__(self, loaded: LoadedModel, encoders: Encoders, positions: int) -> None:
         self._loaded = loaded
@@ -39,7 +37,8 @@ class EncoderOutput:
         self._on_device = self._put()
 
     def take(self, plan: Plan) -> bool:
-        """Take up the plan's audio or texts and its rows. No token comes as an embedding."""
+        """Encode the plan's audio or texts, and note its new rows. False: it gives no
+        embeddings."""
         self._encoders.encode(self._loaded.leaves, plan.encode)
         if plan.new_rows:
             for new in plan.new_rows:
@@ -53,5 +52,5 @@ class EncoderOutput:
         return jax.device_put(self._places.copy(), self._loaded.placement.everywhere)
 
     def beside(self, plan: Plan, packed: PackedStep) -> CrossInput:
-        """The packed plan, with the encoder's array."""
+        """The packed plan, with the encoder's array and each row's positions in it."""
         return CrossInput(packed.buffer, self._encoders.rows, self._on_device)

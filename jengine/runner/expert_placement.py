@@ -1,7 +1,7 @@
-"""Moves experts to other slots, between two steps.
+"""Expert placement (EPLB): moves MoE experts to other slots, between two steps.
 
-In: a loaded model, and the expert of each slot in every layer with experts. Out: the same model
-with its weights moved. Must not know why.
+In: a loaded model, and the expert of each slot in every MoE layer. Out: the same model with its
+weights moved. Must not know the experts' load.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def layer_number(path: str) -> int:
 
 
 def check_placement(layers: Sequence[Sequence[int]], now: list[list[int]]) -> None:
-    """Refuse a placement of another shape, or without some expert."""
+    """Raise RequestError for another number of layers or slots, or a layer that lacks an expert."""
     if len(layers) != len(now):
         raise RequestError(f"place_experts: {len(layers)} layers given; {len(now)} have experts.")
     for number, (new, old) in enumerate(zip(layers, now, strict=True)):

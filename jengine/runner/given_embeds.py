@@ -1,10 +1,9 @@
-"""Prompts that are given as embeddings: their rows go into the step beside its input.
+"""Prompt embeddings: rows of a prompt given by the user go into the step beside its packed input.
 
-Only steps with such tokens run another variant, which is compiled when it is first needed; all
-others run as they are.
+Only steps with such tokens run this variant, which is compiled on first use.
 
-A request carries its rows as bytes. Block hashes know them; the scheduler, which counts tokens,
-does not. The model takes the rows in place of what it looks up, before any scale.
+A request carries its rows as bytes, which block hashes include; the scheduler only counts tokens.
+The model takes the rows in place of its embedding lookup, before any scale.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ class Chunk(NamedTuple):
 
 
 class GivenEmbeds:
-    """Keeps the embeddings of rows until they hold another request."""
+    """Holds the given embeddings of each row until it gets another request."""
 
     def __init__(self, hidden: int) -> None:
         self._hidden = hidden
         self._given: dict[int, np.ndarray] = {}  # row -> f32[prompt, hidden]
 
     def take(self, plan: Plan) -> bool:
-        """Take up the plan's rows; whether some of its tokens have embeddings."""
+        """Note the plan's new rows; returns whether some of its tokens have given embeddings."""
         for row in plan.released:
             self._given.pop(row, None)
         for new in plan.new_rows:

@@ -1,4 +1,4 @@
-"""The draft model or heads of an engine, with their parameters."""
+"""The engine's drafter on the device: a draft model or heads, with their parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sharding.placement import Placement
 
 
 class LoadedGuesser(NamedTuple):
-    """A guesser: its method, declarations and parameters."""
+    """A drafter: its method, declarations and parameters."""
 
     method: Callable[[Any], Any]  # the model -> a `step.guessing.Guesser`
     model: nnx.Module
@@ -24,7 +24,7 @@ class LoadedGuesser(NamedTuple):
     points: tuple[str, ...] = ()  # tap points of the model whose values it reads
 
     def on(self, part: Placement) -> LoadedGuesser:
-        """The guesser on one replica's devices."""
+        """The drafter on one replica's devices."""
         whole = self.order.places.whole
         if part == whole:
             return self
@@ -33,7 +33,7 @@ class LoadedGuesser(NamedTuple):
         return self._replace(order=order, leaves=tuple(map(part.part, self.leaves)))
 
     def program(self, first_leaf: int) -> GuesserProgram:
-        """The guesser as compiled programs see it."""
+        """The static description of the drafter that compiled programs take."""
         return GuesserProgram(
             self.method, self.order.rebuild, first_leaf, self.first_layer, self.points
         )

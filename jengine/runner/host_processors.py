@@ -1,4 +1,4 @@
-"""Runs logits processors of the host on the logits of a step.
+"""Runs host logits processors (vLLM's interface) on the logits of a step.
 
 In: plans, the logits of their sampling slots, and the tokens sampled. Out: changed logits. Must not
 know how logits are made, or what is sampled from them.

@@ -1,11 +1,9 @@
-"""Logits processors of the host between the output head and the sampler.
+"""Sampling with logits processors that run on the host (vLLM's classes, `logits_processor.py`).
 
-A step waits for the logits, so the host computes nothing beside the model: that is what such
-processors cost, beside two transfers of the logits.
-
-With classes in vLLM's form (`logits_processor.py`) the output head and the sampler are parts of
-their own. The tokens before are on the host by then, so such classes see every token, and neither
-the scheduler nor the heart knows of them.
+The output head and the sampler are separate programs then. The host waits for the logits, changes
+them and queues the sampler, so a step costs two transfers of the logits, and no host work overlaps
+with the model. By then all earlier tokens are on the host, so processors see every one, without any
+support in the scheduler.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from jengine.runner.variants.parts import Part
 
 
 class HostSampling:
-    """Samples from logits that the host has changed."""
+    """Samples from logits that host processors have changed."""
 
     def __init__(self, loaded: LoadedModel, processors: HostProcessors) -> None:
         self._loaded = loaded
@@ -39,7 +37,7 @@ class HostSampling:
         forwarded: Forwarded,
         temperature: np.ndarray,
     ) -> StepOutput:
-        """Queue what samples a token of each slot; `temperature` is by row."""
+        """Wait for the logits, process them, queue the sampler. `temperature` is by engine row."""
         own = self._loaded.run(parts[Part.LOGITS], forwarded.slots)
         # The logits follow from the tokens of the step before, so these are there as well.
         logits = np.array(own)

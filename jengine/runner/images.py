@@ -1,7 +1,7 @@
-"""Images in prompts: encoded before the step of their plan, which is told which tokens stand for
-which of their embeddings, and by which positions they are rotated.
+"""Images in prompts: encodes a plan's images before its step, and tells the step which tokens take
+which embeddings, and their rotary positions.
 
-Steps whose prefill chunks touch no prompt with images run as they are.
+A step whose prefill chunks belong to no prompt with images runs the variant without them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jengine.runner.step.forward import MediaInput
 
 
 class Images:
-    """Keeps the images of rows until they hold another request."""
+    """Holds the images of each row until it gets another request."""
 
     def __init__(self, loaded: LoadedModel, encoders: Encoders) -> None:
         self._loaded = loaded
@@ -27,7 +27,7 @@ class Images:
         self._offsets = np.zeros(loaded.shapes.max_rows, np.int32)
 
     def take(self, plan: Plan) -> bool:
-        """Take up the plan's images and rows; whether some of its tokens may be of images."""
+        """Encode the plan's images and note its new rows. Returns whether the step reads images."""
         self._encoders.encode(self._loaded.leaves, plan.encode)
         for row in plan.released:
             self._spans.pop(row, None)
@@ -38,7 +38,7 @@ class Images:
         return any(row in self._spans for row in plan.entries.rows[plan.num_decodes :].tolist())
 
     def _start(self, new_rows: list[NewRow]) -> None:
-        """Note the images of new rows, and by how much later tokens of theirs are rotated less."""
+        """Note the images of new rows, and the position offset of the tokens behind them."""
         changed = False
         for new in new_rows:
             self._spans.pop(new.row, None)
@@ -53,7 +53,7 @@ class Images:
             self._loaded.state = state._replace(offsets=given)
 
     def beside(self, plan: Plan, packed: PackedStep) -> np.ndarray | MediaInput:
-        """The packed plan, with the embeddings of its tokens."""
+        """The packed plan, with the encoder's array and the row of it that each token takes."""
         if not self._reads_images(plan):
             return packed.buffer
         tokens = packed.bucket.num_tokens

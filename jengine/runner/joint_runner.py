@@ -49,7 +49,7 @@ class JointStep:
 
     @property
     def has_left(self) -> bool:
-        """Whether it is queued."""
+        """Whether the round is queued."""
         return self.pending is not None
 
     def result(self) -> StepOutput:
@@ -159,7 +159,7 @@ class JointGroup:
 
 
 class JointRunner:
-    """One replica of a group, as a runner of its own."""
+    """Adds one replica's plans to the rounds of its group."""
 
     def __init__(self, group: JointGroup, replica: int, loaded: LoadedModel) -> None:
         self.group = group
@@ -171,12 +171,12 @@ class JointRunner:
         return self.group.submit(self._replica, plan)
 
     def drain(self) -> None:
-        """Queue the round that is being gathered."""
+        """Queue the current round."""
         self.group.launch()
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use these parameters for later plans. They are arrays of all replicas, and the first one
-        takes them for all."""
+        """Use these parameters, which are arrays over all replicas, for later plans. Only the first
+        replica's call has an effect."""
         if self._replica == 0:
             self.loaded.update_parameters(values)
 
@@ -224,7 +224,7 @@ def by_number(each: Iterable[Iterable[Numbered]]) -> tuple[Numbered, ...]:
 
 
 def largest(buckets: Sequence[Bucket]) -> Bucket:
-    """Smallest bucket that covers all of these."""
+    """Smallest size that covers all of these in each dimension."""
     return Bucket(
         max(one.decode_rows for one in buckets),
         max(one.prefill_tokens for one in buckets),

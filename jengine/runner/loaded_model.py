@@ -1,7 +1,6 @@
 """A model on one replica's devices: its parameters, its step state and its compiled steps.
 
-In: packed steps. Out: device outputs that are not awaited. Must not know plans
-beyond their new rows and blocks.
+In: packed steps. Out: device outputs, not awaited. Of plans it knows only new rows and blocks.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:  # it sizes what this runs
 
 
 class LoadedModel:
-    """Runs compiled steps one after the other: each takes the state that the last one returned."""
+    """Runs compiled steps in order: each takes the state that the one before returned."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class LoadedModel:
             raise CapacityError(explained(error, Doing.CACHE)) from error
 
     def use_maker(self, make_state: Callable[[], StepState]) -> None:
-        """Make states of another size from now on."""
+        """Replace the program that allocates the state, after a resize."""
         self._make_state = make_state
 
     @property
@@ -138,21 +137,21 @@ class LoadedModel:
         return compiler.used(leaves, features, stacks, tuple(chain.from_iterable(of_taps)))
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
-        """Write the sampler's state and the adapters of new rows, after the steps queued before."""
+        """Queue the writes of the sampler's state and the LoRA adapters of new rows."""
         self.state = self._admission.admit(self.state, new_rows)
         for new in new_rows:
             if new.adapter_slot and self.adapters is not None:
                 self.adapters.hold(new.adapter_slot, new.adapter)
 
     def mask(self, masks: TokenMasks | None) -> None:
-        """Write a plan's token masks, after the steps queued before."""
+        """Queue the write of a plan's grammar bitmasks."""
         if masks is not None:
             rows = self.state.rows
             rows = rows._replace(mask=self._masks.write(rows.mask, masks))
             self.state = self.state._replace(rows=rows)
 
     def add_blocks(self, entries: np.ndarray) -> None:
-        """Write blocks into the block tables that do not fit in the next step's packed input."""
+        """Queue the write of block table entries for which the step's packed input has no room."""
         if len(entries):
             assert self.state.tables is not None, "in a pipeline tables are packed"
             tables = self._blocks.write(self.state.tables, entries)
@@ -173,17 +172,17 @@ class LoadedModel:
 
     @engine_context()
     def parameters(self) -> dict[str, jax.Array]:
-        """The parameters in use, by path: copies where a step takes another form of them."""
+        """The declared parameters, by path; copies where a step takes another layout."""
         return self.order.values(self.leaves)
 
     @engine_context()
     def stored_parameters(self) -> dict[str, jax.Array]:
-        """The same as a checkpoint holds them: weights that were rounded at load stay quantized."""
+        """The parameters in checkpoint form: weights quantized at load stay quantized."""
         return self.order.stored(self.leaves)
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use other parameters, placed as these are. What a step takes in another form is written
-        where the old ones are, after the steps queued before."""
+        """Use other parameters with these shardings. Those that a step takes in another layout
+        overwrite the old ones, after the steps queued before."""
         take_weights(self, self.order.leaves(values.items(), into=self.leaves or None))
 
     def check_leaves(self) -> None:
@@ -195,24 +194,24 @@ class LoadedModel:
             )
 
     def functions_of(self, new: NewRow) -> list[Raised]:
-        """The errors of the sets of functions that a new row uses: taps and logits processors."""
+        """Errors raised by the user callbacks of a new row: taps and logits processors."""
         used = self.taps.raised_by(new.taps), self.processors.raised_by(new.sampling.processors)
         return [one for one in used if one is not None]
 
     def program_counts(self) -> ProgramCounts:
-        """How many programs are compiled, and how many remain."""
+        """Numbers of programs compiled and pending."""
         return self.programs.ledger.counts
 
     def program_totals(self) -> ProgramTotals:
-        """The compiled programs, and how full the steps were that ran in them."""
+        """Compiles, and real and computed tokens of all steps."""
         return self.programs.ledger.totals
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
-        """Wait for compilation in the background; whether every program is compiled now."""
+        """Wait for background warm-up; returns whether every program is compiled."""
         return self.background is None or self.background.wait(timeout)
 
     def close(self) -> None:
-        """Stop compiling in the background. Replicas share that thread."""
+        """Stop compiling in the background, for all replicas, and run the `closing` callbacks."""
         for compiling in (self.background, self.late):
             if compiling is not None:
                 compiling.stop()

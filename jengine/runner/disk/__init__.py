@@ -1,1 +1,1 @@
-"""What stays on disk between starts: compiled programs, the cache size, bundles of both."""
+"""Persistent files between starts: the compile cache, the recorded cache size, bundles of both."""

@@ -1,8 +1,8 @@
-"""Removes entries of the compile cache that were cut short.
+"""Removes truncated entries of JAX's compile cache.
 
-JAX writes entries in place, so a process that is killed while it writes leaves part of one. JAX
-does not load it, as its data are compressed, but never replaces it either: that program would be
-compiled again at every start. Each entry is checked once, at the first start after it was written.
+JAX writes entries in place, so a process killed while it writes leaves part of one. JAX fails to
+decompress it and never replaces it either, so that program would be compiled again at every start.
+Each entry is checked once, at the first start after it was written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What compiled programs depend on besides the model: versions, devices, the processor.
+"""What compiled programs depend on besides the model: versions, devices and instruction sets.
 
 Out: a Machine, which can be serialised and compared with another. Must not know caches.
 """

@@ -28,7 +28,7 @@ class CacheSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class SizeRecord:
-    """The record of engines with equal programs: one file in the compile cache."""
+    """The recorded cache size of engines with equal programs: one file in the compile cache."""
 
     file: Path
 
@@ -42,7 +42,7 @@ class SizeRecord:
         return cls(Path(str(directory)) / f"{PREFIX}{name}")
 
     def read(self) -> tuple[int, ...] | None:
-        """The blocks of the last start, None if there is no record."""
+        """The block counts of the last start; None if there is no readable record."""
         try:
             return msgspec.json.decode(self.file.read_bytes(), type=CacheSize).num_blocks
         except FileNotFoundError:

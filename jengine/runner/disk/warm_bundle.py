@@ -106,7 +106,7 @@ class Used:
         return [name for name in found if (Path(self._directory) / name).is_file()]
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """An audit hook."""
+        """Audit hook: note opened cache entries and size records."""
         if not self.listening or event != "open" or not isinstance(arguments[0], (str, bytes)):
             return
         folder, name = os.path.split(os.fsdecode(arguments[0]))
@@ -118,7 +118,7 @@ class Used:
 
 @contextmanager
 def used_entries(directory: Path) -> Iterator[Used]:
-    """The entries used while this is open. Audit hooks cannot be removed: afterwards it ignores
+    """Track the entries used in this context. An audit hook cannot be removed and stays, ignoring
     events, so this is for processes that end soon."""
     used = Used(directory)
     sys.addaudithook(used.hear)
@@ -136,8 +136,8 @@ def save_bundle(
     manifest: Manifest,
     library: Path | None = None,
 ) -> Manifest:
-    """Write these entries of a cache, and a library of kernels, to a file, atomically. `manifest`
-    lacks only these."""
+    """Write these cache entries, and a library of kernels, to a file, atomically. Returns
+    `manifest` completed with them."""
     entries = {name: (directory / name).read_bytes() for name in sorted(names)}
     kernels = {} if library is None else {library.name: library.read_bytes()}
     manifest = msgspec.structs.replace(
@@ -161,7 +161,7 @@ def save_bundle(
 
 
 def described(contents: Mapping[str, bytes]) -> dict[str, Entry]:
-    """The manifest's part about these files."""
+    """Manifest entries of these files."""
     return {name: Entry(len(data), digest(data)) for name, data in contents.items()}
 
 

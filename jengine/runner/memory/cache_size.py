@@ -1,10 +1,10 @@
-"""Sizes the paged KV cache: what was asked for, or what fits beside parameters and scratch memory.
+"""Sizes the paged KV cache: as configured, or what fits beside parameters and scratch memory.
 
 The largest step is compiled for a size chosen by an estimate of its scratch memory; the compiler's
 report decides whether that size stays. Sizes are rounded, because the keys of all programs in the
 compile cache depend on them. Must not know devices' allocators or compilers.
 
-Each cache group has its own pool and array, sized in proportion to what a request can hold there.
+Each cache group has its own pool and array, sized in proportion to what its requests can use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BlockDemand:
 
 
 def free_on_each(devices: Sequence[jax.Device]) -> int:
-    """Least free bytes over these devices, reserves included."""
+    """Least free bytes on these devices, counting what the engine would leave unused."""
     return _least(list(map(free_bytes, devices)), devices)
 
 
@@ -83,7 +83,7 @@ def wished_blocks(demands: Sequence[BlockDemand]) -> tuple[int, ...]:
 
 
 def blocks_for(demands: Sequence[BlockDemand], budget: int) -> tuple[int, ...]:
-    """Divide a budget among the groups by what they can use; null blocks included."""
+    """Divide a budget of bytes among the groups by what they can use, null blocks included."""
     wished = sum(demand.most_useful * demand.block_bytes for demand in demands)
     least = cost(demands, least_blocks(demands))
     if budget < least:
@@ -123,7 +123,7 @@ def refuse_more_than(present: int, demands: Sequence[BlockDemand], blocks: tuple
 
 
 def rounded(blocks: int) -> int:
-    """Rounded down to a number with SIGNIFICANT_BITS significant bits."""
+    """Round down to SIGNIFICANT_BITS significant bits."""
     step = 1 << max(blocks.bit_length() - SIGNIFICANT_BITS, 0)
     return blocks // step * step
 

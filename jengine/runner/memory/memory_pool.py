@@ -105,7 +105,7 @@ def available_bytes(device: jax.Device, share: float) -> int:
 
 
 def available_piece(device: jax.Device, share: float) -> int:
-    """The same for one array, which may not have holes."""
+    """Bytes of the largest array that an engine may still allocate on this device."""
     left = available_bytes(device, share)
     piece = left if device.platform == "cpu" else free_bytes(device)
     if piece < left:
@@ -124,7 +124,7 @@ def free_bytes(device: jax.Device) -> int:
 
 
 def largest_piece(stats: Mapping[str, int]) -> int:
-    """The longest array that a pool with these statistics has room for: it may have holes."""
+    """The largest array that a pool with these statistics has room for, as it may be fragmented."""
     limit = stats["bytes_limit"]
     free = limit - stats.get("bytes_in_use", 0)
     largest = stats.get("largest_free_block_bytes", 0)
@@ -147,7 +147,7 @@ def configured_share() -> float:
 
 
 def tell_what_sleep_frees(platform: str) -> None:
-    """Log to whom an accelerator's memory goes while the engine sleeps."""
+    """Log that memory freed by sleep stays in JAX's pool, and how other processes can get it."""
     if platform == "cpu" or os.environ.get(ALLOCATOR_VARIABLE) == "platform":
         return
     logger.info(
