@@ -1,8 +1,8 @@
 """Runs every compiled program on empty steps before serving, to capture its CUDA graphs.
 
-XLA launches the kernels of a program's first run one by one, and records its CUDA graphs in the
-second. A program that is loaded drops the graphs of all others. So once everything is compiled each
-program runs twice, the largest first, whose graphs take most memory.
+XLA launches the kernels of a program's first run one by one and captures its CUDA graphs in the
+second; loading a program drops the graphs of all others. So each program runs twice once all are
+compiled, the largest first, as its graphs take the most memory.
 """
 
 from __future__ import annotations

@@ -52,10 +52,11 @@ def usual_cache_dir() -> Path:
 
 
 def enable_compile_cache(wanted: str | Path | bool | None) -> Path | None:
-    """Set JAX's cache directory and return it; None if there is none, with a warning that says why.
+    """Set JAX's cache directory and return it; None, with a warning, if the default one is
+    unusable.
 
     A directory that the user's program has configured in JAX is kept. A directory given by the user
-    must be usable; the default one is not used if it is unusable.
+    must be usable. With `wanted` False nothing is set.
     """
     if wanted is False:
         return None

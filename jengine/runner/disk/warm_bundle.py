@@ -211,8 +211,8 @@ def read_manifest(file: Path) -> Manifest:
 
 
 def refuse_elsewhere(file: Path, manifest: Manifest, here: Machine, directory: Path | None) -> None:
-    """Raise ConfigError for a bundle of another kind of machine, or whose programs could not be
-    found."""
+    """Raise ConfigError if the bundle is for another kind of machine, or its keys for another cache
+    directory."""
     differences = manifest.machine.differences(here)
     ours = None if directory is None else str(directory)
     if manifest.directory != ours:

@@ -1,4 +1,4 @@
-"""Compiles the step for one bucket and features, ahead of time, from shapes alone."""
+"""Compiles one program of a step for a size and features, ahead of time, from shapes alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Compiled = Any  # jax.stages.Compiled
 
 @dataclass(frozen=True)
 class StepCompiler:
-    """Lowers and compiles one step from shapes alone, before any memory is allocated."""
+    """Lowers and compiles a step's programs before the memory of leaves and state is allocated."""
 
     shapes: StepShapes
     rebuild: Callable[[Leaves], Any]
@@ -164,7 +164,7 @@ class StepCompiler:
 
     @property
     def _model_leaves(self) -> int:
-        """Number of the model's own leaves; the guesser's follow."""
+        """Number of the model's own leaves; the drafter's follow."""
         return len(self.leaves) if self.guesser is None else self.guesser.first_leaf
 
     def _program(self, size: Bucket | Slots, features: Features) -> Program:

@@ -1,9 +1,8 @@
 """Bidirectional attention within images, added to causal attention.
 
 In: q, k, v of a step's tokens, and how many later tokens each attends to. Out: attention to those,
-merged with causal attention over the cache. A step contains all tokens of such an image,
-contiguously, so later keys are near: queries go in blocks, with the keys of the block and those
-right behind it.
+merged with causal attention over the cache. A step contains all tokens of such an image, adjacent,
+so attention is local: each block of queries reads its own keys and the few right after it.
 """
 
 from __future__ import annotations

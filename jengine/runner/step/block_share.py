@@ -48,7 +48,7 @@ class BlockShare(NamedTuple):
     def view(self, view: GroupView) -> tuple[GroupView, Array]:
         """The view of this device's tokens as a shorter sequence, and which queries see any.
 
-        Kernels expect that a query sees a key, so those that see none are given the first slot.
+        Kernels require that a query sees a key: one that sees none reads the first slot in vain.
         """
         count = self.counts(view.positions + 1)
         positions = jnp.where(view.positions < 0, -1, jnp.maximum(count - 1, 0))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class DraftInput(NamedTuple):
-    """D decode rows and N windows of W guesses; of length 0 in engines without drafts."""
+    """D decode rows and N windows of W draft tokens; of length 0 in engines without drafts."""
 
     offsets: Any  # i32[D] 0: the row's last token, or padding; j: its j-th draft
     window: Any  # i32[D] the window that a draft is taken from
@@ -58,8 +58,8 @@ def run_drafts(
     *,
     runs_any: bool,
 ) -> RunDrafts | None:
-    """The drafts, given each request's length on the device and the drafts that its last step
-    proposed, if there is a drafter on the device. None: the program runs none."""
+    """The drafts to verify: those that the device proposed in the row's last step, else those of
+    the plan's window that come next at the request's length. None: the program runs none."""
     if not runs_any:
         return None
     if guesses is None:

@@ -26,7 +26,7 @@ Axes = tuple[str | None, ...]
 def group_shape(
     group: CacheGroup, num_blocks: int, block_size: int, dtype: Any, stages: int = 1
 ) -> tuple[int, ...]:
-    """Shape of the array of a group of attention, whose layers are those of one stage."""
+    """Shape of the array of an attention group; its layers are those of one pipeline stage."""
     spec, layers = group.spec, stages * len(group.layers)
     if spec.shares_heads:
         return entries_shape(layers, num_blocks, block_size, spec.head_dim)

@@ -1,7 +1,6 @@
-"""Drafters on the device: draft models (sequential or parallel), EAGLE and MTP heads, Medusa
-heads.
+"""Drafters on the device: draft models (sequential or parallel), EAGLE, MTP and Medusa heads.
 
-In: what a step ran and sampled. Out: guesses at the next tokens, and the caches.
+In: what a step ran and sampled. Out: draft tokens for the next step, and the caches.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class _Reader:
         positions: Array, ends: Array,
     ) -> Array:  # fmt: skip
         """Results of `chunks`, merged with attention to the cached tokens before each chunk, which
-        begins at `ends`. Without any such tokens there is nothing to multiply."""
+        begins at `ends`. Skips the matmuls if no chunk has such a prefix."""
         held, is_needed = held_dtype(self.cache), jnp.any(ends > 0)
         # The cache stays outside of conditions: XLA would copy it for them.
         shape = (*q.shape[:2], self.config.kv_rank + self.config.rope_dim)

@@ -38,7 +38,7 @@ BODIES: dict[Part, Callable[..., tuple[StepState, Any]]] = {
 
 
 def body_of(program: Program) -> Callable[..., tuple[StepState, Any]]:
-    """The function behind a program."""
+    """The function that a program traces."""
     if program.bucket.is_multi_step:
         return multi_step
     if program.stages is not None and program.features.part is Part.FORWARD:

@@ -1,6 +1,6 @@
-"""Packs images into one run of the encoder: patches, their places, and where embeddings go.
+"""Packs images into one run of the encoder: patches, their positions, and where embeddings go.
 
-Pure numpy. Patches of one token follow each other; a class vector has a place of its own.
+Pure numpy. The patches that form one token are adjacent; a class vector takes a token's place.
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ def rotary_planes(
     offsets: Int32[Array, " rows"] | None,
     given: Int32[Array, "3 tokens"] | None,
 ) -> Int32[Array, "3 tokens"] | None:
-    """The positions of each token, None where all are `positions`. `offsets`: what tokens behind
-    the images of a row add to theirs; `given`: those that a plan brings, -1 for the others."""
+    """Frame, row and column positions of each token; None where all equal `positions`. `offsets`:
+    added to positions of tokens behind a row's images; `given`: those of image tokens, -1 for
+    others."""
     if offsets is None:
         return None
     shifted = positions + offsets.at[rows].get(mode="fill", fill_value=0)

@@ -49,7 +49,7 @@ def row_vectors(
     sums: Float32[Array, "rows hidden"] | None,
     pooling: PoolingConfig,
 ) -> Float32[Array, "slots hidden"]:
-    """The vector of each slot's row, whose last hidden state is among `ends`."""
+    """The vector of each slot's row: its hidden state in `ends` or, if there are any, its sum."""
     if sums is None:
         return ends.astype(jnp.float32)
     vectors = sums.at[slots.rows].get(mode="fill", fill_value=0)
@@ -66,7 +66,8 @@ def with_chunks(
     pooling: PoolingConfig,
     program: Program,
 ) -> Float32[Array, "rows hidden"]:
-    """The sums with the step's prompt tokens; a row whose first token runs begins at zero."""
+    """Add the step's prompt tokens to the sums of their rows; a row's first token resets its
+    sum."""
     positions = batch.positions[program.bucket.decode_rows :]
     tile, rows = program.shapes.prefill_tile, batch.tile_rows
     counted = positions == 0 if pooling.sequence == "CLS" else positions >= 0

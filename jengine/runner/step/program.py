@@ -50,7 +50,7 @@ class AdapterProgram:
 
     @property
     def of_head(self) -> slice:
-        """Which leaves are of the output head; none if adapters leave it alone."""
+        """Which of the arrays belong to the output head; none if adapters do not change it."""
         paths = list(self.weights)
         first = 2 * paths.index(HEAD) if HEAD in paths else 0
         return slice(first, first + (2 if HEAD in paths else 0))

@@ -273,7 +273,7 @@ def section_size(slots: int, shapes: StepShapes) -> int:
 
 
 def sampling_views(section: Array, slots: int, shapes: StepShapes) -> SamplingInput:
-    """The fields of a traced section for so many slots."""
+    """The fields of a traced sampling section with this many slots."""
     found: dict[str, Array] = {}
     offset = 0
     for name, field in sampling_layout(slots, shapes.max_rows).items():

@@ -57,7 +57,7 @@ def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> 
 
 
 def chunk_starts(batch: Batch, bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
-    """Per prefill token the first token of its chunk; for padding, one behind the last."""
+    """Index of the first token of each prefill token's chunk; for padding, the number of tokens."""
     count, rows = bucket.prefill_tokens, batch.tile_rows
     if not count:
         return jnp.zeros(0, jnp.int32)

@@ -70,7 +70,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class TapSet:
-    """What one call's requests capture, and their callbacks."""
+    """Activations that one call's requests capture, and the callbacks that change activations."""
 
     number: int  # the first of `variants` numbers
     capture: tuple[str, ...]
