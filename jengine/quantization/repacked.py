@@ -42,7 +42,7 @@ class Repacked(WeightScheme):
         raise NotImplementedError
 
     def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Quantized tensors from prepared ones."""
+        """Invert the repacking."""
         raise NotImplementedError
 
     def rounded(self, weight: WeightShape, tensors: Tensors) -> Tensors:

@@ -120,6 +120,10 @@ class WeightScheme(Protocol):
         """Convert prepared to declared tensors; the exact inverse unless quantized at load."""
         return tensors
 
+    def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Convert prepared tensors of a quantized weight to those of `QuantizedWeights`."""
+        return tensors
+
     def multiply(
         self, weight: WeightShape, x: Float[Array, "*tokens inputs"], tensors: Tensors
     ) -> Float32[Array, "..."]:

@@ -64,6 +64,10 @@ class WholeExperts(SpreadExpertsScheme):
         """Restore per device."""
         return self._on_own(self.own.restore, weight, tensors)
 
+    def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """Unpack per device."""
+        return self._on_own(self.own.unpack, weight, tensors)
+
     def mix_experts(
         self,
         gate_up: Stored,

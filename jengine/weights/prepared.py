@@ -16,7 +16,6 @@ from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
 from jengine.quantization.backends import is_unfit, step_scheme, weight_scheme
 from jengine.quantization.on_load import QuantizedOnLoad
-from jengine.quantization.repacked import Repacked
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.weights.abstract import NamedArray
 from jengine.weights.stages import StagePlaces
@@ -99,8 +98,7 @@ class PreparedForm:
         for path, (declared, prepared) in self._weights.items():
             how, wanted = "restore", declared.declared_specs()
             if rounded and isinstance(declared.scheme, QuantizedOnLoad):
-                fine = declared.scheme.format.fine_zeros
-                if not (fine or isinstance(prepared.scheme, Repacked)):
+                if prepared.scheme == declared.scheme and not declared.scheme.format.fine_zeros:
                     continue
                 how, wanted = "save", declared.scheme.saved.prepared(declared.shape, declared.dtype)
             tensors = {name: found.pop(f"{path}.{name}") for name in prepared.prepared_specs()}
@@ -135,8 +133,6 @@ def converter(scheme: WeightScheme, declared: WeightScheme, how: str) -> Convert
     if how != "save":
         return scheme.prepare if how == "prepare" else scheme.restore
     assert isinstance(declared, QuantizedOnLoad), "others are saved as they are declared"
-    if not isinstance(scheme, Repacked):
-        return declared.as_saved
     return lambda shape, given: declared.as_saved(shape, scheme.unpack(shape, given))
 
 

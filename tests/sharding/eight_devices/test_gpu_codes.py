@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jengine.layers.moe import Picked
+from jengine.models.parameter import named_parameters
+from jengine.models.quantized import with_quantization
+from jengine.models.registry import model_config
+from jengine.models.stages import stage_layout
 from jengine.quantization.gpu_codes import GpuCodes
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import Around, Stored, WeightShape
+from jengine.quantization.whole_experts import WholeExperts
 from jengine.weight_formats import WeightFormat
-from sharding.mesh import engine_mesh
+from jengine.weights.dummy import dummy_model
+from jengine.weights.prepared import PreparedForm, weighted
+from jengine.weights.stages import StagePlaces
+from sharding.mesh import engine_mesh, one_device_mesh
 from sharding.placement import Placement
+from tests.models.tiny_models import FAMILIES, tiny_settings
 from tests.pallas_kernels.implementations import TRITON
 from tests.quantization.test_gpu_codes import BLOCKS, random_tensors
 
@@ -82,3 +93,28 @@ def test_parts_that_are_no_whole_groups_do_not_fit() -> None:
     assert scheme.fits(SHAPES["inputs"])
     assert not scheme.fits(WeightShape((384,), (24,), ("mlp", "embed")))
     assert scheme.fits(WeightShape((384,), (24,), ("embed", "mlp")))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_whole_experts_are_saved_as_from_one_device(name: str) -> None:
+    """Weights rounded at load, whose codes each device lays out for its kernels."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "dtype": "bfloat16"}
+    settings = {**tiny_settings("mixtral"), "architectures": [FAMILIES["mixtral"]], **sizes}
+    config = with_quantization(model_config(settings), name)
+    model = dummy_model(config)
+    alone = Placement(one_device_mesh()), None
+    spread = replace(two_devices(), whole_experts=True), "triton"
+    found = []
+    for placement, backend in (alone, spread):
+        places = StagePlaces(placement, stage_layout(config, 1))
+        form = PreparedForm(model, places, backend)
+        values = [
+            (path, places(path, leaf.axes, leaf[...])) for path, leaf in named_parameters(model)
+        ]
+        found.append(form.restore(form.prepare(values), rounded=True))
+    scheme = weighted(form.module)["layers.0.mlp.gate_up"].scheme
+    assert isinstance(scheme, WholeExperts) and isinstance(scheme.own, GpuCodes)
+    expected, saved = found
+    assert saved.keys() == expected.keys()
+    for path, array in expected.items():
+        np.testing.assert_array_equal(saved[path], array, err_msg=path)
