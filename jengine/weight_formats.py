@@ -45,6 +45,11 @@ class WeightFormat:
         """What files hold of it: with fine zeros, eighths as integers of eight bits."""
         return WeightFormat("int8", self.group) if self.fine_zeros else self
 
+    def shared_dtypes(self, dtype: str) -> dict[str, str]:
+        """Dtypes of the scale and the zero, if any, of one group; `dtype` is the model's."""
+        zero = {"zero": "float16" if self.fine_zeros else "uint8"} if self.zeros else {}
+        return {"scale": dtype if self.fine_zeros else "float32", **zero}
+
     def groups(self, inputs: int) -> int:
         """How many scales an output has."""
         return 1 if self.group is None else -(-inputs // self.group)

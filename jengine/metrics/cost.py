@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jengine.config import CacheSpec, ExpertsConfig, LayerConfig, ModelConfig
 from jengine.counts import Counts
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ class CostModel:
     def of(self, counts: Counts) -> StepCost:
         """Cost of the steps counted in `counts`."""
         config, size = self.config, ITEM_BYTES.get(self.config.dtype, 4)
-        small = config.quantization
-        weight_size = size if small is None else small.groups[0][1].weights.bits / 8
+        weight_size = self.weight_size
         per_step = counts.query_tokens / counts.steps if counts.steps else 0.0
         logits = config.vocab_size * config.hidden_size
         operations = 2.0 * logits * counts.generation_tokens
-        read, written = float(size * logits * counts.steps), 0.0
+        # The scales of a head in int8, one for each token, are not counted.
+        head = 1 if config.quantization is not None and config.quantization.rounds_head else size
+        read, written = float(head * logits * counts.steps), 0.0
         for layer in config.layers:
             operations += 2 * active_weights(layer, config.hidden_size) * counts.query_tokens
             weights = read_weights(layer, config.hidden_size, per_step)
@@ -53,6 +54,20 @@ class CostModel:
                 read += kept * within(counts.loaded_tokens, most)
                 written += kept * counts.query_tokens
         return StepCost(operations / self.devices, read / self.devices, written / self.devices)
+
+    @property
+    def weight_size(self) -> float:
+        """Bytes per weight of the layers, with its share of scales and zeros.
+
+        In the form that is loaded; kernels of a backend may store those in other dtypes. A scale of
+        all inputs is shared by as many as the hidden size.
+        """
+        config = self.config
+        if config.quantization is None:
+            return ITEM_BYTES.get(config.dtype, 4)
+        format = config.quantization.groups[0][1].weights
+        shared = sum(ITEM_BYTES[name] for name in format.shared_dtypes(config.dtype).values())
+        return format.bits / 8 + shared / (format.group or config.hidden_size)
 
 
 def kept_bytes(spec: CacheSpec, size: int, *, has_codes: bool) -> int:

@@ -46,14 +46,14 @@ class QuantizedWeights(WeightScheme):
         kind, scales = self.format.values, self._scale_shape(weight)
         random = Initializer(MIDDLE.get(kind, 0.0), DEVIATION[kind])
         scale = Initializer(max(init.stddev, 1e-3) / (40.0 if self.format.bits == 8 else 4.0))
-        fine, axes = self.format.fine_zeros, self._scale_axes(weight)
+        axes, shared = self._scale_axes(weight), self.format.shared_dtypes(self.dtype)
         specs = {
             "weight": TensorSpec(self._value_shape(weight), weight.axes, STORED[kind], random),
-            "scale": TensorSpec(scales, axes, jnp.dtype(self.dtype if fine else "float32"), scale),
+            "scale": TensorSpec(scales, axes, jnp.dtype(shared["scale"]), scale),
         }
         if self.format.zeros:
             middle = Initializer(2.0 ** (self.format.bits - 1))
-            specs["zero"] = TensorSpec(scales, axes, jnp.float16 if fine else jnp.uint8, middle)
+            specs["zero"] = TensorSpec(scales, axes, jnp.dtype(shared["zero"]), middle)
         if self.format.static:
             first = 0 if weight.groups is None else 1
             shape = (*scales[:first], 1, *weight.outputs)

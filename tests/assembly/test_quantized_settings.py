@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,10 @@ from jengine.assembly.sizes.determinism import batch_dependence
 from jengine.counts import Counts
 from jengine.metrics.cost import CostModel
 from jengine.models.parameter import named_parameters
-from jengine.models.quantized import with_quantization
+from jengine.models.quantized import as_rounded, rounded_paths, with_quantization
 from jengine.models.registry import model_config
 from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
+from jengine.weights.abstract import abstract_model
 from jengine.weights.dummy import dummy_model
 from pallas_kernels.choice import cpu_problem
 from tests.models.tiny_models import FAMILIES, tiny_settings
@@ -42,13 +44,30 @@ def test_quantized_weights_have_the_same_bits_in_any_batch_where_kernels_multipl
         assert why is not None and "quantized" in why
 
 
-def test_a_step_reads_fewer_bytes_of_quantized_weights() -> None:
-    counts = Counts(steps=10, query_tokens=10)
-    plain, small = (
-        CostModel(config).of(counts).read for config in (PLAIN, with_quantization(PLAIN, "int4"))
+@pytest.mark.parametrize("name", ["int8", "int4", "int8_per_channel_weight_only", "fp8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_reads_the_bytes_of_all_arrays_of_quantized_weights(name: str, dtype: str) -> None:
+    """Of matrices whose inputs are of the hidden size, and a whole number of groups."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    settings = {**tiny_settings("llama"), "architectures": [FAMILIES["llama"]], "dtype": dtype}
+    config = with_quantization(model_config({**settings, **sizes}), name)
+    model = abstract_model(config)
+    as_rounded(model)
+    layers = [
+        math.prod(leaf.shape) * leaf.dtype.itemsize
+        for path, leaf in named_parameters(model)
+        if path.rpartition(".")[0] in rounded_paths(model)
+    ]
+    head = np.dtype(config.dtype).itemsize * config.vocab_size * config.hidden_size
+    assert CostModel(config).of(Counts(steps=1, query_tokens=1)).read == sum(layers) + head
+
+
+def test_a_step_reads_a_rounded_head_in_bytes() -> None:
+    alone, with_head = (
+        CostModel(with_quantization(PLAIN, name)).of(Counts(steps=1, query_tokens=1)).read
+        for name in ("int8", "int8_with_head")
     )
-    head = 10 * 4 * PLAIN.vocab_size * PLAIN.hidden_size  # stays plain
-    assert plain - head == 8 * (small - head) > 0
+    assert alone - with_head == (4 - 1) * PLAIN.vocab_size * PLAIN.hidden_size
 
 
 @pytest.mark.parametrize("format", [
