@@ -1,14 +1,17 @@
 """What to do about the errors that devices give, by the words in them. No jax.
 
-In: the text of an error, and what the engine was doing. Out: a sentence. Errors are told once,
-where they end what the engine was doing: placing weights, compiling, making the cache, or a step.
+In: a device error and what the engine was doing. Out: advice, or a CapacityError that has it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import NamedTuple
+
+from jengine.errors import CapacityError
 
 
 class Doing(Enum):
@@ -84,6 +87,11 @@ def advice(error: BaseException | str, doing: Doing) -> str:
     return next((one.todo for one in KNOWN if one.words.search(text)), "")
 
 
-def explained(error: BaseException, doing: Doing) -> str:
-    """The error in one paragraph, with what to do about it where that is known."""
-    return f"{doing.value} failed: {type(error).__name__}: {error} {advice(error, doing)}".rstrip()
+@contextmanager
+def explained(kind: type[Exception], doing: Doing) -> Iterator[None]:
+    """Raise errors of this kind as CapacityError, with what to do about them where it is known."""
+    try:
+        yield
+    except kind as error:
+        told = f"{doing.value} failed: {type(error).__name__}: {error} {advice(error, doing)}"
+        raise CapacityError(told.rstrip()) from error

@@ -14,6 +14,7 @@ from jengine.device_advice import KNOWN, ROOM, Doing, advice
 from jengine.errors import CapacityError, EngineDead
 from jengine.runner.programs.programs import Found
 from jengine.runner.sizing import Sizing
+from jengine.runner.step.leaves import LeafOrder
 from tests.models.tiny_models import write_tiny_native
 
 FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 bytes."
@@ -55,20 +56,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_native(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1)
 
 
-def test_a_compiler_without_room_says_which_setting_helps(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "made", "message"),
+    [
+        (LeafOrder, "leaves", full, r"placing the weights failed: .*quantization='int4'"),
+        (jax.stages.Lowered, "compile", full, r"a program failed: .*RESOURCE_EXHAUSTED.*_tokens"),
+        (Sizing, "state_maker", lambda *_: full, r"KV cache failed: .*kv_cache_memory_bytes"),
+    ],
+)
+def test_a_start_without_room_says_which_setting_helps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, made: Any, message: str
 ) -> None:
-    monkeypatch.setattr(jax.stages.Lowered, "compile", full)
-    with pytest.raises(CapacityError, match=r"compiling a program failed: .*RESOURCE_EXHAUSTED.*"
-                       r"lower max_num_batched_tokens"):  # fmt: skip
-        jengine.LLM(folder, **SETTINGS)
-
-
-def test_a_cache_without_room_says_which_setting_helps(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Sizing, "state_maker", lambda *_: full)
-    with pytest.raises(CapacityError, match=r"making the KV cache failed: .*kv_cache_memory_bytes"):
+    monkeypatch.setattr(owner, name, made)
+    with pytest.raises(CapacityError, match=message):
         jengine.LLM(folder, **SETTINGS)
 
 

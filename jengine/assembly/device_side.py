@@ -34,7 +34,6 @@ from jengine.config import CacheConfig
 from jengine.device_advice import Doing, explained
 from jengine.distributed.process_group import CoreParts, ProcessGroup, process_group_of
 from jengine.distributed.shared_compile_cache import agree_on_compile_cache
-from jengine.errors import CapacityError
 from jengine.executor.multihost.directing import Direction
 from jengine.runner.build import build_runners
 from jengine.runner.disk.compile_cache import what_compiling_costs
@@ -111,10 +110,8 @@ def place_model(
     places = with_layers_on_host(asked.cache, source.config, places, matmuls)
     model, values = load_parameters(asked.model, source, places, bar)
     order = LeafOrder(model, places, matmuls)
-    try:
+    with explained(jax.errors.JaxRuntimeError, Doing.WEIGHTS):
         leaves = order.leaves(group.noted(values))
-    except jax.errors.JaxRuntimeError as error:
-        raise CapacityError(explained(error, Doing.WEIGHTS)) from error
     if order.unfit:
         logger.warning(
             "XLA multiplies weights whose shards do not fit the CPU kernels: %s",

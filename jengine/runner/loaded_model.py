@@ -14,7 +14,7 @@ import numpy as np
 
 from jengine.counts import ProgramTotals
 from jengine.device_advice import Doing, explained
-from jengine.errors import CapacityError, ConfigError, UnsupportedFeature
+from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.lora.stacks import AdapterStacks
 from jengine.lora.store import AdapterStore
 from jengine.plan import NewRow, TokenMasks
@@ -105,10 +105,8 @@ class LoadedModel:
 
     def make_state(self) -> None:
         """Make the state, empty."""
-        try:
+        with explained(jax.errors.JaxRuntimeError, Doing.CACHE):
             self._state = self._make_state()
-        except jax.errors.JaxRuntimeError as error:
-            raise CapacityError(explained(error, Doing.CACHE)) from error
 
     def use_maker(self, make_state: Callable[[], StepState]) -> None:
         """Replace the program that allocates the state, after a resize."""

@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jengine.device_advice import Doing, explained
-from jengine.errors import CapacityError
 from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
@@ -90,10 +89,8 @@ class StepCompiler:
         device = self.placement.mesh.devices.flat[0]
         options = self.choices.options(device, size.num_tokens, measures=measures)
         lowered = self.lower(size, features)
-        try:
+        with explained(jax.errors.JaxRuntimeError, Doing.COMPILE):
             compiled = lowered.compile(compiler_options=options)
-        except jax.errors.JaxRuntimeError as error:
-            raise CapacityError(explained(error, Doing.COMPILE)) from error
         give_back_freed_memory()
         memory = compiled.memory_analysis()
         return compiled, LedgerEntry(
