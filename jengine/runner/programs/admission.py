@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import jax
 import numpy as np
 
 from jengine.plan import NewRow
-from jengine.runner.programs.compiler import Compiled, StepCompiler
+from jengine.runner.programs.compiler import StepCompiler
+from jengine.runner.programs.state_writer import StateWriter
 from jengine.runner.step.state import StepState
 from jengine.sampling import Admission, admit, pack_admission
 
@@ -17,15 +17,13 @@ class RowAdmission:
     """A small compiled program that overwrites one row of the sampler's state."""
 
     def __init__(self, compiler: StepCompiler, vocab_size: int) -> None:
-        self._compiler = compiler
+        self._max_len = compiler.shapes.max_model_len
         self._vocab_size = vocab_size
-        self._program: Compiled | None = None
+        self._write = StateWriter(compiler, admit, compiler.state.rows)
 
     def warm_up(self, state: StepState) -> StepState:
         """Compile the program and run it once, with an empty admission."""
-        nothing = pack_admission(
-            [], 0, vocab=self._vocab_size, max_len=self._compiler.shapes.max_model_len
-        )
+        nothing = pack_admission([], 0, vocab=self._vocab_size, max_len=self._max_len)
         return self._placed(state, 0, nothing)
 
     def admit(self, state: StepState, new_rows: Iterable[NewRow]) -> StepState:
@@ -42,7 +40,7 @@ class RowAdmission:
             new.token_ids if new.embeds is None else new.token_ids[new.prompt_length :],
             new.prompt_length if new.embeds is None else 0,
             vocab=self._vocab_size,
-            max_len=self._compiler.shapes.max_model_len,
+            max_len=self._max_len,
             logit_bias=sampling.logit_bias,
             allowed=sampling.allowed_ids,
             stop=sampling.stop_ids,
@@ -51,19 +49,4 @@ class RowAdmission:
         )
 
     def _placed(self, state: StepState, row: int, admission: Admission) -> StepState:
-        arguments = (state.rows, np.int32(row), admission)
-        if self._program is None:
-            self._program = self._compiled(arguments)
-        return state._replace(rows=self._program(*arguments))
-
-    def _compiled(self, arguments: tuple[object, ...]) -> Compiled:
-        # Compiled ahead of time: jit would compile again for a step's output, whose shardings are
-        # equivalent but not equal to those of the first state.
-        everywhere = self._compiler.placement.everywhere
-        _, *new = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
-        )
-        kept = self._compiler.state.rows
-        shardings = jax.tree.map(lambda x: x.sharding, kept)
-        jitted = jax.jit(admit, donate_argnums=0, out_shardings=shardings)
-        return jitted.lower(kept, *new).compile()
+        return state._replace(rows=self._write(state.rows, np.int32(row), admission))

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jengine.plan import NewBlocks
-from jengine.runner.programs.compiler import Compiled, StepCompiler
+from jengine.runner.programs.compiler import StepCompiler
+from jengine.runner.programs.state_writer import StateWriter
 from jengine.runner.step.batch import with_new_blocks
 
 # Blocks that one run of that program writes.
@@ -41,8 +40,7 @@ class BlockWriter:
     """A small program that writes block table entries, compiled on first use."""
 
     def __init__(self, compiler: StepCompiler) -> None:
-        self._compiler = compiler
-        self._program: Compiled | None = None
+        self._run = StateWriter(compiler, with_new_blocks, compiler.state.tables)
 
     def write(self, tables: Array, entries: np.ndarray) -> Array:
         """Return the tables with any number of new blocks. Donates the given tables."""
@@ -56,12 +54,3 @@ class BlockWriter:
     def warm_up(self, tables: Array) -> Array:
         """Compile the program and run it once, on padding."""
         return self._run(tables, np.full((WRITTEN_AT_ONCE, 4), np.iinfo(np.int32).max, np.int32))
-
-    def _run(self, tables: Array, entries: np.ndarray) -> Array:
-        if self._program is None:
-            where = self._compiler.placement.everywhere
-            kept = self._compiler.state.tables
-            given = jax.ShapeDtypeStruct(entries.shape, jnp.int32, sharding=where)
-            jitted = jax.jit(with_new_blocks, donate_argnums=0, out_shardings=where)
-            self._program = jitted.lower(kept, given).compile()
-        return self._program(tables, entries)

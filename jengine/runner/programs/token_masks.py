@@ -5,13 +5,12 @@ Only rows with a grammar have a mask, of V / 8 bytes.
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jengine.plan import TokenMasks
-from jengine.runner.programs.compiler import Compiled, StepCompiler
+from jengine.runner.programs.compiler import StepCompiler
+from jengine.runner.programs.state_writer import StateWriter
 from jengine.sampling.masks import with_masks
 
 # Masks that one run of the program writes: as many as a few requests have, or many.
@@ -22,8 +21,7 @@ class MaskWriter:
     """Small programs, one per number of masks, compiled on first use."""
 
     def __init__(self, compiler: StepCompiler) -> None:
-        self._compiler = compiler
-        self._programs: dict[int, Compiled] = {}
+        self._run = StateWriter(compiler, with_masks, compiler.state.rows.mask)
 
     def write(self, kept: Array, masks: TokenMasks) -> Array:
         """Return the mask pool with any number of masks written. Donates the given array."""
@@ -42,16 +40,6 @@ class MaskWriter:
             none, nothing = np.zeros(0, np.int32), np.zeros((0, kept.shape[2]), np.int32)
             kept = self._run(kept, *padded(none, none, nothing, size))
         return kept
-
-    def _run(self, kept: Array, *given: np.ndarray) -> Array:
-        size = len(given[0])
-        if size not in self._programs:
-            where = self._compiler.placement.everywhere
-            state = self._compiler.state.rows.mask
-            shapes = [jax.ShapeDtypeStruct(one.shape, jnp.int32, sharding=where) for one in given]
-            jitted = jax.jit(with_masks, donate_argnums=0, out_shardings=state.sharding)
-            self._programs[size] = jitted.lower(state, *shapes).compile()
-        return self._programs[size](kept, *given)
 
 
 def padded(

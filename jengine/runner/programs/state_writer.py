@@ -1,0 +1,38 @@
+"""Programs that write arrays of the host into a part of the step state, queued before a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.runner.programs.compiler import Compiled, StepCompiler
+
+
+class StateWriter:
+    """Runs `write(kept, *given)`, which returns the donated `kept`, a part of the state, with the
+    given arrays in it. One program per shape of the first of these, compiled on first use."""
+
+    def __init__(self, compiler: StepCompiler, write: Callable[..., Any], kept: Any) -> None:
+        self._everywhere = compiler.placement.everywhere
+        self._write = write
+        self._kept = kept  # abstract, with shardings
+        self._programs: dict[tuple[int, ...], Compiled] = {}
+
+    def __call__(self, kept: Any, *given: Any) -> Any:
+        size = np.shape(given[0])
+        if size not in self._programs:
+            self._programs[size] = self._compiled(given)
+        return self._programs[size](kept, *given)
+
+    def _compiled(self, given: tuple[Any, ...]) -> Compiled:
+        # Compiled ahead of time: jit would compile again for a step's output, whose shardings are
+        # equivalent but not equal to those of the first state.
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), given
+        )
+        shardings = jax.tree.map(lambda x: x.sharding, self._kept)
+        jitted = jax.jit(self._write, donate_argnums=0, out_shardings=shardings)
+        return jitted.lower(self._kept, *shapes).compile()
