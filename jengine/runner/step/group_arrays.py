@@ -80,15 +80,11 @@ def block_bytes_on_each(
         if group.spec.keeps_all:
             ways *= placement.ways("block_tokens")
         return block_bytes(group, block_size, dtype) // ways
-    sizes = placement.in_stage()  # the layers are those of one stage
-    found = 0
-    for shape, axes in zip(state_shapes(group, 1), group_axes(group), strict=True):
-        ways = math.prod(
-            sizes.sizes[name]
-            for names in sizes.spec(axes, shape)
-            for name in ((names,) if isinstance(names, str) else names or ())
-        )
-        found += math.prod(shape) // ways
+    own = placement.in_stage()  # the layers are those of one stage
+    found = sum(
+        math.prod(shape) // math.prod(map(own.ways_of, axes, shape))
+        for shape, axes in zip(state_shapes(group, 1), group_axes(group), strict=True)
+    )
     return found * np.dtype(np.float32).itemsize
 
 
