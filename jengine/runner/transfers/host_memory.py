@@ -7,15 +7,25 @@ of one block, whatever devices share the piece. Each process keeps the shards of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 
 from jengine.runner.transfers.device_blocks import BlockPrograms, padded_count
-from jengine.runner.transfers.pieces import Part, part_of, piece_of, volume, within
+from jengine.runner.transfers.pieces import Part, part_of, piece_of, within
 
 PINNED = "pinned_host"  # the memory kind that devices copy to and from the fastest
+
+
+class Box(NamedTuple):
+    """A box of this process's piece of a block."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    held: list[tuple[np.ndarray, tuple[slice, ...]]]  # slots of its parts, and their places in it
 
 
 class HostMemory:
@@ -25,22 +35,19 @@ class HostMemory:
         self._programs = programs
         self.num_slots = slots
         self._parts: list[dict[Part, np.ndarray]] = []
-        # Of each array the boxes that its piece consists of, in the order of their bytes.
-        self._boxes: list[tuple[Part, ...]] = []
+        self._boxes: list[Box] = []  # of all arrays, in the order of their bytes
         for shape, dtype, sharding in zip(
             programs.shapes, programs.dtypes, programs.shardings, strict=True
         ):
             places = sharding.addressable_devices_indices_map((1, *shape)).values()
             found = {part_of(place, shape) for place in places if place is not None}
-            self._parts.append(
-                {part: np.empty((slots, *(b - a for a, b in part)), dtype) for part in found}
-            )
-            self._boxes.append(piece_of(sharding, shape, jax.process_index()))
-        self.piece_bytes = sum(
-            volume(box) * dtype.itemsize
-            for boxes, dtype in zip(self._boxes, programs.dtypes, strict=True)
-            for box in boxes
-        )
+            parts = {part: np.empty((slots, *(b - a for a, b in part)), dtype) for part in found}
+            self._parts.append(parts)
+            for box in piece_of(sharding, shape, jax.process_index()):
+                inside = [(memory, within(part, box)) for part, memory in parts.items()]
+                held = [(memory, place) for memory, place in inside if place is not None]
+                self._boxes.append(Box(tuple(b - a for a, b in box), dtype, held))
+        self.piece_bytes = sum(prod(box.shape) * box.dtype.itemsize for box in self._boxes)
 
     def keep(self, slots: Sequence[int], arrays: Sequence[Array]) -> None:
         """Wait for the blocks, write one to each slot, and ignore the padding after them."""
@@ -77,15 +84,11 @@ class HostMemory:
     def piece(self, slot: int) -> bytes:
         """Bytes of this process's shard of a block; with a single process, the whole block."""
         found = []
-        for parts, boxes, dtype in zip(
-            self._parts, self._boxes, self._programs.dtypes, strict=True
-        ):
-            for box in boxes:
-                values = np.empty([b - a for a, b in box], dtype)
-                for part, memory in parts.items():
-                    if (place := within(part, box)) is not None:
-                        values[place] = memory[slot]
-                found.append(values.tobytes())
+        for box in self._boxes:
+            values = np.empty(box.shape, box.dtype)
+            for memory, place in box.held:
+                values[place] = memory[slot]
+            found.append(values.tobytes())
         return b"".join(found)
 
     def put(self, slot: int, data: bytes | memoryview) -> bool:
@@ -93,16 +96,11 @@ class HostMemory:
         if len(data) != self.piece_bytes:
             return False
         begin = 0
-        for parts, boxes, dtype in zip(
-            self._parts, self._boxes, self._programs.dtypes, strict=True
-        ):
-            for box in boxes:
-                shape = [b - a for a, b in box]
-                values = np.frombuffer(data, dtype, volume(box), begin).reshape(shape)
-                begin += values.nbytes
-                for part, memory in parts.items():
-                    if (place := within(part, box)) is not None:
-                        memory[slot] = values[place]
+        for box in self._boxes:
+            values = np.frombuffer(data, box.dtype, prod(box.shape), begin).reshape(box.shape)
+            begin += values.nbytes
+            for memory, place in box.held:
+                memory[slot] = values[place]
         return True
 
 
