@@ -8,20 +8,11 @@ The model takes the rows in place of its embedding lookup, before any scale.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from jengine.plan import Plan
-from jengine.runner.plans.packing import PackedStep
+from jengine.runner.plans.packing import PackedStep, chunk_places
 from jengine.runner.step.forward import EmbedsInput
-
-
-class Chunk(NamedTuple):
-    """The tokens of one prefill chunk whose embeddings were given."""
-
-    first: int  # among the tokens of all chunks
-    rows: np.ndarray  # f32[tokens, hidden]
 
 
 class GivenEmbeds:
@@ -40,26 +31,22 @@ class GivenEmbeds:
             if new.embeds is not None:
                 given = np.frombuffer(new.embeds, np.float32)
                 self._given[new.row] = given.reshape(-1, self._hidden)
-        return bool(self._chunks(plan))
+        return self._reads_given(plan)
 
-    def _chunks(self, plan: Plan) -> list[Chunk]:
-        """The chunks of the plan with given embeddings."""
-        found, first = list[Chunk](), 0
-        for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
-            given = self._given.get(row)
-            if given is not None and start < len(given):
-                found.append(Chunk(first, given[start : start + length]))
-            first += length
-        return found
+    def _reads_given(self, plan: Plan) -> bool:
+        rows, starts = plan.entries.columns[:2, plan.num_decodes :].tolist()
+        return any(
+            start < len(self._given.get(row, ())) for row, start in zip(rows, starts, strict=True)
+        )
 
     def beside(self, plan: Plan, packed: PackedStep) -> np.ndarray | EmbedsInput:
         """The packed plan, with the embeddings of its tokens."""
-        chunks = self._chunks(plan)
-        if not chunks:
+        if not self._reads_given(plan):
             return packed.buffer
         tokens = packed.bucket.num_tokens
         rows, mask = np.zeros((tokens, self._hidden), np.float32), np.zeros(tokens, bool)
-        for first, given in chunks:
-            places = packed.chunk_base + packed.chunk_tokens[first : first + len(given)]
-            rows[places], mask[places] = given, True
+        for row, start, places in chunk_places(plan, packed):
+            if (given := self._given.get(row)) is not None:
+                own = given[start : start + len(places)]
+                rows[places[: len(own)]], mask[places[: len(own)]] = own, True
         return EmbedsInput(packed.buffer, rows, mask)

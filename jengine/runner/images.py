@@ -12,7 +12,7 @@ import numpy as np
 from jengine.media_spans import MediaSpan, offset_after, planes_of
 from jengine.plan import NewRow, Plan
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.plans.packing import PackedStep
+from jengine.runner.plans.packing import PackedStep, chunk_places
 from jengine.runner.programs.encoders import Encoders
 from jengine.runner.step.forward import MediaInput
 
@@ -59,14 +59,10 @@ class Images:
         tokens = packed.bucket.num_tokens
         index, planes = np.full(tokens, -1, np.int32), np.full((3, tokens), -1, np.int32)
         ahead = np.zeros(tokens, np.int32)
-        first = 0
-        for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
-            spans = self._spans.get(row)
-            if spans is not None:
-                places = packed.chunk_base + packed.chunk_tokens[first : first + length]
-                index[places], ahead[places] = self._embeddings(spans, start, length)
-                planes[:, places] = planes_of(spans, start + length)[:, start:]
-            first += length
+        for row, start, places in chunk_places(plan, packed):
+            if (spans := self._spans.get(row)) is not None:
+                index[places], ahead[places] = self._embeddings(spans, start, len(places))
+                planes[:, places] = planes_of(spans, start + len(places))[:, start:]
         return MediaInput(packed.buffer, self._encoders.rows, index, planes, ahead)
 
     def _embeddings(

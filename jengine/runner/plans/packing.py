@@ -128,6 +128,14 @@ def prompt_chunks(packed: PackedStep, shapes: StepShapes, size: int) -> Iterator
         yield PromptChunk(np.array([first], np.int32), padded(targets[chunk], size), own)
 
 
+def chunk_places(plan: Plan, packed: PackedStep) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield each prefill chunk's row, first position, and indices of tokens in the bucket."""
+    places, first = packed.chunk_base + packed.chunk_tokens, 0
+    for row, start, length, _ in plan.entries.columns.T[plan.num_decodes :].tolist():
+        yield row, start, places[first : first + length]
+        first += length
+
+
 def no_prompts(shapes: StepShapes, size: int) -> PromptChunk:
     """A chunk of padding only."""
     nothing = np.zeros(size, np.int32)
