@@ -20,7 +20,7 @@ from jengine.media.processor import MediaProcessor
 from jengine.media_spans import MediaSpan, planes_of
 from jengine.models.language_model import LanguageModel
 from jengine.models.vision_language import Pictures, VisionDecoder
-from jengine.runner.step.patches import pack_patches, places_taken
+from jengine.runner.step.patches import PatchPacker
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32
@@ -70,8 +70,9 @@ def picture_batch(
             f"picture_batch: length={length}, but a sequence has {longest} tokens with those of its"
             " pictures."
         )
-    size = max(sum(places_taken(span, vision) for span in spans) for _, spans in read)
-    packed = [pack_patches(list(map(placed, spans)), vision, size, length) for _, spans in read]
+    packer = PatchPacker(vision)
+    size = max(sum(map(packer.places_taken, spans)) for _, spans in read)
+    packed = [packer.pack(list(map(placed, spans)), size, length) for _, spans in read]
     pictures = Pictures(
         jax.tree.map(lambda *each: np.stack(each), *(one.given for one in packed)),
         np.stack([one.rows for one in packed]),

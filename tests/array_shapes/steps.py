@@ -40,7 +40,7 @@ from jengine.runner.step.guessers import METHODS, ParallelDraftModel
 from jengine.runner.step.guessing import GuessInput
 from jengine.runner.step.heads import ChosenInput
 from jengine.runner.step.parts import BODIES, body_of
-from jengine.runner.step.patches import pack_patches
+from jengine.runner.step.patches import PatchPacker
 from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState, empty_state
@@ -124,7 +124,7 @@ def trace_scores_with_pictures(config: ModelConfig) -> None:
     """Trace the model over whole sequences with pictures."""
     leaves, rebuild = abstract_model(config)
     assert config.vision is not None
-    packed = pack_patches([], config.vision, 28, KEPT_EMBEDDINGS)
+    packed = PatchPacker(config.vision).pack([], 28, KEPT_EMBEDDINGS)
     each = jax.tree.map(lambda x: np.stack([x, x]), (packed.given, packed.rows))
     pictures = Pictures(*each, np.zeros((3, 2, 9), np.int32))
     tokens = jax.ShapeDtypeStruct((2, 9), jnp.int32)
@@ -135,7 +135,7 @@ def trace_tower(config: ModelConfig, patches: int) -> None:
     """Trace the encoder of images."""
     leaves, rebuild = abstract_model(config)
     assert config.vision is not None
-    packed = pack_patches([], config.vision, patches, KEPT_EMBEDDINGS)
+    packed = PatchPacker(config.vision).pack([], patches, KEPT_EMBEDDINGS)
     jax.eval_shape(encoding(rebuild), leaves, kept_embeddings(config), packed)
 
 

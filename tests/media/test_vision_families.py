@@ -15,7 +15,7 @@ from jengine.media.families import RULES
 from jengine.media.layout import cut, item_of
 from jengine.media.processor import spans_of
 from jengine.models.vision_tower import PatchInput
-from jengine.runner.step.patches import pack_patches, places_taken
+from jengine.runner.step.patches import PatchPacker
 from jengine.weights.safetensors_io import load_model, save_pretrained
 from tests.api.engines import answers, tiny_engine
 from tests.media.tiny_vision import (
@@ -78,8 +78,9 @@ def test_patches_and_towers_are_those_of_transformers(family: str, folder: Path)
         taken = np.arange(rows, rows + span.length, dtype=np.int32)
         spans.append(span.__class__(**{**fields(span), "rows": taken.tobytes()}))
         rows += span.length
-    used = sum(places_taken(span, vision) for span in spans)
-    packed = pack_patches(spans, vision, -(-used // 4) * 4 + 8, rows)
+    packer = PatchPacker(vision)
+    used = sum(map(packer.places_taken, spans))
+    packed = packer.pack(spans, -(-used // 4) * 4 + 8, rows)
     made = np.asarray(model.encode(PatchInput(*map(np.asarray, packed[:4]))))
     ours = np.zeros((rows + 1, made.shape[1]), np.float32)
     ours[packed.rows] = made

@@ -39,57 +39,45 @@ class PatchPacker:
 
     def places_taken(self, span: MediaSpan) -> int:
         """Patches of an image, class vectors included."""
-        return places_taken(span, self.vision)
+        frames, rows, columns = span.grid
+        return frames * (rows * columns + class_places(self.vision))
 
     def pack(self, spans: Sequence[MediaSpan], size: int, capacity: int) -> PackedPatches:
         """The images in a run of `size` patches, for an array that keeps `capacity` embeddings."""
-        return pack_patches(spans, self.vision, size, capacity)
-
-
-def places_taken(span: MediaSpan, vision: VisionConfig) -> int:
-    """Patches of an image, class vectors included."""
-    frames, rows, columns = span.grid
-    return frames * (rows * columns + class_places(vision))
+        vision = self.vision
+        packed = PackedPatches(
+            np.zeros((size, vision.patch_values), np.float32),
+            np.zeros((2, size), np.int32),
+            np.zeros((2, size), np.float32),
+            np.full((2, size), -1, np.int32),
+            np.full(size // vision.merger.patches, capacity, np.int32),
+        )
+        first = segment = 0
+        for span in spans:
+            taken, after = self.places_taken(span), class_places(vision)
+            each = taken // span.grid[0]
+            for frame in range(span.grid[0]):
+                begin = first + frame * each
+                inside = slice(begin + after, begin + each)
+                place = places_of(span.grid[1:], vision.merger.side)
+                packed.places[:, begin : begin + min(after, 1)] = -1
+                packed.places[:, inside] = place
+                packed.table[:, inside] = in_table(place, span.grid[1:], vision)
+                packed.segments[0, begin : begin + min(after, 1)] = segment + frame
+                packed.segments[0, inside] = segment + frame
+                windows = windows_of(place, span.grid[1:], vision)
+                packed.segments[1, inside] = segment + frame * (1 + windows.max()) + windows
+            segment = 1 + int(packed.segments[:, first : first + taken].max())
+            patches = np.arange(first, first + taken).reshape(-1, each)[:, after:].reshape(-1)
+            packed.values[patches] = values_of(span, vision)
+            packed.rows[patches[:: vision.merger.patches] // vision.merger.patches] = span.places
+            first += taken
+        return packed
 
 
 def class_places(vision: VisionConfig) -> int:
     """Places before an image's patches: a class vector, padded to a whole token."""
     return vision.merger.patches if vision.class_vector else 0
-
-
-def pack_patches(
-    spans: Sequence[MediaSpan], vision: VisionConfig, size: int, capacity: int
-) -> PackedPatches:
-    """The images in a run of `size` patches, for an array that keeps `capacity` embeddings."""
-    tokens = size // vision.merger.patches
-    packed = PackedPatches(
-        np.zeros((size, vision.patch_values), np.float32),
-        np.zeros((2, size), np.int32),
-        np.zeros((2, size), np.float32),
-        np.full((2, size), -1, np.int32),
-        np.full(tokens, capacity, np.int32),
-    )
-    first = segment = 0
-    for span in spans:
-        taken, after = places_taken(span, vision), class_places(vision)
-        each = taken // span.grid[0]
-        for frame in range(span.grid[0]):
-            begin = first + frame * each
-            inside = slice(begin + after, begin + each)
-            place = places_of(span.grid[1:], vision.merger.side)
-            packed.places[:, begin : begin + min(after, 1)] = -1
-            packed.places[:, inside] = place
-            packed.table[:, inside] = in_table(place, span.grid[1:], vision)
-            packed.segments[0, begin : begin + min(after, 1)] = segment + frame
-            packed.segments[0, inside] = segment + frame
-            windows = windows_of(place, span.grid[1:], vision)
-            packed.segments[1, inside] = segment + frame * (1 + windows.max()) + windows
-        segment = 1 + int(packed.segments[:, first : first + taken].max())
-        patches = np.arange(first, first + taken).reshape(-1, each)[:, after:].reshape(-1)
-        packed.values[patches] = values_of(span, vision)
-        packed.rows[patches[:: vision.merger.patches] // vision.merger.patches] = span.places
-        first += taken
-    return packed
 
 
 def values_of(span: MediaSpan, vision: VisionConfig) -> np.ndarray:
