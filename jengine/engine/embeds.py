@@ -16,13 +16,30 @@ from jengine.prompts import TokensPrompt
 STANDS_FOR_A_ROW = 0  # a token id that is in every vocabulary
 
 
-def rendered_embeds(given: Any, limits: Limits) -> TokensPrompt:
-    """Build a prompt from embedding rows. Raises RequestError."""
-    width = limits.embeds_width
-    if width is None:
+def rendered_again(rows: bytes, ids: Any, limits: Limits) -> TokensPrompt:
+    """Check a prompt that is said to come from `rendered_embeds`. Raises RequestError."""
+    width = width_of(limits)
+    count, rest = divmod(len(rows), 4 * width)
+    if rest or not isinstance(ids, list) or ids != [STANDS_FOR_A_ROW] * count:
+        raise RequestError(
+            f"prompt_embeds are {len(rows)} bytes and prompt_token_ids do not belong to them; "
+            f"expected an array [tokens, {width}] alone, or a prompt that jengine has rendered."
+        )
+    return rendered_embeds(np.frombuffer(rows, np.float32).reshape(count, width), limits)
+
+
+def width_of(limits: Limits) -> int:
+    """Numbers in a row. Raises RequestError where the engine takes no rows."""
+    if limits.embeds_width is None:
         raise RequestError(
             "prompt_embeds: this engine was created without enable_prompt_embeds=True."
         )
+    return limits.embeds_width
+
+
+def rendered_embeds(given: Any, limits: Limits) -> TokensPrompt:
+    """Build a prompt from embedding rows. Raises RequestError."""
+    width = width_of(limits)
     if not hasattr(given, "shape") or not hasattr(given, "dtype"):
         raise RequestError(
             f"prompt_embeds is a {type(given).__name__}; expected an array of numpy or JAX."

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from jengine.engine.embeds import rendered_embeds
+from jengine.engine.embeds import rendered_again, rendered_embeds
 from jengine.engine.limits import Limits
 from jengine.errors import ContextOverflow, RequestError, UnsupportedFeature, nearest_name
 from jengine.media.processor import MediaProcessor
@@ -254,8 +254,8 @@ class PromptRenderer:
         return types
 
     def _from_embeds(self, given: Any, text: Any, ids: Any) -> TokensPrompt:
-        if isinstance(given, bytes):  # rendered before
-            prompt = TokensPrompt(prompt_token_ids=ids, prompt_embeds=given)
+        if isinstance(given, bytes):
+            prompt = rendered_again(given, ids, self.limits)
         elif ids is not None:
             raise RequestError("prompt_token_ids and prompt_embeds were both given; give one.")
         else:

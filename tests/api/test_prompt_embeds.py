@@ -125,6 +125,28 @@ def test_what_is_refused(engine: jengine.LLM, given: Any, complaint: str) -> Non
         engine.generate({"prompt_embeds": given, "prompt_token_ids": [1]}, GREEDY)
 
 
+@pytest.mark.parametrize(
+    ("rows", "ids"),
+    [
+        (b"xx", [0]),
+        (b"", [0]),
+        (np.ones((2, 32), np.float32).tobytes(), [0]),
+        (np.ones((2, 32), np.float32).tobytes(), [1, 2]),
+        (np.ones((2, 32), np.float32).tobytes(), None),
+    ],
+)
+def test_bytes_that_were_not_rendered(engine: jengine.LLM, rows: bytes, ids: Any) -> None:
+    with pytest.raises(RequestError, match="do not belong to them"):
+        engine.generate({"prompt_embeds": rows, "prompt_token_ids": ids}, GREEDY)
+    assert engine.generate(PROMPTS[:1], GREEDY)[0].outputs[0].token_ids, "the engine goes on"
+
+
+def test_a_rendered_prompt_is_checked_like_an_array(engine: jengine.LLM) -> None:
+    rows = np.full((2, 32), np.nan, np.float32).tobytes()
+    with pytest.raises(RequestError, match="NaN"):
+        engine.generate({"prompt_embeds": rows, "prompt_token_ids": [0, 0]}, GREEDY)
+
+
 def test_what_it_does_not_go_with(engine: jengine.LLM, table: np.ndarray) -> None:
     (prompt,) = looked_up(table, PROMPTS[:1])
     with pytest.raises(RequestError, match="embeddings are no tokens"):
