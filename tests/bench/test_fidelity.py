@@ -330,11 +330,7 @@ UNSEARCHED = {
         ("BertForMaskedLM", "RobertaForMaskedLM", "XLMRobertaForMaskedLM", "ModernBertForMaskedLM"),
         "the same body, whose head is not used",
     ),
-    **dict.fromkeys(
-        ("Gemma4ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
-         "Qwen3VLForConditionalGeneration", "InternVLForConditionalGeneration"),
-        "pictures are not drawn: tests/media/test_vision_families.py has fixed shapes",
-    ),
+    "Gemma4ForConditionalGeneration": "read for its text model, as Gemma4ForCausalLM",
 }  # fmt: skip
 
 
@@ -399,8 +395,16 @@ OF_FAMILY = {
     "gemma3_vision": {
         "image_token_index", "boi_token_index", "eoi_token_index", "tie_word_embeddings",
     },
-    "qwen2_vl": {"image_token_id", "video_token_id", "vision_start_token_id",
-                 "vision_end_token_id"},
+    "internvl": {
+        "vision_feature_layer", "vision_feature_select_strategy", "downsample_ratio",
+        "image_token_id",
+    },
+    **{
+        family: {
+            "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"
+        }
+        for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    },
 }  # fmt: skip
 
 

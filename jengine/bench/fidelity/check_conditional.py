@@ -1,4 +1,5 @@
-"""Checks one draw of an encoder-decoder, speech or vision model against transformers.
+"""One draw of a model that reads a text, speech or pictures besides its prompt, against
+transformers.
 
 Of four such pairs the second begins as the first: its blocks are in the prefix cache.
 """
@@ -20,7 +21,6 @@ from jengine.bench.fidelity.conditional import (
     CONDITIONAL,
     MARKS,
     POSITIONS,
-    Conditional,
     drawn_conditional,
 )
 from jengine.bench.fidelity.found import Found
@@ -30,7 +30,9 @@ from jengine.bench.fidelity.transformers_process import Transformers
 BLOCK, RATE = 16, 16000
 LEAST_TOKEN, LARGEST_TOKEN = 5, 88
 PROMPTS = (40, 40, 1, 17)  # their lengths
-MOST_OF_PICTURE = 100
+# Pictures of a prompt, and the pixels of their sides: with prompt and answer they fit the positions
+# of every decoder that is drawn.
+MOST_PICTURES, SIDES = 3, (9, 80)
 SETTINGS: dict[str, Any] = {
     "skip_tokenizer_init": True, "enforce_eager": True, "max_logprobs": -1, "max_num_seqs": 4,
     "num_gpu_blocks_override": 64, "block_size": BLOCK, "show_progress": False,
@@ -38,12 +40,27 @@ SETTINGS: dict[str, Any] = {
 COMPILED = {"decode_rows": [4], "prefill_tokens": [64], **NOT_KEPT}
 
 
+class Pair(NamedTuple):
+    """What is read, and a prompt about it."""
+
+    read: list[np.ndarray]
+    prompt: list[int]
+    places: list[int]  # of each that is read, in the prompt
+
+    def tokens(self, marks: Sequence[int]) -> list[int]:
+        """The prompt with what stands for each that is read."""
+        found = self.prompt
+        for place in sorted(self.places, reverse=True):
+            found = [*found[:place], *marks, *found[place:]]
+        return found
+
+
 class Source(NamedTuple):
     """The encoder's input: text, audio or image."""
 
-    sizes: Sequence[Any]  # of a pair each
-    made: Callable[[np.random.Generator, Any], np.ndarray]
-    asked: Callable[[np.ndarray, list[int]], dict[str, Any]]  # a prompt of the engine
+    sizes: Sequence[int]  # of a pair each
+    made: Callable[[np.random.Generator, int], list[np.ndarray]]
+    asked: Callable[[list[np.ndarray], list[int]], dict[str, Any]]  # a prompt of the engine
     settings: Mapping[str, Any] = {}
 
 
@@ -54,34 +71,37 @@ def with_encoder(**compiled: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def pictures(rng: np.random.Generator, least: int) -> list[np.ndarray]:
+    """At least so many, each of a size of its own."""
+    sizes = rng.integers(*SIDES, (rng.integers(least, MOST_PICTURES + 1), 2))
+    return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
+
+
 SOURCES: Mapping[str, Source] = {
     "text": Source(
         (40, 40, 1, 10),
-        lambda rng, size: rng.integers(LEAST_TOKEN, LARGEST_TOKEN, size),
-        lambda source, prompt: {
-            "encoder_prompt": source.tolist(), "decoder_prompt": {"prompt_token_ids": prompt},
+        lambda rng, size: [rng.integers(LEAST_TOKEN, LARGEST_TOKEN, size)],
+        lambda read, prompt: {
+            "encoder_prompt": read[0].tolist(), "decoder_prompt": {"prompt_token_ids": prompt},
         },
         with_encoder(encoder_tokens=max(POSITIONS)),
     ),
     "speech": Source(
         (RATE, RATE, RATE // 10, RATE // 2),
-        lambda rng, size: rng.normal(size=size).astype(np.float32),
-        lambda source, prompt: {
-            "prompt_token_ids": prompt, "multi_modal_data": {"audio": (source, RATE)},
+        lambda rng, size: [rng.normal(size=size).astype(np.float32)],
+        lambda read, prompt: {
+            "prompt_token_ids": prompt, "multi_modal_data": {"audio": (read[0], RATE)},
         },
         with_encoder(),
     ),
-    "picture": Source(
-        ((32, 24), (32, 24), (16, 48), (20, 31)),
-        lambda rng, size: rng.integers(0, 256, (*size, 3), np.uint8),
-        lambda source, prompt: {
+    "pictures": Source(
+        (1, 1, 0, 0),
+        pictures,
+        lambda read, prompt: {
             "prompt_token_ids": prompt,
-            "multi_modal_data": {"image": [Image.fromarray(source)]},
+            "multi_modal_data": {"image": [Image.fromarray(one) for one in read]},
         },
-        {
-            "max_model_len": max(PROMPTS) + MOST_OF_PICTURE + ANSWER,
-            "compilation_config": COMPILED,
-        },
+        {"compilation_config": COMPILED},
     ),
 }  # fmt: skip
 
@@ -90,39 +110,38 @@ def check_conditional(theirs: Transformers, family: str, number: int, how: Imple
     """Check the draw with this number. Raises JengineError if either side rejects the config."""
     kind, settings = CONDITIONAL[family], drawn_conditional(family, number)
     source = SOURCES[kind.reads]
-    read, beginnings, rests = drawn_pairs(kind, settings, number)
+    pairs = drawn_pairs(source, settings, number)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         theirs.write(
             folder, kind.architecture, settings, seed=number, dtype=how.dtype,
             unscaled="d_kv" in settings,
         )  # fmt: skip
-        asked = [
-            source.asked(one, [*begin, *kind.own_marks, *rest])
-            for one, begin, rest in zip(read, beginnings, rests, strict=True)
-        ]
+        asked = [source.asked(pair.read, pair.tokens(kind.own_marks)) for pair in pairs]
         with LLM(
             folder, **{**SETTINGS, **source.settings, **how.settings, "dtype": how.dtype}
         ) as llm:
             # transformers takes a token of pictures for one more of them, wherever it is.
             answers = [until(one, MARKS if kind.marks else ()) for one in greedy(llm, asked)]
         texts = [
-            [*begin, *kind.marks, *rest, *one.tokens[:-1], LEAST_TOKEN]
-            for begin, rest, one in zip(beginnings, rests, answers, strict=True)
+            [*pair.tokens(kind.marks), *one.tokens[:-1], LEAST_TOKEN]
+            for pair, one in zip(pairs, answers, strict=True)
         ]
         scores = partial(
-            theirs.score_conditional, folder, kind.architecture, kind.reads, read, texts
-        )
+            theirs.score_conditional, folder, kind.architecture, kind.reads,
+            [pair.read for pair in pairs], texts,
+        )  # fmt: skip
         return compared(scores, answers, how)
 
 
-def drawn_pairs(
-    kind: Conditional, settings: Mapping[str, Any], number: int
-) -> tuple[list[np.ndarray], list[list[int]], list[list[int]]]:
-    """Encoder inputs, and prompts before and after an image's placeholder."""
-    rng, source = np.random.default_rng(number), SOURCES[kind.reads]
+def drawn_pairs(source: Source, settings: Mapping[str, Any], number: int) -> list[Pair]:
+    """What is read, and prompts, of which the second begins as the first."""
+    rng, begin = np.random.default_rng(number), settings.get("decoder_start_token_id", 1)
     read = [source.made(rng, size) for size in source.sizes]
     rests = [rng.integers(LEAST_TOKEN, LARGEST_TOKEN, size - 1).tolist() for size in PROMPTS]
-    read[1] = read[0]
     rests[1][: 2 * BLOCK] = rests[0][: 2 * BLOCK]
-    return read, [[settings.get("decoder_start_token_id", 1)]] * len(PROMPTS), rests
+    first, _, *others = (
+        Pair(one, [begin, *rest], rng.integers(1, len(rest) + 2, len(one)).tolist())
+        for one, rest in zip(read, rests, strict=True)
+    )
+    return [first, first._replace(prompt=[begin, *rests[1]]), *others]

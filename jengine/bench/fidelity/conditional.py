@@ -1,9 +1,11 @@
-"""Random configs of models conditioned on an encoder's input: text, speech or an image."""
+"""Random configs of models that write about something besides their prompt: a text or speech that
+an encoder reads, or pictures."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from jengine.bench.fidelity.variations import EPSILONS, FLAGS, HEAD_SIZES, WIDTHS, Settings
@@ -33,6 +35,7 @@ T5: Choices = {
     "feed_forward_proj": ("relu", "gated-gelu", "gated-silu", "gated-relu"),
 }  # fmt: skip
 IMAGE, BEGIN, END, VIDEO = MARKS = 90, 91, 92, 93
+AROUND = (BEGIN, IMAGE, END)
 VISION_ACTIVATIONS = ("gelu", "quick_gelu", "gelu_pytorch_tanh", "silu")
 # Decoders beside a tower. Each number of heads divides each width, into an even number of numbers.
 TEXT: Choices = {
@@ -62,27 +65,61 @@ GEMMA3: Choices = {
     "vision_config.patch_size": (2, 4), "mm_tokens_per_image": (4, 16),
     "image_token_index": (IMAGE,), "boi_token_index": (BEGIN,), "eoi_token_index": (END,),
 }  # fmt: skip
-QWEN2_VL: Choices = {
-    **TEXT, "text_config.head_dim": (None,), "vision_config.depth": LAYERS,
-    "vision_config.embed_dim": (32, 48, 96), "vision_config.num_heads": (1, 2, 4),
-    "vision_config.mlp_ratio": (1, 2, 3), "vision_config.hidden_act": VISION_ACTIVATIONS,
-    "vision_config.patch_size": (4,), "vision_config.spatial_merge_size": (1, 2),
+INTERNVL: Choices = {
+    **TEXT, **TOWER, "text_config.model_type": ("llama", "mistral", "qwen2"),
+    "vision_config.image_size": (16, 32), "vision_config.patch_size": (4, 8),
+    "vision_config.attention_bias": FLAGS, "vision_config.use_mean_pooling": FLAGS,
+    "projector_hidden_act": VISION_ACTIVATIONS, "image_token_id": (IMAGE,),
+    "tie_word_embeddings": FLAGS,
+}  # fmt: skip
+# Qwen2-VL and its successors. Each number of heads divides each width, into a multiple of four.
+QWEN_VL: Choices = {
+    **TEXT, "vision_config.depth": LAYERS, "vision_config.num_heads": (1, 2, 4),
+    "vision_config.hidden_act": VISION_ACTIVATIONS, "vision_config.patch_size": (4, 6, 7),
+    "vision_config.temporal_patch_size": (1, 2, 3), "vision_config.spatial_merge_size": (1, 2, 3),
+    "vision_config.rope_parameters": (None, {"rope_type": "axial", "rope_theta": 500.0}),
     "image_token_id": (IMAGE,), "vision_start_token_id": (BEGIN,), "vision_end_token_id": (END,),
     "video_token_id": (VIDEO,), "tie_word_embeddings": FLAGS,
 }  # fmt: skip
+QWEN2_VL: Choices = {
+    **QWEN_VL, "text_config.head_dim": (None,), "vision_config.embed_dim": (32, 48, 96),
+    "vision_config.mlp_ratio": (1, 2, 3),
+}  # fmt: skip
+LATER_QWEN_VL: Choices = {
+    **QWEN_VL, "vision_config.hidden_size": (32, 48, 96), "vision_config.intermediate_size": WIDTHS,
+}  # fmt: skip
+QWEN2_5_VL: Choices = {
+    **LATER_QWEN_VL, "text_config.use_sliding_window": FLAGS, "text_config.sliding_window": (5, 16),
+    "text_config.max_window_layers": (0, 1, 2),
+    # At least the pixels of a token, of which a side has up to three patches of up to seven.
+    "vision_config.window_size": (21, 30, 50),
+}  # fmt: skip
+QWEN3_VL: Choices = {
+    **LATER_QWEN_VL, "text_config.head_dim": HEAD_SIZES[:6], "text_config.attention_bias": FLAGS,
+    "vision_config.num_position_embeddings": (1, 16, 36, 49),
+}  # fmt: skip
 
 
-def with_sections(chosen: random.Random, settings: Settings) -> Settings:
-    """Draw the mrope sections (frame, row, column) and the decoder's width."""
-    text = settings["text_config"]
-    pairs = text["hidden_size"] // text["num_attention_heads"] // 2
+def with_sections(
+    chosen: random.Random, settings: Settings, *, width: str = "hidden_size", layers: str = "",
+    **rope: Any,
+) -> Settings:  # fmt: skip
+    """Pairs of a head that are rotated by frame, row and column, the decoder's width by the tower's
+    name of it, and the tower's layers that are not as the others."""
+    text, vision = settings["text_config"], settings["vision_config"]
+    pairs = (text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]) // 2
     first, second = sorted(chosen.choices(range(pairs + 1), k=2))
-    sections = [first, second - first, pairs - second]
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+    rope |= {"mrope_section": [first, second - first, pairs - second]}
+    tower = {width: text["hidden_size"]}
+    if layers:
+        count = chosen.randint(0, min(vision["depth"], text["num_hidden_layers"]))
+        tower[layers] = sorted(chosen.sample(range(vision["depth"]), count))
     return {
-        "text_config": {**text, "rope_parameters": rope},
-        "vision_config": {**settings["vision_config"], "hidden_size": text["hidden_size"]},
-    }
+        "text_config": {
+            **text, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **rope}
+        },
+        "vision_config": {**vision, **tower},
+    }  # fmt: skip
 
 
 class Conditional(NamedTuple):
@@ -91,7 +128,7 @@ class Conditional(NamedTuple):
     architecture: str
     choices: Choices
     reads: str = "text"
-    # What stands for the picture in a prompt of transformers, and in ours.
+    # What stands for a picture in a prompt of transformers, and in ours.
     marks: tuple[int, ...] = ()
     own_marks: tuple[int, ...] = ()
     more: Callable[[random.Random, Settings], Settings] = lambda chosen, settings: {}
@@ -113,14 +150,27 @@ CONDITIONAL: Mapping[str, Conditional] = {
         "speech",
     ),
     "llava": Conditional(
-        "LlavaForConditionalGeneration", LLAVA, "picture", (IMAGE,), (IMAGE,)
+        "LlavaForConditionalGeneration", LLAVA, "pictures", (IMAGE,), (IMAGE,)
     ),
     "gemma3_vision": Conditional(
-        "Gemma3ForConditionalGeneration", GEMMA3, "picture", (BEGIN, IMAGE, END), (BEGIN,)
+        "Gemma3ForConditionalGeneration", GEMMA3, "pictures", AROUND, (BEGIN,)
     ),
     "qwen2_vl": Conditional(
-        "Qwen2VLForConditionalGeneration", QWEN2_VL, "picture", (BEGIN, IMAGE, END),
-        (BEGIN, IMAGE, END), with_sections,
+        "Qwen2VLForConditionalGeneration", QWEN2_VL, "pictures", AROUND, AROUND, with_sections
+    ),
+    "qwen2_5_vl": Conditional(
+        "Qwen2_5_VLForConditionalGeneration", QWEN2_5_VL, "pictures", AROUND, AROUND,
+        partial(with_sections, width="out_hidden_size", layers="fullatt_block_indexes"),
+    ),
+    "qwen3_vl": Conditional(
+        "Qwen3VLForConditionalGeneration", QWEN3_VL, "pictures", AROUND, AROUND,
+        partial(
+            with_sections, width="out_hidden_size", layers="deepstack_visual_indexes",
+            mrope_interleaved=True,
+        ),
+    ),
+    "internvl": Conditional(
+        "InternVLForConditionalGeneration", INTERNVL, "pictures", (IMAGE,), (IMAGE,)
     ),
 }  # fmt: skip
 

@@ -10,6 +10,8 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.utils import logging
@@ -168,16 +171,18 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_conditional(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Write log-probabilities after each token, [tokens, vocab] per sequence, for sequences
-    conditioned on text, speech or an image."""
+    """Log-probabilities after each token of sequences that are about a text, speech or pictures,
+    [tokens, vocab] of each, to a file."""
     model_class = getattr(transformers, job["architecture"])
     dtype = getattr(torch, job["dtype"])
     model = model_class.from_pretrained(job["folder"], dtype=dtype).eval()
     inputs, cache = INPUTS[job["reads"]], CACHES[job["cache"]]
-    with np.load(job["sources"]) as sources, torch.no_grad():
+    with np.load(job["sources"]) as found, torch.no_grad():
+        arrays = iter(found.values())
+        sources = [list(islice(arrays, count)) for count in job["counts"]]
         rows = [
-            model(**inputs(model, sources[f"arr_{place}"], tokens), **cache(model.config)).logits[0]
-            for place, tokens in enumerate(job["tokens"])
+            model(**inputs(model, source, tokens), **cache(model.config)).logits[0]
+            for source, tokens in zip(sources, job["tokens"], strict=True)
         ]
     np.savez(job["out"], *(row.double().log_softmax(-1).numpy() for row in rows))
     return {}
@@ -186,37 +191,52 @@ def score_conditional(job: Mapping[str, Any]) -> dict[str, Any]:
 Model = transformers.PreTrainedModel
 
 
-def of_text(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
-    """Token inputs of an encoder."""
-    return {"input_ids": torch.tensor(source)[None], "decoder_input_ids": torch.tensor([tokens])}
+def of_text(model: Model, source: list[np.ndarray], tokens: list[int]) -> dict[str, Tensor]:
+    """Tokens for an encoder."""
+    return {"input_ids": torch.tensor(source[0])[None], "decoder_input_ids": torch.tensor([tokens])}
 
 
-def of_speech(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
-    """Audio features of an encoder."""
+def of_speech(model: Model, source: list[np.ndarray], tokens: list[int]) -> dict[str, Tensor]:
+    """Features of samples for an encoder."""
     extractor = transformers.WhisperFeatureExtractor(
         feature_size=model.config.num_mel_bins, chunk_length=model.config.max_source_positions // 50
     )
-    features = extractor(source, sampling_rate=RATE, return_tensors="pt").input_features
+    features = extractor(source[0], sampling_rate=RATE, return_tensors="pt").input_features
     return {
         "input_features": features.to(model.dtype), "decoder_input_ids": torch.tensor([tokens])
     }  # fmt: skip
 
 
-def of_picture(model: Model, source: np.ndarray, tokens: list[int]) -> dict[str, Tensor]:
-    """Image patches, and the placeholder tokens for them."""
-    config = model.config
-    found = PROCESSORS[config.model_type](config)([Image.fromarray(source)], return_tensors="pt")
-    pixels = {"pixel_values": found["pixel_values"].to(model.dtype)}
-    if "image_grid_thw" in found:
-        pixels["image_grid_thw"] = found["image_grid_thw"]
-        count = int(found["image_grid_thw"].prod()) // config.vision_config.spatial_merge_size**2
-    else:
-        side = config.vision_config.image_size // config.vision_config.patch_size
-        count = getattr(config, "mm_tokens_per_image", side**2)
-    ids = [one for token in tokens for one in [token] * (count if token == mark(config) else 1)]
+def of_pictures(model: Model, source: list[np.ndarray], tokens: list[int]) -> dict[str, Tensor]:
+    """Patches, and as many tokens in place of each picture's as it takes."""
+    config, pixels, counts = model.config, dict[str, Tensor](), list[int]()
+    if source:
+        processor = PROCESSORS[config.model_type](config)
+        found = processor([Image.fromarray(one) for one in source], return_tensors="pt")
+        pixels = {"pixel_values": found["pixel_values"].to(model.dtype)}
+        if "image_grid_thw" in found:
+            pixels["image_grid_thw"] = found["image_grid_thw"]
+        counts = counts_of(config, found)
+    left = iter(counts)
+    ids = [
+        one for token in tokens for one in [token] * (next(left) if token == mark(config) else 1)
+    ]
     given = torch.tensor([ids])
     kinds = {name: (given == mark(config)).long() for name in KINDS.get(config.model_type, ())}
     return {"input_ids": given, **pixels, **kinds}
+
+
+def counts_of(config: Any, found: Mapping[str, Tensor]) -> list[int]:
+    """How many tokens each picture takes."""
+    vision = config.vision_config
+    if "image_grid_thw" in found:
+        return (found["image_grid_thw"].prod(-1) // vision.spatial_merge_size**2).tolist()
+    if "num_patches" in found:
+        sides = zip(vision.image_size, vision.patch_size, strict=True)
+        of_tile = prod(size // (2 * patch) for size, patch in sides)
+        return [of_tile * tiles for tiles in found["num_patches"].tolist()]
+    each = getattr(config, "mm_tokens_per_image", (vision.image_size // vision.patch_size) ** 2)
+    return [each] * len(found["pixel_values"])
 
 
 def mark(config: Any) -> int:
@@ -224,9 +244,12 @@ def mark(config: Any) -> int:
     return config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index
 
 
-INPUTS = {"text": of_text, "speech": of_speech, "picture": of_picture}
+INPUTS = {"text": of_text, "speech": of_speech, "pictures": of_pictures}
 # Inputs that say which tokens are a picture's.
-KINDS = {"gemma3": ("token_type_ids",), "qwen2_vl": ("mm_token_type_ids",)}
+KINDS = {
+    "gemma3": ("token_type_ids",),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ("mm_token_type_ids",)),
+}
 
 
 def squares(config: Any) -> dict[str, int]:
@@ -234,16 +257,29 @@ def squares(config: Any) -> dict[str, int]:
     return dict.fromkeys(("height", "width"), config.vision_config.image_size)
 
 
+def of_any_size(config: Any) -> Any:
+    """What keeps the sides of pictures in proportion."""
+    vision = config.vision_config
+    return Qwen2VLImageProcessorPil(
+        patch_size=vision.patch_size, merge_size=vision.spatial_merge_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        size={"shortest_edge": 64, "longest_edge": 1024},
+    )  # fmt: skip
+
+
 PROCESSORS: dict[str, Callable[[Any], Any]] = {
     "llava": lambda config: LlavaImageProcessorPil(
         size={"shortest_edge": config.vision_config.image_size}, crop_size=squares(config)
     ),
     "gemma3": lambda config: Gemma3ImageProcessorPil(size=squares(config)),
-    "qwen2_vl": lambda config: Qwen2VLImageProcessorPil(
-        patch_size=config.vision_config.patch_size,
-        merge_size=config.vision_config.spatial_merge_size,
-        size={"shortest_edge": 64, "longest_edge": 4096},
+    "internvl": lambda config: GotOcr2ImageProcessorPil(
+        size=dict(zip(("height", "width"), config.vision_config.image_size, strict=True)),
+        crop_to_patches=True,
+        max_patches=6,
     ),
+    "qwen2_vl": of_any_size,
+    "qwen2_5_vl": of_any_size,
+    "qwen3_vl": of_any_size,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,17 @@ class Transformers(EndsWithBlock):
         return np.load(out)
 
     def score_conditional(
-        self, folder: Path, architecture: str, reads: str, sources: Sequence[np.ndarray],
+        self, folder: Path, architecture: str, reads: str, sources: Sequence[Sequence[np.ndarray]],
         tokens: Sequence[Sequence[int]], *, dtype: str = "float32", cache: str = "none",
     ) -> list[np.ndarray]:  # fmt: skip
-        """Log-probabilities after each token of sequences conditioned on these inputs: encoder
-        tokens, audio samples or pixels."""
+        """Log-probabilities after each token of sequences that are about these sources: tokens or
+        samples that an encoder reads, or the pixels of any number of pictures."""
         given, out = (Path(self._folder.name) / name for name in ("sources.npz", "scores.npz"))
-        np.savez(given, *sources)
+        np.savez(given, *chain.from_iterable(sources))
         self._ask(
             "score_conditional", folder=str(folder), architecture=architecture, reads=reads,
-            sources=str(given), tokens=tokens, dtype=dtype, cache=cache, out=str(out),
+            sources=str(given), counts=list(map(len, sources)), tokens=tokens, dtype=dtype,
+            cache=cache, out=str(out),
         )  # fmt: skip
         return arrays(out, len(tokens))
 
