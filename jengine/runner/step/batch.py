@@ -38,8 +38,7 @@ def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]
 
 
 def row_guesses(inputs: StepInput, state: StepState) -> Int32[Array, "decodes drafts"] | None:
-    """Draft tokens that the last step proposed, per decode row; None if there is no drafter on the
-    device."""
+    """Draft tokens of each decode row from the last step; None without a drafter on the device."""
     if state.guesses is None:
         return None
     return state.guesses.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)

@@ -134,8 +134,7 @@ class Passed(NamedTuple):
 def passed(
     models: Models, inputs: StepInput, given: Given, state: StepState, program: Program
 ) -> tuple[StepState, Passed]:
-    """Run the model on the step's tokens; returns the state with K and V written, and the
-    outputs."""
+    """Run the model on the step's tokens; returns the state with K and V written, and outputs."""
     model, bucket, shapes = models.model, program.bucket, program.shapes
     beside = beside_of(given, inputs, program, model)
     drafts = run_drafts(
