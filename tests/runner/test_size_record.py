@@ -52,7 +52,7 @@ def test_a_second_start_compiles_nothing_though_free_memory_has_changed(
                 "wait_for": "all",
             },
         )  # fmt: skip
-        assert SEEN["compile_requests_use_cache"] >= len(llm.ledger.entries) == 2
+        assert SEEN["compile_requests_use_cache"] >= len(llm.ledger.entries) == 4  # of two parts
         return llm.engine.cache.num_blocks, SEEN["cache_misses"]
 
     blocks, misses = start(5.4)
