@@ -23,8 +23,8 @@ class GrammarMasks:
         self.health, self.shutdown = executor.health, executor.shutdown
 
     def checked_drafts(self, row: int, guesses: Sequence[int] | None, most: int) -> list[int]:
-        """Drafts that the grammar of a row lets it run next, at most `most`: see
-        `GrammarRows.checked`."""
+        """Draft tokens, at most `most`, that the row's grammar accepts next: of `guesses`, or if
+        None, of those that the row's last step has proposed on the device."""
         return self._rows.checked(row, guesses, most)
 
     def submit(self, plan: Plan) -> PendingOutput:

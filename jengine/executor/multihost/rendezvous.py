@@ -114,8 +114,8 @@ def _find(client: Any, key: str, rank: int, leader: int, settings: MultihostSett
 
 
 def warn_of_strangers(address: str) -> None:
-    """Warn that, beyond loopback, anyone who reaches JAX's coordination service can read the
-    secret."""
+    """Warn where the address is not loopback: a secret that the leader made can be read by whoever
+    reaches JAX's coordination service."""
     if not ipaddress.ip_address(address.split("%")[0]).is_loopback:
         logger.warning(
             "The secret of the processes of this engine is told through JAX's coordination "

@@ -1,4 +1,4 @@
-"""Timeouts and addresses of multi-process engines. No jax."""
+"""Timeouts, address and secret of multi-process engines. No jax."""
 
 from __future__ import annotations
 
