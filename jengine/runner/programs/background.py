@@ -8,8 +8,9 @@ size the cache and run the first requests. This thread compiles the rest, in the
 `ProgramList.later` until steps ask for some. A step whose own program is missing is packed for the
 smallest compiled bucket that covers it and whose sampling slots have a compiled sampler.
 
-XLA compiles in threads of its own, which do not have this thread's low priority. So this thread
-pauses between two compiles while steps run and none lacks a program.
+XLA generates a CPU's code in its client's threads, which run steps too: their priority cannot be
+lowered (see `jengine/bench/log.md`). So this thread pauses between two compiles while steps run and
+none lacks a program.
 
 Programs are loaded one by one, and each load makes XLA drop its CUDA graphs, which the next runs
 record again: JAX has no public way to compile first and load several together. With
