@@ -17,19 +17,20 @@ STANDS_FOR_A_ROW = 0  # a token id that is in every vocabulary
 
 
 def rendered_again(rows: bytes, ids: Any, limits: Limits) -> TokensPrompt:
-    """Check a prompt that is said to come from `rendered_embeds`. Raises RequestError."""
+    """Check a prompt that `rendered_embeds` is said to have built. Raises RequestError."""
     width = width_of(limits)
-    count, rest = divmod(len(rows), 4 * width)
+    count, rest = divmod(len(rows), width * np.dtype(np.float32).itemsize)
     if rest or not isinstance(ids, list) or ids != [STANDS_FOR_A_ROW] * count:
         raise RequestError(
             f"prompt_embeds are {len(rows)} bytes and prompt_token_ids do not belong to them; "
             f"expected an array [tokens, {width}] alone, or a prompt that jengine has rendered."
         )
-    return rendered_embeds(np.frombuffer(rows, np.float32).reshape(count, width), limits)
+    checked_rows(np.frombuffer(rows, np.float32).reshape(count, width), limits)
+    return TokensPrompt(prompt_token_ids=ids, prompt_embeds=rows)
 
 
 def width_of(limits: Limits) -> int:
-    """Numbers in a row. Raises RequestError where the engine takes no rows."""
+    """Width of an embedding. Raises RequestError if the engine takes no prompt embeddings."""
     if limits.embeds_width is None:
         raise RequestError(
             "prompt_embeds: this engine was created without enable_prompt_embeds=True."
@@ -39,6 +40,13 @@ def width_of(limits: Limits) -> int:
 
 def rendered_embeds(given: Any, limits: Limits) -> TokensPrompt:
     """Build a prompt from embedding rows. Raises RequestError."""
+    rows = checked_rows(given, limits)
+    ids = [STANDS_FOR_A_ROW] * len(rows)
+    return TokensPrompt(prompt_token_ids=ids, prompt_embeds=rows.tobytes())
+
+
+def checked_rows(given: Any, limits: Limits) -> np.ndarray:
+    """Convert an array of embeddings to f32[tokens, width]. Raises RequestError."""
     width = width_of(limits)
     if not hasattr(given, "shape") or not hasattr(given, "dtype"):
         raise RequestError(
@@ -63,5 +71,4 @@ def rendered_embeds(given: Any, limits: Limits) -> TokensPrompt:
             f"prompt_embeds takes {rows.nbytes} bytes as float32; expected at most {most} where "
             "the engine core is in another process. Leave multiprocess out, or shorten it."
         )
-    ids = [STANDS_FOR_A_ROW] * len(rows)
-    return TokensPrompt(prompt_token_ids=ids, prompt_embeds=rows.tobytes())
+    return rows
