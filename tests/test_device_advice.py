@@ -60,10 +60,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("owner", "name", "made", "message"),
     [
         (LeafOrder, "leaves", full, r"placing the weights failed: .*quantization='int4'"),
-        (jax.stages.Lowered, "compile", full, r"a program failed: .*RESOURCE_EXHAUSTED.*_tokens"),
-        (Sizing, "state_maker", lambda *_: full, r"KV cache failed: .*kv_cache_memory_bytes"),
+        (jax.stages.Lowered, "compile", full,
+         r"compiling a program failed: .*RESOURCE_EXHAUSTED.*lower max_num_batched_tokens"),
+        (Sizing, "state_maker", lambda *_: full,
+         r"making the KV cache failed: .*kv_cache_memory_bytes"),
     ],
-)
+)  # fmt: skip
 def test_a_start_without_room_says_which_setting_helps(
     folder: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, made: Any, message: str
 ) -> None:
