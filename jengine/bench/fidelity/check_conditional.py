@@ -1,7 +1,6 @@
-"""One draw of a model that reads a text, speech or pictures besides its prompt, against
-transformers.
+"""Checks one draw of an encoder-decoder, speech or vision model against transformers.
 
-Of four such pairs the second begins as the first: its blocks are in the prefix cache.
+Of four prompts the second begins as the first: its blocks are in the prefix cache.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ COMPILED = {"decode_rows": [4], "prefill_tokens": [64], **NOT_KEPT}
 
 
 class Pair(NamedTuple):
-    """What is read, and a prompt about it."""
+    """The encoder's inputs, and a prompt about them."""
 
     read: list[np.ndarray]
     prompt: list[int]
-    places: list[int]  # of each that is read, in the prompt
+    places: list[int]  # index in the prompt of each input
 
     def tokens(self, marks: Sequence[int]) -> list[int]:
-        """The prompt with what stands for each that is read."""
+        """Token ids of the prompt, with `marks` inserted at the place of each input."""
         found = self.prompt
         for place in sorted(self.places, reverse=True):
             found = [*found[:place], *marks, *found[place:]]
@@ -58,7 +57,7 @@ class Pair(NamedTuple):
 class Source(NamedTuple):
     """The encoder's input: text, audio or image."""
 
-    sizes: Sequence[int]  # of a pair each
+    sizes: Sequence[int]  # per pair: tokens, samples, or the fewest pictures
     made: Callable[[np.random.Generator, int], list[np.ndarray]]
     asked: Callable[[list[np.ndarray], list[int]], dict[str, Any]]  # a prompt of the engine
     settings: Mapping[str, Any] = {}
@@ -72,7 +71,7 @@ def with_encoder(**compiled: Any) -> dict[str, Any]:
 
 
 def pictures(rng: np.random.Generator, least: int) -> list[np.ndarray]:
-    """At least so many, each of a size of its own."""
+    """Random pictures of random sizes, `least` to MOST_PICTURES of them."""
     sizes = rng.integers(*SIDES, (rng.integers(least, MOST_PICTURES + 1), 2))
     return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
 
@@ -135,7 +134,7 @@ def check_conditional(theirs: Transformers, family: str, number: int, how: Imple
 
 
 def drawn_pairs(source: Source, settings: Mapping[str, Any], number: int) -> list[Pair]:
-    """What is read, and prompts, of which the second begins as the first."""
+    """Draw the inputs and prompts; the second prompt shares the first one's inputs and prefix."""
     rng, begin = np.random.default_rng(number), settings.get("decoder_start_token_id", 1)
     read = [source.made(rng, size) for size in source.sizes]
     rests = [rng.integers(LEAST_TOKEN, LARGEST_TOKEN, size - 1).tolist() for size in PROMPTS]

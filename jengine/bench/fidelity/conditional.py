@@ -1,5 +1,4 @@
-"""Random configs of models that write about something besides their prompt: a text or speech that
-an encoder reads, or pictures."""
+"""Random configs of encoder-decoder, speech and vision-language models."""
 
 from __future__ import annotations
 
@@ -104,8 +103,8 @@ def with_sections(
     chosen: random.Random, settings: Settings, *, width: str = "hidden_size", layers: str = "",
     **rope: Any,
 ) -> Settings:  # fmt: skip
-    """Pairs of a head that are rotated by frame, row and column, the decoder's width by the tower's
-    name of it, and the tower's layers that are not as the others."""
+    """Draw the mrope sections (frame, row, column) and, if `layers` names a key of the tower's
+    config, a list of tower layers for it. `width`: the tower's key for the decoder's width."""
     text, vision = settings["text_config"], settings["vision_config"]
     pairs = (text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]) // 2
     first, second = sorted(chosen.choices(range(pairs + 1), k=2))

@@ -171,8 +171,8 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_conditional(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Log-probabilities after each token of sequences that are about a text, speech or pictures,
-    [tokens, vocab] of each, to a file."""
+    """Write log-probabilities after each token, [tokens, vocab] per sequence, given the encoder's
+    inputs (text, audio or images), to a file."""
     model_class = getattr(transformers, job["architecture"])
     dtype = getattr(torch, job["dtype"])
     model = model_class.from_pretrained(job["folder"], dtype=dtype).eval()
@@ -208,7 +208,7 @@ def of_speech(model: Model, source: list[np.ndarray], tokens: list[int]) -> dict
 
 
 def of_pictures(model: Model, source: list[np.ndarray], tokens: list[int]) -> dict[str, Tensor]:
-    """Patches, and as many tokens in place of each picture's as it takes."""
+    """Pixel inputs, and token ids with each image placeholder repeated once per embedding."""
     config, pixels, counts = model.config, dict[str, Tensor](), list[int]()
     if source:
         processor = PROCESSORS[config.model_type](config)
@@ -227,7 +227,7 @@ def of_pictures(model: Model, source: list[np.ndarray], tokens: list[int]) -> di
 
 
 def counts_of(config: Any, found: Mapping[str, Tensor]) -> list[int]:
-    """How many tokens each picture takes."""
+    """Number of embeddings per image."""
     vision = config.vision_config
     if "image_grid_thw" in found:
         return (found["image_grid_thw"].prod(-1) // vision.spatial_merge_size**2).tolist()
@@ -258,7 +258,7 @@ def squares(config: Any) -> dict[str, int]:
 
 
 def of_any_size(config: Any) -> Any:
-    """What keeps the sides of pictures in proportion."""
+    """The image processor of the Qwen-VL models, which keeps the aspect ratio."""
     vision = config.vision_config
     return Qwen2VLImageProcessorPil(
         patch_size=vision.patch_size, merge_size=vision.spatial_merge_size,

@@ -71,8 +71,8 @@ class Transformers(EndsWithBlock):
         self, folder: Path, architecture: str, reads: str, sources: Sequence[Sequence[np.ndarray]],
         tokens: Sequence[Sequence[int]], *, dtype: str = "float32", cache: str = "none",
     ) -> list[np.ndarray]:  # fmt: skip
-        """Log-probabilities after each token of sequences that are about these sources: tokens or
-        samples that an encoder reads, or the pixels of any number of pictures."""
+        """Log-probabilities after each token of each sequence. `sources`: per sequence its encoder
+        inputs, which are token ids, audio samples, or the pixels of any number of pictures."""
         given, out = (Path(self._folder.name) / name for name in ("sources.npz", "scores.npz"))
         np.savez(given, *chain.from_iterable(sources))
         self._ask(
