@@ -126,7 +126,8 @@ class AsyncEngine(BaseLLM):
 
         Requests that come meanwhile wait for the waking, or are refused, as `new_requests` says.
         """
-        order = SleepOrder.checked(self.engine.args, level, mode, tags, new_requests)
+        enabled = self.engine.args.enable_sleep_mode
+        order = SleepOrder.checked(enabled, level, mode, tags, new_requests)
         if not self._requests.paused:
             await asyncio.to_thread(self._requests.pause, order.mode, order.refusal)
         await self._ask(order.question)

@@ -47,9 +47,9 @@ class BaseLLM:
         owner = type(self).__name__
         args = EngineArgs.checked(owner, model=model, **settings)
         if args.multiprocess or args.replicas_in_processes:
-            self._hold(start_engine_process(located(args, checked_elsewhere)))
+            self._hold(start_engine_process(located(args, checked_elsewhere(args))))
         else:
-            args = located(args, checked_here)
+            args = located(args, checked_here(args.groups))
             self._hold(build_engine(args, progress_factory(args.show_progress)))
 
     def __reduce__(self) -> NoReturn:

@@ -104,7 +104,8 @@ class OfflineEngine(BaseLLM):
         that are open: "abort" them, "wait" for their end, or "keep" them for the waking, with the
         tokens they have. `enqueue` takes prompts meanwhile, unless `new_requests="refuse"`.
         """
-        order = SleepOrder.checked(self.engine.args, level, mode, tags, new_requests)
+        enabled = self.engine.args.enable_sleep_mode
+        order = SleepOrder.checked(enabled, level, mode, tags, new_requests)
         if not self._answering.batches.paused:
             self._answering.batches.pause(order.mode)
         self._front.session.refuse_new(order.refusal)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 from jengine.api.async_requests import PauseMode
-from jengine.assembly.settings.args import EngineArgs
 from jengine.engine.questions import Pause, Sleep, WakeUp
 from jengine.errors import RequestError
 from jengine.runner.report_types import SLEEPERS
@@ -31,7 +30,7 @@ class SleepOrder(NamedTuple):
     @classmethod
     def checked(
         cls,
-        args: EngineArgs,
+        enabled: bool,
         level: int,
         mode: PauseMode,
         tags: Sequence[str] | None,
@@ -41,7 +40,7 @@ class SleepOrder(NamedTuple):
         level = integer("level", level, 0, 2)
         check_one_of("mode", mode, get_args(PauseMode))
         check_one_of("new_requests", new_requests, get_args(NewRequests))
-        if level and not args.enable_sleep_mode:
+        if level and not enabled:
             raise RequestError(
                 f"sleep(level={level}): this engine was created without enable_sleep_mode=True."
             )

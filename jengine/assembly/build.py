@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ from jengine.assembly.process_checks import checked_options
 from jengine.assembly.recording import recorder_for
 from jengine.assembly.remote_engine import job_of, started
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.assembly.settings.setting import WORKER
 from jengine.assembly.start_log import log_capacity, log_long_rotation
 from jengine.engine.core import EngineCore
 from jengine.engine.in_process import InProcessClient
@@ -81,7 +84,11 @@ def remote_engine(args: EngineArgs, told_tokenizer: SharedTokenizer | None) -> E
     if source.folder is None:
         raise ConfigError(f"executor={args.executor!r}: expected a model folder, not a live model.")
     grammars = core_grammars(source)
-    executor = started(kind, job_of(args, str(source.folder), source.config.dtype))
+    plain = partial(
+        plain_settings, args, process=WORKER, model=str(source.folder), dtype=source.config.dtype,
+        skip_tokenizer_init=True,
+    )  # fmt: skip
+    executor = started(kind, job_of(asked, plain))
     capacity = executor.capacity
     cache = replace(capacity.cache, measured_blocks=asked.cache.measured_blocks)
     recorded = recorder_for(asked.watch, source, capacity.schedule, capacity.cache)

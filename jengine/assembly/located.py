@@ -29,14 +29,14 @@ PREFLIGHT = "jengine.assembly.preflight"
 REFUSED = 3  # its exit status
 
 
-def located(args: EngineArgs, check: Callable[[EngineArgs], Check]) -> EngineArgs:
+def located(args: EngineArgs, check: Check) -> EngineArgs:
     """The settings with the folders of model, tokenizer and draft model. Weights are downloaded
     unless `check` refuses them."""
     options = replace(args.hub, bar=download_bars(args.show_progress))
     changed: dict[str, Any] = {}
     if in_hub(args.model):
         wanted = ModelFiles(load_format=args.load_format)
-        checked = replace(options, wanted=wanted, check=check(args))
+        checked = replace(options, wanted=wanted, check=check)
         changed["model"] = folder_of(args.model, checked)
     other = args.tokenizer_revision not in (None, args.revision)
     if (tokenizer := tokenizer_name(args.model, args.tokenizer, other=other)) is not None:

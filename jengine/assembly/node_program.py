@@ -13,7 +13,7 @@ from jengine.assembly.device_side import device_side
 from jengine.assembly.model_source import open_model_source
 from jengine.assembly.nodes import join_nodes
 from jengine.assembly.process_checks import checked_options
-from jengine.assembly.processes.deployment import CoreSettings, deployment_of
+from jengine.assembly.processes.deployment import CoreSettings, Deployment
 from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.worker import follow
@@ -24,10 +24,10 @@ from jengine.runner.disk.compile_cache import enable_compile_cache
 logger = logging.getLogger(__name__)
 
 
-def run_node(args: EngineArgs) -> str:
+def run_node(deployment: Deployment) -> str:
     """Run what node 0 plans until it leaves. A node that is lost ends this process."""
-    bar = progress_factory(args.show_progress)
-    given = msgspec.msgpack.decode(deployment_of(args).core(), type=CoreSettings)
+    bar = progress_factory(deployment.args.show_progress)
+    given = msgspec.msgpack.decode(deployment.core(), type=CoreSettings)
     args = EngineArgs.checked("node", **given.engine)  # as the core of node 0 has them
     direction = Direction()
     asked = args.groups

@@ -16,7 +16,7 @@ from flax import nnx
 from jengine.assembly.backend import start_backend
 from jengine.assembly.located import REFUSED
 from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.groups import CacheSettings
+from jengine.assembly.settings.groups import CacheSettings, Groups
 from jengine.config import ModelConfig
 from jengine.errors import CapacityError, JengineError
 from jengine.executor.choice import OWN_PROCESSES
@@ -31,19 +31,20 @@ from jengine.weights.folder import read_config_file
 GIB, GIGA = 2**30, 1e9
 
 
-def checked_here(args: EngineArgs) -> Check:
+def checked_here(asked: Groups) -> Check:
     """A check by this process, which will have the engine's devices."""
+    model, parallel = asked.model, asked.parallel
 
     def check(folder: Path) -> None:
-        if not (folder / "config.json").is_file() or args.model_impl == "generic":
+        if not (folder / "config.json").is_file() or model.model_impl == "generic":
             return  # the weights themselves say what the model is
-        hf = read_config_file(folder, args.hf_overrides)
-        config = with_dtype(registry.model_config(hf), args.dtype)
-        if args.executor in OWN_PROCESSES and not args.nodes.several:
+        hf = read_config_file(folder, model.hf_overrides)
+        config = with_dtype(registry.model_config(hf), model.dtype)
+        if parallel.executor in OWN_PROCESSES and not parallel.nodes.several:
             check_memory(
-                args.groups.cache,
-                args.devices_per_replica,
-                with_quantization(config, args.quantization),
+                asked.cache,
+                parallel.devices_per_replica,
+                with_quantization(config, model.quantization),
             )
 
     return check
@@ -80,7 +81,7 @@ def main() -> int:
     try:
         load_plugins()
         args = EngineArgs.checked("engine", **msgspec.msgpack.decode(sys.stdin.buffer.read()))
-        checked_here(args)(Path(args.model))
+        checked_here(args.groups)(Path(args.model))
     except JengineError as error:
         sys.stdout.buffer.write(msgspec.msgpack.encode((type(error).__name__, str(error))))
         return REFUSED

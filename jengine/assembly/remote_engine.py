@@ -1,40 +1,43 @@
 """An engine whose devices are in other processes: requests are scheduled here, steps run there.
 
-In: EngineArgs and an executor's class. Out: the executor, with its workers ready to run steps.
+In: groups of settings, an executor's class. Out: the executor, with workers ready to run steps.
 Starts no device in this process.
 """
 
 from __future__ import annotations
 
-from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.plain_settings import plain_settings, refuse_arrays
-from jengine.assembly.settings.setting import WORKER
+from collections.abc import Callable
+from typing import Any
+
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.plain_settings import refuse_arrays
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.protocol import Capacity, EngineJob, StartedExecutor
 
 WORKER_PROGRAM = "jengine.assembly.worker:run"
 
 
-def job_of(args: EngineArgs, folder: str, dtype: str) -> EngineJob:
-    """The job for the workers, as plain data."""
-    if (args.data_parallel_size or 1) > 1:
+def job_of(asked: Groups, settings: Callable[[str], dict[str, Any]]) -> EngineJob:
+    """The job for the workers. `settings` makes plain data of the engine's settings; it takes what
+    errors call the executor."""
+    parallel = asked.parallel
+    where = f"executor={parallel.executor!r}"
+    if (parallel.data_parallel_size or 1) > 1:
         raise UnsupportedFeature(
-            f"executor={args.executor!r} with data_parallel_size={args.data_parallel_size}: "
+            f"{where} with data_parallel_size={parallel.data_parallel_size}: "
             "replicas are in processes of their own: data_parallel_backend='process', or 'ray'."
         )
-    if (args.pipeline_parallel_size or 1) > 1:
+    if (parallel.pipeline_parallel_size or 1) > 1:
         raise UnsupportedFeature(
-            f"executor={args.executor!r} with pipeline_parallel_size={args.pipeline_parallel_size}:"
+            f"{where} with pipeline_parallel_size={parallel.pipeline_parallel_size}:"
             " stages over workers are not built yet; use tensor_parallel_size, or start the same "
             "program in every process."
         )
-    where = f"executor={args.executor!r}"
-    refuse_arrays(args, where)
-    plain = plain_settings(args, where, WORKER, model=folder, dtype=dtype, skip_tokenizer_init=True)
+    refuse_arrays(where, asked.model.params, parallel.mesh, asked.steps.logits_processors)
     return EngineJob(
-        settings=plain,
-        options=dict(args.executor_options or {}),
-        multihost=dict(args.multihost or {}),
+        settings=settings(where),
+        options=dict(parallel.executor_options or {}),
+        multihost=dict(parallel.multihost or {}),
         program=WORKER_PROGRAM,
     )
 

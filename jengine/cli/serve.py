@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     args = engine_args(arguments)
     name = "Headless" if arguments.headless else "APIServer"
     configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug, process_name=name)
-    count = api_processes(arguments, args)
+    cores = args.ranks.size if args.replicas_in_processes else 1
+    count = api_processes(arguments, args.nodes, cores)
     # Arrays and tokenizers come with what is imported here.
     if args.nodes.several and arguments.headless:
         return importlib.import_module("jengine.cli.serving.node").serve_node(found(args))
@@ -86,14 +87,14 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 def found(args: EngineArgs) -> EngineArgs:
     """Resolve models named in the settings to local folders."""
     locating = importlib.import_module("jengine.assembly.located")
-    return locating.located(args, locating.checked_elsewhere)
+    return locating.located(args, locating.checked_elsewhere(args))
 
 
-def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
+def api_processes(arguments: argparse.Namespace, nodes: Nodes, cores: int) -> int:
     """Number of API processes; 0 with --headless. By default one per engine core, since one process
     cannot keep several busy."""
     count = arguments.api_server_count
-    check_node(arguments.headless, args.nodes)
+    check_node(arguments.headless, nodes)
     if arguments.headless:
         if count:
             raise ConfigError(
@@ -105,8 +106,8 @@ def api_processes(arguments: argparse.Namespace, args: EngineArgs) -> int:
         raise ConfigError(
             f"--api-server-count={count}: expected at least 1; --headless runs cores alone."
         )
-    if count is None and args.replicas_in_processes:
-        count = args.ranks.size
+    if count is None and cores > 1:
+        count = cores
         logger.info("Defaulting api_server_count to data_parallel_size (%d).", count)
     return count or 1
 

@@ -178,7 +178,7 @@ def test_a_folder_that_is_not_there_is_a_problem() -> None:
 
 def sizes_of(folder: Path, **settings: Any) -> Sizes:
     args = EngineArgs.checked("LLM", model=str(folder), **settings)
-    return measure(args, read_model_config(folder))
+    return measure(args.groups, read_model_config(folder))
 
 
 def test_rounded_weights_need_less(tiny: Path) -> None:

@@ -91,7 +91,9 @@ def test_flags_of_vllm_that_change_no_answer_are_taken() -> None:
 
 def processes(*words: str) -> int:
     arguments = arguments_of(*words)
-    return serve.api_processes(arguments, serve.engine_args(arguments))
+    args = serve.engine_args(arguments)
+    cores = args.ranks.size if args.replicas_in_processes else 1
+    return serve.api_processes(arguments, args.nodes, cores)
 
 
 def test_how_many_processes_serve_http() -> None:

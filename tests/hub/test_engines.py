@@ -41,8 +41,8 @@ sys.addaudithook(refused)
 """
 
 
-def unchecked(_args: EngineArgs) -> object:
-    return lambda _folder: None
+def unchecked(folder: Path) -> None:
+    """A check that refuses nothing."""
 
 
 def changed(**values: object) -> Repo:
@@ -97,7 +97,7 @@ def test_everything_that_settings_name_is_found_once(hub: Hub) -> None:
     draft = {"model": "maker/demo-eagle", "num_speculative_tokens": 2, "revision": COMMIT}
     given = EngineArgs("maker/demo", tokenizer="maker/words", tokenizer_revision="old",
                        speculative_config=draft, hf_token="hf_right")  # fmt: skip
-    args = located(given, unchecked)  # type: ignore[arg-type]
+    args = located(given, unchecked)
     found = args.speculative_config or {}
     assert (Path(args.model) / "model.safetensors").is_file()
     assert Path(args.tokenizer).name == OLDER
@@ -105,7 +105,7 @@ def test_everything_that_settings_name_is_found_once(hub: Hub) -> None:
     assert (Path(found["model"]) / "model.safetensors").is_file()
     assert (found["method"], "revision" in found) == ("eagle", False)
     asked = len(hub.requests)
-    assert located(args, unchecked) == args  # type: ignore[arg-type]
+    assert located(args, unchecked) == args
     assert len(hub.requests) == asked
     assert "hf_right" not in repr(args)
 
@@ -113,13 +113,13 @@ def test_everything_that_settings_name_is_found_once(hub: Hub) -> None:
 def test_what_ships_with_jengine_is_not_asked_for(hub: Hub) -> None:
     draft = {"model": "demo-eagle", "num_speculative_tokens": 2}
     args = EngineArgs("demo", tokenizer="demo", speculative_config=draft)
-    assert located(args, unchecked) is args  # type: ignore[arg-type]
+    assert located(args, unchecked) is args
     assert hub.requests == []
 
 
 def test_a_tokenizer_of_another_revision(hub: Hub) -> None:
     hub.repos["a/b"] = Repo(Repo.of(model_path()).files, {"main": COMMIT, "old": OLDER})
-    args = located(EngineArgs("a/b", tokenizer_revision="old"), unchecked)  # type: ignore[arg-type]
+    args = located(EngineArgs("a/b", tokenizer_revision="old"), unchecked)
     assert (Path(args.model).name, Path(args.tokenizer).name) == (COMMIT, OLDER)
 
 
@@ -136,26 +136,27 @@ def test_adapters_are_found_for_users_and_not_for_clients(hub: Hub) -> None:
 
 def test_a_model_that_is_not_supported_is_refused_by_its_config(hub: Hub) -> None:
     hub.repos["a/odd"] = changed(architectures=["OddForCausalLM"])
+    args = EngineArgs("a/odd")
     with pytest.raises(CheckpointError, match=r"a/odd: config.json: architecture 'OddFor"):
-        located(EngineArgs("a/odd"), checked_here)
+        located(args, checked_here(args.groups))
     assert sum("/large/" in path for _, path, _ in hub.requests) == 1  # tokenizer.json
 
 
 def test_a_model_that_does_not_fit_is_refused_by_its_config(hub: Hub) -> None:
     hub.repos["a/huge"] = changed(hidden_size=65536, intermediate_size=2**20)
+    args = EngineArgs("a/huge")
     with pytest.raises(CapacityError, match=r"a/huge: its weights take .* GB as bfloat16, and"):
-        located(EngineArgs("a/huge"), checked_here)
+        located(args, checked_here(args.groups))
     assert sum("/large/" in path for _, path, _ in hub.requests) == 1
 
 
 @pytest.mark.slow
 def test_a_front_without_jax_has_the_check_made_elsewhere(hub: Hub) -> None:
     hub.repos["a/odd"] = changed(architectures=["OddForCausalLM"])
+    odd, demo = EngineArgs("a/odd"), EngineArgs("maker/demo")
     with pytest.raises(CheckpointError, match="architecture 'OddForCausalLM' is not supported"):
-        located(EngineArgs("a/odd"), checked_elsewhere)
-    assert (
-        Path(located(EngineArgs("maker/demo"), checked_elsewhere).model) / "config.json"
-    ).exists()
+        located(odd, checked_elsewhere(odd))
+    assert (Path(located(demo, checked_elsewhere(demo)).model) / "config.json").exists()
 
 
 def test_pull_and_models(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

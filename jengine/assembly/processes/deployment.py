@@ -86,7 +86,7 @@ class Deployment:
 def deployment_of(args: EngineArgs) -> Deployment:
     """The deployment; arrays and modules of this process are refused."""
     load_plugins()
-    refuse_arrays(args, WHERE)
+    refuse_arrays(WHERE, args.params, args.mesh, args.logits_processors)
     if not isinstance(args.model, (str, Path)):
         raise ConfigError(
             f"{WHERE}: model is a {type(args.model).__name__}, which is in this process; expected "

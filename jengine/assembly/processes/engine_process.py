@@ -73,13 +73,13 @@ def start_replicas(deployment: Deployment, tell: Tell, seconds: float) -> Engine
 
 
 def connect_cores(
-    args: EngineArgs, addresses: Sequence[str], tell: Tell, seconds: float = START_SECONDS
+    deployment: Deployment, addresses: Sequence[str], tell: Tell, seconds: float = START_SECONDS
 ) -> Engine:
     """An engine over all cores of an engine, which another process has started.
 
     Shutting it down leaves them running.
     """
-    deployment, mailbox = deployment_of(args), Mailbox()
+    args, mailbox = deployment.args, Mailbox()
     clients: list[ProcessClient] = []
     try:
         if not args.replicas_in_processes:

@@ -52,37 +52,16 @@ def check_args(args: EngineArgs, settings: Mapping[str, Setting]) -> None:
             one.check(value)
         if value is not None and one.final is not None:
             setattr(args, name, one.final(value))
-    check_together(args)
-    divide_replicas(args)
-    for name in DERIVED:
-        getattr(args, name)
-    args.kv_transfer_config = named_engine(args.kv_transfer_config)
-    args.warm_up.check()
-
-
-def check_together(args: EngineArgs) -> None:
-    """Raise ConfigError for contradicting settings; set those that follow from others."""
     if args.data_parallel_backend == "ray" and args.data_parallel_secret is None:
         args.data_parallel_secret = secrets.token_hex(32)  # Ray tells it to the ranks
     checked_rank_options(args.data_parallel_backend, args.data_parallel_options)
-    if args.strict and args.enforce_eager:
-        raise ConfigError(
-            "strict=True forbids compiling after warm-up, and enforce_eager=True leaves the "
-            "warm-up out; give one of them."
-        )
-    if None not in (args.num_gpu_blocks_override, args.kv_cache_memory_bytes):
-        raise ConfigError(
-            "num_gpu_blocks_override and kv_cache_memory_bytes both size the KV cache; give "
-            "one of them."
-        )
-    offloaded = {
-        "num_scheduler_steps": args.num_scheduler_steps > 1, "enable_eplb": args.enable_eplb,
-    }  # fmt: skip
-    for name in [name for name, is_set in offloaded.items() if is_set and args.cpu_offload_gb]:
-        raise UnsupportedFeature(
-            f"cpu_offload_gb with {name}: layers in the host's memory are not built there. "
-            "Give one of them."
-        )
+    check_compiling(args.strict, args.enforce_eager)
+    check_cache_size(args.num_gpu_blocks_override, args.kv_cache_memory_bytes)
+    check_offloaded(
+        args.cpu_offload_gb,
+        num_scheduler_steps=args.num_scheduler_steps > 1,
+        enable_eplb=args.enable_eplb,
+    )
     args.limit_mm_per_prompt = checked_media(
         args.limit_mm_per_prompt, args.allowed_local_media_path, args.allowed_media_domains
     )
@@ -92,18 +71,41 @@ def check_together(args: EngineArgs) -> None:
         args.reasoning_parser, args.structured_outputs_config
     )
     check_reasoning_config(args.reasoning_parser, args.reasoning_config)
+    args.nodes.check(args.executor)
+    joined = args.nodes.joined_replicas(args.data_parallel_size or 1, args.data_parallel_address)
+    for name, value in joined.items():
+        setattr(args, name, value)
+    for name in DERIVED:
+        getattr(args, name)
+    args.kv_transfer_config = named_engine(args.kv_transfer_config)
+    args.warm_up.check()
 
 
-def divide_replicas(args: EngineArgs) -> None:
-    """Where each node has whole replicas, they are ranks that join the one of node 0."""
-    nodes = args.nodes
-    nodes.check(args.executor)
-    local = nodes.local_replicas(args.data_parallel_size or 1)
-    if nodes.several and local is not None:
-        args.data_parallel_size_local = local
-        args.data_parallel_start_rank = args.node_rank * local
-        args.data_parallel_address = args.data_parallel_address or args.master_addr
-        args.nnodes, args.node_rank = 1, 0
+def check_compiling(strict: bool, enforce_eager: bool) -> None:
+    """Raise ConfigError if programs may be compiled neither before requests nor with them."""
+    if strict and enforce_eager:
+        raise ConfigError(
+            "strict=True forbids compiling after warm-up, and enforce_eager=True leaves the "
+            "warm-up out; give one of them."
+        )
+
+
+def check_cache_size(blocks: int | None, size: int | None) -> None:
+    """Raise ConfigError if both say how large the KV cache is."""
+    if None not in (blocks, size):
+        raise ConfigError(
+            "num_gpu_blocks_override and kv_cache_memory_bytes both size the KV cache; give "
+            "one of them."
+        )
+
+
+def check_offloaded(offloaded: float, **used: bool) -> None:
+    """Raise UnsupportedFeature for a setting in use that cannot be combined with cpu_offload_gb."""
+    for name in [name for name, is_used in used.items() if is_used and offloaded]:
+        raise UnsupportedFeature(
+            f"cpu_offload_gb with {name}: layers in the host's memory are not built there. "
+            "Give one of them."
+        )
 
 
 def refuse_foreign_code(trusted: bool) -> None:

@@ -5,7 +5,7 @@ In: what was given. Out: the node and the address where all meet, or a ConfigErr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.multihost.settings import NO_ADDRESS
@@ -44,6 +44,20 @@ class Nodes(NamedTuple):
                 f"nnodes={self.count} with executor={executor!r}: that executor has processes of "
                 "its own. Leave one of them out."
             )
+
+    def joined_replicas(self, replicas: int, address: str | None) -> dict[str, Any]:
+        """The settings where each node has whole replicas: they are ranks that join the one of
+        node 0. {}: nodes share a replica, or there is one node."""
+        local = self.local_replicas(replicas)
+        if not self.several or local is None:
+            return {}
+        return {
+            "data_parallel_size_local": local,
+            "data_parallel_start_rank": self.rank * local,
+            "data_parallel_address": address or self.address,
+            "nnodes": 1,
+            "node_rank": 0,
+        }
 
     def local_replicas(self, replicas: int) -> int | None:
         """How many of an engine's data-parallel replicas each node has; None where one engine

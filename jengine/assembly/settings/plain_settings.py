@@ -5,6 +5,7 @@ In: EngineArgs. Out: keyword arguments that msgpack can carry, or an error that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,15 +16,15 @@ from jengine.assembly.settings.setting import Told
 from jengine.errors import ConfigError
 
 
-def refuse_arrays(args: EngineArgs, where: str) -> None:
+def refuse_arrays(where: str, params: Any, mesh: Any, processors: Sequence[Any] | None) -> None:
     """Raise a ConfigError about settings with arrays, devices or functions of this process."""
-    for name in ("params", "mesh"):
-        if getattr(args, name) is not None:
+    for name, value in (("params", params), ("mesh", mesh)):
+        if value is not None:
             raise ConfigError(
                 f"{where} with {name}=...: arrays and devices of this process cannot be used in "
                 f"other processes; leave {name} out and give a model folder."
             )
-    for one in args.logits_processors or ():
+    for one in processors or ():
         if not isinstance(one, str):
             raise ConfigError(
                 f"{where} with logits_processors={one!r:.80}: functions of this process cannot be "

@@ -19,12 +19,14 @@ from jengine.assembly.backend import start_backend
 from jengine.assembly.model_facts import model_tokenizer
 from jengine.assembly.model_source import stored_format
 from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.settings.groups import Groups
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.capacity.device_memory import gigabytes, largest_step
 from jengine.cli.checks.finding import Finding, Level
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import JengineError
+from jengine.hub.options import HubOptions
 from jengine.hub.wanted import SETTINGS
 from jengine.models.quantized import as_rounded, with_quantization
 from jengine.runner.memory.cache_size import scratch_bytes
@@ -50,18 +52,19 @@ class Report:
 class Sizes:
     """Memory needed by a model, and left for its KV cache, in bytes."""
 
-    args: EngineArgs
+    asked: Groups
     model: ModelConfig
     parameters: int
     budget: int  # bytes for the cache
 
     @property
     def schedule(self) -> ScheduleConfig:
-        return schedule_config(self.args.groups, self.model)
+        return schedule_config(self.asked, self.model)
 
     def request_bytes(self, tokens: int) -> int:
         """KV cache bytes of one request of this length."""
-        asked = replace(self.args, max_model_len=tokens).groups
+        schedule = replace(self.asked.schedule, max_model_len=tokens)
+        asked = replace(self.asked, schedule=schedule)
         wanted = runner_config(asked, self.model, schedule_config(asked, self.model))
         return sum(
             block_bytes(group, wanted.shapes.block_size, wanted.cache_dtype) * (blocks + 1)
@@ -71,7 +74,7 @@ class Sizes:
     @property
     def bytes_per_token(self) -> int:
         """KV cache bytes per token within all sliding windows."""
-        wanted = runner_config(self.args.groups, self.model, self.schedule)
+        wanted = runner_config(self.asked, self.model, self.schedule)
         block_size = wanted.shapes.block_size
         groups = [one for one in self.model.groups if not one.spec.is_state]
         return sum(block_bytes(one, block_size, wanted.cache_dtype) for one in groups) // block_size
@@ -100,41 +103,39 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
             register_imported(folder)
         config = with_dtype(read_model_config(folder), args.dtype)
         config = with_quantization(config, args.quantization)
-        sizes = measure(args, config)
+        sizes = measure(args.groups, config)
     except JengineError as error:
         return Report([Finding("problem", "model", str(error))], {})
     weights = check_weights(args.load_format, folder)
     if weights.level == "problem" and in_hub(args.model):
         text = f"not downloaded yet, or not wholly: `jengine pull {args.model}` does it"
         weights = Finding("note", "weights", text)
-    tokenizer, can_chat = check_tokenizer(tokenizer_of(args, folder))
+    at = replace(args.hub, revision=args.tokenizer_revision, wanted=SETTINGS)
+    tokenizer, can_chat = check_tokenizer(tokenizer_at(args.tokenizer or folder, at))
     fits, flags = check_fit(sizes)
     return Report([describe(sizes), weights, tokenizer, *fits], flags, can_chat)
 
 
-def tokenizer_of(args: EngineArgs, folder: Path) -> Any:
+def tokenizer_at(tokenizer: Any, options: HubOptions) -> Any:
     """The tokenizer's folder or object."""
-    if not in_hub(args.tokenizer):
-        return args.tokenizer or folder
-    options = replace(args.hub, revision=args.tokenizer_revision, wanted=SETTINGS)
-    return resolve_model(args.tokenizer, options)
+    return resolve_model(tokenizer, options) if in_hub(tokenizer) else tokenizer
 
 
-def measure(args: EngineArgs, config: ModelConfig) -> Sizes:
+def measure(asked: Groups, config: ModelConfig) -> Sizes:
     """Compute sizes without reading or allocating weights."""
     model = abstract_model(config)
     as_rounded(model)
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
     parameters = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    free = available_bytes(jax.local_devices()[0], args.gpu_memory_utilization)
-    schedule = schedule_config(args.groups, config)
+    free = available_bytes(jax.local_devices()[0], asked.cache.gpu_memory_utilization)
+    schedule = schedule_config(asked, config)
     pool = schedule.sampler_rows * row_bytes(
         config.vocab_size, schedule.max_model_len, schedule.most_drafts
     )
     room = free - parameters - pool - scratch_bytes(config, *largest_step(schedule))
-    wanted = args.kv_cache_memory_bytes
+    wanted = asked.cache.kv_cache_memory_bytes
     budget = room if wanted is None else min(int(wanted), room)
-    return Sizes(args, config, parameters, budget)
+    return Sizes(asked, config, parameters, budget)
 
 
 def describe(sizes: Sizes) -> Finding:

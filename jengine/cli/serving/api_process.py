@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from jengine.assembly.engine import Engine
+from jengine.assembly.processes.deployment import deployment_of
 from jengine.assembly.processes.engine_process import connect_cores, core_return
 from jengine.assembly.settings.args import EngineArgs
 from jengine.cli.leaving import leave
@@ -58,7 +59,9 @@ def main() -> int:
 
     def start(note: Callable[[str], None]) -> Engine:
         addresses = wait_for(folder / CORES)
-        engine = connect_cores(args, addresses, lambda progress: note(in_words(progress)))
+        engine = connect_cores(
+            deployment_of(args), addresses, lambda progress: note(in_words(progress))
+        )
         if args.ranks.elsewhere:
             core_return(engine).follow(addresses, lambda: addresses_in(folder / CORES))
         return engine

@@ -12,6 +12,7 @@ import signal
 import threading
 
 from jengine.assembly.node_program import run_node
+from jengine.assembly.processes.deployment import deployment_of
 from jengine.assembly.settings.args import EngineArgs
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def serve_node(args: EngineArgs) -> int:
     """Run this node until node 0 leaves or a signal comes."""
     end_on_signals()
-    logger.critical("This node ends: %s", run_node(args))
+    logger.critical("This node ends: %s", run_node(deployment_of(args)))
     return 1
 
 

@@ -22,20 +22,18 @@ from jengine.server.settings import ServerSettings
 def serve(settings: ServerSettings, args: EngineArgs, terminal: Terminal) -> int:
     """Serve until a signal."""
 
+    def start(note: Callable[[str], None]) -> Engine:
+        bars = shown(args.show_progress)
+
+        def tell(progress: Progress) -> None:
+            bars(progress)
+            note(in_words(progress))
+
+        note("looks up the model, and downloads what of it is not here")
+        # Its core is in a separate process: steps and requests do not share a CPU.
+        return start_engine_process(located(args, checked_elsewhere(args)), tell)
+
     def ready(engine: Engine, url: str) -> None:
         terminal.note(box_of(engine, settings, url))
 
-    return run_server(settings, lambda note: start_engine(args, note), ready)
-
-
-def start_engine(args: EngineArgs, note: Callable[[str], None]) -> Engine:
-    """Start the engine with its core in a separate process, so that steps and requests do not share
-    a CPU."""
-    bars = shown(args.show_progress)
-
-    def tell(progress: Progress) -> None:
-        bars(progress)
-        note(in_words(progress))
-
-    note("looks up the model, and downloads what of it is not here")
-    return start_engine_process(located(args, checked_elsewhere), tell)
+    return run_server(settings, start, ready)

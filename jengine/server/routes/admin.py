@@ -105,8 +105,8 @@ async def sleep(service: Service, http: Request) -> Response:
         raise ApiError(400, f"level={text!r:.40}: expected 0, 1 or 2.", param="level") from error
     mode: Any = query.get("mode", "abort")
     new: Any = query.get("new_requests", "keep")
-    args = service.live.engine.args
-    order = SleepOrder.checked(args, level, mode, query.getlist("tags") or None, new)
+    enabled = service.live.engine.args.enable_sleep_mode
+    order = SleepOrder.checked(enabled, level, mode, query.getlist("tags") or None, new)
     await everywhere.sleep(service, order)
     return json_response(Slept("sleeping", level))
 
@@ -127,8 +127,8 @@ async def is_sleeping(service: Service, http: Request) -> Response:
 
 async def release_kv_cache_memory(service: Service, http: Request) -> Response:
     """Free the KV cache until /wake_up; open requests are preempted and kept."""
-    args = service.live.engine.args
-    await everywhere.sleep(service, SleepOrder.checked(args, 1, "keep", [CACHE], "keep"))
+    enabled = service.live.engine.args.enable_sleep_mode
+    await everywhere.sleep(service, SleepOrder.checked(enabled, 1, "keep", [CACHE], "keep"))
     return json_response(Done("kv_cache_released"))
 
 
