@@ -58,6 +58,16 @@ LLAMA_4: Keys = {
 LLAMA_4_SIZES: Keys = {
     "intermediate_size": "intermediate_size_mlp", "moe_intermediate_size": "intermediate_size",
 }  # fmt: skip
+# Of Mamba-2 and its like, beside the width of all values (`Architecture.shares`).
+MAMBA: Keys = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.group_count": "mamba_n_groups",
+}
+MAMBA_SHARES: Keys = {"mamba_d_head": "ssm.time_step_rank", "mamba_expand": "embedding_length"}
+# Converters write 2**20 for models without positions, whatever their config.json says.
+UNBOUNDED = {"max_position_embeddings": 131072}
 SOFTMAX, SIGMOID = 1, 2  # what gates experts
 
 
@@ -82,6 +92,13 @@ class Architecture:
     renamed: Keys = field(default_factory=dict)  # keys of config.json that a family calls otherwise
     # What config.json calls layers that have no heads of keys.
     headless: str | None = None
+    halves: bool = False  # whether mixers and MLPs are layers of their own
+    has_heads: bool = True  # whether any layer has heads
+    is_rotated: bool = True
+    # Keys of config.json -> what ssm.inner_size, the width of all values, is divided by.
+    shares: Keys = field(default_factory=dict)
+    # Tensors that files must have, since without them they would say too little.
+    needed: tuple[str, ...] = ()
 
 
 ARCHITECTURES = {
@@ -141,6 +158,56 @@ ARCHITECTURES = {
         "GraniteMoeSharedForCausalLM", "granitemoeshared",
         {**GRANITE, **LOCAL_EXPERTS, SHARED: "shared_intermediate_size"},
         turned=True,
+    ),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid",
+        {**GRANITE, **MAMBA, SHARED: "shared_intermediate_size"},
+        {"num_local_experts": 0, **UNBOUNDED}, turned=True, headless="mamba", is_rotated=False,
+        shares=MAMBA_SHARES,
+    ),
+    "granitehybrid with experts": Architecture(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid",
+        {**GRANITE, **MAMBA, **LOCAL_EXPERTS, SHARED: "shared_intermediate_size"}, UNBOUNDED,
+        turned=True, headless="mamba", is_rotated=False, shares=MAMBA_SHARES,
+    ),
+    "granitehybrid with rotations": Architecture(
+        "BambaForCausalLM", "bamba", MAMBA, partial=True, turned=True, headless="mamba",
+        shares=MAMBA_SHARES,
+    ),
+    # Its multipliers are those of the weights that they would multiply.
+    "falcon-h1": Architecture(
+        "FalconH1ForCausalLM", "falcon_h1", {**MAMBA, "ssm.inner_size": "mamba_d_ssm"},
+        {"mamba_norm_before_gate": False}, shares={"mamba_d_head": "ssm.time_step_rank"},
+        needed=("output.weight",),
+    ),
+    "nemotron_h": Architecture(
+        "NemotronHForCausalLM", "nemotron_h",
+        {
+            "ssm.conv_kernel": "conv_kernel", "ssm.state_size": "ssm_state_size",
+            "ssm.time_step_rank": "mamba_num_heads", "ssm.group_count": "n_groups",
+        },
+        eps="layer_norm_epsilon", turned=True, headless="mamba", halves=True, is_rotated=False,
+        shares={"mamba_head_dim": "ssm.time_step_rank"},
+    ),
+    "mamba2": Architecture(
+        "Mamba2ForCausalLM", "mamba2",
+        {
+            "ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size",
+            "ssm.time_step_rank": "num_heads", "ssm.group_count": "n_groups",
+        },
+        UNBOUNDED, eps="layer_norm_epsilon", has_heads=False,
+        shares={"head_dim": "ssm.time_step_rank", "expand": "embedding_length"},
+    ),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM", "qwen3_next",
+        {
+            **EXPERTS, **INNER, SHARED: "shared_expert_intermediate_size",
+            "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
+            "ssm.time_step_rank": "linear_num_value_heads",
+            "ssm.group_count": "linear_num_key_heads",
+            "full_attention_interval": "full_attention_interval",
+        },
+        partial=True, shares={"linear_value_head_dim": "ssm.time_step_rank"},
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", turned=True),
     "arcee": Architecture("ArceeForCausalLM", "arcee", turned=True),
@@ -205,5 +272,7 @@ VARIANTS = (
     ("olmo2", "attention.sliding_window", (), "olmo2 with windows"),
     ("deepseek2", "expert_gating_func", (SIGMOID,), "deepseek2 with sigmoids"),
     ("granitemoe", SHARED, (), "granitemoe with shared experts"),
+    ("granitehybrid", "rope.scaling.finetuned", (True,), "granitehybrid with rotations"),
+    ("granitehybrid", "expert_count", (), "granitehybrid with experts"),
 )  # fmt: skip
 NAMES = tuple(name for name in ARCHITECTURES if " " not in name)

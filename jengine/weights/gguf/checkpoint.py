@@ -6,6 +6,7 @@ scale per 32 inputs; all others are dequantized when read.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jengine.config import AttentionConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
+from jengine.models.reading.hf_write import written_attention
 from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 from jengine.weights.gguf.architectures import Architecture
 from jengine.weights.gguf.blocks import q8_scales, q8_values
@@ -34,7 +36,7 @@ Q8_0 = "Q8_0"
 STORED = StoredFormat("gguf", WeightFormat("int8", 32))
 # Matrices that are multiplied as one, so that they are quantized alike or not at all.
 JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("attn_output",), ("ffn_down",))
-IN_LAYER = re.compile(r"blk\.(\d{1,4})\.((?:\w+\.){1,2}(?:weight|bias))")
+IN_LAYER = re.compile(r"blk\.(\d{1,4})\.((?:\w+\.){1,2}(?:weight|bias)|ssm_[ad]|ffn_norm)")
 ONE_PLUS = ("rms_one_plus", "layer_one_plus")
 
 
@@ -90,10 +92,12 @@ class Translation:
         """Modules kept in Q8_0: those whose fused parts all are."""
         if self.names.stored_in_out or self.names.qkv_by_head:
             return  # they are stored in another order than they are declared
+        apart = stacked_names(self.config)
+        whole = [one for one in JOINED if apart.isdisjoint(f"{name}.weight" for name in one)]
         groups = [
             [f"blk.{layer}.{name}" for name in names]
-            for layer in range(len(self.config.layers))
-            for names in JOINED
+            for layer in range(self._count())
+            for names in whole
         ]
         for group in [*groups, ["output"]]:
             tensors = [self.header.tensors.get(f"{name}.weight") for name in group]
@@ -122,6 +126,12 @@ class Translation:
             )
         return f"{whole[module]}.{kind}"
 
+    def _count(self) -> int:
+        """Number of layers in files."""
+        if not self.names.halves_apart:
+            return len(self.config.layers)
+        return sum(1 + bool(layer.ffn.active_size) for layer in self.config.layers)
+
     def _layer(self, number: int) -> str:
         return f"{self.names.prefix}{self.names.layers}.{number}."
 
@@ -135,6 +145,11 @@ class Translation:
         is_table = "_embd" in name or name == "output.weight"
         if self.names.stored_in_out and len(packed.shape) == 2 and not is_table:
             return plain_tensor(own, (packed,), packed.shape[::-1], lambda array: array.T)
+        if name.endswith(".ssm_a"):
+            return plain_tensor(own, (packed,), shape, _rate_logs(packed))
+        if name.endswith(".ssm_norm.weight"):  # a row for each group of heads
+            flat = (math.prod(packed.shape),)
+            return plain_tensor(own, (packed,), flat)
         if self.config.norm in ONE_PLUS and name.endswith("norm.weight"):
             return plain_tensor(own, (packed,), turn=lambda array: array - array.dtype.type(1))
         # Axes of one number, which some converters leave out.
@@ -153,11 +168,10 @@ class Translation:
     def _turn(self, name: str) -> Turn | None:
         """Function that restores a checkpoint's row order within heads, or None."""
         match = IN_LAYER.fullmatch(name)
-        layer, module = (-1, "") if match is None else (int(match[1]), match[2].partition(".")[0])
-        if module not in self._turned or layer >= len(self.config.layers):
+        module = "" if match is None else match[2].partition(".")[0]
+        if module not in self._turned:
             return None
-        attention = self.config.layers[layer].mixer
-        assert isinstance(attention, AttentionConfig), "the turned families have no other layers"
+        attention = written_attention(self.config)  # the same in all layers of these families
         dim = attention.head_dim
         if module == "attn_qkv":  # all queries, all keys, all values
             order = np.arange(3 * attention.num_heads * dim).reshape(3, -1, dim).swapaxes(0, 1)
@@ -172,6 +186,17 @@ class Translation:
         if self.names.qkv_by_head:
             return ("attn_qkv",)
         return ("attn_q", "attn_k") if self.architecture.turned else ()
+
+
+def _rate_logs(packed: PackedTensor) -> Turn:
+    """Decay rates are stored as they are multiplied: -exp(A_log)."""
+
+    def logs(rates: np.ndarray) -> np.ndarray:
+        if not (rates < 0).all():
+            raise CheckpointError(f"{packed.file}: {packed.name!r} holds rates of 0 or more.")
+        return np.log(-rates)
+
+    return logs
 
 
 def _scales(packed: PackedTensor) -> np.ndarray:

@@ -16,18 +16,23 @@ PLAIN_TYPES = {"F32": "float32", "F16": "float16"}
 EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 MOST_LAYERS = 1000  # beyond which families refuse them
 PATTERN = "attention.sliding_window_pattern"
-KV_HEADS = "attention.head_count_kv"
-# Keys of config.json that are true where a tensor is there.
+KV_HEADS, WIDTH = "attention.head_count_kv", "feed_forward_length"
+# Keys of config.json that are true where a layer has one of these tensors.
 PRESENT = {
-    "attention_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
-    "qkv_bias": ("blk.0.attn_q.bias",),
-    "use_qkv_bias": ("blk.0.attn_q.bias",),
-    "use_bias": ("blk.0.attn_q.bias",),
-    "attention_out_bias": ("blk.0.attn_output.bias",),
-    "mlp_bias": ("blk.0.ffn_up.bias",),
-    "conv_bias": ("blk.0.shortconv.in_proj.bias",),
-    "use_qk_norm": ("blk.0.attn_q_norm.weight",),
-    "qk_layernorm": ("blk.0.attn_q_norm.weight",),
+    "attention_bias": ("attn_q.bias", "attn_qkv.bias"),
+    "qkv_bias": ("attn_q.bias",),
+    "use_qkv_bias": ("attn_q.bias",),
+    "use_bias": ("attn_q.bias", "ssm_in.bias"),
+    "attention_out_bias": ("attn_output.bias",),
+    "mlp_bias": ("ffn_up.bias",),
+    "conv_bias": ("shortconv.in_proj.bias",),
+    "use_conv_bias": ("ssm_conv1d.bias",),
+    "mamba_conv_bias": ("ssm_conv1d.bias",),
+    "mamba_proj_bias": ("ssm_in.bias",),
+    "projectors_bias": ("ssm_in.bias",),
+    "mamba_rms_norm": ("ssm_norm.weight",),
+    "use_qk_norm": ("attn_q_norm.weight",),
+    "qk_layernorm": ("attn_q_norm.weight",),
 }
 
 
@@ -45,27 +50,32 @@ def config_of(header: Header) -> dict[str, object]:
         own.eps: _eps(fields),
         "tie_word_embeddings": not fields.has("output.weight"),
         "torch_dtype": _dtype(header),
-        **{key: any(map(fields.has, tensors)) for key, tensors in PRESENT.items()},
+        **_present(header),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
         **own.fixed,
     }
     if own.headless is not None:
-        config |= _headless_layers(fields, own.headless)
+        config |= _headless_layers(fields, own.headless, config["num_hidden_layers"])
+    config |= _shares(fields)
     for key, name in {**COMMON, **own.keys}.items():
         if name in config:
+            fields.read.add(key)
             continue
         found = fields.get(key)
         if found is not None or key in REQUIRED:
             config[name] = fields.number(key) if not isinstance(found, bool) else found
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
-    config |= _heads(fields, config)
+    if own.has_heads:
+        config |= _heads(fields, config)
     config |= _experts(fields, config)
     config |= _windows(fields, config)
     scaling = rope_scaling(fields, config)
     if scaling is not None:
         config["rope_scaling"] = {**scaling, **own.rope}
     fields.refuse_unread()
+    for name in own.needed:
+        fields.matrix_shape(name)
     return _in_parts({own.renamed.get(key, key): value for key, value in config.items()})
 
 
@@ -76,6 +86,12 @@ def _in_parts(config: dict[str, Any]) -> dict[str, object]:
         part, name = key.split(".")
         found.setdefault(part, {})[name] = config[key]
     return found
+
+
+def _present(header: Header) -> dict[str, bool]:
+    """Settings that the tensors of layers show."""
+    inside = {name.split(".", 2)[-1] for name in header.tensors if name.startswith("blk.")}
+    return {key: not inside.isdisjoint(tensors) for key, tensors in PRESENT.items()}
 
 
 def _eps(fields: Metadata) -> Any:
@@ -102,6 +118,8 @@ def _heads(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
         raise fields.refuse("attention.value_length", f"the {dim} of attention.key_length")
     found: dict[str, object] = {"head_dim": dim}
     rotated = fields.number("rope.dimension_count", dim)
+    if not fields.architecture.is_rotated:
+        return found
     if fields.architecture.partial and dim:
         found["partial_rotary_factor"] = rotated / dim
     elif rotated != dim:
@@ -112,14 +130,36 @@ def _heads(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
     return found
 
 
-def _headless_layers(fields: Metadata, name: str) -> dict[str, object]:
+def _headless_layers(fields: Metadata, name: str, layers: int) -> dict[str, object]:
     """Which layers have heads of keys, and how many."""
-    counts = fields.each(KV_HEADS) or [fields.number(KV_HEADS)]
+    counts = fields.each(KV_HEADS) or [fields.number(KV_HEADS)] * min(layers, MOST_LAYERS)
     if len({*counts} - {0}) != 1:
         raise fields.refuse(KV_HEADS, "one number above zero, and zeros for other layers")
     kinds = ["full_attention" if count else name for count in counts]
-    layers = {"layer_types": kinds} if 0 in counts else {}
-    return {"num_key_value_heads": max(counts), **layers}
+    found: dict[str, object] = {"num_key_value_heads": max(counts)}
+    if fields.architecture.halves:
+        widths = fields.each(WIDTH) or [0]
+        if len({*widths} - {0}) != 1 or len(widths) != len(kinds):
+            raise fields.refuse(WIDTH, "one number above zero for MLPs, and zeros for other layers")
+        both = zip(kinds, widths, strict=True)
+        return {
+            **found,
+            "intermediate_size": max(widths),
+            "layers_block_type": ["mlp" if width else kind for kind, width in both],
+        }
+    full = [layer for layer, count in enumerate(counts) if count]
+    return {**found, "layer_types": kinds, "attn_layer_indices": full}
+
+
+def _shares(fields: Metadata) -> dict[str, object]:
+    """Sizes of recurrent layers that follow from the width of all values."""
+    found: dict[str, object] = {}
+    for name, key in fields.architecture.shares.items():
+        width, parts = fields.number("ssm.inner_size"), fields.number(key)
+        if parts < 1 or width % parts:
+            raise fields.refuse("ssm.inner_size", f"a multiple of {key} ({parts})")
+        found[name] = width // parts
+    return found
 
 
 def _latent_heads(fields: Metadata, heads: int) -> dict[str, object]:

@@ -11,6 +11,15 @@ from jengine.models.tensors.checkpoint import Names
 from jengine.models.tensors.latent_pieces import MODULES
 
 SHORT_CONV = ("conv", "in_proj", "out_proj")
+RECURRENT = {
+    "ssm_in": "in_proj",
+    "ssm_ba": "in_proj_ba",
+    "ssm_conv1d": "conv1d",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
+# Those whose checkpoint names have no ending.
+RECURRENT_WHOLE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 LATENT = {
     "attn_q_a": "q_down",
     "attn_q_a_norm": "q_norm",
@@ -47,6 +56,7 @@ def layer_modules(config: ModelConfig) -> dict[str, str]:
         "attn_q_norm": names.q_norm,
         "attn_k_norm": names.k_norm,
         **{f"shortconv.{name}": f"{names.recurrent}.{name}" for name in SHORT_CONV},
+        **{theirs: f"{names.recurrent}.{ours}" for theirs, ours in RECURRENT.items()},
         "ffn_down": names.down,
         "ffn_gate_inp": names.router,
         "ffn_gate_inp_shexp": names.shared_gate,
@@ -60,9 +70,14 @@ def layer_modules(config: ModelConfig) -> dict[str, str]:
 
 
 def whole_names(config: ModelConfig) -> dict[str, str]:
-    """Layer tensors whose checkpoint names have no suffix."""
+    """Layer tensors whose names have no suffix, in files or in checkpoints."""
     names = registry.tensor_names(config)
-    return {"attn_sinks.weight": names.sinks, "exp_probs_b.bias": names.choice_bias}
+    return {
+        "attn_sinks.weight": names.sinks,
+        "exp_probs_b.bias": names.choice_bias,
+        "ffn_norm": f"{names.before_mlp}.weight",  # so in files of Falcon-H1
+        **{theirs: f"{names.recurrent}.{ours}" for theirs, ours in RECURRENT_WHOLE.items()},
+    }
 
 
 def _parts(apart: tuple[str, ...], together: str, theirs: tuple[str, ...]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tensors that GGUF lays out differently: experts, and latent attention's heads.
+"""Tensors that GGUF lays out differently: experts, latent attention's heads, gated delta nets.
 
 In: a layer's tensors by GGUF name. Out: a checkpoint's tensors. Must not know metadata.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jengine.config import ModelConfig
+from jengine.config import DeltaConfig, ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.weights.gguf.header import PackedTensor
@@ -19,6 +19,8 @@ Layer = Mapping[str, PackedTensor]
 GATE, UP, DOWN = (f"ffn_{name}_exps" for name in ("gate", "up", "down"))
 KEYS, VALUES = "attn_k_b.weight", "attn_v_b.weight"
 SHARED = ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")
+DENSE = ("ffn_gate.weight", "ffn_up.weight")
+DELTA = ("attn_qkv.weight", "attn_gate.weight")
 # Names in a layer that are read here, and not each alone.
 STACKED = {f"{name}.{kind}" for name in (GATE, UP, DOWN) for kind in ("weight", "bias")}
 STACKED |= {KEYS, VALUES}
@@ -26,8 +28,13 @@ STACKED |= {KEYS, VALUES}
 
 def stacked_names(config: ModelConfig) -> set[str]:
     """Layer tensors that do not map one to one."""
-    is_one = len(registry.tensor_names(config).shared_gate_up) == 1
-    return STACKED | {*SHARED} if is_one else STACKED
+    names = registry.tensor_names(config)
+    found = set(STACKED)
+    if len(names.shared_gate_up) == 1:
+        found |= {*SHARED}
+        if names.gate_up == names.shared_gate_up:  # Granite's only MLP is the shared one
+            found |= {*DENSE}
+    return found | {*DELTA} if _delta_of(config) is not None else found
 
 
 def stacked_tensors(config: ModelConfig, layer: str, found: Layer) -> Iterator[GgufTensor]:
@@ -35,11 +42,16 @@ def stacked_tensors(config: ModelConfig, layer: str, found: Layer) -> Iterator[G
     if KEYS in found or VALUES in found:
         yield _latent(layer, *_all(found, KEYS, VALUES))
     names = registry.tensor_names(config)
-    if not found.keys().isdisjoint(SHARED):
-        gate, up = _all(found, *SHARED)
-        shape = (gate.shape[0] + up.shape[0], *up.shape[1:])
-        name = f"{layer}{names.shared_gate_up[0]}.weight"
-        yield plain_tensor(name, (gate, up), shape, lambda *both: np.concatenate(both))
+    delta = _delta_of(config)
+    if delta is not None and not found.keys().isdisjoint(DELTA):
+        module = f"{layer}{names.recurrent}"
+        yield _delta(f"{module}.in_proj_qkvz.weight", delta, *_all(found, *DELTA))
+    for pair in (SHARED, DENSE):
+        if not found.keys().isdisjoint(pair):
+            gate, up = _all(found, *pair)
+            shape = (gate.shape[0] + up.shape[0], *up.shape[1:])
+            name = f"{layer}{names.shared_gate_up[0]}.weight"
+            yield plain_tensor(name, (gate, up), shape, lambda *both: np.concatenate(both))
     for kind in ("weight", "bias"):
         if not any(f"{name}.{kind}" in found for name in (GATE, UP, DOWN)):
             continue
@@ -114,3 +126,30 @@ def _latent(layer: str, keys: PackedTensor, values: PackedTensor) -> GgufTensor:
         f"{layer}self_attn.kv_b_proj.weight", (keys, values), shape,
         lambda one, other: np.concatenate([one.swapaxes(1, 2), other], 1),
     )  # fmt: skip
+
+
+def _delta_of(config: ModelConfig) -> DeltaConfig | None:
+    """The gated delta nets, where checkpoints hold their input matmul by key head."""
+    mixers = (layer.mixer for layer in config.layers)
+    found = next((mixer for mixer in mixers if isinstance(mixer, DeltaConfig)), None)
+    return None if found is None or found.split else found
+
+
+def _delta(name: str, delta: DeltaConfig, qkv: PackedTensor, gate: PackedTensor) -> GgufTensor:
+    """Queries, keys, values and gates, each of all heads, by key head."""
+    heads, values = delta.key_heads, delta.share * delta.value_dim
+    widths = (delta.key_dim, delta.key_dim, values)
+    rows = heads * sum(widths), heads * values
+    shapes = qkv.shape, gate.shape
+    if any(len(shape) != 2 for shape in shapes) or (qkv.shape[0], gate.shape[0]) != rows:
+        raise CheckpointError(
+            f"{qkv.file}: {qkv.name!r} and {gate.name!r} have shapes {shapes}, expected {rows}"
+            " rows."
+        )
+    ends = np.cumsum([heads * width for width in widths])[:-1]
+
+    def by_head(*both: np.ndarray) -> np.ndarray:
+        parts = [*np.split(both[0], ends), both[1]]
+        return np.concatenate([part.reshape(heads, -1, part.shape[-1]) for part in parts], 1)
+
+    return plain_tensor(name, (qkv, gate), (sum(rows), qkv.shape[1]), by_head)
