@@ -123,9 +123,10 @@ SERVER: dict[str, set[str]] = {
     "responses": {"nouns", "http", "formats", "serving", "chat"},
     "messages": {"nouns", "http", "formats", "serving", "chat", "responses"},
     "routes": {"nouns", "http", "formats", "serving", "chat"},
+    "batches": {"nouns", "http", "serving"},
     "top": {
         "nouns", "http", "formats", "peers", "serving", "completions", "chat", "responses",
-        "messages", "routes", "pooling", "audio",
+        "messages", "routes", "pooling", "audio", "batches",
     },
 }  # fmt: skip
 # The nouns that the device half may know: shapes and errors, never who asked for what.

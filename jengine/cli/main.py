@@ -32,6 +32,7 @@ OpenLLM = Callable[..., "LLM"]
 COMMANDS = {
     "demo": "see it work: start the model that ships with jengine and ask it three questions",
     "serve": "answer the OpenAI API over HTTP",
+    "run-batch": "answer a file of requests in OpenAI's batch format",
     "route": "pass requests on to several servers, by what they have read before",
     "chat": "talk with a model",
     "generate": "continue prompts",
@@ -122,13 +123,18 @@ def run_command(words: list[str], terminal: Terminal, open_llm: OpenLLM) -> int:
         print(f"jengine: error: unknown command {name!r}.{nearest_name(name, COMMANDS)}"
               f" Commands: {', '.join(COMMANDS)}.", file=terminal.stderr)  # fmt: skip
         return 2
-    command = cast(Command, importlib.import_module(f"jengine.cli.{name}"))
+    command = load_command(name)
     parser = command_parser(name, command, terminal)
     arguments = parser.parse(words[1:])
     if file := vars(arguments).get("config"):
         arguments = with_config_file(parser, arguments, file)
     configure_logging(arguments.debug)
     return command.run(arguments, terminal, open_llm)
+
+
+def load_command(name: str) -> Command:
+    """Import a command's file."""
+    return cast(Command, importlib.import_module(f"jengine.cli.{name.replace('-', '_')}"))
 
 
 def command_parser(name: str, command: Command, terminal: Terminal) -> Parser:

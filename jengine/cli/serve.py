@@ -132,8 +132,9 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     given.setdefault("data_parallel_backend", replicas_in(given, os.environ))
     if (secret := os.environ.get(SECRET)) is not None:
         given["data_parallel_secret"] = secret
-    if arguments.profiler_dir is not None:
-        given["profiler_config"] = {"profiler": "jax", "dir": arguments.profiler_dir}
+    folder = vars(arguments).get("profiler_dir")
+    if folder is not None:
+        given["profiler_config"] = {"profiler": "jax", "dir": folder}
     return EngineArgs.checked("jengine serve", model=arguments.model, **given)
 
 

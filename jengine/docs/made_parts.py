@@ -7,18 +7,17 @@ that no page repeats what a parser, a dataclass or a route says.
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from jengine.assembly.settings.args import ENGINE_HELP, SETTINGS, EngineArgs
 from jengine.assembly.settings.flags import shown_default
 from jengine.cli.checks.environment import MEANING
-from jengine.cli.main import COMMANDS, Command, command_parser
+from jengine.cli.main import COMMANDS, command_parser, load_command
 from jengine.cli.terminal import Terminal
 from jengine.device_advice import GRAPH_ROOM, KNOWN, ROOM
 from jengine.server.app import ENDPOINTS
@@ -52,7 +51,7 @@ def commands() -> str:
 
 def command_lines(name: str) -> Iterator[str]:
     """One command's section."""
-    command = cast(Command, importlib.import_module(f"jengine.cli.{name}"))
+    command = load_command(name)
     parser = command_parser(name, command, Terminal(io.StringIO(), io.StringIO(), io.StringIO()))
     yield f"\n## jengine {name}\n\n{parser.description}\n"
     yield f"```\n{parser.usage}\n```\n"

@@ -227,22 +227,27 @@ def access_of(path: str) -> Access:
 _ACCESS = {endpoint.path: endpoint.access for endpoint in ENDPOINTS}
 
 
+async def answered(service: Service, endpoint: Endpoint, http: Request) -> Response:
+    """The response of an endpoint; what it raises becomes an error response."""
+    http.state.handler = endpoint.path
+    http.state.text_limits = service.text_limits
+    try:
+        service.check_kind(endpoint.kind, endpoint.path)
+        response = await endpoint.handler(service, http)
+    except Exception as error:  # noqa: BLE001 - the table of errors knows them all
+        response = api_error(error, getattr(http.state, "fields", frozenset())).response
+    ignored: Ignored = getattr(http.state, "ignored_fields", Ignored())
+    if ignored.names:
+        service.ignored_fields.note(ignored.names)
+        response.headers["x-jengine-ignored-fields"] = ignored.header
+    return response
+
+
 def route(service: Service, endpoint: Endpoint) -> Route:
-    """Wrap an endpoint as a Starlette route whose exceptions become error responses."""
+    """An endpoint as a Starlette route."""
 
     async def call(http: Request) -> Response:
-        http.state.handler = endpoint.path
-        http.state.text_limits = service.text_limits
-        try:
-            service.check_kind(endpoint.kind, endpoint.path)
-            response = await endpoint.handler(service, http)
-        except Exception as error:  # noqa: BLE001 - the table of errors knows them all
-            response = api_error(error, getattr(http.state, "fields", frozenset())).response
-        ignored: Ignored = getattr(http.state, "ignored_fields", Ignored())
-        if ignored.names:
-            service.ignored_fields.note(ignored.names)
-            response.headers["x-jengine-ignored-fields"] = ignored.header
-        return response
+        return await answered(service, endpoint, http)
 
     return Route(endpoint.path, call, methods=[endpoint.method])
 

@@ -7,7 +7,7 @@ Must not know the engine's flags.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -92,8 +92,17 @@ ENVIRONMENT = {
 }
 
 
-def add_server_flags(parser: Parser) -> None:
+def add_server_flags(parser: Parser, only: Sequence[str] | None = None) -> None:
+    """Add a flag per setting, or for those in `only`."""
     group = parser.add_argument_group("server")
+    if only is None:
+        add_names_of_vllm(group)
+    helps = {name: SERVER_HELP[name] for name in only or SERVER_HELP}
+    add_field_flags(group, ServerSettings, helps)
+
+
+def add_names_of_vllm(group: argparse._ArgumentGroup) -> None:
+    """Hidden flags: vLLM's other names, and what always holds here."""
     for name, choices in ALWAYS.items():
         how: dict[str, Any] = {"choices": choices} if choices else {"action": "store_true"}
         group.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
@@ -101,7 +110,6 @@ def add_server_flags(parser: Parser) -> None:
         group.add_argument(
             name, dest=setting, type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-    add_field_flags(group, ServerSettings, SERVER_HELP)
 
 
 def server_settings(

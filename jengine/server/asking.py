@@ -1,0 +1,61 @@
+"""Requests without a connection: a body to the response of a route's own handler.
+
+In: a path, and a body as a client would send it. Out: the same response, errors included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from jengine.server.app import ENDPOINTS, answered
+from jengine.server.batches.lines import Ask
+from jengine.server.errors import ApiError
+from jengine.server.serving.service import Service
+
+# Routes that run the model on a JSON body.
+ASKED = {
+    one.path: one for one in ENDPOINTS if one.method == "POST" and one.body and one.kind is not None
+}
+
+
+def asker(service: Service) -> Ask:
+    """A function that asks routes of the server."""
+
+    async def ask(path: str, body: bytes, request_id: str) -> Response:
+        if path not in ASKED:
+            return ApiError(
+                404,
+                f"url={path.lstrip('/')[:100]!r}: expected / and one of "
+                f"{', '.join(one[1:] for one in ASKED)}.",
+                param="url",
+            ).response
+        response = await answered(service, ASKED[path], request_of(path, body, request_id))
+        if response.media_type != "application/json":
+            return ApiError(
+                400, "The answer is no JSON. Choose another encoding_format.",
+                param="encoding_format",
+            ).response  # fmt: skip
+        return response
+
+    return ask
+
+
+def request_of(path: str, body: bytes, request_id: str) -> Request:
+    """A request whose client stays."""
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if unread:
+            return unread.pop()
+        return await asyncio.get_running_loop().create_future()
+
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
+    scope: dict[str, Any] = {
+        "type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers,
+    }  # fmt: skip
+    return Request(scope, receive)

@@ -1,0 +1,129 @@
+"""A batch being run: a bounded number of its lines at once, each written when it is answered.
+
+In: a file of lines, how to ask. Out: results in files, in the order in which they are done. It may
+be ended at any moment, and goes on from its results when it is run again. Must not know what
+started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import BinaryIO, Protocol
+
+from starlette.responses import Response
+
+from jengine.errors import RETRY_AFTER, EngineDead
+from jengine.server.batches.files import Finished, Results, lines_of
+from jengine.server.batches.lines import Ask, BatchResult, Line, answered
+from jengine.server.phase import Phase
+from jengine.server.serving.service import Service
+
+logger = logging.getLogger(__name__)
+# Seconds between lines in the log.
+TOLD_EVERY = 10.0
+# Times that a request is refused for want of room while nothing else runs.
+MOST_REFUSALS = 3
+
+
+class Seats(Protocol):
+    """Bounds the lines that are asked at once."""
+
+    async def acquire(self) -> object: ...
+    def release(self) -> None: ...
+
+
+@dataclass
+class Progress:
+    """How many lines of a batch have results."""
+
+    earlier: int = 0  # of an earlier run
+    completed: int = 0
+    failed: int = 0
+    began: float = field(default_factory=time.monotonic)
+    _told: float = field(default_factory=time.monotonic)
+
+    def count(self, result: BatchResult) -> None:
+        """Count a result; now and then, say so in the log."""
+        if result.error is None:
+            self.completed += 1
+        else:
+            self.failed += 1
+        now = time.monotonic()
+        if now - self._told >= TOLD_EVERY:
+            self._told = now
+            logger.info("Batch: %s", self)
+
+    def __str__(self) -> str:
+        done = self.completed + self.failed
+        rate = done / max(time.monotonic() - self.began, 1e-9)
+        before = f", and {self.earlier} before" if self.earlier else ""
+        return f"{done} lines done, {self.failed} of them failed{before}; {rate:.3g} lines/s"
+
+
+@dataclass
+class Batch:
+    """A batch file and where its results go."""
+
+    lines: BinaryIO
+    results: Results
+    errors: Results | None = None  # of failed lines; None: with the others
+    longest: int = 32 * 2**20  # bytes of a line
+
+    def finished(self) -> Finished:
+        """Lines that have a result of an earlier run."""
+        return Finished(*[one for one in (self.results, self.errors) if one is not None])
+
+    def put(self, result: BatchResult) -> None:
+        failed = result.error is not None and self.errors is not None
+        (self.errors if failed and self.errors else self.results).put(result)
+
+
+async def run_lines(
+    batch: Batch,
+    ask: Ask,
+    seats: Seats,
+    noted: Callable[[BatchResult], None],
+    finished: Finished,
+) -> None:
+    """Answer all lines that are not finished. Raises the first error that is not a line's own."""
+
+    async def one(line: Line) -> None:
+        try:
+            result = await answered(line, ask)
+            batch.put(result)
+            noted(result)
+        finally:
+            seats.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            async for line in lines_of(batch.lines, batch.longest):
+                if line not in finished:
+                    await seats.acquire()
+                    group.create_task(one(line))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def patient(service: Service, ask: Ask) -> Ask:
+    """`ask`, again while there is no room for the request. Raises EngineDead."""
+
+    async def asking(path: str, body: bytes, request_id: str) -> Response:
+        refusals = 0
+        while True:
+            response = await ask(path, body, request_id)
+            if response.status_code != 503:
+                return response
+            service.check_alive()
+            if service.phase is Phase.DEAD:
+                raise EngineDead("The engine has stopped; the batch goes on where it is run again.")
+            refusals += not service.all_open_requests
+            if refusals >= MOST_REFUSALS:
+                return response
+            await asyncio.sleep(RETRY_AFTER)
+
+    return asking

@@ -1,0 +1,89 @@
+"""Batch files at http and https addresses: fetched to a file before, sent with PUT after.
+
+In: a path or an address. Out: a local file.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+
+from jengine.errors import ConfigError, JengineError
+
+logger = logging.getLogger(__name__)
+# Seconds without a byte after which a transfer has failed.
+SILENCE = 300.0
+TRIES, PAUSE = 5, 5.0
+
+
+class TransferFailed(JengineError):
+    """A file could not be fetched or sent."""
+
+
+def is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+def opened(name: str, folder: str | None) -> BinaryIO:
+    """A file to read. That of an address is fetched to a nameless file in `folder` first, as a
+    server would not wait while its lines are answered."""
+    if not is_url(name):
+        try:
+            return Path(name).open("rb")
+        except OSError as error:
+            raise ConfigError(f"{name!r} cannot be read: {error.strerror}.") from error
+    file: BinaryIO = tempfile.TemporaryFile(dir=folder)  # type: ignore[assignment]  # noqa: SIM115
+    try:
+        with urllib.request.urlopen(name, timeout=SILENCE) as response:  # noqa: S310 - see is_url
+            shutil.copyfileobj(response, file)
+            if response.length:
+                raise TransferFailed(f"{name} ended {response.length} bytes too early.")
+    except (OSError, http.client.HTTPException) as error:
+        raise TransferFailed(f"{name} cannot be fetched: {error}.") from error
+    file.seek(0)
+    return file
+
+
+def local_output(name: str, folder: str | None) -> Path:
+    """Where results are written: `name` itself, or for an address a file in `folder`, by which a
+    batch that was interrupted goes on. Without a folder it is a new one each time."""
+    if not is_url(name):
+        return Path(name)
+    if folder is None:
+        handle, path = tempfile.mkstemp(prefix="jengine_batch_", suffix=".jsonl")
+        os.close(handle)
+        return Path(path)
+    return Path(folder) / f"jengine_batch_{blake2b(name.encode(), digest_size=8).hexdigest()}.jsonl"
+
+
+def send(file: Path, url: str) -> None:
+    """PUT a file, several times if need be. Raises TransferFailed, and leaves the file."""
+    for left in reversed(range(TRIES)):
+        try:
+            put(file, url)
+            return
+        except (OSError, http.client.HTTPException) as error:
+            if not left:
+                raise TransferFailed(
+                    f"{url} did not take the results: {error}. They are in {file}."
+                ) from error
+            logger.warning("%s did not take the results: %s. Trying again in %g s.",
+                           url, error, PAUSE)  # fmt: skip
+            time.sleep(PAUSE)
+
+
+def put(file: Path, url: str) -> None:
+    headers = {"Content-Type": "application/jsonl", "Content-Length": str(file.stat().st_size)}
+    with file.open("rb") as data:
+        request = urllib.request.Request(url, data, headers, method="PUT")  # noqa: S310
+        with urllib.request.urlopen(request, timeout=SILENCE):  # noqa: S310
+            pass
