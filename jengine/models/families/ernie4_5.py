@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_biases
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Ernie4_5ForCausalLM",)
@@ -36,18 +24,5 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    bias = fields.flag("use_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    mlp = replace(read_mlp(fields, DEFAULTS), biases=bias)
-    return read_decoder(fields, DEFAULTS, (LayerConfig(attention, mlp),) * num_layers)
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    family = {"model_type": "ernie4_5", "use_bias": written_biases(config)}
-    return {**write_decoder(config), **family}
+PLAIN = PlainDecoder("ernie4_5", DEFAULTS, (BiasKey("use_bias", ("qkv", "output", "mlp")),))
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
+from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_layers import (
     expect_uniform_layers,
     read_layer_pattern,
     rotated_in_windows,
-    with_windows,
 )
-from jengine.models.reading.hf_write import write_decoder, write_layer_types, written_window
+from jengine.models.reading.hf_write import write_layer_types, written_window
+from jengine.models.reading.plain_decoder import PlainDecoder, Windows
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Exaone4ForCausalLM",)
@@ -41,31 +35,32 @@ DEFAULTS = Defaults(
 )
 
 
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    attention = read_attention(fields, DEFAULTS, qk_norm="head")
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
+def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     if fields.optional_integer("sliding_window", 4096) is None:
         expect_uniform_layers(fields, num_layers, "full")
-        layers = (layer,) * num_layers
-    else:
-        layers = with_windows(layer, _windows(fields, num_layers))
-        layers = tuple(map(rotated_in_windows, layers))
-    return replace(read_decoder(fields, DEFAULTS, layers), norm_places="after")
-
-
-def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    if fields.values.get("layer_types") is not None:  # the pattern may be a word then
-        return read_layer_pattern(fields, num_layers, 4096, full_every=1)
-    pattern = fields.integer("sliding_window_pattern", 4)
+        return (None,) * num_layers
+    # With layer_types the pattern may be a word.
+    is_given = fields.values.get("layer_types") is not None
+    pattern = 1 if is_given else fields.integer("sliding_window_pattern", 4)
     return read_layer_pattern(fields, num_layers, 4096, full_every=pattern)
 
 
-def write_config(config: ModelConfig) -> dict[str, object]:
-    return {
-        **write_decoder(config),
-        "model_type": "exaone4",
-        "layer_types": write_layer_types(config),
-        "sliding_window": written_window(config),
-    }
+def _write_windows(config: ModelConfig) -> dict[str, object]:
+    return {"layer_types": write_layer_types(config), "sliding_window": written_window(config)}
+
+
+PLAIN = PlainDecoder(
+    "exaone4",
+    DEFAULTS,
+    windows=Windows(_read_windows, _write_windows),
+    attention={"qk_norm": "head"},
+    model={"norm_places": "after"},
+)
+write_config = PLAIN.write_config
+
+
+def read_config(hf: Mapping[str, object]) -> ModelConfig:
+    config = PLAIN.read_config(hf)
+    if Fields(hf).optional_integer("sliding_window", 4096) is None:
+        return config
+    return replace(config, layers=tuple(map(rotated_in_windows, config.layers)))

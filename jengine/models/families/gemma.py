@@ -6,17 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("GemmaForCausalLM",)
@@ -38,6 +31,8 @@ DEFAULTS = Defaults(
 )
 # The first releases say "gelu" and mean this.
 GELU = "gelu_pytorch_tanh"
+PLAIN = PlainDecoder("gemma", DEFAULTS, (ATTENTION_BIAS,), model={"norm": "rms_one_plus"})
+write_config = PLAIN.write_config
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -46,15 +41,5 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         fields.refuse("hidden_activation", f"{GELU!r} or null: that of all Gemma models")
     if fields.values.get("use_bidirectional_attention") not in (None, False):
         fields.refuse("use_bidirectional_attention", "false: attention is causal here")
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    config = read_decoder(fields, DEFAULTS, (layer,) * num_layers)
-    return replace(config, norm="rms_one_plus", embed_scale=math.sqrt(config.hidden_size))
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    family = {"model_type": "gemma", "attention_bias": written_attention(config).qkv_bias}
-    return {**write_decoder(config), **family}
+    config = PLAIN.read_config(fields.values)
+    return replace(config, embed_scale=math.sqrt(config.hidden_size))

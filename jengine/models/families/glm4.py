@@ -8,21 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_rope import PARTIAL
-from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.config import ModelConfig
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
-AROUND = "Glm4ForCausalLM"
+AROUND = "Glm4ForCausalLM"  # norms around both blocks
 ARCHITECTURES = (AROUND, "GlmForCausalLM")
 MODELS = "GLM-4"
 NAMES = Names(
@@ -45,27 +36,17 @@ DEFAULTS = Defaults(
 )
 
 EOS_TOKEN_IDS = (151329, 151336, 151338)
+PLAIN = PlainDecoder("glm", DEFAULTS, (BiasKey("attention_bias", ("qkv",), True),))
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    attention = read_attention(fields, DEFAULTS, qkv_bias=fields.flag("attention_bias", True))
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    config = read_decoder(fields, DEFAULTS, (layer,) * num_layers)
-    if fields.values.get("eos_token_id") is None:
+    config = PLAIN.read_config(hf)
+    if hf.get("eos_token_id") is None:
         known = tuple(token for token in EOS_TOKEN_IDS if token < config.vocab_size)
         config = replace(config, eos_token_ids=known)
     return replace(config, norm_places="around") if config.architecture == AROUND else config
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    written = write_decoder(config)
-    return {
-        **written,
-        PARTIAL: written.get(PARTIAL, 1.0),
-        "model_type": "glm4" if config.architecture == AROUND else "glm",
-        "attention_bias": written_attention(config).qkv_bias,
-        "pad_token_id": None,
-    }
+    written = {**PLAIN.write_config(config), "pad_token_id": None}
+    return {**written, "model_type": "glm4"} if config.architecture == AROUND else written

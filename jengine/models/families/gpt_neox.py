@@ -7,18 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
+from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_rope import PARTIAL
-from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import IgnoredTensor, Names
 
 ARCHITECTURES = ("GPTNeoXForCausalLM",)
@@ -58,33 +52,32 @@ DEFAULTS = Defaults(
 )
 # Names of rotary settings that only this family has.
 ROPE_KEYS = {"rotary_emb_base": "rope_theta", "rotary_pct": PARTIAL}
+PLAIN = PlainDecoder(
+    "gpt_neox",
+    DEFAULTS,
+    (ATTENTION_BIAS._replace(default=True),),
+    mlp={"gated": False, "biases": True},
+    model={"norm": "layer"},
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     if hf.get("rope_parameters") is None:
         own = {theirs: hf[key] for key, theirs in ROPE_KEYS.items() if hf.get(key) is not None}
         hf = {**hf, **own}
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    bias = fields.flag("attention_bias", True)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
+    fields, config = Fields(hf), PLAIN.read_config(hf)
+    attention = written_attention(config)
     if attention.num_heads != attention.num_kv_heads:
         fields.refuse("num_key_value_heads", "as many as num_attention_heads")
-    mlp = replace(read_mlp(fields, DEFAULTS), gated=False, biases=True)
-    config = read_decoder(fields, DEFAULTS, (LayerConfig(attention, mlp),) * num_layers)
     parallel = fields.flag("use_parallel_residual", True)
-    return replace(config, norm="layer", block="parallel" if parallel else "serial")
+    return replace(config, block="parallel" if parallel else "serial")
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    written = write_decoder(config, DEFAULTS.norm_eps_key)
+    written = PLAIN.write_config(config)
     return {
         **written,
-        "model_type": "gpt_neox",
         "rotary_emb_base": written["rope_theta"],
-        "rotary_pct": written.get(PARTIAL, 1.0),
-        PARTIAL: written.get(PARTIAL, 1.0),
-        "attention_bias": written_attention(config).qkv_bias,
+        "rotary_pct": written[PARTIAL],
         "use_parallel_residual": config.block == "parallel",
     }

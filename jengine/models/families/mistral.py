@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_window
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import PlainDecoder, one_window
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("MistralForCausalLM",)
@@ -33,18 +21,5 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    window = fields.optional_integer("sliding_window", 4096)
-    expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
-    attention = replace(read_attention(fields, DEFAULTS), window=window)
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    return read_decoder(fields, DEFAULTS, (layer,) * num_layers)
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    family = {"model_type": "mistral", "sliding_window": written_window(config)}
-    return {**write_decoder(config), **family}
+PLAIN = PlainDecoder("mistral", DEFAULTS, windows=one_window(4096))
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

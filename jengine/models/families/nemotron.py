@@ -4,21 +4,8 @@ MLP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_rope import PARTIAL
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_biases
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, MLP_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("NemotronForCausalLM",)
@@ -41,26 +28,11 @@ DEFAULTS = Defaults(
     bos_token_id=2,
     eos_token_id=3,
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    biases = fields.flag("mlp_bias", False)
-    mlp = replace(read_mlp(fields, DEFAULTS), gated=False, biases=biases)
-    config = read_decoder(fields, DEFAULTS, (LayerConfig(attention, mlp),) * num_layers)
-    return replace(config, norm="layer_one_plus")
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    written = write_decoder(config, DEFAULTS.norm_eps_key)
-    return {
-        **written,
-        "model_type": "nemotron",
-        PARTIAL: written.get(PARTIAL, 1.0),
-        "attention_bias": written_attention(config).qkv_bias,
-        "mlp_bias": written_biases(config),
-    }
+PLAIN = PlainDecoder(
+    "nemotron",
+    DEFAULTS,
+    (ATTENTION_BIAS, MLP_BIAS),
+    mlp={"gated": False},
+    model={"norm": "layer_one_plus"},
+)
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

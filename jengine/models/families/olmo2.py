@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Olmo2ForCausalLM",)
@@ -33,19 +21,11 @@ DEFAULTS = Defaults(
     norm_eps=1e-5,
     eos_token_id=50279,
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias, qk_norm="whole")
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    config = read_decoder(fields, DEFAULTS, (layer,) * num_layers)
-    return replace(config, norm_places="after")
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    family = {"model_type": "olmo2", "attention_bias": written_attention(config).qkv_bias}
-    return {**write_decoder(config), **family}
+PLAIN = PlainDecoder(
+    "olmo2",
+    DEFAULTS,
+    (ATTENTION_BIAS,),
+    attention={"qk_norm": "whole"},
+    model={"norm_places": "after"},
+)
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

@@ -5,20 +5,11 @@ partly rotated heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_rope import PARTIAL
-from jengine.models.reading.hf_write import write_decoder
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("PhiForCausalLM",)
@@ -45,6 +36,13 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
+PLAIN = PlainDecoder(
+    "phi",
+    DEFAULTS,
+    attention={"qkv_bias": True, "output_bias": True},
+    mlp={"gated": False, "biases": True},
+    model={"norm": "layer", "block": "parallel_one_norm", "head_bias": True},
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -53,21 +51,11 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         fields.refuse("qk_layernorm", "false, as in all published Phi")
     if fields.flag("tie_word_embeddings", False):
         fields.refuse("tie_word_embeddings", "false, as in all published Phi")
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    attention = read_attention(fields, DEFAULTS, qkv_bias=True, output_bias=True)
-    mlp = replace(read_mlp(fields, DEFAULTS), gated=False, biases=True)
-    config = read_decoder(fields, DEFAULTS, (LayerConfig(attention, mlp),) * num_layers)
-    return replace(config, norm="layer", block="parallel_one_norm", head_bias=True)
+    return PLAIN.read_config(hf)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    written = write_decoder(config, DEFAULTS.norm_eps_key)
+    written = PLAIN.write_config(config)
     # The same function under the name that Phi itself uses.
     gelu_new = written["hidden_act"] == "gelu_pytorch_tanh"
-    return {
-        **written,
-        "model_type": "phi",
-        PARTIAL: written.get(PARTIAL, 1.0),
-        "hidden_act": "gelu_new" if gelu_new else written["hidden_act"],
-    }
+    return {**written, "hidden_act": "gelu_new" if gelu_new else written["hidden_act"]}

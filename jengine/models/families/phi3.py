@@ -4,20 +4,10 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_window
+from jengine.config import ModelConfig
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.plain_decoder import PlainDecoder, one_window
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
@@ -37,23 +27,14 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=32000,
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    window = fields.optional_integer("sliding_window", None)
-    expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
-    attention = replace(read_attention(fields, DEFAULTS), window=window)
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    return read_decoder(fields, DEFAULTS, (layer,) * num_layers)
+PLAIN = PlainDecoder("phi3", DEFAULTS, windows=one_window(None))
+read_config = PLAIN.read_config
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    window = written_window(config)
     # The default pad token of transformers is outside of small vocabularies.
-    family = {"model_type": "phi3", "sliding_window": window, "pad_token_id": None}
+    written = {**PLAIN.write_config(config), "pad_token_id": None}
     rope = written_attention(config).rope
     if rope is not None and rope.kind == "longrope":
-        family["original_max_position_embeddings"] = rope.original_max_position
-    return {**write_decoder(config), **family}
+        written["original_max_position_embeddings"] = rope.original_max_position
+    return written

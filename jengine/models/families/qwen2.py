@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import read_layer_windows, with_windows
-from jengine.models.reading.hf_write import write_decoder, write_layer_windows
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import LAYER_WINDOWS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
@@ -30,15 +19,5 @@ DEFAULTS = Defaults(
     head_dim=None,
     max_position=32768,
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    windows = read_layer_windows(fields, read_num_layers(fields, DEFAULTS))
-    attention = read_attention(fields, DEFAULTS, qkv_bias=True)
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    return read_decoder(fields, DEFAULTS, with_windows(layer, windows))
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    return {**write_decoder(config), "model_type": "qwen2", **write_layer_windows(config)}
+PLAIN = PlainDecoder("qwen2", DEFAULTS, windows=LAYER_WINDOWS, attention={"qkv_bias": True})
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers, read_rotated_layers
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_biases
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_layers import read_rotated_layers
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, MLP_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
@@ -35,31 +30,23 @@ DEFAULTS = Defaults(
     bos_token_id=128000,
     eos_token_id=128001,
 )
+PLAIN = PlainDecoder("smollm3", DEFAULTS, (ATTENTION_BIAS, MLP_BIAS))
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     if fields.flag("use_sliding_window", False):
         fields.refuse("use_sliding_window", "false, as in SmolLM3")
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    mlp = replace(read_mlp(fields, DEFAULTS), biases=fields.flag("mlp_bias", False))
-    rotated = read_rotated_layers(fields, num_layers)
-    layers = (
-        LayerConfig(attention if is_rotated else replace(attention, rope=None), mlp)
-        for is_rotated in rotated
-    )
-    return read_decoder(fields, DEFAULTS, tuple(layers))
+    config = PLAIN.read_config(hf)
+    rotated = read_rotated_layers(fields, len(config.layers))
+    first = config.layers[0]
+    plain = replace(first, mixer=replace(written_attention(config), rope=None))
+    return replace(config, layers=tuple(first if each else plain for each in rotated))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     return {
-        **write_decoder(config),
-        "model_type": "smollm3",
-        "attention_bias": written_attention(config).qkv_bias,
-        "mlp_bias": written_biases(config),
+        **PLAIN.write_config(config),
         "no_rope_layers": [int(layer.mixer.rope is not None) for layer in config.layers],
         "pad_token_id": None,
     }

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_rope import PARTIAL
-from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("StableLmForCausalLM",)
@@ -37,27 +29,19 @@ DEFAULTS = Defaults(
     bos_token_id=0,
     eos_token_id=0,
 )
+PLAIN = PlainDecoder(
+    "stablelm", DEFAULTS, (BiasKey("use_qkv_bias", ("qkv",)),), model={"norm": "layer"}
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     if fields.flag("qk_layernorm", False):
         fields.refuse("qk_layernorm", "false: a norm with weights of its own per head is not built")
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    attention = read_attention(fields, DEFAULTS, qkv_bias=fields.flag("use_qkv_bias", False))
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    config = read_decoder(fields, DEFAULTS, (layer,) * num_layers)
+    config = PLAIN.read_config(hf)
     parallel = fields.flag("use_parallel_residual", False)
-    return replace(config, norm="layer", block="parallel_one_norm" if parallel else "serial")
+    return replace(config, block="parallel_one_norm") if parallel else config
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    written = write_decoder(config, DEFAULTS.norm_eps_key)
-    return {
-        **written,
-        "model_type": "stablelm",
-        PARTIAL: written.get(PARTIAL, 1.0),
-        "use_qkv_bias": written_attention(config).qkv_bias,
-        "use_parallel_residual": config.block != "serial",
-    }
+    return {**PLAIN.write_config(config), "use_parallel_residual": config.block != "serial"}

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_biases, written_window
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder, one_window
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Starcoder2ForCausalLM",)
@@ -38,24 +26,12 @@ DEFAULTS = Defaults(
     bos_token_id=50256,
     eos_token_id=50256,
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    window = fields.optional_integer("sliding_window", None)
-    expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
-    bias = fields.flag("use_bias", True)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    mlp = replace(read_mlp(fields, DEFAULTS), gated=False, biases=bias)
-    layer = LayerConfig(replace(attention, window=window), mlp)
-    return replace(read_decoder(fields, DEFAULTS, (layer,) * num_layers), norm="layer")
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    return {
-        **write_decoder(config, DEFAULTS.norm_eps_key),
-        "model_type": "starcoder2",
-        "sliding_window": written_window(config),
-        "use_bias": written_biases(config),
-    }
+PLAIN = PlainDecoder(
+    "starcoder2",
+    DEFAULTS,
+    (BiasKey("use_bias", ("qkv", "output", "mlp"), True),),
+    one_window(None),
+    mlp={"gated": False},
+    model={"norm": "layer"},
+)
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

@@ -1,0 +1,116 @@
+"""Reads and writes decoders whose layers differ by windows at most, by one description.
+
+In: what of a family's config.json is not as in Llama's. Out: `read_config` and `write_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from jengine.config import LayerConfig, ModelConfig
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_attention,
+    read_decoder,
+    read_mlp,
+    read_num_layers,
+)
+from jengine.models.reading.hf_layers import (
+    expect_uniform_layers,
+    read_layer_windows,
+    with_windows,
+)
+from jengine.models.reading.hf_rope import PARTIAL
+from jengine.models.reading.hf_write import (
+    write_decoder,
+    write_layer_windows,
+    written_attention,
+    written_biases,
+    written_window,
+)
+
+Part = Literal["qkv", "output", "mlp"]
+
+
+class BiasKey(NamedTuple):
+    """A key that says whether these parts have biases."""
+
+    key: str
+    parts: tuple[Part, ...]
+    default: bool = False
+
+
+ATTENTION_BIAS = BiasKey("attention_bias", ("qkv", "output"))
+MLP_BIAS = BiasKey("mlp_bias", ("mlp",))
+
+
+class Windows(NamedTuple):
+    """How config.json gives each layer's sliding window, None for full attention."""
+
+    read: Callable[[Fields, int], tuple[int | None, ...]]
+    write: Callable[[ModelConfig], dict[str, object]]
+
+
+def one_window(default: int | None) -> Windows:
+    """`sliding_window` on every layer, or null."""
+
+    def read(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+        window = fields.optional_integer("sliding_window", default)
+        expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
+        return (window,) * num_layers
+
+    return Windows(read, lambda config: {"sliding_window": written_window(config)})
+
+
+def _read_none(fields: Fields, num_layers: int) -> tuple[None, ...]:
+    expect_uniform_layers(fields, num_layers, "full")
+    return (None,) * num_layers
+
+
+NO_WINDOWS = Windows(_read_none, lambda _: {})
+LAYER_WINDOWS = Windows(read_layer_windows, write_layer_windows)
+
+
+class PlainDecoder(NamedTuple):
+    """A family's keys beside the shared ones, and fields that all its models have alike."""
+
+    model_type: str
+    defaults: Defaults
+    biases: tuple[BiasKey, ...] = ()
+    windows: Windows = NO_WINDOWS
+    attention: Mapping[str, Any] = {}
+    mlp: Mapping[str, Any] = {}
+    model: Mapping[str, Any] = {}
+
+    def read_config(self, hf: Mapping[str, object]) -> ModelConfig:
+        fields = Fields(hf)
+        num_layers = read_num_layers(fields, self.defaults)
+        windows = self.windows.read(fields, num_layers)
+        layers = with_windows(self._read_layer(fields), windows)
+        return replace(read_decoder(fields, self.defaults, layers), **self.model)
+
+    def _read_layer(self, fields: Fields) -> LayerConfig:
+        qkv, output = self._has_biases(fields, "qkv"), self._has_biases(fields, "output")
+        attention = read_attention(fields, self.defaults, qkv_bias=qkv, output_bias=output)
+        mlp = read_mlp(fields, self.defaults)
+        mlp = replace(mlp, biases=self._has_biases(fields, "mlp"))
+        return LayerConfig(replace(attention, **self.attention), replace(mlp, **self.mlp))
+
+    def _has_biases(self, fields: Fields, part: Part) -> bool:
+        return any(fields.flag(one.key, one.default) for one in self.biases if part in one.parts)
+
+    def write_config(self, config: ModelConfig) -> dict[str, object]:
+        written = write_decoder(config, self.defaults.norm_eps_key)
+        if self.defaults.partial_rotary not in (None, 1.0):
+            written.setdefault(PARTIAL, 1.0)
+        attention, mlp = written_attention(config), written_biases(config)
+        biases = {"qkv": attention.qkv_bias, "output": attention.output_bias, "mlp": mlp}
+        return {
+            **written,
+            "model_type": self.model_type,
+            **{one.key: biases[one.parts[0]] for one in self.biases},
+            **self.windows.write(config),
+        }
