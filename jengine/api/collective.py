@@ -28,7 +28,7 @@ def collective_rpc(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
 ) -> list[Any]:
-    """The results of a call, which runs between two steps."""
+    """Call a method or function in every worker between two steps; returns the results by rank."""
     named = dict(kwargs or {})
     if method == RELOAD and not (args or kwargs):  # as vLLM's scripts call it
         return within(timeout, RELOAD, lambda: [front.client.ask(ReloadWeights())])

@@ -126,7 +126,8 @@ class Front:
         return made
 
     def tokenized(self, prompts: Any, tokenization_kwargs: Mapping[str, Any] | None) -> Any:
-        """The prompts as given; as token ids if there are options for tokenizing them."""
+        """Tokenize string prompts if `tokenization_kwargs` are given; otherwise return the prompts
+        unchanged."""
         if tokenization_kwargs is None:
             return prompts
         how = checked_tokenization(tokenization_kwargs)

@@ -12,7 +12,8 @@ from jengine.runner.runner_config import RunnerConfig
 
 
 def checked_options(asked: ParallelSettings) -> None:
-    """Refuse options of an executor that has none, and replicas that are not for this process."""
+    """Raise ConfigError for executor options without such an executor, and for replicas that need
+    processes of their own."""
     if asked.replicas_in_processes:
         raise ConfigError(
             f"data_parallel_backend={asked.data_parallel_backend!r}: an engine of this process "

@@ -66,7 +66,7 @@ FREE_TOKENS = 10
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Who runs: limits of one step and the order of requests."""
+    """The scheduler's limits per step and its request order."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

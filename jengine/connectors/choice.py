@@ -29,8 +29,8 @@ PIECE_HALVES = ("scheduler_half_of_pieces", "worker_half_of_piece")
 def scheduler_half(
     settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE_BLOCKS
 ) -> SchedulerHalf | None:
-    """What the scheduler asks; None: there is the host's memory alone. `pieces` name what each
-    process has of a block."""
+    """Make the connector's scheduler half; None without a connector, where blocks go to host memory
+    alone. `pieces`: names of the processes' pieces of a block."""
     if settings.folder is not None:
         return FolderIndex(settings.folder.path, namespace, pieces)
     if settings.peer is not None:
@@ -49,8 +49,8 @@ def worker_half(
     pieces: Sequence[str] = WHOLE_BLOCKS,
     process: int = 0,
 ) -> WorkerHalf | None:
-    """What the worker reads from and writes to; None: there is the host's memory alone. This
-    process has that one of the pieces."""
+    """Make this process's worker half; None without a connector. The process stores the piece that
+    `pieces` names for it."""
     own, shares = pieces[process], len(set(pieces))  # each piece has its share of a limit
     if settings.folder is not None:
         folder = settings.folder
@@ -68,7 +68,7 @@ def worker_half(
 
 
 def loaded_class(name: str) -> Any:
-    """The class of a name like package.module:Class."""
+    """Import the class `package.module:Class`."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute)
@@ -81,7 +81,7 @@ def loaded_class(name: str) -> Any:
 
 
 def refuse_without_pieces(name: str, processes: Sequence[int]) -> None:
-    """Raise if a user's connector does not serve a mesh of several processes."""
+    """Raise ConfigError if a user's connector does not serve a mesh of several processes."""
     missing = missing_of(loaded_class(name), PIECE_HALVES)
     if missing:
         raise UnsupportedFeature(
@@ -93,5 +93,5 @@ def refuse_without_pieces(name: str, processes: Sequence[int]) -> None:
 
 
 def missing_of(found: Any, halves: Sequence[str]) -> list[str]:
-    """Those of the class methods that are not there."""
+    """The class methods that the user's connector lacks."""
     return [half for half in halves if not callable(getattr(found, half, None))]

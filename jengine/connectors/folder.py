@@ -33,30 +33,29 @@ FREED = 0.1
 
 
 def folder_of(root: str | Path, namespace: str) -> Path:
-    """Where the files of a namespace are."""
+    """Directory of a namespace's files."""
     return Path(root) / namespace
 
 
 def file_of(folder: Path, key: bytes) -> Path:
-    """The file of a content."""
     name = key.hex()
     return folder / name[:2] / (name + SUFFIX)
 
 
 def digest_of(key: bytes, data: bytes | memoryview) -> bytes:
-    """The checksum of a content under its name."""
+    """Checksum of a block's bytes and its content key."""
     digest = blake2b(key, digest_size=DIGEST_BYTES)
     digest.update(data)
     return digest.digest()
 
 
 class FolderIndex:
-    """The scheduler's half: which files there are."""
+    """The scheduler's half: looks files up by content key."""
 
     def __init__(
         self, root: str | Path, namespace: str, pieces: Sequence[str] = WHOLE_BLOCKS
     ) -> None:
-        """`pieces` name what each process has of a block."""
+        """`pieces`: names of the processes' pieces of a block."""
         self._folders = [folder_of(root, namespace + piece) for piece in dict.fromkeys(pieces)]
         missing = [folder for folder in self._folders if not folder.is_dir()]
         if missing and len(self._folders) > 1:
@@ -68,11 +67,11 @@ class FolderIndex:
         self._valid_since = 0.0  # seconds of the epoch: older files are not used
 
     def source(self, wire: WireRequest) -> str | None:
-        """Anywhere: every request may use the folder."""
+        """Return "": every request may use the folder."""
         return ""
 
     def holds(self, key: bytes, source: str) -> bool:
-        """Whether there is a file of each piece, written since the last reset."""
+        """Whether each piece has a file written since the last reset."""
         try:
             return all(
                 os.stat(file_of(folder, key)).st_mtime >= self._valid_since
@@ -82,26 +81,24 @@ class FolderIndex:
             return False
 
     def lost(self, key: bytes, source: str) -> None:
-        """The file was damaged or has gone; the next look tells."""
+        """Do nothing: a damaged file has been removed, and `holds` looks again."""
 
     def forget(self, key: bytes) -> None:
-        """Remove the files of a content."""
+        """Remove the block's files."""
         for folder in self._folders:
             with contextlib.suppress(OSError):  # it was not there
                 os.unlink(file_of(folder, key))
 
     def finished(self, wire: WireRequest, num_tokens: int) -> Mapping[str, Any]:
-        """Nothing: what is in the folder is found by content."""
+        """Return nothing: consumers find files by content key."""
         return {}
 
     def reset(self) -> None:
-        """Files written until now are not used any more by this engine."""
+        """Ignore files written before now."""
         self._valid_since = time.time()
 
 
 class FolderStore:
-    """The worker's half: reads and writes files."""
-
     def __init__(self, root: str | Path, namespace: str, most_bytes: int | None = None) -> None:
         self._folder = folder_of(root, namespace)
         self._most_bytes = most_bytes
@@ -114,8 +111,8 @@ class FolderStore:
             self._total += size
 
     def read(self, key: bytes, source: str) -> bytes | memoryview | None:
-        """The content of a file, mapped into memory; a damaged one is removed. Nobody writes to a
-        file that is there, and one that is removed stays mapped."""
+        """Map the block's file into memory, or return None after removing a damaged one. Files are
+        never rewritten, and a removed file stays mapped."""
         path = file_of(self._folder, key)
         try:
             with path.open("rb") as file:
@@ -136,7 +133,7 @@ class FolderStore:
         return data
 
     def write(self, key: bytes, data: bytes) -> None:
-        """Write a file, which appears when it is complete."""
+        """Write the file atomically."""
         path, size = file_of(self._folder, key), len(MAGIC) + DIGEST_BYTES + len(data)
         if self._most_bytes is not None:
             if size > self._most_bytes:
@@ -158,11 +155,11 @@ class FolderStore:
             self._sizes[path] = size
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     @property
     def total(self) -> int:
-        """Bytes of all files, as far as this engine knows."""
+        """Bytes of all files, as this engine has counted them."""
         return self._total
 
     def _make_room(self, size: int) -> None:
@@ -181,7 +178,7 @@ class FolderStore:
 
 
 def found_files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """The files of a folder and their sizes, the least recently used first."""
+    """Files of a directory with their sizes, least recently used first."""
     found = []
     for path in folder.glob(f"*/*{SUFFIX}"):
         with contextlib.suppress(OSError):

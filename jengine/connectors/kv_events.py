@@ -50,7 +50,7 @@ GLANCE = 0.05
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """Neighbouring blocks of one request can be found from now on."""
+    """Consecutive blocks of one request entered the prefix cache."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -66,7 +66,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """Blocks cannot be found any more."""
+    """Blocks were evicted from the prefix cache."""
 
     block_hashes: list[int]
     medium: str | None
@@ -74,14 +74,14 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """No block can be found any more."""
+    """The prefix cache was cleared."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """What has happened since the last batch."""
+    """Events of one committed step."""
 
     ts: float
     events: list[Event]
@@ -89,7 +89,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 
 
 class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where events are published."""
+    """ZMQ endpoints and limits of event publishing."""
 
     endpoint: str | None = None  # None: a port that this host alone reaches
     replay_endpoint: str | None = None
@@ -101,7 +101,7 @@ class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_settings(given: Mapping[str, Any] | None) -> EventSettings | None:
-    """The settings of `kv_events_config`; None: nothing is published."""
+    """Parse `kv_events_config`; None if events are not published."""
     if not given:
         return None
     known_keys("kv_events_config", given, KEYS)
@@ -128,7 +128,8 @@ def event_settings(given: Mapping[str, Any] | None) -> EventSettings | None:
 
 
 def with_rank(endpoint: str, rank: int) -> str:
-    """The address of a data-parallel rank: each has a port of its own."""
+    """The endpoint of a data-parallel rank: its port, or the name of a local one, depends on the
+    rank."""
     if not rank:
         return endpoint
     if endpoint.startswith(("inproc:", "ipc:")):
@@ -138,10 +139,10 @@ def with_rank(endpoint: str, rank: int) -> str:
 
 
 class EventPublisher:
-    """A thread that publishes batches in their order."""
+    """Publishes batches in order, from a thread of its own."""
 
     def __init__(self, settings: EventSettings, replica: int = 0) -> None:
-        """`replica` is one of several in this process."""
+        """`replica`: index of the replica in this process."""
         self._settings = settings
         self._rank = rank = settings.data_parallel_rank + replica
         self._queue: queue.Queue[EventBatch | None] = queue.Queue(settings.max_queue_size)
@@ -157,7 +158,7 @@ class EventPublisher:
         self._thread.start()
 
     def publish(self, events: list[Event]) -> None:
-        """Publish a batch, soon. Waits for nobody: what has no room is dropped."""
+        """Queue a batch without blocking; dropped if the queue is full."""
         try:
             self._queue.put_nowait(EventBatch(time.time(), events, self._rank))
         except queue.Full:
@@ -166,7 +167,7 @@ class EventPublisher:
                 logger.warning("KV events are dropped, as too many wait to be published.")
 
     def close(self) -> None:
-        """Publish what waits, and end."""
+        """Publish what is queued and end the thread."""
         self._queue.put(None)
         self._thread.join()
         self._context.destroy(linger=200)

@@ -17,7 +17,8 @@ AT = "@"
 
 
 def said_of(own: PeerSettings, pieces: Sequence[str]) -> dict[str, Any]:
-    """What a producer whose processes have these pieces, in their order, says of its addresses."""
+    """The entries of `kv_transfer_params` that tell consumers the address of each process.
+    `pieces`: what each process stores of a block, in order."""
     said: dict[str, Any] = {"remote_host": own.host, "remote_port": own.port}
     if any(pieces):
         places: dict[str, list[Any]] = {}
@@ -31,8 +32,9 @@ def said_of(own: PeerSettings, pieces: Sequence[str]) -> dict[str, Any]:
 def source_of(
     said: Mapping[str, Any], pieces: Sequence[str], peers: Sequence[str] = ()
 ) -> str | None:
-    """Where this engine's processes, which have these pieces, find those of another one; None: not
-    all of them, or not with one of these `peers`, if there are any."""
+    """The source string under which this engine's processes, which need these pieces, fetch from
+    the producer. None if a piece is missing or an address is not among `peers` (empty: any address
+    is allowed)."""
     places = said.get("remote_pieces")
     if places is None:
         places = {"": (said.get("remote_host"), said.get("remote_port"))}
@@ -47,7 +49,7 @@ def source_of(
 
 
 def address(place: Any, peers: Sequence[str]) -> str | None:
-    """The address of a host and port; None: it is none, or not one of the peers."""
+    """Format host and port as an address; None if malformed or not among `peers`."""
     if not isinstance(place, (list, tuple)) or len(place) != 2:
         return None
     host, port = place
@@ -59,7 +61,7 @@ def address(place: Any, peers: Sequence[str]) -> str | None:
 
 
 def address_in(source: str, piece: str) -> str | None:
-    """The address in a source at which a piece is asked for."""
+    """The address at which a source serves this piece."""
     if not piece:
         return source
     named = dict(one.split(AT, 1) for one in source.split(" ") if AT in one)

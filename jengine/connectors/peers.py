@@ -33,43 +33,43 @@ MOST_LOST = 100_000  # contents that could not be had, which are remembered
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """A consumer asks for a content, which may still be on its way to the producer's memory."""
+    """A consumer's request for a block, which the producer may not have saved yet."""
 
     namespace: str
     key: bytes
 
 
 class PeerIndex:
-    """The scheduler's half: what requests say of other engines."""
+    """The scheduler's half: reads producers' addresses from `kv_transfer_params`."""
 
     def __init__(self, settings: PeerSettings, pieces: Sequence[str] = WHOLE_BLOCKS) -> None:
-        """`pieces` of blocks are what this engine's processes have, in their order."""
+        """`pieces`: names of the processes' pieces of a block, in order of processes."""
         self._settings = settings
         self._pieces = pieces
         self._lost: OrderedDict[tuple[bytes, str], None] = OrderedDict()
 
     def source(self, wire: WireRequest) -> str | None:
-        """The producer of this request's blocks."""
+        """The addresses that the request's `kv_transfer_params` name, if any."""
         said = wire.kv_transfer or {}
         if not said.get("do_remote_prefill"):
             return None
         return source_of(said, self._pieces, self._settings.peers)
 
     def holds(self, key: bytes, source: str) -> bool:
-        """Whether the producer may have a content: it is asked only when it is fetched."""
+        """Return True unless the producer has failed to deliver: it is asked only by the fetch."""
         return bool(source) and (key, source) not in self._lost
 
     def lost(self, key: bytes, source: str) -> None:
-        """The producer does not have it."""
+        """Stop offering this block of this producer."""
         self._lost[key, source] = None
         if len(self._lost) > MOST_LOST:
             self._lost.popitem(last=False)
 
     def forget(self, key: bytes) -> None:
-        """What this engine has served before cannot be taken back."""
+        """Do nothing: blocks that were served cannot be recalled."""
 
     def finished(self, wire: WireRequest, num_tokens: int) -> Mapping[str, Any]:
-        """Where a consumer finds the blocks of a prompt that was computed for it."""
+        """The `kv_transfer_params` with which a consumer fetches this prompt's blocks."""
         own = self._settings
         if not own.serves or not (wire.kv_transfer or {}).get("do_remote_decode"):
             return {}
@@ -80,12 +80,12 @@ class PeerIndex:
         }  # fmt: skip
 
     def reset(self) -> None:
-        """Requests say anew where their blocks are."""
+        """Forget failed fetches; each request names its producer anew."""
         self._lost.clear()
 
 
 class PeerStore:
-    """The worker's half: serves what was saved, and fetches from others."""
+    """The worker's half: serves saved blocks and fetches from other engines."""
 
     def __init__(self, settings: PeerSettings, namespace: str, piece: str = "") -> None:
         self._settings = settings
@@ -99,7 +99,7 @@ class PeerStore:
         self._answerer = self._serving() if settings.serves else None
 
     def read(self, key: bytes, source: str) -> memoryview | None:
-        """Fetch a content from a producer; None if it has not got it, or does not answer."""
+        """Fetch a block from the producer; None if it lacks the block or does not answer."""
         place = address_in(source, self._piece)
         if place is None or time.monotonic() < self._silent.get(place, 0.0):
             return None
@@ -114,7 +114,7 @@ class PeerStore:
         return None
 
     def write(self, key: bytes, data: bytes) -> None:
-        """Keep a content for consumers."""
+        """Keep a block in memory for consumers, evicting the oldest beyond the limit."""
         if not self._settings.serves:
             return
         with self._lock:
@@ -124,13 +124,14 @@ class PeerStore:
                 self._total -= len(self._kept.popitem(last=False)[1])
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         if self._answerer is not None:
             self._answerer.close()
         self._asker.close()
 
     def _silence(self, place: str) -> None:
-        """Do not ask a producer for a while. Requests may name any number of them."""
+        """Skip a producer for a while after it did not answer. Bounded, since requests may name any
+        number of addresses."""
         now = time.monotonic()
         with self._lock:
             self._silent = {one: until for one, until in self._silent.items() if until > now}

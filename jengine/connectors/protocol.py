@@ -22,44 +22,47 @@ from jengine.request import WireRequest
 
 
 class SchedulerHalf(Protocol):
-    """Asked between two steps by the thread that plans them: every answer is immediate."""
+    """Answers the planning thread between two steps, so no method may block."""
 
     def source(self, wire: WireRequest) -> str | None:
-        """Where this request's blocks may be; "": anywhere; None: it has none outside."""
+        """Where to look for this request's blocks: passed to `holds` and `read`. None: nowhere; "":
+        not specific to the request."""
         ...
 
     def holds(self, key: bytes, source: str) -> bool:
-        """Whether a content can be fetched, as far as is known. It may still fail."""
+        """Whether the block with this content key can probably be fetched. A fetch may still
+        fail."""
         ...
 
     def lost(self, key: bytes, source: str) -> None:
-        """A fetch has failed."""
+        """Called when a fetch of this block has failed."""
         ...
 
     def forget(self, key: bytes) -> None:
-        """A content is not to be trusted: it must not be found again."""
+        """Discard a block whose bytes must not be used again."""
         ...
 
     def finished(self, wire: WireRequest, num_tokens: int) -> Mapping[str, Any]:
-        """A request has its answer: what this says in `kv_transfer_params`; empty: nothing."""
+        """Entries for the finished request's `kv_transfer_params`; empty: none."""
         ...
 
     def reset(self) -> None:
-        """Nothing that was kept before may be found again."""
+        """Discard everything stored so far, as after an update of the weights."""
         ...
 
 
 class WorkerHalf(Protocol):
-    """Called by threads beside the one that runs steps, so every call may take its time."""
+    """Reads and writes blocks, called by threads beside the one that runs steps: calls may
+    block."""
 
     def read(self, key: bytes, source: str) -> bytes | memoryview | None:
-        """The bytes of a content; None if they are not to be had. What is damaged is not there."""
+        """Return a block's bytes; None if it is missing or damaged."""
         ...
 
     def write(self, key: bytes, data: bytes) -> None:
-        """Keep the bytes of a content. They may be forgotten at any time."""
+        """Store a block's bytes. It may be evicted at any time."""
         ...
 
     def close(self) -> None:
-        """Release what is held. Nothing is read or written afterwards."""
+        """Release all resources; nothing is read or written afterwards."""
         ...

@@ -64,7 +64,7 @@ TIER_KEYS = ("type", "root_dir", "max_bytes")
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """A folder for blocks."""
+    """A directory for blocks."""
 
     path: str
     most_bytes: int | None = None
@@ -72,7 +72,7 @@ class FolderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSettings:
-    """Where this engine is reached by others, and how it asks them."""
+    """This engine's ZMQ address for consumers, and limits for asking producers."""
 
     host: str
     port: int
@@ -85,14 +85,14 @@ class PeerSettings:
     hosts: tuple[str, ...] = ()  # of each process; empty: all have the same
 
     def of_process(self, index: int) -> PeerSettings:
-        """Where this process of an engine is reached."""
+        """The settings of one process of this engine, which serves at the next port."""
         host = self.hosts[index] if self.hosts else self.host
         return replace(self, host=host, port=self.port + index)
 
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """Where blocks are kept outside of the device."""
+    """Settings of host-memory offloading and of the connector behind it."""
 
     host_bytes: int
     saves: bool = True
@@ -105,12 +105,11 @@ class TransferSettings:
 
     @property
     def is_far(self) -> bool:
-        """Whether there is more than the host's memory."""
+        """Whether a connector keeps blocks beyond host memory."""
         return any(one is not None for one in (self.folder, self.peer, self.module))
 
     def of_replica(self, replica: int, processes: int) -> TransferSettings:
-        """The settings of one of several replicas in this process: each serves at ports of its
-        own, one per process that it has."""
+        """The settings of one replica in this process, with a port for each of its processes."""
         if self.peer is None or not replica:
             return self
         peer = replace(self.peer, port=self.peer.port + replica * processes)
@@ -118,14 +117,14 @@ class TransferSettings:
 
 
 def named_engine(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The config with a name of this engine for the others."""
+    """The config with a generated `engine_id` if it has none."""
     if not config or config.get("engine_id"):
         return config
     return {**config, "engine_id": str(uuid.uuid4())}
 
 
 def config_of_rank(config: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """The config of a data-parallel rank, which is an engine with a port of its own."""
+    """The config of one data-parallel rank, with a port of its own."""
     port = config.get("kv_port", USUAL_PORT)
     name = f"{config.get('engine_id') or uuid.uuid4()}_dp{rank}"
     return {**config, "kv_port": port + rank, "engine_id": name}
@@ -134,7 +133,7 @@ def config_of_rank(config: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
 def transfer_settings(
     offloading_size: float | None, backend: str, config: Mapping[str, Any] | None
 ) -> TransferSettings | None:
-    """The settings; None: blocks stay on the device."""
+    """Combine `kv_offloading_size` and `kv_transfer_config`; None if blocks stay on the device."""
     if offloading_size is not None and not (
         is_number(offloading_size) and 0 < offloading_size < MOST_GIB
     ):
@@ -154,7 +153,7 @@ def transfer_settings(
 
 
 def configured(size: int | None, config: Mapping[str, Any]) -> TransferSettings:
-    """The settings of `kv_transfer_config`."""
+    """Parse `kv_transfer_config`. `size`: bytes of host memory for blocks."""
     known_keys("kv_transfer_config", config, KEYS)
     name, role = config.get("kv_connector"), config.get("kv_role")
     if not isinstance(role, str) or role not in ROLES:
@@ -204,7 +203,7 @@ def configured(size: int | None, config: Mapping[str, Any]) -> TransferSettings:
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
-    """Refuse settings of vLLM's whose one value here is what always happens."""
+    """Raise ConfigError for vLLM's settings that have one supported value, if another is given."""
     for key, (value, why) in FIXED.items():
         if config.get(key, value) != value:
             raise UnsupportedFeature(
@@ -214,25 +213,25 @@ def check_fixed(config: Mapping[str, Any]) -> None:
 
 
 def check_text(name: str, key: str, given: Any) -> None:
-    """Refuse what is neither left out nor a text that says something."""
+    """Raise ConfigError unless the value is missing or a non-empty string."""
     if given is not None and not (isinstance(given, str) and given):
         raise ConfigError(f"{name}[{key!r}]={given!r}: expected a string that is not empty.")
 
 
 def is_whole(given: Any) -> TypeGuard[int]:
-    """Whether something is a whole number; True and False are none."""
+    """Whether the value is an int, bool excluded."""
     return isinstance(given, int) and not isinstance(given, bool)
 
 
 def is_number(given: Any) -> TypeGuard[float]:
-    """Whether something is a finite number; True and False are none."""
+    """Whether the value is a finite number, bool excluded."""
     return is_whole(given) or (isinstance(given, float) and math.isfinite(given))
 
 
 def peer_settings(
     config: Mapping[str, Any], extra: Mapping[str, Any], engine_id: str, *, serves: bool
 ) -> PeerSettings:
-    """The settings of the connector between engines."""
+    """Parse the settings of the peer connector. `serves`: whether this engine is a producer."""
     port, seconds = config.get("kv_port", USUAL_PORT), extra.get("timeout_seconds", 5.0)
     if not is_whole(port) or not 0 < port < 2**16:
         raise ConfigError(f"kv_port={port!r}: expected the number of a port, 1 to 65535.")
@@ -264,7 +263,7 @@ def peer_settings(
 
 
 def folder_settings(name: Any, extra: Mapping[str, Any]) -> FolderSettings | None:
-    """The folder of one of our own connectors, if it has one."""
+    """Parse the directory settings of a built-in connector; None for other connectors."""
     if name in FOLDERS:
         path = extra.get("shared_storage_path")
         if not isinstance(path, str) or not path:
@@ -296,14 +295,14 @@ def folder_settings(name: Any, extra: Mapping[str, Any]) -> FolderSettings | Non
 
 
 def most_bytes(given: Any) -> int | None:
-    """A limit in bytes, or None."""
+    """Parse a limit in bytes."""
     if given is not None and not (is_whole(given) and given > 0):
         raise ConfigError(f"max_bytes={given!r}: expected a number of bytes above 0.")
     return given
 
 
 def known_keys(name: str, given: Any, known: Any) -> None:
-    """Refuse what is no mapping, or has a key that is not known."""
+    """Raise ConfigError unless the value is a mapping with known keys."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{name}={given!r}: expected a dict with keys of {', '.join(known)}.")
     for key in given:

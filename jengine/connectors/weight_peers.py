@@ -26,7 +26,7 @@ MOST_PIECE = 2**26
 
 
 class ParameterInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One parameter as its engine declares it."""
+    """Name, shape and dtype of a parameter as declared."""
 
     name: str
     dtype: str
@@ -34,14 +34,14 @@ class ParameterInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WeightList(msgspec.Struct, frozen=True, array_like=True):
-    """All parameters, and a number that is another one once they have been replaced."""
+    """All declared parameters. `version` changes whenever parameters are replaced."""
 
     version: int
     parameters: list[ParameterInfo]
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """What a starting engine asks for: the list, or bytes of a parameter of that list."""
+    """Request of a starting engine: the parameter list, or a byte range of one parameter."""
 
     name: str = ""  # "": the list
     version: int = 0
@@ -50,19 +50,20 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WeightSource(Protocol):
-    """The parameters of the engine that serves. Raises CheckpointError with a reason."""
+    """The serving engine's parameters. Methods raise CheckpointError with a reason."""
 
     def listed(self) -> WeightList:
-        """What there is now."""
+        """The current parameters."""
         ...
 
     def piece(self, name: str, version: int, begin: int, end: int) -> memoryview:
-        """Bytes of a parameter."""
+        """Bytes begin to end of a parameter; raises if the parameters have been replaced since
+        `version`."""
         ...
 
 
 class WeightServer:
-    """Serves parameters at an address."""
+    """Answers requests for parameters at a ZMQ address."""
 
     def __init__(self, settings: WeightSettings, source: WeightSource) -> None:
         assert settings.serve is not None
@@ -77,7 +78,7 @@ class WeightServer:
         logger.info("Weights are served at %s", settings.serve)
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         self._answerer.close()
 
     def _answer(self, asked: Question) -> bytes | memoryview:
@@ -87,7 +88,8 @@ class WeightServer:
 
 
 class WeightClient:
-    """Asks an engine that serves. Any thread may ask; each has a connection of its own."""
+    """Fetches parameters from a serving engine. Thread-safe: each thread has a connection of its
+    own."""
 
     def __init__(self, settings: WeightSettings) -> None:
         assert settings.peer is not None
@@ -96,11 +98,11 @@ class WeightClient:
         self._asker = Asker(settings.secret, MOST_ANSWER)
 
     def listed(self) -> WeightList:
-        """The parameters that there are."""
+        """The serving engine's parameters."""
         return msgspec.msgpack.decode(self._ask(Question()), type=WeightList)
 
     def piece(self, name: str, version: int, begin: int, end: int) -> memoryview:
-        """Bytes of a parameter, as it was when it was listed."""
+        """Bytes of a parameter; raises CheckpointError if it was replaced since it was listed."""
         data = self._ask(Question(name, version, begin, end))
         if len(data) != end - begin:
             raise CheckpointError(
@@ -109,7 +111,7 @@ class WeightClient:
         return data
 
     def close(self) -> None:
-        """Ask no more; no thread is asking."""
+        """Close all connections. No thread may be fetching."""
         self._asker.close()
 
     def _ask(self, asked: Question) -> memoryview:
@@ -120,7 +122,7 @@ class WeightClient:
 
 
 def pieces(num_bytes: int) -> Sequence[tuple[int, int]]:
-    """Where the pieces of so many bytes begin and end."""
+    """Split a parameter into byte ranges of one request each."""
     return [
         (begin, min(begin + MOST_PIECE, num_bytes)) for begin in range(0, num_bytes, MOST_PIECE)
     ]

@@ -31,7 +31,7 @@ PEER = "peer"
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSettings:
-    """Addresses of ZMQ, and what both sides know."""
+    """ZMQ addresses for serving and fetching weights, and the shared key."""
 
     secret: bytes = field(repr=False)
     peer: str | None = None  # where weights are taken from
@@ -41,7 +41,7 @@ class WeightSettings:
 
 
 def weight_settings(load_format: str, config: Mapping[str, Any] | None) -> WeightSettings | None:
-    """The settings; None: weights stay in this engine, and come from its folder."""
+    """Parse `model_loader_extra_config`; None if weights are neither served nor fetched."""
     config = config or {}
     known_keys(NAME, config, KEYS)
     if (load_format == PEER) != ("peer" in config):
@@ -71,7 +71,7 @@ def weight_settings(load_format: str, config: Mapping[str, Any] | None) -> Weigh
 
 
 def address(key: str, given: Any) -> str | None:
-    """ZMQ's form of 'host:port'."""
+    """Turn 'host:port' into a ZMQ endpoint; None stays None."""
     if given is None:
         return None
     found = ADDRESS.fullmatch(given) if isinstance(given, str) else None

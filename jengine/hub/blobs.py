@@ -30,22 +30,22 @@ AT_ONCE = 4  # files
 
 @dataclass(frozen=True)
 class Blob:
-    """The content of a file."""
+    """Size and hash of a file in the hub's repository."""
 
     nbytes: int
     sha256: str | None  # None: a small file of git's own, whose hash is another
 
     @classmethod
     def of(cls, file: RepoSibling) -> Blob:
-        """As the hub lists it."""
+        """Convert huggingface_hub's listing."""
         return cls(file.size or 0, file.lfs.sha256 if file.lfs is not None else None)
 
     def place(self, repository: Path) -> Path:
-        """Where the cache has it."""
+        """The blob's path in the cache."""
         return repository / "blobs" / (self.sha256 or "")
 
     def present(self, repository: Path) -> int:
-        """How much of it the cache has."""
+        """Bytes present, in the blob or its partial file."""
         place = self.place(repository)
         if self.sha256 is None:
             return 0
@@ -54,12 +54,12 @@ class Blob:
 
 
 def part_of(place: Path) -> Path:
-    """The file with the beginning of a blob."""
+    """The partial file of a blob."""
     return place.with_name(place.name + PART)
 
 
 def sizes(repository: Path, blobs: Iterable[Blob]) -> tuple[int, int]:
-    """The bytes that are there, and all."""
+    """Bytes of these blobs that are present, and of all."""
     found = list(set(blobs))
     return sum(one.present(repository) for one in found), sum(one.nbytes for one in found)
 
@@ -68,7 +68,7 @@ def fetch_blobs(
     name: HubName, files: Mapping[str, Blob], commit: str, options: HubOptions, repository: Path,
     bar_of: Bar,
 ) -> None:  # fmt: skip
-    """Download the blobs that are not there, under one bar."""
+    """Download missing blobs, under one progress bar."""
     once = {
         blob: path for path, blob in files.items()
         if blob.sha256 is not None and not blob.place(repository).is_file()
@@ -109,7 +109,7 @@ def _fetch(
     repo: str, path: str, blob: Blob, commit: str, options: HubOptions, repository: Path,
     arrived: Callable[[int], None],
 ) -> None:  # fmt: skip
-    """Download one blob, or the rest of it."""
+    """Download a blob, resuming its partial file, and check the hash."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
@@ -141,7 +141,7 @@ def _fetch(
 
 
 def told(arrived: Callable[[int], None]) -> type[Any]:
-    """What huggingface_hub takes for a class of bars: it tells how much has arrived."""
+    """A tqdm-like class for huggingface_hub that passes the number of new bytes to `arrived`."""
 
     class Told:
         def __init__(self, *_given: Any, **_options: Any) -> None:

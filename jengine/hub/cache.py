@@ -13,7 +13,7 @@ PART = ".incomplete"  # the end of the name of a blob that is not complete
 
 
 class CachedModel(NamedTuple):
-    """A repository of which something is in the cache."""
+    """A repository with at least one snapshot in the cache."""
 
     name: str
     nbytes: int
@@ -22,19 +22,18 @@ class CachedModel(NamedTuple):
 
 
 def cache_folder(given: str | Path | None) -> Path:
-    """The cache: the one given, or Hugging Face's own."""
+    """The given cache directory, or Hugging Face's default."""
     from huggingface_hub import constants
 
     return Path(given or constants.HF_HUB_CACHE).expanduser().absolute()
 
 
 def repository_folder(cache: Path, repo: str) -> Path:
-    """Where the cache keeps a repository."""
     return cache / f"models--{repo.replace('/', '--')}"
 
 
 def commit_of(repository: Path, revision: str | None) -> str | None:
-    """The commit that a revision was when it was last asked for; None: it never was."""
+    """The commit that a revision pointed to at the last download; None if unknown."""
     if revision is not None and COMMIT.fullmatch(revision):
         return revision
     # huggingface_hub keeps a branch's or tag's commit in a file of its name.
@@ -45,19 +44,18 @@ def commit_of(repository: Path, revision: str | None) -> str | None:
 
 
 def snapshot_folder(repository: Path, commit: str) -> Path:
-    """The snapshot of a commit."""
     return repository / "snapshots" / commit
 
 
 def files_of(snapshot: Path) -> list[str]:
-    """The paths of all files of a snapshot. Links to blobs that are gone are none."""
+    """Paths of all files of a snapshot, without dangling links."""
     return sorted(
         path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()
     )
 
 
 def cached_models(given: str | Path | None = None) -> Iterator[CachedModel]:
-    """What the cache holds, by name."""
+    """The cached repositories, with sizes, in order of names."""
     for repository in sorted(cache_folder(given).glob("models--*")):
         snapshots = [path for path in (repository / "snapshots").glob("*") if path.is_dir()]
         if not snapshots:

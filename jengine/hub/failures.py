@@ -17,18 +17,19 @@ FORBIDDEN = (401, 403)
 
 
 class Corrupted(Exception):
-    """A file whose content is not what the hub says."""
+    """A downloaded file whose hash differs from the hub's."""
 
 
 def is_offline() -> bool:
-    """Whether requests are forbidden."""
+    """Whether HF_HUB_OFFLINE forbids requests."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether an error is the connection's, or the hub's own trouble, and not an answer."""
+    """Whether the hub could not be reached or failed itself (5xx), so that the cache may stand
+    in."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):
@@ -40,7 +41,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def not_cached(name: HubName, repository: Path, revision: str | None) -> CheckpointError:
-    """Offline, and something is missing."""
+    """The error for files that are missing from the cache while offline."""
     there = "is not in the cache"
     if repository.is_dir():
         there = "is not complete in the cache" + (f" at revision {revision!r}" if revision else "")
@@ -53,7 +54,7 @@ def not_cached(name: HubName, repository: Path, revision: str | None) -> Checkpo
 def explained(
     error: Exception, name: HubName, options: HubOptions, repository: Path
 ) -> CheckpointError | None:
-    """An error of the library or the system in words; None: it is another one."""
+    """Translate an error of huggingface_hub or the system; None if it is not one of theirs."""
     from huggingface_hub import errors
 
     place = endpoint()
@@ -96,14 +97,14 @@ def explained(
 
 
 def endpoint() -> str:
-    """The address of the hub."""
+    """The hub's URL."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
 
 
 def token_words(given: str | bool | None) -> str:
-    """Which token was sent, never the token itself."""
+    """Describe which token was sent, without showing it."""
     source = token_source(given)
     if source is None:
         return (
@@ -114,7 +115,7 @@ def token_words(given: str | bool | None) -> str:
 
 
 def token_source(given: str | bool | None) -> str | None:
-    """Where the token comes from; None: there is none."""
+    """Origin of the token (argument, environment variable or file); None without a token."""
     from huggingface_hub import constants, get_token
 
     if given is False or (given in (None, True) and not get_token()):
@@ -126,13 +127,13 @@ def token_source(given: str | bool | None) -> str | None:
 
 
 def shown_bytes(count: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes for people."""
     unit, name = (GIGA, "GB") if count >= GIGA else (MEGA, "MB") if count >= MEGA else (1000, "kB")
     return f"{count / unit:.1f} {name}"
 
 
 def _there(repository: Path) -> str:
-    """How much has arrived."""
+    """How much of an interrupted download is in the cache."""
     blobs = [path for path in (repository / "blobs").glob("*") if path.is_file()]
     arrived = sum(path.stat().st_size for path in blobs)
     if not arrived:
@@ -145,7 +146,7 @@ def _there(repository: Path) -> str:
 
 
 def _similar(name: HubName, options: HubOptions) -> str:
-    """Repositories that may have been meant, of the cache and of the hub's own search."""
+    """Suggest repositories with similar names, from the cache and the hub's search."""
     known = {one.name for one in cache.cached_models(options.cache_dir)}
     known = known.union(_searched(name, options)) - {name.repo}
     if close := nearest_name(name.repo, known):
@@ -165,7 +166,7 @@ def _searched(name: HubName, options: HubOptions) -> list[str]:
 
 
 def _revisions(name: HubName, options: HubOptions) -> str:
-    """The branches and tags that there are."""
+    """List the existing branches and tags."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

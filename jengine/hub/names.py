@@ -13,7 +13,7 @@ GGUF = ".gguf"
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository; which of its GGUF files, by their quantization; a certain commit."""
+    """A repository, optionally with a GGUF quantization and a pinned commit."""
 
     repo: str
     quant: str | None = None
@@ -24,8 +24,8 @@ class HubName:
 
 
 def hub_name(text: str) -> HubName | None:
-    """The repository that a text names: org/name, org/name:Q4_K_M, or the path of a snapshot of
-    another host's cache; None: it is no such name."""
+    """Parse `org/name`, `org/name:Q4_K_M`, or the snapshot path of another host's cache; None for
+    anything else."""
     if found := SNAPSHOT.search(text):
         org, name, commit, _ = found.groups()
         return HubName(f"{org}/{name}", None, commit)
@@ -36,7 +36,6 @@ def hub_name(text: str) -> HubName | None:
 
 
 def shown_name(path: Path | str) -> str:
-    """What a model is called: the repository, for a folder or file of a download cache; else the
-    path as it is."""
+    """Display name of a model: the repository if the path is in a download cache, else the path."""
     found = SNAPSHOT.search(str(path))
     return f"{found[1]}/{found[2]}" if found else str(path)

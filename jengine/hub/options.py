@@ -16,14 +16,14 @@ Bar = Callable[..., Any]
 
 
 def on_terminals(**options: Any) -> Any:
-    """A bar, where there is a terminal or a notebook."""
+    """A progress bar that is drawn on terminals and in notebooks only."""
     from tqdm.auto import tqdm
 
     return tqdm(disable=None, dynamic_ncols=True, **options)
 
 
 def silent(**options: Any) -> Any:
-    """A bar that is not drawn."""
+    """A progress bar that is never drawn."""
     from tqdm import tqdm
 
     return tqdm(disable=True, **options)
@@ -31,8 +31,8 @@ def silent(**options: Any) -> Any:
 
 @dataclass(frozen=True)
 class HubOptions:
-    """A branch, tag or commit (None: main), the cache (None: Hugging Face's own), a token (None:
-    that of the environment, False: none), and the files."""
+    """Revision (None: main), cache directory (None: Hugging Face's), token (None: from the
+    environment, False: none) and the files to get."""
 
     revision: str | None = None
     cache_dir: str | Path | None = None

@@ -31,7 +31,8 @@ SPARE = 64 << 20  # bytes that a disk has left after a download
 
 
 def local_snapshot(name: HubName, options: HubOptions) -> Path:
-    """The local folder, or GGUF file, of a repository; what is missing is downloaded."""
+    """Download what is missing of a repository. Returns its snapshot directory, or the GGUF
+    file."""
     wanted = of_quant(options.wanted, name.quant)
     revision = name.commit or options.revision
     asked = _Asked(name, replace(options, wanted=wanted, revision=revision))
@@ -60,29 +61,30 @@ def local_snapshot(name: HubName, options: HubOptions) -> Path:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A repository and what is wanted of it."""
+    """One call of `local_snapshot`."""
 
     name: HubName
     options: HubOptions
 
     @cached_property
     def repository(self) -> Path:
-        """Its folder in the cache."""
+        """The repository's directory in the cache."""
         return cache.repository_folder(cache.cache_folder(self.options.cache_dir), self.name.repo)
 
     @cached_property
     def offline(self) -> bool:
-        """Whether no request may be made."""
+        """Whether requests are forbidden."""
         return failures.is_offline()
 
     @property
     def known_commit(self) -> str | None:
-        """The commit of the revision, as far as the cache knows."""
+        """The commit of the revision as last seen; None if unknown."""
         return cache.commit_of(self.repository, self.options.revision)
 
     def cached(self, commit: str, *, certain: bool = False) -> Path | None:
-        """The snapshot of a commit, if everything that is wanted is there. Weights come last, so
-        they prove that the small files are complete; `certain` asks for this proof."""
+        """The snapshot of a commit if all wanted files are present, else None. `certain`: also
+        require its weights, which are downloaded last, as proof that the small files are
+        complete."""
         snapshot = cache.snapshot_folder(self.repository, commit)
         paths = without(cache.files_of(snapshot), self.options.ignore_patterns)
         if not paths:
@@ -95,7 +97,7 @@ class _Asked:
         return None if certain and not large else self.options.wanted.found(snapshot, large)
 
     def download(self) -> Path:
-        """Ask for the commit, then for every file that is not there."""
+        """Resolve the revision, then download missing files."""
         info = self._info()
         assert info.sha is not None and info.siblings is not None, "the hub names commit and files"
         files = {one.rfilename: Blob.of(one) for one in info.siblings}
@@ -119,15 +121,16 @@ class _Asked:
         )
 
     def _check(self, missing: Mapping[str, Blob], snapshot: Path) -> None:
-        """Refuse weights that would be of no use here, or have no room."""
+        """Raise before a download of weights that are unsupported or do not fit the disk or
+        memory."""
         if self.options.check is not None:
             self.options.check(snapshot)
         present, whole = sizes(self.repository, missing.values())
         _check_disk(self.repository, whole - present)
 
     def _fetch(self, missing: Mapping[str, Blob], commit: str, bar: Bar) -> None:
-        """Put files into the snapshot. huggingface_hub downloads small ones, and links to blobs
-        that are there."""
+        """Add files to the snapshot: huggingface_hub downloads small ones and links blobs that are
+        present."""
         from huggingface_hub import constants, hf_hub_download
 
         fetch_blobs(self.name, missing, commit, self.options, self.repository, bar)
@@ -143,7 +146,7 @@ class _Asked:
             list(pool.map(link, missing))
 
     def _remember(self, commit: str) -> None:
-        """Write down the commit of a branch or tag, as the library does where it looks it up."""
+        """Record the commit of a branch or tag, as huggingface_hub does."""
         revision = self.options.revision or cache.MAIN
         file = self.repository / "refs" / revision
         if revision != commit and file.resolve().is_relative_to(self.repository.resolve()):
@@ -152,12 +155,12 @@ class _Asked:
 
 
 def _missing(files: Mapping[str, Blob], wanted: Sequence[str], snapshot: Path) -> dict[str, Blob]:
-    """The wanted files that are not in the snapshot."""
+    """The wanted files that the snapshot lacks."""
     return {path: files[path] for path in wanted if not (snapshot / path).is_file()}
 
 
 def _check_disk(folder: Path, needed: int) -> None:
-    """Refuse a download that does not fit."""
+    """Raise CheckpointError if the download does not fit the disk."""
     place = next(one for one in (folder, *folder.parents) if one.exists())
     free = shutil.disk_usage(place).free
     if needed + SPARE > free:

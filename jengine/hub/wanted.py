@@ -32,50 +32,48 @@ SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class Wanted(Protocol):
-    """The files that a use of a repository needs."""
+    """Selects files of a repository for one purpose."""
 
     def small(self, paths: Sequence[str]) -> list[str]:
-        """Those that are needed to know the others; they are a few megabytes."""
+        """Small files (a few megabytes) that are needed to choose the large ones."""
         ...
 
     def large(self, paths: Sequence[str], folder: Path) -> list[str]:
-        """The others; the small ones lie in the folder."""
+        """Large files to download. `folder` has the small ones."""
         ...
 
     def found(self, folder: Path, large: Sequence[str]) -> Path:
-        """What the snapshot is opened by: the folder or a file in it."""
+        """The path to open: the snapshot or a file in it."""
         ...
 
 
 @dataclass(frozen=True)
 class SmallFiles:
-    """What says what a model is and how it takes text, without its weights."""
+    """Config, tokenizer and processor files, without weights."""
 
     patterns: tuple[str, ...] = SMALL
 
     def small(self, paths: Sequence[str]) -> list[str]:
-        """The settings and the tokenizer, at the top of the repository."""
+        """Files at the top of the repository that match `patterns`."""
         found = [path for path in paths if any(_matches(path, one) for one in self.patterns)]
         return [path for path in found if not path.endswith(".index.json") or path == INDEX]
 
     def large(self, paths: Sequence[str], folder: Path) -> list[str]:
-        """None."""
         return []
 
     def found(self, folder: Path, large: Sequence[str]) -> Path:
-        """The folder."""
         return folder
 
 
 @dataclass(frozen=True)
 class ModelFiles(SmallFiles):
-    """A model: weights as safetensors, or in another format that is named or the only one."""
+    """A model: the small files, and weights in the requested format or the only one there is."""
 
     load_format: str = "auto"
     quant: str | None = None  # of GGUF files
 
     def large(self, paths: Sequence[str], folder: Path) -> list[str]:
-        """The files with weights."""
+        """Files with weights."""
         if self.load_format in ("dummy", "peer"):
             return []
         dense = [path for path in paths if _matches(path, DENSE)]
@@ -93,17 +91,17 @@ class ModelFiles(SmallFiles):
         return gguf_files(paths, None) or _no_weights(paths)
 
     def found(self, folder: Path, large: Sequence[str]) -> Path:
-        """The GGUF file, or the first of its parts; else the folder."""
+        """The (first) GGUF file, else the folder."""
         gguf = next((path for path in large if path.endswith(GGUF)), None)
         return folder if gguf is None else folder / gguf
 
 
 @dataclass(frozen=True)
 class AdapterFiles(SmallFiles):
-    """A LoRA adapter as PEFT writes it."""
+    """A LoRA adapter in PEFT's format."""
 
     def small(self, paths: Sequence[str]) -> list[str]:
-        """Its settings."""
+        """Its config; raises CheckpointError if there is none."""
         if ADAPTER not in paths:
             raise CheckpointError(
                 f"expected an adapter with {ADAPTER}, found {_listed(paths)}. A whole model is "
@@ -112,7 +110,7 @@ class AdapterFiles(SmallFiles):
         return [ADAPTER]
 
     def large(self, paths: Sequence[str], folder: Path) -> list[str]:
-        """Its matrices."""
+        """Its weights."""
         return [ADAPTER_WEIGHTS] if ADAPTER_WEIGHTS in paths else _no_weights(paths)
 
 
@@ -121,17 +119,17 @@ CONFIG_FILE = SmallFiles((CONFIG,))
 
 
 def of_quant(wanted: Wanted, quant: str | None) -> Wanted:
-    """The same, of the GGUF files with this quantization."""
+    """The selection restricted to GGUF files of this quantization."""
     return replace(wanted, quant=quant) if isinstance(wanted, ModelFiles) else wanted
 
 
 def without(paths: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The paths that match none of the patterns, in which * stands for / too."""
+    """The paths that match no pattern; `*` also matches `/`."""
     return [path for path in paths if not any(fnmatchcase(path, one) for one in patterns)]
 
 
 def shards(index: Path, paths: Sequence[str]) -> list[str]:
-    """The files that an index of safetensors names."""
+    """The safetensors files that an index names."""
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -143,14 +141,14 @@ def shards(index: Path, paths: Sequence[str]) -> list[str]:
 
 
 def orbax_files(paths: Sequence[str]) -> list[str]:
-    """Everything below the folders that hold Orbax checkpoints."""
+    """All files of the Orbax checkpoints."""
     marks = [PurePosixPath(path) for path in paths if PurePosixPath(path).name in ORBAX_MARKS]
     tops = {str(mark.parent) + "/" for mark in marks if str(mark.parent) != "."}
     return [path for path in paths if any(path.startswith(top) for top in tops)]
 
 
 def gguf_files(paths: Sequence[str], quant: str | None) -> list[str]:
-    """The GGUF file with this quantization and its other parts; None: the only one there is."""
+    """The GGUF file of this quantization with its further parts; `quant` None: the only file."""
     models = [path for path in paths if path.endswith(GGUF) and "mmproj" not in path.lower()]
     firsts = [path for path in models if (part := SPLIT.search(path)) is None or part[1] == "00001"]
     if quant is not None:
@@ -172,7 +170,7 @@ def gguf_files(paths: Sequence[str], quant: str | None) -> list[str]:
 
 
 def _no_weights(paths: Sequence[str]) -> list[str]:
-    """Raise: there are no weights that are read."""
+    """Raise CheckpointError: the repository has no supported weights."""
     pickles = [path for path in paths if path.endswith(PICKLES)]
     if pickles:
         raise CheckpointError(
@@ -188,7 +186,7 @@ def _no_weights(paths: Sequence[str]) -> list[str]:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a path matches, * standing for no /."""
+    """Whether a path matches; `*` does not match `/`."""
     return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
 
 

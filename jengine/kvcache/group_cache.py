@@ -141,7 +141,7 @@ class GroupCache(Protocol):
 
 
 class KindOfGroup(Protocol):
-    """A class of groups: `kind(index, spec, block_size, num_units)` makes one."""
+    """What a class of cache groups provides before its groups exist, its constructor among it."""
 
     def __call__(
         self, index: int, spec: CacheSpec, block_size: int, num_units: int, /

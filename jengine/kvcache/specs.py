@@ -29,7 +29,8 @@ class CacheRules(Protocol):
 
 
 class FullRules:
-    """Every token reads all before it."""
+    """Rules of full attention: a hit needs every earlier block, and none can be skipped or freed
+    early."""
 
     def __init__(self, spec: CacheSpec, block_size: int) -> None:
         self.block_size = block_size

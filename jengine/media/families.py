@@ -110,7 +110,7 @@ def sides(name: str, given: Any) -> tuple[int, int]:
 
 
 def whole_side(name: str, given: Any, key: str) -> int:
-    """A pixel count under `key`. Raises RequestError."""
+    """Read a whole number of pixels under `key`. Raises RequestError."""
     value = given.get(key) if isinstance(given, Mapping) else None
     if type(value) is not int or not 0 < value <= MOST_SIDE:
         raise RequestError(f"{name}={given!r}: expected {key!r}, from 1 to {MOST_SIDE}.")

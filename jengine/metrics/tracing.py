@@ -22,7 +22,7 @@ INSTALL = "pip install 'jengine[otel]'"
 
 @dataclass(frozen=True)
 class EndedRequest:
-    """One request that has ended."""
+    """What a trace span tells of a finished request."""
 
     request_id: str
     traceparent: str | None

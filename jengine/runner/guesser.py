@@ -14,7 +14,7 @@ from sharding.placement import Placement
 
 
 class LoadedGuesser(NamedTuple):
-    """A drafter: its method, declarations and parameters."""
+    """A drafter on the device: how to build it from the model, and its parameters."""
 
     method: Callable[[Any], Any]  # the model -> a `step.guessing.Guesser`
     model: nnx.Module

@@ -29,13 +29,13 @@ MOST_TRIES = 2
 
 
 class BlocksOf(NamedTuple):
-    """Key: the blocks that this request lacks."""
+    """Parking key of a request that waits until its blocks are loaded."""
 
     request_id: str
 
 
 class TurnToLoad(NamedTuple):
-    """Key: the number of loading requests is at its limit."""
+    """Parking key of requests that wait because the limit of concurrent loads is reached."""
 
 
 class BlockLoads:

@@ -93,14 +93,14 @@ class WaitingQueue:
         return bool(self._parked[Polled])
 
     def hear(self) -> None:
-        """Let the requests whose keys were woken take their places."""
+        """Unpark the requests whose keys were woken, and those of polled keys."""
         while self._woken:
             self.open(self._woken.popleft())
         for lane in self._parked[Polled].lanes():
             self.open(lane.key)
 
     def open(self, key: Hashable) -> None:
-        """Let the requests that are parked under a key take their places, if there are any."""
+        """Unpark all requests of a key."""
         lane = self._lanes.get(key)
         if lane is not None and lane.line is not self._open:
             self._open.enter(lane)

@@ -25,7 +25,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Question(Message, Generic[A], frozen=True):
-    """A message that is answered by an `A`, which is plain data."""
+    """A request message whose reply is an `A`."""
 
     __orig_bases__: ClassVar[tuple[Any, ...]]
 

@@ -19,7 +19,7 @@ OVERLAP_DEPTH = 1
 
 @dataclass(frozen=True)
 class DeviceDefaults:
-    """Sizes that suit a kind of device."""
+    """Default scheduler limits and warm-up variants for a kind of device."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
