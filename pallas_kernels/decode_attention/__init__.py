@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.choice import choose, with_biases, with_slopes
+from pallas_kernels.decode_attention.parts import zero_counters as zero_counters
 from pallas_kernels.decode_attention.teams import least_shared as least_shared
 from pallas_kernels.decode_attention.teams import rows_of_a_team as rows_of_a_team
 from pallas_kernels.decode_attention.teams import shared_multiple as shared_multiple
@@ -25,7 +26,8 @@ IMPLEMENTATIONS = {
     "triton": "pallas_kernels.decode_attention.triton:decode_attention_triton",
 }
 
-# Implementations that can read together what rows share; others read for each row.
+# Implementations that can read together what rows share; others read for each row. Their programs
+# count the parts of a row that are done.
 CASCADING = ("triton",)
 
 
@@ -61,11 +63,9 @@ def decode_attention(
     return_lse: bool = False,
     dtype: DTypeLike = jnp.float32,
     reads_together: bool = False,
+    counters: Int[Array, " counters"] | None = None,
     implementation: str | None = None,
-) -> (
-    Float[Array, "rows heads dim"]
-    | tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"]]
-):
+) -> Float[Array, "rows heads dim"] | tuple[Array, ...]:
     """Attend one query per row to the row's cached tokens. Returns outputs of type `dtype`.
 
     `tables` hold block ids; the first block of row r begins at position starts[r]. `lengths` count
@@ -77,7 +77,9 @@ def decode_attention(
     of distance (ALiBi). biases[head, n] is added for keys n tokens before the query, the last one
     for all further ones.
 
-    `return_lse` adds the float32 log-sum-exp of the scores, sinks included; -inf for padding.
+    `return_lse` adds the float32 log-sum-exp [rows, heads] of the scores, sinks included, -inf for
+    padding; and of kernels that count in memory the counters, as the next call's `counters`: it
+    comes after this one, as no two may count in one array at a time.
     `reads_together` allows a kernel to read blocks shared by neighbouring rows once; a row's bits
     then depend on its neighbours.
     """
@@ -90,6 +92,6 @@ def decode_attention(
     if biases is not None:
         given["biases"] = biases
     if implementation in CASCADING:
-        given["reads_together"] = reads_together
-    out, lse = run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options, **given)
-    return (out, lse) if return_lse else out
+        given |= {"reads_together": reads_together, "counters": counters}
+    found = run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options, **given)
+    return found if return_lse else found[0]

@@ -25,6 +25,7 @@ def decode_parts(
     tables_ptr,  # i32[ROWS, PAGES]
     parts_ptr,  # i32: see `parts_between`
     sinks_ptr,  # f32[heads], read if HAS_SINKS
+    done_ptr,  # i32[ROWS * KV_HEADS or more]: finished parts, zero before and after each call
     out_ptr,  # [ROWS or more, heads, dim]
     lse_ptr,  # f32[ROWS or more, heads]
     partial_ptr,  # f32[PARTS, heads, dim], of rows that have several parts
@@ -63,7 +64,7 @@ def decode_parts(
     query = tl.arange(0, QUERIES)
     lane = tl.arange(0, PADDED_DIM)
     query_head = head * GROUP + query % GROUP
-    count_ptr, done_ptr, total_parts = row_lists(parts_ptr, PARTS, ROWS)
+    count_ptr, total_parts = row_lists(parts_ptr, PARTS)
     for part in tl.range(program // KV_HEADS, total_parts, SLOTS):
         row, low, high = part_fields(parts_ptr, part, PARTS)
         rows = tl.load(parts_ptr + 4 * PARTS + part)
@@ -115,11 +116,10 @@ def part_fields(parts_ptr, part, PARTS: tl.constexpr):
 
 
 @triton.jit
-def row_lists(parts_ptr, PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """Return pointers to the part count and the done counter of each row, and the total number of
-    parts."""
+def row_lists(parts_ptr, PARTS: tl.constexpr):
+    """Return a pointer to the part count of each row, and the total number of parts."""
     total_ptr = parts_ptr + 5 * PARTS
-    return total_ptr + 1, total_ptr + 1 + ROWS, tl.load(total_ptr)
+    return total_ptr + 1, tl.load(total_ptr)
 
 
 @triton.jit

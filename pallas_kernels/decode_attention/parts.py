@@ -64,6 +64,11 @@ def _sizes() -> dict[str, int]:
     return table("decode_attention")["splits"]
 
 
+def zero_counters(rows: int, heads: int) -> Int[Array, " counters"]:
+    """Counters of finished parts: enough for each row and KV head, or tile of heads."""
+    return jnp.zeros(rows * heads, jnp.int32)
+
+
 def part_list(
     split: Split,
     starts: Int[Array, " rows"],
@@ -98,10 +103,9 @@ def parts_between(
 ) -> Int[Array, " words"]:
     """Build the array that kernels read parts from.
 
-    Layout: fields [FIELDS, split.parts], number of parts, parts per row, then a done counter per
-    row and KV head, zero before and after each call. Row r reads count[r] tokens from first[r],
-    relative to its table. An empty row has one part, which writes zeros. A team's shared parts come
-    first and count for each of its rows.
+    Layout: fields [FIELDS, split.parts], number of parts, parts per row. Row r reads count[r]
+    tokens from first[r], relative to its table. An empty row has one part, which writes zeros. A
+    team's shared parts come first and count for each of its rows.
     """
     sources = own = own_contexts(split, first, count, teams)
     shared_parts = jnp.zeros_like(own.parts)
@@ -121,10 +125,9 @@ def parts_between(
     low = sources.first[at] + number * sources.length[at]
     high = jnp.minimum(low + sources.length[at], sources.end[at])
     number += jnp.where(at >= before.size - split.rows, shared_parts[row], 0)
-    counters = jnp.zeros(split.rows * split.kv_heads, jnp.int32)
     total = jnp.sum(sources.parts)[None]
     return jnp.concatenate(
-        [row, low, high, number, sources.rows[at], total, own.parts + shared_parts, counters]
+        [row, low, high, number, sources.rows[at], total, own.parts + shared_parts]
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from pallas_kernels.decode_attention.kernels import decode_parts
-from pallas_kernels.decode_attention.parts import Split, part_list
+from pallas_kernels.decode_attention.parts import Split, part_list, zero_counters
 from pallas_kernels.decode_attention.teams import (
     SMALLEST_TILE,
     queries_of_a_tile,
@@ -56,9 +56,10 @@ def decode_attention_triton(
     sinks: Array | None,
     dtype: np.dtype,
     reads_together: bool = False,
-) -> tuple[Array, Array]:
-    """See `decode_attention`; also returns the log-sum-exp. Queries beyond the rows of `tables` are
-    allowed; their outputs are arbitrary."""
+    counters: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """See `decode_attention`; returns the log-sum-exp and counters too. Queries beyond the rows of
+    `tables` are allowed; their outputs are arbitrary."""
     rows, pages = tables.shape
     tokens, heads, _ = q.shape
     kv_heads = kv_heads_of(cache, head_dim)
@@ -83,11 +84,15 @@ def decode_attention_triton(
         "SPLIT": split.parts > rows,
         "HAS_SINKS": sinks is not None,
     }
+    if counters is None:
+        counters = zero_counters(rows, heads)
+    assert counters.size >= rows * kv_heads, "of another step"
     # Without sinks the kernel does not read this array, but needs one.
     sink = starts if sinks is None else sinks
-    out, lse, *_ = call_kernel(
+    out, lse, _, _, counters = call_kernel(
         decode_parts,
         q, cache, as_scalar(layer), tables, part_list(split, starts, lengths, window, teams), sink,
+        counters,
         out=[
             jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
             jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
@@ -95,13 +100,13 @@ def decode_attention_triton(
             jax.ShapeDtypeStruct((parts, heads, head_dim), jnp.float32),
             jax.ShapeDtypeStruct((parts, heads), jnp.float32),
         ],
-        restored=(4,),
+        in_place=(6,),
         launch=DecodeLaunch(
             kv_heads * split.slots, group, head_dim, tuned_dtype(cache),
             tuple(constants.items()),
         ),
     )  # fmt: skip
-    return out, lse
+    return out, lse, counters
 
 
 def attention_constants(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,12 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.choice import choose
+from pallas_kernels.decode_attention import CASCADING
 from pallas_kernels.latent_attention.chunks import chunk_attention as chunk_attention
 from pallas_kernels.latent_attention.xla import latent_attention_xla
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float, Float32, Int, Shaped
+    from jaxtyping import Float, Int, Shaped
 
 IMPLEMENTATIONS = {
     "xla": latent_attention_xla,
@@ -38,9 +39,11 @@ def latent_attention(
     rank: int,
     scale: float,
     dtype: DTypeLike = jnp.float32,
+    counters: Int[Array, " counters"] | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "tokens heads rank"], Float32[Array, "tokens heads"]]:
-    """Attend absorbed queries to cached entries. Returns outputs of type `dtype` and log-sum-exp.
+) -> tuple[Array, ...]:
+    """Attend absorbed queries to cached entries. Returns outputs [tokens, heads, rank] of type
+    `dtype`, log-sum-exps [tokens, heads], and counters as `decode_attention` does.
 
     Each row has tokens / rows consecutive queries. Its entries are those of the blocks tables[row],
     the first at position starts[row]. A query attends to positions [begin, end); an empty range
@@ -48,5 +51,7 @@ def latent_attention(
     numbers of the entries. Unused blocks and slots may hold anything, NaN included.
     """
     run = choose("latent_attention", implementation, IMPLEMENTATIONS)
-    given = {"rank": rank, "scale": scale, "dtype": jnp.dtype(dtype)}
+    given: dict[str, Any] = {"rank": rank, "scale": scale, "dtype": jnp.dtype(dtype)}
+    if implementation in CASCADING:
+        given["counters"] = counters
     return run(q, cache, layer, tables, starts, begins, ends, **given)

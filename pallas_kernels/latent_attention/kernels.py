@@ -30,6 +30,7 @@ def latent_parts(
     layer_ptr,  # i32[1]
     tables_ptr,  # i32[tokens / EACH, PAGES]
     parts_ptr,  # i32: see `parts_between`, for tokens and tiles in place of rows and kv heads
+    done_ptr,  # i32[tokens * TILES or more] if SPLIT: as in decode attention
     out_ptr,  # [tokens, HEADS, RANK]
     lse_ptr,  # f32[tokens, HEADS]
     partial_ptr,  # f32[PARTS, HEADS, RANK], of tokens that have several parts
@@ -66,7 +67,7 @@ def latent_parts(
     known = head < HEADS
     real = known[:, None] & (lane < RANK)[None, :]
     rotated = known[:, None] & (turned < ROPE)[None, :]
-    count_ptr, done_ptr, total_parts = row_lists(parts_ptr, PARTS, ROWS)
+    count_ptr, total_parts = row_lists(parts_ptr, PARTS)
     for part in tl.range(program // TILES, total_parts, SLOTS):
         row, low, high = part_fields(parts_ptr, part, PARTS)
         heads_at = row.to(tl.int64) * HEADS + head

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.decode_attention.parts import Split, parts_between
+from pallas_kernels.decode_attention.parts import Split, parts_between, zero_counters
 from pallas_kernels.latent_attention.kernels import latent_parts
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.shapes import as_scalar, next_power_of_two
@@ -47,8 +47,9 @@ def latent_attention_triton(
     rank: int,
     scale: float,
     dtype: np.dtype,
-) -> tuple[Array, Array]:
-    """See `latent_attention`."""
+    counters: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """See `latent_attention`; returns the counters too."""
     (tokens, heads, width), (rows, pages) = q.shape, tables.shape
     each = tokens // rows
     most = first_match(table("latent_attention")["tiles"], {"dtype": cache.dtype.name})
@@ -84,10 +85,14 @@ def latent_attention_triton(
         # Full float32 matmuls: the default, tf32, keeps 11 bits of each operand.
         "PRECISION": "ieee" if cache.dtype == jnp.float32 else "tf32",
     }
+    if counters is None:
+        counters = zero_counters(rows, heads)
+    assert counters.size >= tokens * tiles or not is_split, "of another step"
     kept = parts if is_split else 1  # a token's only part is not kept
-    out, lse, *_ = call_kernel(
+    out, lse, _, _, counters = call_kernel(
         latent_parts,
         q, cache, as_scalar(layer), tables, fields,
+        counters,
         out=[
             jax.ShapeDtypeStruct((tokens, heads, rank), dtype),
             jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
@@ -95,10 +100,10 @@ def latent_attention_triton(
             jax.ShapeDtypeStruct((kept, heads, rank), jnp.float32),
             jax.ShapeDtypeStruct((kept, heads), jnp.float32),
         ],
-        restored=(4,),
+        in_place=(5,),
         launch=LatentLaunch(tiles * slots, cache.dtype.name, tile, tuple(constants.items())),
     )  # fmt: skip
-    return out, lse
+    return out, lse, counters
 
 
 def whole_parts(low: Array, count: Array) -> Array:

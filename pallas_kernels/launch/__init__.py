@@ -10,9 +10,7 @@
 The kernel's parameters are the arrays, then one pointer per `out`, then `tl.constexpr`s by name.
 There are no run-time scalars: a value that changes is an array of one element (a layer's index). An
 array in `in_place` is passed once, and its new value comes back after the `out`s; XLA copies it
-first unless it is donated or dead afterwards. New arrays begin with arbitrary contents. An array in
-`restored` is an input that the kernel changes and sets back before it ends, like counters that end
-at zero; XLA does not know of it. Calls that share such an array must depend on each other.
+first unless it is donated or dead afterwards. New arrays begin with arbitrary contents.
 
 `launch` may be a function of the device's compute capability (90 for 9.0) where sizes depend on the
 device; it is called when the program is lowered, with the capability of the device, or of the

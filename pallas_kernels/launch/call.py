@@ -61,14 +61,12 @@ def call_kernel(
     launch: Launch | Callable[[int], Launch],
     out: Sequence[jax.ShapeDtypeStruct] = (),
     in_place: Sequence[int] = (),
-    restored: Sequence[int] = (),
 ) -> tuple[Array, ...]:
     """Run a Triton kernel; returns its new arrays, then the arrays that it wrote in place."""
     shapes = tuple(Shape(tuple(new.shape), np.dtype(new.dtype)) for new in out)
     return tuple(
         kernel_call.bind(
-            *arrays, kernel=kernel, launch=launch, out=shapes, in_place=tuple(in_place),
-            restored=tuple(restored),
+            *arrays, kernel=kernel, launch=launch, out=shapes, in_place=tuple(in_place)
         )
     )  # fmt: skip
 
@@ -93,8 +91,7 @@ def launch_for(launch: Launch | Callable[[int], Launch], capability: int) -> Lau
 
 
 def _lower_cuda(
-    context: Any, *operands: Any, kernel: Any, launch: Any, out: Any, in_place: tuple[int, ...],
-    restored: tuple[int, ...],
+    context: Any, *operands: Any, kernel: Any, launch: Any, out: Any, in_place: tuple[int, ...]
 ) -> Any:  # fmt: skip
     device, capability = lowered_for(context)
     plan = launch_for(launch, capability)
@@ -107,8 +104,7 @@ def _lower_cuda(
 
 
 def _lower_cpu(
-    context: Any, *operands: Any, kernel: Any, launch: Any, out: Any, in_place: tuple[int, ...],
-    restored: tuple[int, ...],
+    context: Any, *operands: Any, kernel: Any, launch: Any, out: Any, in_place: tuple[int, ...]
 ) -> Any:  # fmt: skip
     if not is_interpreted(kernel):
         raise KernelError(
@@ -120,7 +116,7 @@ def _lower_cpu(
     results = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in context.avals_out]
 
     def on_host(*arrays: Any) -> list[np.ndarray]:
-        return interpret(kernel, arrays, plan, results[: len(out)], in_place, restored)
+        return interpret(kernel, arrays, plan, results[: len(out)], in_place)
 
     callback = mlir.lower_fun(
         lambda *arrays: jax.pure_callback(on_host, results, *arrays), multiple_results=True

@@ -59,11 +59,9 @@ def mixed_attention(
     ends: Int[Array, " tiles"] | None = None,
     dtype: DTypeLike = jnp.float32,
     reads_together: bool = False,
+    counters: Int[Array, " counters"] | None = None,
     implementation: str | None = None,
-) -> (
-    Float[Array, "tokens heads dim"]
-    | tuple[Float[Array, "tokens heads dim"], Float[Array, "tokens heads"]]
-):
+) -> Float[Array, "tokens heads dim"] | tuple[Array, ...]:
     """Attend `rows` decode tokens, then tiles of prefill chunks. Returns outputs of type `dtype`.
 
     The first `rows` entries of `tables` and `starts` belong to decode tokens (position -1 for
@@ -86,8 +84,9 @@ def mixed_attention(
     if implementation in JOINT:
         run = choose("mixed_attention", implementation, JOINT)
         results = run(
-            q, cache, layer, decodes, prefills, of_tiles, reads_together=reads_together, **options
-        )
+            q, cache, layer, decodes, prefills, of_tiles, reads_together=reads_together,
+            counters=counters, **options,
+        )  # fmt: skip
         return results if return_lse else results[0]
     options |= {"implementation": implementation, "return_lse": True}
     results = decode_attention(

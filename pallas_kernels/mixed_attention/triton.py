@@ -22,14 +22,15 @@ def mixed_attention_triton(
     of_tiles: dict[str, Any],
     *,
     reads_together: bool,
+    counters: Array | None,
     **options: Any,
-) -> tuple[Array, Array]:
-    """See `mixed_attention`; also returns the log-sum-exp."""
-    results = decode_attention_triton(
-        q, cache, layer, *decodes, reads_together=reads_together, **options
+) -> tuple[Array, Array, Array]:
+    """See `mixed_attention`; returns the log-sum-exp and counters too."""
+    out, lse, counters = decode_attention_triton(
+        q, cache, layer, *decodes, reads_together=reads_together, counters=counters, **options
     )
     if prefills[2].size:
-        results = prefill_attention_triton(
-            q, cache, layer, *prefills, into=results, **options, **of_tiles
+        out, lse = prefill_attention_triton(
+            q, cache, layer, *prefills, into=(out, lse), **options, **of_tiles
         )
-    return results
+    return out, lse, counters

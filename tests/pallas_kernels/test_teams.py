@@ -144,7 +144,8 @@ def test_results_are_those_of_rows_alone(
         options["sinks"] = jnp.linspace(-1.0, 2.0, heads)
     expected = run(case, q, lengths, implementation="xla", **options)
     options |= {"implementation": implementation, "reads_together": True}
-    found = run(case, q, lengths, **options)
+    *found, counters = run(case, q, lengths, **options)
+    assert not counters.any(), "the next call begins with these"
     close = {"atol": 2e-5} if dtype == "float32" else {"rtol": 2e-2, "atol": 1e-2}
     for mine, reference in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, reference, **close)
@@ -154,5 +155,5 @@ def test_results_are_those_of_rows_alone(
     monkeypatch.setattr(
         interpreter_builder, "set_grid_idx", lambda x, y, z: in_order(last - x, y, z)
     )
-    for mine, again in zip(found, run(case, q, lengths, **options), strict=True):
+    for mine, again in zip(found, run(case, q, lengths, **options)[:2], strict=True):
         np.testing.assert_array_equal(mine, again)

@@ -26,7 +26,7 @@ from jengine.runner.step.group_arrays import attention_axes
 from jengine.runner.step.paged_latent import latent_mixer
 from jengine.runner.step.recurrent import HeldStates, recurrent_mixer, state_view
 from jengine.runner.step.stripes import TOKENS, Stripes, view_spec
-from jengine.runner.step.views import GroupView, group_view
+from jengine.runner.step.views import Counters, GroupView, group_view
 from jengine.runner.step.whole import reach_of, step_blocks, whole_view
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.cache_write import rotate_and_write, rotated_heads, write_cache
@@ -73,7 +73,7 @@ def paged_attention(
             state_views[index] = state_view(batch, index, bucket, shapes, placement)
         else:
             views[index] = stripes.of_view(group_view(batch, index, bucket, shapes))
-    bucket = stripes.bucket  # from here on what a device runs
+    reading = stripes.bucket, shapes, placement, Counters()  # the bucket of what a device runs
 
     def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
         group, index = place[layer, isinstance(inputs, RecurrentInputs)]
@@ -84,17 +84,14 @@ def paged_attention(
             if held is not None:
                 held.hold(group, index, inputs, states)
         elif isinstance(inputs, LatentInputs):
-            view = views[group]
-            mixed, cache = latent_mixer(cache, index, inputs, view, bucket, shapes, placement)
+            mixed, cache = latent_mixer(cache, index, inputs, views[group], *reading)
         elif isinstance(inputs, ReadInputs):
-            view = views[group]
-            mixed = _attend(inputs.q, cache, index, inputs, view, bucket, shapes, placement)
+            mixed = _attend(inputs.q, cache, index, inputs, views[group], *reading)
         elif inputs.config.bidirectional:
-            blocks = step_blocks(inputs.config, bucket, shapes)
-            mixed, _ = _write_and_attend(blocks, 0, inputs, views[group], bucket, shapes, placement)
+            blocks = step_blocks(inputs.config, stripes.bucket, shapes)
+            mixed, _ = _write_and_attend(blocks, 0, inputs, views[group], *reading)
         else:
-            view = views[group]
-            mixed, cache = _write_and_attend(cache, index, inputs, view, bucket, shapes, placement)
+            mixed, cache = _write_and_attend(cache, index, inputs, views[group], *reading)
         return mixed, (*caches[:group], cache, *caches[group + 1 :])
 
     return attend
@@ -102,12 +99,12 @@ def paged_attention(
 
 def _write_and_attend(
     cache: Array, layer: int, inputs: AttentionInputs, view: GroupView, bucket: Bucket,
-    shapes: StepShapes, placement: Placement,
+    shapes: StepShapes, placement: Placement, counters: Counters,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Write keys and values, then attend. Returns the output [T, heads, dim] and the cache."""
     q, cache = _write(cache, layer, inputs, view.slots, shapes, placement)
     q = inputs.scaled(q)
-    return _attend(q, cache, layer, inputs, view, bucket, shapes, placement), cache
+    return _attend(q, cache, layer, inputs, view, bucket, shapes, placement, counters), cache
 
 
 def _write(
@@ -155,7 +152,7 @@ def _write(
 
 def _attend(
     q: Array, cache: Array, layer: int, inputs: AttentionInputs | ReadInputs, view: GroupView,
-    bucket: Bucket, shapes: StepShapes, placement: Placement,
+    bucket: Bucket, shapes: StepShapes, placement: Placement, counters: Counters,
 ) -> Array:  # fmt: skip
     """Attend to the cache, and within images to later tokens: [T, heads, dim]."""
     config, slopes = inputs.config, alibi_slopes(inputs.config)
@@ -171,10 +168,11 @@ def _attend(
     scattered = scattered_dimension(q.shape, QUERY_AXES, query_axes, placement)
 
     def own_heads(
-        q: Array, cache: Array, view: GroupView, of_heads: OfHeads, later: Later | None
-    ) -> Array:
+        q: Array, cache: Array, view: GroupView, of_heads: OfHeads, later: Later | None,
+        counted: list[Array],
+    ) -> tuple[Array, list[Array]]:  # fmt: skip
         flat = q.reshape(q.shape[0], -1, config.head_dim)
-        read = partial(_read, flat, cache, layer, config=config, bucket=bucket, shapes=shapes)
+        read = partial(_read, flat, cache, layer, counted, config, bucket, shapes)
         # The dtype of the output matmul, so that no conversion comes in between. A cache of codes
         # says nothing of it.
         dtype = q.dtype if has_scales(cache.dtype) else held_dtype(cache)
@@ -183,16 +181,16 @@ def _attend(
                 name: None if x is None else x.reshape(-1, *x.shape[2:])
                 for name, x in of_heads.items()
             }
-            read = partial(read, view, dtype=dtype, **given)
-            if later is None:
-                return read().reshape(q.shape)
-            earlier = read(return_lse=True)
-            return with_later(flat, earlier, later, config, shapes.most_ahead).reshape(q.shape)
+            mixed, lse, *counted = read(view, dtype=dtype, **given)
+            if later is not None:
+                mixed = with_later(flat, (mixed, lse), later, config, shapes.most_ahead)
+            return mixed.reshape(q.shape), counted
         assert slopes is None and inputs.biases is None, "distances are those in whole blocks"
         own, seen = share.view(view)
-        part, lse = read(own, return_lse=True)
+        part, lse, *counted = read(own)
         part, lse = part.reshape(q.shape), lse.reshape(q.shape[:-1])
-        return merged(part, lse, seen, of_heads["sinks"], scattered)[0].astype(dtype)
+        mixed, _ = merged(part, lse, seen, of_heads["sinks"], scattered)
+        return mixed.astype(dtype), counted
 
     query_spec, result_spec = (placement.spec(given, q.shape) for given in (query_axes, QUERY_AXES))
     cache_spec = placement.spec(axes, cache.shape)
@@ -206,20 +204,22 @@ def _attend(
         _, keys, values = inputs.heads()
         specs: list[Any] = [*[placement.spec(KEY_AXES, keys.shape)] * 2, PartitionSpec()]
         later, later_spec = Later(keys, values, view.ahead), Later(*specs)
-    given = (query_spec, cache_spec, view_spec(view, placement), head_specs, later_spec)
-    mixed = placement.on_each_device(own_heads, given, result_spec)(q, cache, view, of_heads, later)
+    whole, heads = PartitionSpec(), config.num_heads
+    given = (query_spec, cache_spec, view_spec(view, placement), head_specs, later_spec, whole)
+    run = placement.on_each_device(own_heads, given, (result_spec, whole))
+    mixed, counters[heads] = run(q, cache, view, of_heads, later, counters.get(heads, []))
     return mixed.reshape(mixed.shape[0], config.num_heads, config.head_dim)
 
 
 def _read(
-    q: Array, cache: Array, layer: int, view: GroupView, *, config: AttentionConfig,
-    bucket: Bucket, shapes: StepShapes, **options: Any,
+    q: Array, cache: Array, layer: int, counted: list[Array], config: AttentionConfig,
+    bucket: Bucket, shapes: StepShapes, view: GroupView, **options: Any,
 ) -> Any:  # fmt: skip
     reach = reach_of(view, config, bucket, shapes)
     return mixed_attention(
         q, cache, layer, view.tables, view.table_starts, reach.positions,
         rows=bucket.decode_rows, head_dim=config.head_dim, window=reach.window, ends=reach.ends,
         runs=view.runs if view.runs.size else None, joined=shapes.joined_tiles,
-        reads_together=shapes.reads_together, implementation=shapes.attention,
-        **score_options(config), **options,
+        reads_together=shapes.reads_together, implementation=shapes.attention, return_lse=True,
+        counters=counted[0] if counted else None, **score_options(config), **options,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from jengine.layers.latent import LatentInputs
 from jengine.runner.step.block_share import BlockShare, scattered_dimension
 from jengine.runner.step.group_arrays import Axes, attention_axes
 from jengine.runner.step.stripes import TOKENS
-from jengine.runner.step.views import GroupView
+from jengine.runner.step.views import Counters, GroupView
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.latent_attention import chunk_attention, latent_attention
 from pallas_kernels.layout import held_dtype, write_entries
@@ -37,7 +37,7 @@ EVERYWHERE = PartitionSpec()
 
 def latent_mixer(
     cache: Array, layer: int, inputs: LatentInputs, view: GroupView, bucket: Bucket,
-    shapes: StepShapes, placement: Placement,
+    shapes: StepShapes, placement: Placement, counters: Counters,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Store a layer's entries, then attend to the cache: [T, heads, value], and the cache."""
     q, entries = inputs.rotated()
@@ -45,7 +45,7 @@ def latent_mixer(
     axes = attention_axes(inputs.config.cache)
     share = BlockShare.of(axes, shapes, placement)
     cache = _write(cache, layer, entries, view, axes, share, placement)
-    reader = _Reader(cache, layer, inputs, shapes.attention, axes, share, placement)
+    reader = _Reader(cache, layer, inputs, shapes.attention, axes, share, placement, counters)
     rows, positions = bucket.decode_rows, view.positions
     tables, starts = view.tables, view.table_starts
     if not bucket.prefill_tokens or shapes.attention == "triton" or placement.ways(TOKENS) > 1:
@@ -75,11 +75,12 @@ class _Reader:
 
     def __init__(
         self, cache: Array, layer: int, inputs: LatentInputs, implementation: str | None,
-        axes: Axes, share: BlockShare, placement: Placement,
+        axes: Axes, share: BlockShare, placement: Placement, counters: Counters,
     ) -> None:  # fmt: skip
         self.cache, self.layer, self.inputs = cache, layer, inputs
         self.config, self.implementation = inputs.config, implementation
         self.axes, self.share, self.placement = axes, share, placement
+        self.counters = counters
 
     def entries(
         self, q: Array, tables: Array, starts: Array, positions: Array, rows: int
@@ -124,35 +125,44 @@ class _Reader:
         scattered = scattered_dimension(absorbed.shape, HEADS_AXES, read_axes, self.placement)
 
         def own_heads(
-            q: Array, cache: Array, tables: Array, starts: Array, begins: Array, ends: Array
-        ) -> tuple[Array, Array]:
+            q: Array, cache: Array, tables: Array, starts: Array, begins: Array, ends: Array,
+            counted: list[Array],
+        ) -> tuple[Array, Array, list[Array]]:  # fmt: skip
             counts = ends if self.share.is_whole else self.share.counts(ends)
 
             def read(part: slice) -> tuple[Array, Array]:
-                return latent_attention(
+                nonlocal counted
+                found = latent_attention(
                     q[part], cache, self.layer, tables[part], starts[part], begins[part],
                     counts[part], rank=config.kv_rank, scale=config.scale,
                     dtype=dtype if self.share.is_whole else jnp.float32,
                     implementation=self.implementation,
+                    counters=counted[0] if counted else None,
                 )  # fmt: skip
+                counted = list(found[2:])
+                return found[0], found[1]
 
             parts = [part for part in (slice(rows), slice(rows, None)) if tables[part].size]
             mixed, lse = map(jnp.concatenate, zip(*map(read, parts), strict=True))
             if self.share.is_whole:
-                return mixed, lse
+                return mixed, lse, counted
             mixed, lse = merged(mixed, lse, counts > 0, None, scattered)
-            return mixed.astype(dtype), lse
+            return mixed.astype(dtype), lse, counted
 
         spec = self.placement.spec
         heads, read_heads = (spec(axes, absorbed.shape) for axes in (HEADS_AXES, read_axes))
         of_tiles, of_tokens = spec((TOKENS,), starts.shape), spec((TOKENS,), positions.shape)
         given = (
             read_heads, spec(self.axes, self.cache.shape), PartitionSpec(*of_tiles, None), of_tiles,
-            of_tokens, of_tokens,
+            of_tokens, of_tokens, EVERYWHERE,
         )  # fmt: skip
-        run = self.placement.on_each_device(own_heads, given, (heads, PartitionSpec(*heads[:2])))
-        absorbed = self.placement.held(absorbed, read_axes)
-        return run(absorbed, self.cache, tables, starts, begins, ends)
+        results, counters = (heads, PartitionSpec(*heads[:2]), EVERYWHERE), self.counters
+        run = self.placement.on_each_device(own_heads, given, results)
+        absorbed, count = self.placement.held(absorbed, read_axes), config.num_heads
+        mixed, lse, counters[count] = run(
+            absorbed, self.cache, tables, starts, begins, ends, counters.get(count, [])
+        )
+        return mixed, lse
 
     def chunks(
         self, q: Array, entries: Array, positions: Array, firsts: Array

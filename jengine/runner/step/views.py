@@ -15,6 +15,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32
 
 
+# By query heads, what attention with that many has returned of its counters: nothing, or an array
+# for the next layer's. XLA would see no order between two layers that count in one array.
+Counters = dict[int, list[Array]]
+
+
 class GroupView(NamedTuple):
     """Slots, positions and block tables of a step in one cache group."""
 
