@@ -8,9 +8,11 @@ older than the device, so everything is checked here before a kernel is compiled
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from typing import NamedTuple
@@ -19,6 +21,9 @@ from typing import NamedTuple
 USUAL_PTX = 86
 # The packages that bring jax's assembler, newest CUDA first, and the extra that brings each.
 ASSEMBLERS = {"nvidia-cuda-nvcc": "cuda13", "nvidia-cuda-nvcc-cu12": "cuda12"}
+# The process that tries a small kernel, and the seconds that it may take; it usually takes a few.
+PROBE = "pallas_kernels.launch.probe"
+PROBE_SECONDS = 120
 # The first CUDA release whose assembler reads a version of PTX.
 CUDA_OF_PTX = {86: "12.7", 87: "12.8", 88: "12.9", 90: "13.0"}
 
@@ -115,12 +120,25 @@ def compile_problem(capability: int) -> str | None:
 def run_probe(
     words: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run `launch/probe.py` in a process of its own, and wait until it has ended."""
-    return subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "pallas_kernels.launch.probe", *words],
-        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, check=False,
+    """Run `launch/probe.py` in a process of its own. One that takes too long is killed, and its
+    error says so."""
+    command = [sys.executable, "-m", PROBE, *words]
+    process = subprocess.Popen(  # noqa: S603
+        command, env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    try:
+        said, error = process.communicate(timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # one that hangs in the driver does not even die
+            process.wait(1)
+        return subprocess.CompletedProcess(command, -signal.SIGKILL, "", (
+            f"error: {PROBE}, which tries a small kernel, had not ended after {PROBE_SECONDS} "
+            "seconds. A driver that hangs does this: run nvidia-smi, and restart the machine if "
+            "that hangs too."
+        ))  # fmt: skip
+    return subprocess.CompletedProcess(command, process.returncode, said, error)
 
 
 def ended_with(done: subprocess.CompletedProcess[str]) -> str:

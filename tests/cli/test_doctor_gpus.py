@@ -58,6 +58,15 @@ def test_a_machine_that_can_serve() -> None:
     assert found[3].text.startswith("2 GPUs read") and found[4].text == "these GPUs can serve"
 
 
+def test_nvidia_smi_that_hangs_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (smi := tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    smi.chmod(0o755)
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: str(smi))
+    monkeypatch.setattr(gpus, "SMI_SECONDS", 0.2)
+    (found,) = gpus.peers(gpus.p2p_table())
+    assert found.level == "problem" and "nvidia-smi topo had not ended after 0.2" in found.text
+
+
 @pytest.mark.usefixtures("driver")
 def test_what_dies_is_a_line_and_the_verdict_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = subprocess.CompletedProcess([], -11, "", "F0000 fatal error: driver\n  at frame\n")

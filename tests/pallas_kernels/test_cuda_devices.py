@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -67,10 +68,23 @@ def test_a_device_newer_than_the_assembler_is_refused_with_what_would_serve_it(
 
 def test_a_compiler_that_dies_is_a_problem_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = subprocess.CompletedProcess([], -6, "", f"{DIED}\nStack dump:\n")
-    monkeypatch.setattr(cuda_devices.subprocess, "run", lambda *_, **__: dead)
+    monkeypatch.setattr(cuda_devices, "run_probe", lambda *_: dead)
     assert DIED in str(compile_problem.__wrapped__(120))
     dead.stderr = ""
     assert "exit status -6" in str(compile_problem.__wrapped__(120))
+
+
+def test_a_compiler_that_hangs_is_stopped_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = subprocess.Popen
+
+    def hanging(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        return started(["sleep", "60"], **options)
+
+    monkeypatch.setattr(cuda_devices.subprocess, "Popen", hanging)
+    monkeypatch.setattr(cuda_devices, "PROBE_SECONDS", 0.2)
+    problem = str(compile_problem.__wrapped__(90))
+    assert "compute capability 9.0 does not compile: error: pallas_kernels.launch.probe" in problem
+    assert "had not ended after 0.2 seconds" in problem and "nvidia-smi" in problem
 
 
 def test_a_gpu_that_cannot_be_served_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # The plugin of each extra, and the oldest driver that its CUDA runs on.
 PLUGINS = {"jax-cuda12-plugin": ("cuda12", 525), "jax-cuda13-plugin": ("cuda13", 580)}
 SUBJECT = "gpus"
+SMI_SECONDS = 60
 NONE = (
     "no NVIDIA driver on this machine; `jengine doctor --for sm_120` tries the compiler for a GPU "
     "that is elsewhere"
@@ -113,17 +114,27 @@ def compiles(name: str, capability: int) -> Finding:
     return Finding("OK", SUBJECT, text, {"capability": capability})
 
 
-def p2p_table() -> str:
-    """What `nvidia-smi` says of reads between GPUs; "" where it is not installed."""
+def p2p_table() -> str | None:
+    """What `nvidia-smi` says of reads between GPUs; "" where it is not installed, None if it
+    hangs."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return ""
     command = [smi, "topo", "-p2p", "r"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout  # noqa: S603
+    try:
+        return subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, check=False, timeout=SMI_SECONDS
+        ).stdout
+    except subprocess.TimeoutExpired:
+        return None
 
 
-def peers(table: str) -> Iterator[Finding]:
+def peers(table: str | None) -> Iterator[Finding]:
     """Whether GPUs read one another's memory."""
+    if table is None:
+        text = f"nvidia-smi topo had not ended after {SMI_SECONDS} seconds: the driver hangs"
+        yield Finding("problem", SUBJECT, text)
+        return
     rows = [line.split() for line in table.splitlines() if re.match(r"\s*GPU\d+\s+\S", line)]
     states = {row[0]: row[1:] for row in rows if not row[1].startswith("GPU")}
     if len(states) < 2:
