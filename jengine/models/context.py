@@ -7,7 +7,7 @@ tables, rows of requests or sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -81,7 +81,7 @@ class StepContext:
         tap: Tap | None = None,
         live: Array | None = None,
         keep: tuple[str, ...] = (),
-        given: GivenEmbeddings | None = None,
+        given: Sequence[GivenEmbeddings] = (),
         planes: Array | None = None,
         cross: CrossReader | None = None,
         *,
@@ -92,7 +92,7 @@ class StepContext:
         self.token_rows = token_rows
         # i32 [...]: -1 for tokens that fill up the batch, whose results are never used.
         self.live = live
-        self.given = given  # None: every token is looked up
+        self.given = given  # the other tokens are looked up
         # i32[3, ...]: by frame, row and column of an image. None: as `positions`.
         self.planes = planes
         self.cross = cross  # None: there is no encoder

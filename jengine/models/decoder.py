@@ -7,7 +7,7 @@ blocks, requests, sampling or checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -181,25 +181,26 @@ class Decoder(LanguageModel):
             with jax.named_scope(f"layer_{index}"):
                 layer, x = (own, x) if self.arrived is None else self.arrived(index, own, x)
                 x = layer(x, context)
-                x = x if context.given is None else context.given.after(index, x)
+                for given in context.given:
+                    x = given.after(index, x)
         return x
 
     def embedded(
         self,
         tokens: Int[Array, "*tokens"],
         positions: Int[Array, "*tokens"],
-        given: GivenEmbeddings | None = None,
+        given: Sequence[GivenEmbeddings] = (),
     ) -> Float32[Array, "*tokens hidden"]:
         """Embed tokens (with types, positions, given embeddings and norm, as configured)."""
         kinds, vocab = self.config.token_types, self.config.vocab_size
         # A token of type t has its id raised by t times the vocabulary.
         x = self.embed(tokens % vocab if kinds else tokens)
         x = x + self.type_embed(tokens // vocab) if kinds else x
-        if given is not None and not given.is_final:
-            x = given.over(x)
+        for one in given:
+            x = x if one.is_final else one.over(x)
         x = self.scaled(x)
-        if given is not None and given.is_final:
-            x = given.over(x)
+        for one in given:
+            x = one.over(x) if one.is_final else x
         if self.config.learned_positions:
             x = x + self.position_embed(positions + self.config.position_offset)
         return self.embed_norm(x) if self.config.embed_norm else x

@@ -50,9 +50,10 @@ class VisionDecoder(Decoder):
         if pictures is not None:
             length = tokens.shape[1]
             context.planes = pictures.planes[..., :length]
-            context.given = jax.vmap(lambda *one: self._stands_at(length, *one))(
+            given = jax.vmap(lambda *one: self._stands_at(length, *one))(
                 pictures.patches, pictures.places
-            )._replace(is_final=True)
+            )
+            context.given = (given._replace(is_final=True),)
         return self.logits(self(tokens, context))
 
     def _stands_at(

@@ -184,9 +184,10 @@ def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) ->
 
 def companion_of(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> Companion | None:
     """Source of the inputs beside a model's packed plans: images, encoder output or embeddings."""
+    prompts = GivenEmbeds(config.given_embeds) if config.given_embeds else None
     if model.vision is not None:
         ready, images = config.warm_up and config.takes_images, PatchPacker(model.vision)
-        return Images(loaded, encoders_of(loaded, config, images, warm_up=ready))
+        return Images(loaded, encoders_of(loaded, config, images, warm_up=ready), prompts)
     if model.cross_encoder is not None:
         if len(loaded.placement.processes) > 1:
             raise UnsupportedFeature(
@@ -195,7 +196,7 @@ def companion_of(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) 
             )
         encoders = encoders_of(loaded, config, cross_packer(model), warm_up=config.warm_up)
         return EncoderOutput(loaded, encoders, model.cross_encoder.positions)
-    return GivenEmbeds(config.given_embeds) if config.given_embeds else None
+    return prompts
 
 
 def cross_packer(model: ModelConfig) -> Packer:

@@ -1,6 +1,7 @@
 """Prompt embeddings: rows of a prompt given by the user go into the step beside its packed input.
 
-Only steps with such tokens run this variant, which is compiled on first use.
+Only steps with such tokens run this variant, which is compiled on first use. On a model that takes
+images it is the variant with images (`images.py`), so one batch may have both.
 
 A request carries its rows as bytes, which block hashes include; the scheduler only counts tokens.
 The model takes the rows in place of its embedding lookup, before any scale.
@@ -31,9 +32,10 @@ class GivenEmbeds:
             if new.embeds is not None:
                 given = np.frombuffer(new.embeds, np.float32)
                 self._given[new.row] = given.reshape(-1, self._hidden)
-        return self._reads_given(plan)
+        return self.is_read(plan)
 
-    def _reads_given(self, plan: Plan) -> bool:
+    def is_read(self, plan: Plan) -> bool:
+        """Whether some tokens of the plan have given embeddings."""
         rows, starts = plan.entries.columns[:2, plan.num_decodes :].tolist()
         return any(
             start < len(self._given.get(row, ())) for row, start in zip(rows, starts, strict=True)
@@ -41,12 +43,16 @@ class GivenEmbeds:
 
     def beside(self, plan: Plan, packed: PackedStep) -> np.ndarray | EmbedsInput:
         """The packed plan, with the embeddings of its tokens."""
-        if not self._reads_given(plan):
+        if not self.is_read(plan):
             return packed.buffer
+        return EmbedsInput(packed.buffer, *self.of_tokens(plan, packed))
+
+    def of_tokens(self, plan: Plan, packed: PackedStep) -> tuple[np.ndarray, np.ndarray]:
+        """f32[tokens, hidden]: the embeddings of the step's tokens, and which tokens have one."""
         tokens = packed.bucket.num_tokens
         rows, mask = np.zeros((tokens, self._hidden), np.float32), np.zeros(tokens, bool)
         for row, start, places in chunk_places(plan, packed):
             if (given := self._given.get(row)) is not None:
                 own = given[start : start + len(places)]
                 rows[places[: len(own)]], mask[places[: len(own)]] = own, True
-        return EmbedsInput(packed.buffer, rows, mask)
+        return rows, mask

@@ -126,6 +126,8 @@ def test_prompts_that_do_not_fit_are_refused_and_others_go_on(
 def test_what_is_not_built_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(UnsupportedFeature, match="takes text for its encoder, with deterministic"):
         tiny_engine(folder, deterministic=True, max_model_len=POSITIONS)
+    with pytest.raises(UnsupportedFeature, match="its encoder, with enable_prompt_embeds"):
+        tiny_engine(folder, enable_prompt_embeds=True, max_model_len=POSITIONS)
 
 
 def test_a_forced_token_follows_the_start_token(tmp_path: Path) -> None:

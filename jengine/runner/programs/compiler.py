@@ -192,12 +192,13 @@ class StepCompiler:
             return CrossInput(packed, self._everywhere(self.encoder, np.float32), places)
         if not features.embeds:
             return packed
+        rows = self._everywhere((tokens, self.hidden), np.float32)
+        prompts = rows, self._everywhere((tokens,), bool)
         if self.encoder is None:
-            rows = self._everywhere((tokens, self.hidden), np.float32)
-            return EmbedsInput(packed, rows, self._everywhere((tokens,), bool))
+            return EmbedsInput(packed, *prompts)
         kept = self._everywhere(self.encoder, np.float32)
         index, planes = (self._everywhere(shape, np.int32) for shape in ((tokens,), (3, tokens)))
-        return MediaInput(packed, kept, index, planes, ahead=index)
+        return MediaInput(packed, kept, index, planes, index, *(prompts if self.hidden else ()))
 
     def _everywhere(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.placement.everywhere)

@@ -57,8 +57,8 @@ class EmbedsInput(NamedTuple):
     mask: Any  # bool[tokens] which tokens have one
 
     @property
-    def given(self) -> GivenEmbeddings:
-        return GivenEmbeddings(self.rows, self.mask)
+    def given(self) -> tuple[GivenEmbeddings, ...]:
+        return (GivenEmbeddings(self.rows, self.mask),)
 
 
 class MediaInput(NamedTuple):
@@ -70,18 +70,24 @@ class MediaInput(NamedTuple):
     # i32[3, tokens] by which frame, row and column a token is rotated, -1: by its position.
     planes: Any
     ahead: Any  # i32[tokens] to how many later tokens of its image a token attends
+    # Of EmbedsInput, where the engine takes embeddings in prompts as well.
+    rows: Any = None
+    mask: Any = None
 
     @property
-    def given(self) -> GivenEmbeddings:
-        rows = self.kept.at[self.index].get(mode="fill", fill_value=0)
-        return GivenEmbeddings(rows, self.index >= 0, is_final=True)
+    def given(self) -> tuple[GivenEmbeddings, ...]:
+        kept = self.kept.at[self.index].get(mode="fill", fill_value=0)
+        images = GivenEmbeddings(kept, self.index >= 0, is_final=True)
+        given = () if self.rows is None else (GivenEmbeddings(self.rows, self.mask),)
+        return (*given, images)
 
 
 class Beside(NamedTuple):
     """Optional inputs beside the packed plan."""
 
-    given: GivenEmbeddings | None = None
-    media: MediaInput | None = None
+    given: tuple[GivenEmbeddings, ...] = ()
+    planes: Array | None = None  # as in MediaInput
+    ahead: Array | None = None
     cross: CrossReader | None = None
 
 
@@ -103,7 +109,7 @@ def beside_of(given: Given, inputs: StepInput, program: Program, model: Any) -> 
         cross = cross_reader(given, inputs, program.bucket, program.shapes, width)
         return Beside(cross=cross)
     if isinstance(given, MediaInput):
-        return Beside(given.given, given)
+        return Beside(given.given, given.planes, given.ahead)
     return Beside(given.given) if isinstance(given, EmbedsInput) else Beside()
 
 
@@ -136,14 +142,12 @@ def passed(
 ) -> tuple[StepState, Passed]:
     """Run the model on the step's tokens; returns the state with K and V written, and outputs."""
     model, bucket, shapes = models.model, program.bucket, program.shapes
-    beside = beside_of(given, inputs, program, model)
+    embeds, planes, ahead, cross = beside_of(given, inputs, program, model)
     drafts = run_drafts(
         inputs.drafts, row_lengths(inputs, state), row_guesses(inputs, state), shapes,
         runs_any=program.has_drafts,
     )  # fmt: skip
     tokens = input_tokens(inputs.tokens, state, drafts)
-    media = beside.media
-    planes, ahead = (None, None) if media is None else (media.planes, media.ahead)
     batch = batch_of(inputs, state, bucket, shapes, drafts)
     batch = batch._replace(ahead=ahead if shapes.most_ahead else None)
     held = HeldStates()
@@ -163,9 +167,9 @@ def passed(
         tap,
         stripes.of_tokens(batch.positions),
         program.kept_points,
-        beside.given,
+        embeds,
         rotary_planes(positions, row_of_token(inputs, bucket, shapes), state.offsets, planes),
-        beside.cross,
+        cross,
         keeps_experts=shapes.experts is not None,
     )
     striped = model(stripes.of_tokens(tokens), context)
