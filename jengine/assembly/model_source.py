@@ -38,6 +38,8 @@ from jengine.weights.folder import (
     read_model_config,
     register_imported,
 )
+from jengine.weights.gguf.config import config_of
+from jengine.weights.gguf.files import open_gguf
 from jengine.weights.hf_arrays import given_parameters
 from jengine.weights.live import fitting_arrays, named_arrays
 from jengine.weights.orbax_folder import is_orbax
@@ -72,11 +74,12 @@ def used_config(
 ) -> ModelConfig:
     """The folder's model config as modified by settings."""
     if is_gguf(folder):
-        if asked.runner == "pooling" or asked.hf_overrides:
+        if asked.hf_overrides:
             raise ConfigError(
-                f"{folder} is a GGUF file: pooling and hf_overrides need a folder with config.json."
+                f"{folder} is a GGUF file: hf_overrides need a folder with config.json."
             )
-        return read_model_config(folder)
+        hf = config_of(open_gguf(folder))
+        return with_pooling(asked, read_model_config(folder), hf, folder, tokenizer)
     hf = read_config_file(folder, asked.hf_overrides)
     return with_pooling(asked, registry.model_config(hf), hf, folder, tokenizer)
 

@@ -13,6 +13,9 @@ from typing import Any
 from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
 from jengine.weights.generation_config import read_json
+from jengine.weights.gguf.files import open_gguf
+from jengine.weights.gguf.pooling import pooling_of
+from jengine.weights.resolve import is_gguf
 
 # What pooling configs of either style call the ways that exist here.
 MODES = {
@@ -41,7 +44,7 @@ class SentenceModel:
     """Settings from the modules."""
 
     pooling: str | None  # CLS, MEAN or LAST; None: tokens are not pooled
-    normalizes: bool
+    normalizes: bool | None  # None: unknown
     dense: tuple[DenseModule, ...]
     prompts: tuple[tuple[str, str], ...] = ()
     max_length: int | None = None
@@ -49,7 +52,11 @@ class SentenceModel:
 
 
 def read_sentence_model(folder: Path) -> SentenceModel | None:
-    """Parse the folder's modules; None without modules.json. Raises CheckpointError."""
+    """Parse the folder's modules, or a GGUF file's pooling; None without. Raises
+    CheckpointError."""
+    if is_gguf(folder):
+        kind = pooling_of(open_gguf(folder))
+        return None if kind is None else SentenceModel(kind, None, ())
     file = folder / "modules.json"
     if not file.is_file():
         return None

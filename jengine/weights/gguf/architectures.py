@@ -25,7 +25,8 @@ REQUIRED = {
     "expert_used_count", "expert_feed_forward_length",
 }  # fmt: skip
 # Keys that say nothing that tensors or other keys do not.
-HARMLESS = {"vocab_size", "attention.causal", "rope.scaling.finetuned", "tensor_data_layout"}
+HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
+POOLING = "pooling_type"  # read where models pool
 EXPERTS: Keys = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 LOCAL_EXPERTS: Keys = {**EXPERTS, "expert_count": "num_local_experts"}
 INNER: Keys = {"expert_feed_forward_length": "moe_intermediate_size"}
@@ -41,6 +42,7 @@ ROUTED: Keys = {
     "expert_group_used_count": "topk_group",
     "leading_dense_block_count": "first_k_dense_replace",
 }
+PATTERN = "attention.sliding_window_pattern"
 WINDOW: Keys = {"attention.sliding_window": "sliding_window"}
 CAPS: Keys = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -99,6 +101,10 @@ class Architecture:
     shares: Keys = field(default_factory=dict)
     # Tensors that files must have, since without them they would say too little.
     needed: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()  # tensors of heads that such models are not read with
+    sees_ahead: bool = False  # whether tokens attend to later ones
+    # Whether layers with and without a window differ in heads, and rotations are Gemma 4's.
+    by_kind: bool = False
 
 
 ARCHITECTURES = {
@@ -130,6 +136,28 @@ ARCHITECTURES = {
     "gemma3": Architecture(
         "Gemma3ForCausalLM", "gemma3_text",
         {**WINDOW, **CAPS, "rope.freq_base_swa": "rope_local_base_freq"}, mean_heads_at=62,
+    ),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM", "gemma4_text",
+        {
+            **WINDOW, **CAPS, "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        },
+        by_kind=True,
+    ),
+    # All of BERT's form, RoBERTa among them: files hold no positions before the first.
+    "bert": Architecture("BertModel", "bert", eps="layer_norm_eps", sees_ahead=True),
+    "nomic-bert": Architecture(
+        "NomicBertModel", "nomic_bert", eps="layer_norm_eps", sees_ahead=True
+    ),
+    "modern-bert": Architecture(
+        "ModernBertModel", "modernbert",
+        {
+            "attention.sliding_window": "local_attention",
+            PATTERN: "global_attn_every_n_layers", "rope.freq_base": "global_rope_theta",
+            "rope.freq_base_swa": "local_rope_theta",
+        },
+        eps="norm_eps", sees_ahead=True, unused=("cls.weight", "cls.norm.weight"),
     ),
     "phi2": Architecture("PhiForCausalLM", "phi", eps="layer_norm_eps", partial=True),
     "phi3": Architecture("Phi3ForCausalLM", "phi3", WINDOW, partial=True),

@@ -75,7 +75,7 @@ class Translation:
         stacked = defaultdict[int, dict[str, PackedTensor]](dict)
         for name, packed in self.header.tensors.items():
             match = IN_LAYER.fullmatch(name)
-            if name in ROPE_TENSORS or self._drafts(match):
+            if name in (*ROPE_TENSORS, *self.architecture.unused) or self._drafts(match):
                 continue
             if match is not None and match[2] in apart:
                 stacked[int(match[1])][match[2]] = packed

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from jengine.weights.gguf.architectures import COMMON, REQUIRED
+from jengine.weights.gguf.architectures import COMMON, PATTERN, REQUIRED
 from jengine.weights.gguf.header import Header
+from jengine.weights.gguf.kinds import KV_HEADS, WIDTH, heads_by_kind
 from jengine.weights.gguf.metadata import Metadata
 from jengine.weights.gguf.rope import rope_scaling
 
 PLAIN_TYPES = {"F32": "float32", "F16": "float16"}
 EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 MOST_LAYERS = 1000  # beyond which families refuse them
-PATTERN = "attention.sliding_window_pattern"
-KV_HEADS, WIDTH = "attention.head_count_kv", "feed_forward_length"
+TYPES = "token_types.weight"
 # Keys of config.json that are true where a layer has one of these tensors.
 PRESENT = {
     "attention_bias": ("attn_q.bias", "attn_qkv.bias"),
@@ -40,6 +40,8 @@ def config_of(header: Header) -> dict[str, object]:
     """Contents of config.json."""
     fields = Metadata(header)
     own = fields.architecture
+    if fields.get("attention.causal") not in (None, not own.sees_ahead):
+        raise fields.refuse("attention.causal", f"{not own.sees_ahead}: no others are built")
     drafting = fields.number("nextn_predict_layers", 0)
     config: dict[str, Any] = {
         "architectures": [own.hf],
@@ -55,9 +57,13 @@ def config_of(header: Header) -> dict[str, object]:
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
         **own.fixed,
     }
+    if fields.has(TYPES):
+        config["type_vocab_size"] = fields.matrix_shape(TYPES)[0]
     if own.headless is not None:
         config |= _headless_layers(fields, own.headless, config["num_hidden_layers"])
     config |= _shares(fields)
+    if own.by_kind:
+        config |= heads_by_kind(fields)
     for key, name in {**COMMON, **own.keys}.items():
         if name in config:
             fields.read.add(key)
@@ -66,7 +72,7 @@ def config_of(header: Header) -> dict[str, object]:
         if found is not None or key in REQUIRED:
             config[name] = fields.number(key) if not isinstance(found, bool) else found
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
-    if own.has_heads:
+    if own.has_heads and not own.by_kind:
         config |= _heads(fields, config)
     config |= _experts(fields, config)
     config |= _windows(fields, config)
@@ -192,6 +198,8 @@ def _experts(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
 def _windows(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
     """Sliding-window layers: every layer except each n-th, or as listed."""
     found: dict[str, object] = {}
+    if PATTERN in fields.architecture.keys:  # said as such
+        return found
     if config.get("sliding_window") == 0:
         found["sliding_window"] = None
     layers, sliding = config["num_hidden_layers"], fields.each(PATTERN)

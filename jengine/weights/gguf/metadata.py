@@ -14,6 +14,7 @@ from jengine.weights.gguf.architectures import (
     ARCHITECTURES,
     HARMLESS,
     NAMES,
+    POOLING,
     VARIANTS,
     Architecture,
 )
@@ -34,7 +35,7 @@ class Metadata:
                 f" {', '.join(NAMES)}. Other models are read from safetensors."
             )
         self.name = own
-        self.read = set(HARMLESS)
+        self.read = {*HARMLESS, POOLING}
         self.architecture = self._architecture()
 
     def _architecture(self) -> Architecture:

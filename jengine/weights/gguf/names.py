@@ -37,6 +37,9 @@ def whole_modules(names: Names) -> dict[str, str]:
         "position_embd": prefix + names.positions,
         "token_embd_norm": prefix + names.embed_norm,
         "token_types": prefix + names.types,
+        "per_layer_token_embd": prefix + names.layer_inputs,
+        "per_layer_model_proj": prefix + names.layer_inputs_project,
+        "per_layer_proj_norm": prefix + names.layer_inputs_norm,
         "output_norm": prefix + names.final_norm,
         "output": names.head,
     }
@@ -52,6 +55,11 @@ def layer_modules(config: ModelConfig) -> dict[str, str]:
         "post_attention_norm": between,
         "ffn_norm": names.before_mlp,
         "post_ffw_norm": names.after_mlp,
+        "attn_output_norm": names.after_attention,
+        "layer_output_norm": names.after_mlp,
+        "inp_gate": names.ending_gate,
+        "proj": names.ending_out,
+        "post_norm": names.ending_norm,
         "attn_output": names.attention_out,
         "attn_q_norm": names.q_norm,
         "attn_k_norm": names.k_norm,
@@ -75,6 +83,7 @@ def whole_names(config: ModelConfig) -> dict[str, str]:
     return {
         "attn_sinks.weight": names.sinks,
         "exp_probs_b.bias": names.choice_bias,
+        "layer_output_scale.weight": names.layer_factor,
         "ffn_norm": f"{names.before_mlp}.weight",  # so in files of Falcon-H1
         **{theirs: f"{names.recurrent}.{ours}" for theirs, ours in RECURRENT_WHOLE.items()},
     }

@@ -34,6 +34,9 @@ LOG = "rope.scaling.yarn_log_multiplier"
 
 def rope_scaling(fields: Metadata, config: Mapping[str, Any]) -> dict[str, object] | None:
     """The `rope_scaling` of config.json."""
+    if fields.architecture.by_kind:
+        fields.get("rope.scaling.type")
+        return None
     if fields.has(LONG):
         return _longrope(fields, config)
     if fields.has(FACTORS):
@@ -89,6 +92,17 @@ def _factors(fields: Metadata, name: str) -> np.ndarray:
     if not np.isfinite(found).all():
         raise CheckpointError(f"{fields.header.file}: {name!r} holds NaN or infinity.")
     return found
+
+
+def rotated_share(fields: Metadata) -> float:
+    """Share of lanes that are rotated: the others' frequencies are divided by 1e30."""
+    factors = _factors(fields, FACTORS)
+    if not (np.isclose(factors, 1) | (factors > 1e20)).all():
+        raise CheckpointError(
+            f"{fields.header.file}: {FACTORS!r} holds other factors than 1 and 1e30, which are not"
+            " built."
+        )
+    return float(np.mean(factors < 1e20))
 
 
 def _llama3(fields: Metadata, factors: np.ndarray, config: Mapping[str, Any]) -> dict[str, object]:

@@ -24,15 +24,21 @@ HYBRIDS = {
     "mamba2": "mamba2",
     "falcon_h1": "falcon-h1",
     "granite_hybrid": "granitehybrid",
-    "granite_hybrid_dense": "granitehybrid",
+    "granite_hybrid without experts": "granitehybrid",
     "bamba": "granitehybrid",
     "nemotron_h": "nemotron_h",
     "qwen3_next": "qwen3next",
+    "gemma4": "gemma4",
+    "gemma4 with keys as values": "gemma4",
 }
 MORE: dict[str, dict[str, Any]] = {
-    "granite_hybrid_dense": {"num_local_experts": 0, "shared_intermediate_size": 48},
+    "granite_hybrid without experts": {"num_local_experts": 0, "shared_intermediate_size": 48},
     "qwen3_next": {
         "num_hidden_layers": 4, "layer_types": None, "norm_topk_prob": True,
+    },
+    "gemma4 with keys as values": {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
     },
     "falcon_h1": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
 }  # fmt: skip
@@ -48,17 +54,19 @@ def write_hybrid(
 ) -> Files:
     """A tiny model, and the file that the converter would make of it, with these changes."""
     gguf = pytest.importorskip("gguf")
-    written = write(folder / "plain", family.removesuffix("_dense"), **MORE.get(family, {}))
+    architecture, more = HYBRIDS[family], MORE.get(family, {})
+    family = family.partition(" ")[0]
+    written = write(folder / "plain", family, **more)
     config = json.loads((written / "config.json").read_text())
-    writer = gguf.GGUFWriter(folder / "model.gguf", HYBRIDS[family])
+    writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
     write_metadata(writer, family, config)
     change(writer)
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    table = gguf.get_tensor_name_map(kinds[HYBRIDS[family]], 8)
+    table = gguf.get_tensor_name_map(kinds[architecture], 8)
     for name, given in stacked(written).items():
         for own, array in converted(family, config, name, given):
             known = table.get_name(own, (".weight", ".bias")) or own
-            assert known.startswith(("blk.", "token_embd", "output")), name
+            assert known.startswith(("blk.", "token_embd", "output", "per_layer")), name
             array = (tensors or {}).get(known, array)
             writer.add_tensor(known, np.ascontiguousarray(array))
     writer.write_header_to_file()
@@ -97,7 +105,7 @@ def write_metadata(writer: Any, family: str, config: Config) -> None:
     writer.add_token_list([str(token) for token in range(config["vocab_size"])])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
-    if family != "nemotron_h":
+    if family not in ("nemotron_h", "gemma4"):
         writer.add_feed_forward_length(config.get("intermediate_size") or 0)
     if heads:
         writer.add_rope_freq_base(rope_base(config))
@@ -195,16 +203,46 @@ def of_qwen3_next(writer: Any, config: Config, rope: Config) -> None:
     writer.add_full_attention_interval(4)
 
 
+def of_gemma4(writer: Any, config: Config, rope: Config) -> None:
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    # transformers 5 writes what layers without a window have of their own by layer.
+    own = next(iter((config.get("per_layer_config") or {}).values()), {})
+    shared, full = (
+        config["num_kv_shared_layers"],
+        config.get("global_head_dim", own.get("head_dim")),
+    )
+    writer.add_sliding_window_pattern(slides)
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    for ending, dim in (("", full), ("_swa", config["head_dim"])):
+        getattr(writer, f"add_key_length{ending}")(dim)
+        getattr(writer, f"add_value_length{ending}")(dim)
+        getattr(writer, f"add_rope_dimension_count{ending}")(dim)
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    width, count = config["intermediate_size"], len(slides)
+    writer.add_feed_forward_length(
+        [width * (1 + (layer >= count - shared)) for layer in range(count)] if shared else width
+    )
+    kv = config["num_key_value_heads"]
+    of_full = config.get("num_global_key_value_heads", own.get("num_key_value_heads"))
+    writer.add_head_count_kv([kv if one else of_full for one in slides] if of_full else kv)
+    rotated = int(full * rope["full_attention"]["partial_rotary_factor"] / 2)
+    factors = [1.0] * rotated + [1e30] * (full // 2 - rotated)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+
 METADATA: dict[str, Callable[[Any, Config, Config], None]] = {
     "mamba2": of_mamba2,
     "falcon_h1": of_falcon,
     "granite_hybrid": of_granite,
-    "granite_hybrid_dense": of_granite,
     "bamba": of_bamba,
     "nemotron_h": of_nemotron,
     "qwen3_next": of_qwen3_next,
+    "gemma4": of_gemma4,
 }
-TURNED = {"granite_hybrid", "granite_hybrid_dense", "bamba", "nemotron_h"}
+TURNED = {"granite_hybrid", "bamba", "nemotron_h"}
 
 
 def converted(family: str, config: Config, name: str, array: np.ndarray) -> Iterator[Named]:
@@ -228,7 +266,9 @@ def converted(family: str, config: Config, name: str, array: np.ndarray) -> Iter
         data = np.frombuffer(turned(array.tobytes(), len(array), heads), array.dtype)
         array = data.reshape(array.shape)
     apart = [*taken_apart(config, name, array)]
-    yield from apart or [(name.replace(".dt_bias", ".dt_proj.bias"), array)]
+    changed = name.replace(".dt_bias", ".dt_proj.bias")
+    changed = changed.replace("layer_scalar", "layer_scalar.weight")
+    yield from apart or [(changed, array)]
 
 
 def taken_apart(config: Config, name: str, array: np.ndarray) -> Iterator[Named]:
