@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from jengine.errors import CheckpointError
 from jengine.models.families.llama import DEFAULTS
+from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_write import written_attention, written_biases, written_window
 from jengine.models.reading.plain_decoder import ATTENTION_BIAS, BiasKey, PlainDecoder, one_window
 
@@ -48,3 +50,10 @@ def test_defaults_and_fields_that_all_models_share() -> None:
     assert (attention.qk_norm, config.norm, written_window(config)) == ("head", "layer", 8)
     whole = PlainDecoder("own", DEFAULTS, (ATTENTION_BIAS,)).read_config(HF)
     assert not written_attention(whole).qkv_bias and written_window(whole) is None
+
+
+def test_a_flag_with_one_supported_value() -> None:
+    Fields({}).expect("gate", True)
+    Fields({"gate": True}).expect("gate", True)
+    with pytest.raises(CheckpointError, match="'gate': given False, expected true, as in all"):
+        Fields({"gate": False}).expect("gate", True, ", as in all published models")

@@ -70,8 +70,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
-        if fields.flag(key, value) != value:
-            fields.refuse(key, str(value).lower())
+        fields.expect(key, value)
     vocab, hidden = fields.integer("vocab_size", 50265), fields.integer("d_model", 1024)
     attention = read_attention(fields, hidden, "decoder_attention_heads", USUAL)
     mlp = read_mlp(fields, USUAL)

@@ -41,8 +41,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
-        if fields.flag(key, value) != value:
-            fields.refuse(key, str(value).lower())
+        fields.expect(key, value)
     vocab = fields.integer("vocab_size", 250880)
     hidden = fields.integer(_name(fields, "hidden_size", "n_embed"), 64)
     heads_name = _name(fields, "n_head", "num_attention_heads")

@@ -38,8 +38,7 @@ METHODS = {"greedy": False, "group_limited_greedy": True}
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    if fields.flag("mlp_bias", False):
-        fields.refuse("mlp_bias", "false: biases in the MLP are not supported")
+    fields.expect("mlp_bias", False, ": biases in the MLP are not supported")
     if not fields.flag("rope_interleave", True):
         fields.refuse("rope_interleave", "true: these models rotate neighbouring lanes")
     layers, latent = read_num_layers(fields, DEFAULTS), read_latent(fields, DEFAULTS)
@@ -62,8 +61,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 def _read_experts(fields: Fields, activation: Activation) -> ExpertsConfig:
     """Experts with softmax routing, scaled and unnormalised weights."""
     fields.choice("scoring_func", "softmax", {"softmax": None})
-    if fields.flag("norm_topk_prob", False):
-        fields.refuse("norm_topk_prob", "false: these models do not normalise weights")
+    fields.expect("norm_topk_prob", False, ": these models do not normalise weights")
     count = fields.integer("n_routed_experts", 64, maximum=MOST_EXPERTS)
     grouped = fields.choice("topk_method", "greedy", METHODS)
     groups = fields.integer("n_group", maximum=count) if grouped else 1

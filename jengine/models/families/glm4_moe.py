@@ -6,19 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.families.deepseek_experts import read_experts, write_experts
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_rope import PARTIAL
-from jengine.models.reading.hf_write import write_decoder, written_attention
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_write import written_attention, written_ffn
+from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder, with_blocks
 from jengine.models.tensors.checkpoint import DraftingNames, Names
 
 ARCHITECTURES = ("Glm4MoeForCausalLM",)
@@ -36,34 +29,24 @@ DEFAULTS = Defaults(
     norm_eps=1e-5,
     partial_rotary=0.5,
 )
+PLAIN = PlainDecoder("glm4_moe", DEFAULTS, (BiasKey("attention_bias", ("qkv",)),))
+NORMED = PLAIN._replace(attention={"qk_norm": "head"})
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    attention = read_attention(
-        fields,
-        DEFAULTS,
-        qkv_bias=fields.flag("attention_bias", False),
-        qk_norm="head" if fields.flag("use_qk_norm", False) else None,
-    )
-    mlp = read_mlp(fields, DEFAULTS)
+    config = (NORMED if fields.flag("use_qk_norm", False) else PLAIN).read_config(hf)
+    mlp = written_ffn(config)
     experts = read_experts(fields, mlp.activation, experts=128, per_token=8)
     dense = fields.integer("first_k_dense_replace", 1, minimum=0)
-    ffns = [mlp if layer < dense else experts for layer in range(num_layers)]
-    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(attention, ffn) for ffn in ffns))
+    layers = range(len(config.layers))
+    return with_blocks(config, [mlp if layer < dense else experts for layer in layers])
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    attention = written_attention(config)
-    written = write_decoder(config)
     return {
-        **written,
-        PARTIAL: written.get(PARTIAL, 1.0),
+        **PLAIN.write_config(config),
         **write_experts(config),
-        "model_type": "glm4_moe",
-        "attention_bias": attention.qkv_bias,
-        "use_qk_norm": attention.qk_norm is not None,
+        "use_qk_norm": written_attention(config).qk_norm is not None,
         "num_nextn_predict_layers": 0,
     }

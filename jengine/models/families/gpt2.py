@@ -48,8 +48,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
-        if fields.flag(key, value) != value:
-            fields.refuse(key, str(value).lower())
+        fields.expect(key, value)
     vocab, hidden = fields.integer("vocab_size", 50257), fields.integer("n_embd", 768)
     heads = fields.integer("n_head", 12)
     if hidden % heads:

@@ -40,8 +40,7 @@ DIGITS = 12
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields({**LATENT, **hf})
-    if fields.flag("mlp_bias", False):
-        fields.refuse("mlp_bias", "false: biases in the MLP are not supported")
+    fields.expect("mlp_bias", False, ": biases in the MLP are not supported")
     num_layers, hidden = read_num_layers(fields, DEFAULTS), fields.integer("hidden_size", 2560)
     latent = read_latent(fields, DEFAULTS)
     values = fields.optional_integer("v_head_dim", None) or hidden // latent.num_heads

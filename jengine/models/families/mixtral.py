@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from jengine.config import ExpertsConfig, LayerConfig, ModelConfig
+from jengine.config import ExpertsConfig, ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    MOST_EXPERTS,
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_ffn, written_window
+from jengine.models.reading.hf_config import Defaults, read_experts_count
+from jengine.models.reading.hf_write import written_ffn
+from jengine.models.reading.plain_decoder import PlainDecoder, one_window, with_blocks
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("MixtralForCausalLM",)
@@ -41,32 +33,23 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
+PLAIN = PlainDecoder("mixtral", DEFAULTS, windows=one_window(None))
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    window = fields.optional_integer("sliding_window", None)
-    expect_uniform_layers(fields, num_layers, "full" if window is None else "sliding")
-    attention = replace(read_attention(fields, DEFAULTS), window=window)
-    experts = fields.integer("num_local_experts", 8, maximum=MOST_EXPERTS)
-    mlp = read_mlp(fields, DEFAULTS)
-    ffn = ExpertsConfig(
-        num_experts=experts,
-        experts_per_token=fields.integer("num_experts_per_tok", 2, maximum=experts),
+    config = PLAIN.read_config(hf)
+    mlp = written_ffn(config)
+    experts = ExpertsConfig(
+        *read_experts_count(Fields(hf), 8, 2, "num_local_experts"),
         intermediate_size=mlp.intermediate_size,
         activation=mlp.activation,
     )
-    return read_decoder(fields, DEFAULTS, (LayerConfig(attention, ffn),) * num_layers)
+    return with_blocks(config, [experts] * len(config.layers))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    family: dict[str, object] = {
-        "model_type": "mixtral",
-        "sliding_window": written_window(config),
-    }
-    ffn = written_ffn(config)
+    written, ffn = PLAIN.write_config(config), written_ffn(config)
     if isinstance(ffn, ExpertsConfig):
-        family["num_local_experts"] = ffn.num_experts
-        family["num_experts_per_tok"] = ffn.experts_per_token
-    return {**write_decoder(config), **family}
+        written["num_local_experts"] = ffn.num_experts
+        written["num_experts_per_tok"] = ffn.experts_per_token
+    return written

@@ -41,8 +41,7 @@ FIXED = {"qk_ln": False, "prefix_lm": False, "attn_uses_sequence_id": False, "al
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     refuse_unsupported(fields)
-    if not fields.flag("no_bias", True):
-        fields.refuse("no_bias", "true, as in all published MPT")
+    fields.expect("no_bias", True, ", as in all published MPT")
     if fields.number("expansion_ratio", EXPANSION) != EXPANSION:
         fields.refuse("expansion_ratio", f"{EXPANSION}, as in all published MPT")
     if fields.values.get("logit_scale") is not None:
@@ -99,8 +98,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 def _read_scores(fields: Fields, attention: AttentionConfig) -> AttentionConfig:
     """Apply `attn_config`'s score settings."""
     for key, value in FIXED.items():
-        if fields.flag(key, value) != value:
-            fields.refuse(key, f"{str(value).lower()}, as in all published MPT")
+        fields.expect(key, value, ", as in all published MPT")
     if fields.values.get("clip_qkv") is not None:
         fields.refuse("clip_qkv", "null: clipped queries, keys and values are not built")
     if fields.values.get("attn_type") not in (None, "multihead_attention"):

@@ -71,8 +71,7 @@ NO_MLP = MlpConfig(0, "relu_squared", gated=False)
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    if fields.flag("residual_in_fp32", False):
-        fields.refuse("residual_in_fp32", "false, as in all published Nemotron-H")
+    fields.expect("residual_in_fp32", False, ", as in all published Nemotron-H")
     mlp = MlpConfig(
         fields.integer("intermediate_size", DEFAULTS.intermediate_size),
         read_activation(fields, "mlp_hidden_act", "relu2"),

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ExpertsConfig, LayerConfig, ModelConfig, RoutingConfig
+from jengine.config import ExpertsConfig, ModelConfig, RoutingConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_experts_count,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_experts
+from jengine.models.reading.hf_config import Defaults, read_experts_count
+from jengine.models.reading.hf_write import written_experts, written_ffn
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder, with_blocks
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("OlmoeForCausalLM",)
@@ -33,32 +26,28 @@ DEFAULTS = Defaults(
     norm_eps=1e-5,
     eos_token_id=50279,
 )
+PLAIN = PlainDecoder("olmoe", DEFAULTS, (ATTENTION_BIAS,), attention={"qk_norm": "whole"})
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     if fields.values.get("clip_qkv") is not None:
         fields.refuse("clip_qkv", "null, as in all published OLMoE: clipping is not built")
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias, qk_norm="whole")
-    mlp = read_mlp(fields, DEFAULTS)
+    config = PLAIN.read_config(hf)
+    mlp = written_ffn(config)
     experts = ExpertsConfig(
         *read_experts_count(fields, 64, 8, "num_experts", "num_local_experts"),
         intermediate_size=mlp.intermediate_size,
         activation=mlp.activation,
         routing=RoutingConfig(normalize=fields.flag("norm_topk_prob", False)),
     )
-    return read_decoder(fields, DEFAULTS, (LayerConfig(attention, experts),) * num_layers)
+    return with_blocks(config, [experts] * len(config.layers))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     experts = written_experts(config)
     return {
-        **write_decoder(config),
-        "model_type": "olmoe",
-        "attention_bias": written_attention(config).qkv_bias,
+        **PLAIN.write_config(config),
         "pad_token_id": None,  # that of transformers is outside of small vocabularies
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.experts_per_token,

@@ -44,8 +44,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     refuse_unsupported(fields)
     for key, value in FIXED.items():
-        if fields.flag(key, value) != value:
-            fields.refuse(key, f"{str(value).lower()}: OPT-350M is not supported")
+        fields.expect(key, value, ": OPT-350M is not supported")
     vocab, hidden = fields.integer("vocab_size", 50272), fields.integer("hidden_size", 768)
     if fields.optional_integer("word_embed_proj_dim", None) not in (None, hidden):
         fields.refuse("word_embed_proj_dim", f"hidden_size ({hidden}): OPT-350M is not supported")

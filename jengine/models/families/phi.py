@@ -47,10 +47,8 @@ PLAIN = PlainDecoder(
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    if fields.flag("qk_layernorm", False):
-        fields.refuse("qk_layernorm", "false, as in all published Phi")
-    if fields.flag("tie_word_embeddings", False):
-        fields.refuse("tie_word_embeddings", "false, as in all published Phi")
+    fields.expect("qk_layernorm", False, ", as in all published Phi")
+    fields.expect("tie_word_embeddings", False, ", as in all published Phi")
     return PLAIN.read_config(hf)
 
 

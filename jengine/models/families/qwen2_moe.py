@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import Activation, ExpertsConfig, LayerConfig, ModelConfig, RoutingConfig
+from jengine.config import Activation, ExpertsConfig, ModelConfig, RoutingConfig
 from jengine.models.families.qwen3_moe import layers_with_experts
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_experts_count,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_experts
+from jengine.models.reading.hf_config import Defaults, read_experts_count
+from jengine.models.reading.hf_write import written_experts, written_ffn
+from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder, with_blocks
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Qwen2MoeForCausalLM",)
@@ -35,32 +28,25 @@ DEFAULTS = Defaults(
     head_dim=None,
     max_position=32768,
 )
+PLAIN = PlainDecoder("qwen2_moe", DEFAULTS, (BiasKey("qkv_bias", ("qkv",), True),))
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    if fields.flag("use_sliding_window", False):
-        fields.refuse("use_sliding_window", "false, as in all published Qwen2 MoE")
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    attention = read_attention(fields, DEFAULTS, qkv_bias=fields.flag("qkv_bias", True))
-    mlp = read_mlp(fields, DEFAULTS)
+    fields.expect("use_sliding_window", False, ", as in all published Qwen2 MoE")
+    config = PLAIN.read_config(hf)
+    mlp, num_layers = written_ffn(config), len(config.layers)
     experts = read_shared_experts(
         fields, mlp.activation, experts=60, per_token=4, inner=1408, shared=5632, normalize=False
     )
     sparse = layers_with_experts(fields, num_layers)
-    ffns = [experts if layer in sparse else mlp for layer in range(num_layers)]
-    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(attention, ffn) for ffn in ffns))
+    blocks = [experts if layer in sparse else mlp for layer in range(num_layers)]
+    return with_blocks(config, blocks)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    return {
-        **write_decoder(config),
-        **write_experts(config),
-        "model_type": "qwen2_moe",
-        "qkv_bias": written_attention(config).qkv_bias,
-        "use_sliding_window": False,
-    }
+    window = {"use_sliding_window": False}
+    return {**PLAIN.write_config(config), **write_experts(config), **window}
 
 
 def read_shared_experts(

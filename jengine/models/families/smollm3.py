@@ -35,8 +35,7 @@ PLAIN = PlainDecoder("smollm3", DEFAULTS, (ATTENTION_BIAS, MLP_BIAS))
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    if fields.flag("use_sliding_window", False):
-        fields.refuse("use_sliding_window", "false, as in SmolLM3")
+    fields.expect("use_sliding_window", False, ", as in SmolLM3")
     config = PLAIN.read_config(hf)
     rotated = read_rotated_layers(fields, len(config.layers))
     first = config.layers[0]

@@ -36,8 +36,7 @@ PLAIN = PlainDecoder(
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    if fields.flag("qk_layernorm", False):
-        fields.refuse("qk_layernorm", "false: a norm with weights of its own per head is not built")
+    fields.expect("qk_layernorm", False, ": a norm with weights of its own per head is not built")
     config = PLAIN.read_config(hf)
     parallel = fields.flag("use_parallel_residual", False)
     return replace(config, block="parallel_one_norm") if parallel else config

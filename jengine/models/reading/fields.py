@@ -115,6 +115,11 @@ class Fields:
             self.refuse(key, "true or false")
         return value
 
+    def expect(self, key: str, value: bool, why: str = "") -> None:
+        """Refuse any other flag than `value`, which is also the default; `why` ends the error."""
+        if self.flag(key, value) != value:
+            self.refuse(key, f"{str(value).lower()}{why}")
+
     def choice(self, key: str, default: str, known: Mapping[str, T]) -> T:
         """The value that `known` maps the word at `key` to."""
         value = self.values.get(key, default)

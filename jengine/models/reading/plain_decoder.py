@@ -5,11 +5,11 @@ In: what of a family's config.json is not as in Llama's. Out: `read_config` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import FfnConfig, LayerConfig, ModelConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     Defaults,
@@ -114,3 +114,9 @@ class PlainDecoder(NamedTuple):
             **{one.key: biases[one.parts[0]] for one in self.biases},
             **self.windows.write(config),
         }
+
+
+def with_blocks(config: ModelConfig, blocks: Iterable[FfnConfig]) -> ModelConfig:
+    """The same layers with these feed-forward blocks."""
+    layers = zip(config.layers, blocks, strict=True)
+    return replace(config, layers=tuple(replace(layer, ffn=block) for layer, block in layers))
