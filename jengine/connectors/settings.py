@@ -203,7 +203,7 @@ def configured(size: int | None, config: Mapping[str, Any]) -> TransferSettings:
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for vLLM's settings that have one supported value, if another is given."""
+    """Raise UnsupportedFeature for another value of a vLLM setting that has one supported value."""
     for key, (value, why) in FIXED.items():
         if config.get(key, value) != value:
             raise UnsupportedFeature(

@@ -13,8 +13,6 @@ from jengine.metrics.buckets import REQUEST_TOKENS
 
 
 class Metric(NamedTuple):
-    """One metric."""
-
     name: str
     kind: Literal["gauge", "counter", "histogram"]
     text: str

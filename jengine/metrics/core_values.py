@@ -13,7 +13,7 @@ NO_COST = StepCost(0.0, 0.0, 0.0)
 
 
 def plain(number: float) -> Values:
-    """The value of a metric without a label of its own."""
+    """The values of a metric without labels of its own."""
     return {"": number}
 
 
@@ -95,7 +95,7 @@ FROM_COST: dict[str, Callable[[StepCost], float]] = {
 
 
 def core_values(counts: Counts, cost: CostModel | None) -> dict[str, Values]:
-    """Every metric that a core's counts say something about."""
+    """Values of all metrics that derive from a core's counts, by name."""
     spent = NO_COST if cost is None else cost.of(counts)
     values = {name: of(counts) for name, of in FROM_COUNTS.items()}
     return values | {name: plain(of(spent)) for name, of in FROM_COST.items()}

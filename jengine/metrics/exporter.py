@@ -30,7 +30,7 @@ LABELS = ("model_name", "engine")
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What does not change while an engine lives."""
+    """Constants of an engine: labels and info metrics."""
 
     model_name: str
     cache: Mapping[str, str] = field(default_factory=dict)  # settings of the KV cache
@@ -39,7 +39,7 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class AdapterUse:
-    """The LoRA adapters of open requests by name: of those that write, and of those that wait."""
+    """Names of the LoRA adapters of running and of waiting requests."""
 
     most: int  # that a step may use at once
     running: Sequence[str]
@@ -47,7 +47,7 @@ class AdapterUse:
 
 
 class Exporter:
-    """The metrics of one engine, as one front sees it: a collector of prometheus-client."""
+    """A prometheus-client collector for one engine, as one front sees it."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Exporter:
         self._facts = facts
 
     def collect(self) -> Iterator[Metric]:
-        """The families of metrics as they are now; the registry calls it."""
+        """Yield the current values of all metric families; called by the registry."""
         each = self._counts().each
         values = [core_values(counts, self._facts.cost) for counts in each]
         for index, one in enumerate(values):
@@ -104,7 +104,7 @@ class Exporter:
         return family
 
     def _of_blocks(self, each: Sequence[Counts]) -> Iterable[Metric]:
-        """How long blocks stay in the cache, if that is measured."""
+        """Histograms of block lifetimes in the cache, if these are sampled."""
         times = [counts.block_times for counts in each]
         if all(one is None for one in times):
             return
@@ -113,7 +113,7 @@ class Exporter:
             yield self._histogram(metric, found)
 
     def _of_the_front(self) -> Iterable[Metric]:
-        """Metrics that belong to no engine."""
+        """Metrics of the front itself, without an engine label."""
         stats, model = self._stats, self._facts.model_name
         rejections = CounterMetricFamily(
             self._name("admission_rejections"),
@@ -144,7 +144,7 @@ class Exporter:
         return rejections, ignored, dropped, updates, *lanes
 
     def _lanes(self) -> tuple[Metric, ...]:
-        """What renders and tokenizes requests, where a server does."""
+        """Metrics of the server's rendering and tokenizing pools, if there is a server."""
         busy = GaugeMetricFamily(
             self._name("rendering_busy_workers"),
             "Threads and processes that render and tokenize requests now, by kind of request.",
@@ -195,7 +195,7 @@ class Exporter:
 
 
 def labels_of(metric: catalog.Metric) -> list[str]:
-    """The names of a metric's labels."""
+    """Label names of a metric."""
     return [*LABELS, *([metric.label] if metric.label else [])]
 
 

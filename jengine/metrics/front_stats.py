@@ -44,7 +44,7 @@ class EngineHistograms:
         self.inter_token = self.histograms["inter_token_latency_seconds"]
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """Record `count` tokens that arrived together, `seconds` after those before."""
+        """Record `count` tokens that arrived together, `seconds` after the previous ones."""
         self.inter_token.observe(seconds / count, count)
 
     def end_completion(self, ended: EndedCompletion) -> None:
@@ -61,7 +61,7 @@ class EngineHistograms:
             self._times(ended.times, ended.generated_tokens)
 
     def end_request(self, completions: int, most_generated: int) -> None:
-        """All completions of a request have ended."""
+        """Record a request whose completions have all ended."""
         self._observe("request_params_n", completions)
         self._observe("request_max_num_generation_tokens", most_generated)
 
@@ -79,7 +79,7 @@ class EngineHistograms:
 
 
 class LaneCounts(NamedTuple):
-    """Of the threads and processes that render and tokenize one kind of request."""
+    """Counts of one kind of the threads and processes that render and tokenize requests."""
 
     busy: int
     refused: int  # requests that waited and never ran

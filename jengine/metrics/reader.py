@@ -14,7 +14,7 @@ from jengine.metrics.exporter import Exporter
 
 @dataclass
 class Metric:
-    """One series: a metric, and the values of its labels."""
+    """One series: name and label values."""
 
     name: str
     labels: dict[str, str]
@@ -22,21 +22,21 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """A number that only grows."""
+    """A cumulative count."""
 
     value: int
 
 
 @dataclass
 class Vector(Metric):
-    """Counters in order, such as accepted draft tokens by position."""
+    """A list of counters, such as accepted draft tokens by position."""
 
     values: list[int]
 
 
 @dataclass
 class Gauge(Metric):
-    """A number that goes up and down."""
+    """A value that goes up and down."""
 
     value: float
 
@@ -51,7 +51,7 @@ class Histogram(Metric):
 
 
 def snapshot(exporter: Exporter) -> list[Metric]:
-    """The engine's metrics as they are now."""
+    """Current values of all metrics."""
     found: list[Metric] = []
     for family in exporter.collect():
         if family.type == "histogram":
@@ -62,14 +62,14 @@ def snapshot(exporter: Exporter) -> list[Metric]:
 
 
 def numbers(family: Family) -> list[Metric]:
-    """The series of a counter or a gauge."""
+    """The series of a counter or gauge family."""
     if family.type == "counter":
         return [Counter(family.name, one.labels, int(one.value)) for one in family.samples]
     return [Gauge(family.name, one.labels, one.value) for one in family.samples]
 
 
 def histograms(family: Family) -> list[Metric]:
-    """The series of a histogram, whose buckets, count and sum are samples of their own."""
+    """The series of a histogram family, each gathered from its bucket, count and sum samples."""
     series: dict[tuple[tuple[str, str], ...], Histogram] = {}
     for sample in family.samples:
         labels = {name: value for name, value in sample.labels.items() if name != "le"}

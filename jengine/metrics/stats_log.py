@@ -18,7 +18,8 @@ INTERVAL = 10.0
 
 
 class StatsLog:
-    """Call `tick` as often as you like, from any thread; it logs once per interval."""
+    """Logs throughput, queue lengths and cache use once per interval; `tick` may be called from any
+    thread and at any rate."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class StatsLog:
 
 
 def drafts_in_words(before: DraftCounts, now: DraftCounts) -> list[str]:
-    """What became of the draft tokens between two counts."""
+    """Format the acceptance of draft tokens between two counts."""
     drafted, accepted = now.drafted - before.drafted, now.accepted - before.accepted
     return [
         f"Mean acceptance length: {1 + accepted / (now.drafts - before.drafts):.2f}",

@@ -34,7 +34,7 @@ class EndedRequest:
 
 
 class Tracer:
-    """Makes a span of each request. `provider` is one of opentelemetry.sdk.trace."""
+    """Exports a span per request. `provider`: a TracerProvider of opentelemetry.sdk.trace."""
 
     def __init__(self, provider: Any, model: str) -> None:
         self.provider = provider
@@ -64,7 +64,7 @@ class Tracer:
         return cls(provider, model)
 
     def end(self, request: EndedRequest) -> None:
-        """A request has ended."""
+        """Export the span of a finished request."""
         # The wall clock is for display: the span's length is what the monotonic clock measured.
         start = int(request.metrics.arrival_time * 1e9)
         span = self._tracer.start_span(

@@ -29,19 +29,18 @@ FIRST_LOOK = 5.0
 
 
 class Admin:
-    """Changes the pools of a router."""
+    """Adds servers to the router's pools and removes them."""
 
     def __init__(self, pools: dict[str, Pool], key: str | None) -> None:
-        """`pools` are those of the roles."""
+        """`pools`: by role."""
         self._pools = pools
         self._key = key
 
     def routes(self) -> list[Route]:
-        """The admin routes."""
         return [Route(PATH, self.serve, methods=["GET", "POST", "DELETE"])]
 
     async def serve(self, request: Request) -> Response:
-        """List the servers, add one or remove one."""
+        """Handle GET (list servers), POST (add one) and DELETE (remove one)."""
         if not self._is_allowed(request):
             return failed(403, "the router's servers: start it with --admin-key KEY, and send the "
                           "header 'Authorization: Bearer KEY'.")  # fmt: skip
@@ -59,7 +58,7 @@ class Admin:
         return JSONResponse(said(backend, role))
 
     def servers(self) -> list[dict[str, Any]]:
-        """All servers, and those that have left and still answer."""
+        """All servers, including removed ones that still answer requests."""
         return [
             said(backend, role)
             for role, pool in self._pools.items()
@@ -80,7 +79,7 @@ class Admin:
 
 
 def named(data: bytes) -> tuple[str, str]:
-    """The URL and the role that a body names."""
+    """The URL and the role in a request's body. Raises ConfigError."""
     try:
         body = json.loads(data)
     except ValueError as error:
@@ -95,7 +94,7 @@ def named(data: bytes) -> tuple[str, str]:
 
 
 def said(backend: Backend, role: str) -> dict[str, Any]:
-    """A server as the routes show it."""
+    """A server's state, as the routes report it."""
     return {
         "url": str(backend.address), "role": role, "is_up": backend.is_up,
         "leaves": backend.leaves, "open_requests": backend.num_open,

@@ -11,7 +11,7 @@ MOST_BODY = 64 * 2**20  # bytes
 
 
 async def body_of(request: Request) -> bytes:
-    """The body of a request. Raises ConfigError, before all of it is read, if it is too long."""
+    """Read a request's body. Raises ConfigError as soon as it exceeds the limit."""
     parts, total = list[bytes](), 0
     async for part in request.stream():
         total += len(part)

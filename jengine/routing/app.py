@@ -39,7 +39,7 @@ GLANCE = 0.25
 
 
 class Router:
-    """Passes requests on."""
+    """Forwards each request to a server and streams the answer back."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class Router:
         self._wait_seconds = wait_seconds
 
     async def watch(self) -> None:
-        """Know which servers are up."""
+        """Check the health of all servers periodically."""
         pools = (self.workers, self.prefillers)
         await asyncio.gather(*(watch(pool, self._health_every) for pool in pools))
 
     async def health(self, request: Request) -> Response:
-        """Whether any server can answer."""
+        """Answer whether any server is up."""
         is_up = any(one.is_up for one in self.workers.backends)
         return Response(status_code=200 if is_up else 503)
 
     async def generate(self, request: Request) -> Response:
-        """Answer a prompt."""
+        """Handle a request with a prompt: prefill servers first, if there are any."""
         try:
             data = await body_of(request)
         except ConfigError as error:
@@ -86,7 +86,7 @@ class Router:
         return await self._passed_on(request, data, pieces, self._wait_seconds)
 
     async def other(self, request: Request) -> Response:
-        """Anything else goes to a server that answers."""
+        """Forward a request without a prompt to any server that is up."""
         try:
             return await self._passed_on(request, await body_of(request))
         except ConfigError as error:
@@ -95,7 +95,8 @@ class Router:
     async def _prefilled(
         self, request: Request, body: dict[str, Any], pieces: list[bytes]
     ) -> dict[str, Any] | None:
-        """What a server that has computed the prompt says of its blocks; None: none has."""
+        """Have a prefill server compute the prompt. Returns its `kv_transfer_params`; None if no
+        server did."""
         short = {name: value for name, value in body.items() if name not in ONLY_WHOLE}
         short |= {"stream": False, "max_tokens": 1, "n": 1}
         if "max_completion_tokens" in short:
@@ -124,7 +125,7 @@ class Router:
     async def _passed_on(
         self, request: Request, data: bytes, pieces: Sequence[bytes] = (), seconds: float = 0.0
     ) -> Response:
-        """A server's answer. Waits so many seconds for a server that answers."""
+        """Forward a request, waiting at most `seconds` for a server that is up."""
         end = time.monotonic() + seconds
         while isinstance(begun := await self._begun(request, data, pieces), str):
             if time.monotonic() >= end or await request.is_disconnected():
@@ -135,7 +136,7 @@ class Router:
     async def _begun(
         self, request: Request, data: bytes, pieces: Sequence[bytes]
     ) -> PassedOn | str:
-        """An answer that has begun, or what kept the last server from it."""
+        """The first response that begins, or the last server's failure."""
         tried, problem = list[Backend](), "there is none"
         while (backend := self.workers.best(pieces, tried)) is not None:
             tried.append(backend)
@@ -158,8 +159,8 @@ class Router:
 
 
 async def has_begun(request: Request, reply: Reply, backend: Backend, data: bytes) -> bool:
-    """Send a request and wait for the head of its answer, which is the end of a whole one. False:
-    the client has gone before, and the server is told by a closed connection."""
+    """Send the request and wait for the response's head, or for the whole of a response without a
+    stream. Returns False if the client disconnected; the server sees its connection closed."""
     beginning = asyncio.ensure_future(reply.begin(backend, head_and(request, backend, data)))
     leaving = asyncio.ensure_future(left(request))
     try:
@@ -175,14 +176,14 @@ async def has_begun(request: Request, reply: Reply, backend: Backend, data: byte
 
 
 async def left(request: Request) -> None:
-    """Return when the client has gone; its body has been read."""
+    """Return when the client disconnects. Its body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 class PassedOn(StreamingResponse):
-    """The answer of a server. The request is load of that server until this has been sent, or the
-    client has gone."""
+    """A server's response being streamed to the client. Counts as load of that server until it has
+    been sent, or the client has disconnected."""
 
     def __init__(self, reply: Reply, open_request: ExitStack) -> None:
         # With its length, so that clients notice an answer that was cut off.
@@ -201,7 +202,7 @@ class PassedOn(StreamingResponse):
 
 
 def head_and(request: Request, backend: Backend, data: bytes) -> bytes:
-    """A client's request, with this body, as a server gets it."""
+    """The forwarded request's bytes: the client's headers with this body."""
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return encoded(backend, request.method, path, dict(request.headers), data)
 
@@ -215,8 +216,8 @@ def make_router(
     wait_seconds: float = 30.0,
     admin_key: str | None = None,
 ) -> Starlette:
-    """The application in front of these servers. A prompt waits at most `wait_seconds` for one of
-    them to be there. With an admin key servers may join and leave."""
+    """Build the router in front of these servers. `wait_seconds`: the longest wait of a prompt for
+    an available server. With an admin key servers may be added and removed."""
     pools = {"decode": Pool(workers), "prefill": Pool(prefillers)}
     router = Router(pools["decode"], pools["prefill"], health_every, prefill_seconds, wait_seconds)
 

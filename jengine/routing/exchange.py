@@ -20,7 +20,7 @@ HOP = {
 
 
 class Reply:
-    """The response of a server, while it comes."""
+    """A server's response, received incrementally."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -31,14 +31,14 @@ class Reply:
         self._task: asyncio.Task[None] | None = None
 
     def receive(self, response: ResponseReader, body: bytes, now: float) -> None:
-        """Take the next part."""
+        """Add a part of the response."""
         self.status, self.headers = response.status, response.headers
         self._begun.set()
         if body:
             self._parts.put_nowait(body)
 
     async def begin(self, backend: Backend, request: bytes) -> None:
-        """Send a request; returns when the head of the response is there. Raises ServerFailed."""
+        """Send a request and wait for the response's head. Raises ServerFailed."""
         self._task = asyncio.ensure_future(self._run(backend, request))
         await self._begun.wait()
         if not self.status:
@@ -46,7 +46,7 @@ class Reply:
             raise self._failure or ServerFailed(f"{backend.address} did not answer.")
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """The body. Raises ServerFailed if the server breaks off."""
+        """Yield the body. Raises ServerFailed if the connection breaks."""
         try:
             while (part := await self._parts.get()) is not None:
                 yield part
@@ -56,11 +56,10 @@ class Reply:
             self.cancel()
 
     async def whole(self) -> bytes:
-        """The whole body."""
         return b"".join([part async for part in self.parts()])
 
     def cancel(self) -> None:
-        """The client has gone: so does this."""
+        """Stop reading and close the connection, as the client has disconnected."""
         if self._task is not None:
             self._task.cancel()
 
@@ -77,7 +76,7 @@ class Reply:
 def encoded(
     backend: Backend, method: str, path: str, headers: Mapping[str, str], body: bytes
 ) -> bytes:
-    """The bytes of a request."""
+    """Serialise a request."""
     kept = {name: value for name, value in headers.items() if name.lower() not in HOP}
     own = {"host": backend.address.authority, "content-length": str(len(body)), **kept}
     lines = [f"{method} {backend.address.path(path)} HTTP/1.1"]
@@ -86,7 +85,7 @@ def encoded(
 
 
 async def asked(backend: Backend, path: str, seconds: float) -> int:
-    """The status of a GET; 0 if there is none in time."""
+    """Status of a GET; 0 on failure or timeout."""
     reply = Reply()
     try:
         async with asyncio.timeout(seconds):
@@ -99,12 +98,12 @@ async def asked(backend: Backend, path: str, seconds: float) -> int:
 
 
 async def look(backend: Backend, seconds: float, path: str = "/health") -> None:
-    """Ask a server how it is."""
+    """Check one server and record whether it is up."""
     backend.is_up = 0 < await asked(backend, path, seconds) < 500
 
 
 async def watch(pool: Pool, every: float) -> None:
-    """Ask all servers how they are, until this is cancelled."""
+    """Check all servers every `every` seconds, until cancelled."""
     while True:
         await asyncio.gather(*(look(backend, max(every, 1.0)) for backend in pool.backends))
         await asyncio.sleep(every)

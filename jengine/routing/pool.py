@@ -24,7 +24,7 @@ MOST_PIECES = 100_000
 
 
 def pieces_of(body: dict[str, Any]) -> list[bytes]:
-    """Hashes of the beginnings of a request's prompt: equal ones begin alike."""
+    """Rolling hashes of a request's prompt, one per prefix: equal prefixes have equal hashes."""
     said = body.get("messages", body.get("prompt", ""))
     text = json.dumps([body.get("model"), body.get("cache_salt"), said], sort_keys=True).encode()
     found, before = [], b""
@@ -35,7 +35,7 @@ def pieces_of(body: dict[str, Any]) -> list[bytes]:
 
 
 class Backend:
-    """One server."""
+    """One server: its load, its recent prompts and whether it is up."""
 
     def __init__(self, url: str, *, is_up: bool = True) -> None:
         self.address = Address.of(url)
@@ -47,12 +47,12 @@ class Backend:
         self._read: OrderedDict[bytes, None] = OrderedDict()
 
     def hit(self, pieces: Sequence[bytes]) -> int:
-        """How many of these it has read before."""
+        """Length, in pieces, of the longest prefix that this server has read recently."""
         return next((i for i, one in enumerate(pieces) if one not in self._read), len(pieces))
 
     @contextmanager
     def reading(self, pieces: Sequence[bytes]) -> Iterator[None]:
-        """It answers a request with this prompt."""
+        """Count a request as load while it is answered, and remember its prompt."""
         for one in pieces:
             self._read[one] = None
             self._read.move_to_end(one)
@@ -68,7 +68,7 @@ class Backend:
             self._end()
 
     def leave(self) -> None:
-        """It gets no more requests; its connections are closed after the last one."""
+        """Send no more requests here; close connections when the last request has ended."""
         self.leaves = True
         self._end()
 
@@ -78,7 +78,7 @@ class Backend:
 
 
 class Pool:
-    """Servers that can stand in for each other."""
+    """Interchangeable servers."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.backends = [Backend(url) for url in urls]
@@ -86,13 +86,13 @@ class Pool:
 
     @property
     def leaving(self) -> list[Backend]:
-        """Servers that have left and still answer requests."""
+        """Removed servers that still answer requests."""
         self._leaving = [one for one in self._leaving if one.num_open]
         return self._leaving
 
     def add(self, url: str) -> Backend:
-        """Have a server join; one that is there already stays as it is. Until it has said that it
-        is well, it gets requests only where nobody else can."""
+        """Add a server, or keep it as it is. Until its first successful health check it gets
+        requests only if no other server is up."""
         found = self._named(url)
         if found is None:
             found = Backend(url, is_up=False)
@@ -100,7 +100,7 @@ class Pool:
         return found
 
     def remove(self, url: str) -> Backend | None:
-        """Have a server leave; None: it is not there."""
+        """Remove a server; None if unknown."""
         found = self._named(url)
         if found is not None:
             self.backends.remove(found)
@@ -113,7 +113,7 @@ class Pool:
         return next((one for one in self.backends if one.address == address), None)
 
     def best(self, pieces: Sequence[bytes], tried: Sequence[Backend] = ()) -> Backend | None:
-        """The server for a prompt; None: none is left. One that is down is asked last."""
+        """The best server for a prompt; None if all were tried. Servers that are down come last."""
         left = [one for one in self.backends if one not in tried]
         among = [one for one in left if one.is_up] or left
         if not among:
