@@ -53,7 +53,8 @@ def what_kernels_cost() -> str:
 
 
 def backend_problem(error: Exception) -> str:
-    """What was asked for, what JAX said, and what to do."""
+    """Error message for a JAX backend that does not start, with the platform requested and what to
+    do."""
     wanted = jax.config.jax_platforms  # pyrefly: ignore[missing-attribute]
     said = " ".join(str(error).split()) or f"a bare {type(error).__name__}"
     if not wanted:

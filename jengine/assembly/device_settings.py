@@ -32,7 +32,7 @@ NO_PENALTY = (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequenc
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """Where a model is placed, how its steps are built and which limits they have."""
+    """Settings of the device side: placement, step programs and limits."""
 
     placement: Placement
     layout: StageLayout

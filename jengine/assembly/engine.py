@@ -54,7 +54,7 @@ class DeviceSide:
 
 @dataclass(frozen=True)
 class Engine:
-    """Everything that `LLM` and `AsyncLLM` hold."""
+    """A built engine: its session and client, and the settings that `LLM` and `AsyncLLM` read."""
 
     session: Session
     client: EngineClient
@@ -131,7 +131,8 @@ class Engine:
             runner.loaded.check_leaves()
 
     def program_counts(self) -> ProgramCounts:
-        """How many programs were compiled; every worker compiles the same."""
+        """Numbers of compiled and pending programs. Workers compile the same ones, so one is
+        asked."""
         if self.devices is not None:
             return self.loaded.program_counts()
         answers = self.client.ask(CallWorkers("programs", encoded_arguments("programs")))

@@ -64,7 +64,8 @@ class GuesserSource(NamedTuple):
         first_layer: int,
         noted: Callable[[Values], Values],
     ) -> LoadedGuesser:
-        """Load and prepare the parameters; `noted` observes each as it is read."""
+        """Load and prepare the drafter's parameters. `noted` is called with the values as they are
+        read."""
         order = LeafOrder(self.model, places, backend)
         leaves = order.leaves(noted(self.read(places)))
         return LoadedGuesser(self.method, self.model, order, leaves, first_layer, self.points)

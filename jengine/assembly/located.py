@@ -55,8 +55,8 @@ def located(args: EngineArgs, check: Check) -> EngineArgs:
 
 
 def tokenizer_name(model: Any, tokenizer: Any, *, other: bool) -> str | None:
-    """The repository of a tokenizer that is not the model's own, or of its `other` revision; None:
-    there is none."""
+    """The hub repository to take the tokenizer from, if not the model's own at its own revision.
+    `other`: the tokenizer's revision differs from the model's."""
     if in_hub(tokenizer):
         return str(tokenizer)
     return str(model) if other and tokenizer is None and in_hub(model) else None

@@ -91,7 +91,7 @@ def tokenizer_of(asked: ModelSettings, folder: Path | None) -> Tokenizer | None:
 
 
 def image_settings(folder: Path | None) -> dict[str, Any]:
-    """Image preprocessing settings of the folder; {} if there are none."""
+    """The folder's image preprocessing settings."""
     if folder is None or not folder.is_dir():
         return {}
     own, whole = folder / "preprocessor_config.json", folder / "processor_config.json"

@@ -146,7 +146,7 @@ def load_parameters(
 
 
 def live_declaration(model: nnx.Module, config: ModelConfig) -> nnx.Module:
-    """A live module's declarations, with weights that are rounded at load as `config` says."""
+    """Declarations of a live module, with the weight schemes of `config.quantization`."""
     declared = declaration(model)
     if config.quantization is not None:
         with_schemes(declared, config.quantization, {}, config.dtype)

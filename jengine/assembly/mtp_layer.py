@@ -89,7 +89,7 @@ def all_pieces(pieces: Pieces) -> list[Piece]:
 
 
 def renamed(pieces: Pieces, prefix: str, *, to_full: bool = True) -> Pieces:
-    """The same pieces by their full names, as config.json names modules, or without the prefix."""
+    """Add `prefix` to the names of the pieces' tensors, or with `to_full` False remove it."""
 
     def name(given: str) -> str:
         return prefix + given if to_full else given.removeprefix(prefix)

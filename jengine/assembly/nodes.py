@@ -29,7 +29,8 @@ ADVICE = (
 
 
 def join_nodes(asked: ParallelSettings, direction: Direction | None) -> None:
-    """Meet the other nodes, if there are some, before the first device is started."""
+    """Initialise `jax.distributed` if the engine spans several nodes. Must precede JAX's first use
+    of a device."""
     nodes = asked.nodes
     if not nodes.several:
         return
@@ -73,7 +74,6 @@ def given_up_after(seconds: float, nodes: Nodes, direction: Direction) -> Iterat
 
 
 def problem(nodes: Nodes) -> str:
-    """What went wrong, without the cause."""
     return f"node {nodes.rank} of {nodes.count} did not meet the others at {nodes.coordinator}"
 
 

@@ -52,7 +52,8 @@ class ServedWeights:
 
     @engine_context()
     def listed(self) -> WeightList:
-        """What there is now."""
+        """List the engine's parameters, under a new version if they were replaced since the last
+        call."""
         leaves = self._loaded.leaves
         if not leaves:
             raise CheckpointError("this engine has no parameters now: it sleeps.")
@@ -86,7 +87,7 @@ class ServedWeights:
 
 
 def serve_weights(settings: WeightSettings | None, loaded: LoadedModel) -> None:
-    """Serve a model's weights until it ends, if that is asked for."""
+    """Serve the model's parameters while it lives, if `settings` has an address to serve at."""
     if settings is None or settings.serve is None:
         return
     if len(loaded.placement.processes) > 1:

@@ -33,7 +33,7 @@ def with_pooling(
     folder: Path,
     tokenizer: Callable[[], Tokenizer | None],
 ) -> ModelConfig:
-    """The config of the model in a folder as it is used: to write, or to pool."""
+    """Add the pooling config if the model is used for pooling; checks that it may be."""
     sentence = read_sentence_model(folder)
     if not is_pooling(asked, config, sentence):
         return config

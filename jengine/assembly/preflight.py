@@ -51,7 +51,7 @@ def checked_here(asked: Groups) -> Check:
 
 
 def check_memory(asked: CacheSettings, devices: int, config: ModelConfig) -> None:
-    """Refuse weights that are larger than the memory there is for them."""
+    """Raise CapacityError if the weights exceed the available memory."""
     start_backend(asked.gpu_memory_utilization)
     needed = parameter_bytes(config)
     device = jax.local_devices()[0]

@@ -23,7 +23,7 @@ Check = Callable[[Any, str], Any]
 
 @cache
 def installed_processors(check: Check) -> tuple[Any, ...]:
-    """Those of all installed packages, in the order of their names."""
+    """Logits processors of all installed packages, sorted by entry point name."""
     own = [_loaded(one, check) for one in _sorted(GROUP)]
     return (*own, *_those_that_fit(check, own))
 
@@ -45,7 +45,8 @@ def _loaded(plugin: EntryPoint, check: Check) -> Any:
 
 
 def _those_that_fit(check: Check, taken: list[Any]) -> list[Any]:
-    """Of vLLM's group, what is made for jengine and not taken already."""
+    """Processors in vLLM's entry point group that implement jengine's interface and are not in
+    `taken`."""
     fit = []
     for plugin in _sorted(VLLM_GROUP):
         try:

@@ -61,7 +61,7 @@ def checked(found: Any, named: str) -> Any:
 
 
 class RequestProcessors:
-    """What an engine's processors make of the parameters of its requests."""
+    """Registers logits processors of the engine and of its requests with the steps."""
 
     def __init__(self, given: Sequence[Any] | None, devices: DeviceSide | None) -> None:
         self._usual = engine_processors(given)

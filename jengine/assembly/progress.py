@@ -21,8 +21,7 @@ SLOW = 5.0
 
 @contextmanager
 def explained_if_slow(message: Callable[[], str], wanted: bool = True) -> Iterator[None]:
-    """Write one line to stderr if the block takes long: where there is no terminal, no bar is
-    drawn."""
+    """Write the message to stderr if the block takes long, for output without progress bars."""
 
     def explain() -> None:
         if sys.stderr is not None:

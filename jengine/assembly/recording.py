@@ -25,7 +25,8 @@ from jengine.executor.recording import Origin, Recording
 def recorder_for(
     asked: WatchSettings, source: ModelSource, schedule: ScheduleConfig, cache: CacheConfig
 ) -> Callable[[Executor], Executor]:
-    """What puts a flight recorder around an executor, if there is to be one."""
+    """Wrapper that puts a flight recorder around an executor; the identity without
+    `flight_recorder`."""
     folder, steps = asked.flight_recorder, asked.flight_recorder_steps
     if folder is None:
         return lambda executor: executor

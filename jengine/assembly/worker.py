@@ -31,7 +31,7 @@ from jengine.wire.connection import connect
 
 
 def run(data: bytes) -> bytes:
-    """Be a worker until the driver says goodbye."""
+    """Run a worker until the driver shuts it down."""
     job = msgspec.msgpack.decode(data, type=Job)
     try:
         load_plugins()

@@ -28,7 +28,7 @@ REPORT = 0.1
 
 
 class ReportingBar:
-    """What the engine's builders need of a progress bar, sent to the fronts."""
+    """A tqdm-like bar whose updates are sent to the fronts."""
 
     def __init__(
         self, report: Callable[[Progress], None], stage: str, total: float | None, unit: str

@@ -24,7 +24,7 @@ LOOK = 1.0
 
 
 class CoreReturn:
-    """Puts cores in the places of others."""
+    """Replaces lost cores of other hosts by ones that have restarted."""
 
     def __init__(self, replicas: ProcessReplicas, secret: bytes) -> None:
         self._replicas = replicas

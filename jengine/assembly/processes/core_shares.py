@@ -21,14 +21,14 @@ UNDIVIDED = ("accel*", "vfio/[0-9]*", "kfd")
 
 
 class Share(NamedTuple):
-    """What one core may use."""
+    """CPUs (empty: all) and environment variables of one core's process."""
 
     cpus: list[int]
     env: dict[str, str]
 
 
 def shares(cores: int, devices: int, environ: Mapping[str, str]) -> list[Share]:
-    """The share of each core, which needs so many devices. No two share a GPU."""
+    """Divide GPUs among the cores, `devices` for each, or without GPUs the CPUs."""
     gpus = [] if environ.get("JAX_PLATFORMS") == "cpu" else visible_gpus(environ)
     if not gpus:
         return [Share(cpus, {}) for cpus in processor_shares(cores)]
@@ -56,7 +56,8 @@ def can_divide(environ: Mapping[str, str]) -> bool:
 
 
 def processor_shares(cores: int) -> list[list[int]]:
-    """The processors of this process, divided; all for each where there are too few."""
+    """Divide this process's CPUs among the cores; empty lists if there are fewer CPUs than
+    cores."""
     if not hasattr(os, "sched_getaffinity"):
         return [[]] * cores
     own = sorted(os.sched_getaffinity(0))

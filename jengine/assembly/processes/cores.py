@@ -46,7 +46,7 @@ def launch_cores(
 def clients_of(
     addresses: Sequence[str], mailbox: Mailbox, secret: bytes | None
 ) -> list[ProcessClient]:
-    """Clients of cores that others have started, on this host or on others."""
+    """Clients of cores that run already, on this or other hosts."""
     return [
         ProcessClient(address, None, mailbox, secret if address.startswith("tcp:") else None)
         for address in addresses
@@ -54,6 +54,6 @@ def clients_of(
 
 
 def shut_down(clients: Sequence[ProcessClient]) -> None:
-    """End the cores that belong to this process, and leave the others."""
+    """Shut down the cores that this process started, and disconnect from the others."""
     for client in clients:
         client.shutdown()

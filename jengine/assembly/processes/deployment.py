@@ -31,7 +31,7 @@ SERVE = "serve"
 
 
 class CoreSettings(msgspec.Struct, frozen=True):
-    """What the program of a core is told: settings, and what its front wants to be told."""
+    """Settings sent to a core's process."""
 
     engine: dict[str, Any]  # keyword arguments of EngineArgs
     tells_contents: bool = False  # whether fronts are told what the cache holds
@@ -49,14 +49,14 @@ class Deployment:
         return plain_settings(self.args, where, process, model=str(self.folder), **changed)
 
     def core(self, rank: int | None = None) -> bytes:
-        """What the core of a data-parallel rank is told; None: the only core."""
+        """Settings message for the core of a data-parallel rank; None: the only core."""
         settings = self.told(CORE, WHERE, skip_tokenizer_init=True)
         if rank is not None:
             settings.update(rank_settings(settings, rank))
         return msgspec.msgpack.encode(CoreSettings(settings, tells_contents=rank is not None))
 
     def on_ray(self, host: str, rank: int) -> bytes:
-        """What one rank on Ray is told: it is a host with this rank alone, which joins the front
+        """Settings message for one rank on Ray, which is its host's only rank and joins the front
         at `host`."""
         settings = self.told(
             RANK, ON_RAY,
@@ -70,7 +70,7 @@ class Deployment:
 
     @property
     def secret(self) -> bytes:
-        """What the hosts of one engine share."""
+        """The secret from which the hosts of one engine derive their keys."""
         return checked_secret(SECRET, self.args.data_parallel_secret)
 
     @property
@@ -96,8 +96,8 @@ def deployment_of(args: EngineArgs) -> Deployment:
 
 
 def rank_settings(settings: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """The settings of a rank's core that are not those of the whole engine: each rank publishes its
-    events at ports of its own and serves its blocks at one, and the first serves the weights."""
+    """Settings that differ for one data-parallel rank: ports for KV events and block transfers are
+    its own, and only the first rank serves weights."""
     changed: dict[str, Any] = {"data_parallel_size": None}
     if not rank:
         return changed

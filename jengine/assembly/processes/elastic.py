@@ -29,9 +29,10 @@ _one_at_a_time = threading.Lock()
 
 
 def scale_replicas(engine: Engine, count: int, drain_seconds: float = DRAIN_SECONDS) -> None:
-    """Have so many replicas. Returns when new ones serve, and when those beyond have ended.
+    """Change the number of replicas to `count`. Returns when new ones serve and surplus ones have
+    ended.
 
-    A replica that still has requests after so many seconds stays, and the error says so.
+    Raises CapacityError if a replica still has requests after `drain_seconds`; it stays.
     """
     replicas = scalable(engine)
     if count < 1:
@@ -69,8 +70,8 @@ def scalable(engine: Engine) -> ProcessReplicas:
 
 
 def add_replica(engine: Engine, replicas: ProcessReplicas, count: int) -> None:
-    """Start one more core and have it serve. It gets a share of this machine as if there were
-    `count`; those of the others stay as they are."""
+    """Start one more core and route requests to it. It gets the CPUs or GPUs of its place among
+    `count`; those of running cores do not change."""
     args, folder = engine.args, engine.folder
     assert folder is not None, "an engine in other processes has a folder"
     place = replicas.next_place

@@ -95,7 +95,7 @@ def connect_cores(
 
 
 def core_return(engine: Engine) -> CoreReturn:
-    """How cores of other hosts come back to an engine that has some."""
+    """Create what reconnects cores of other hosts after they have restarted."""
     assert isinstance(engine.client, ProcessReplicas), "an engine with cores of other hosts"
     assert engine.folder is not None, "an engine in other processes has a folder"
     return CoreReturn(engine.client, Deployment(engine.args, engine.folder).secret)
@@ -144,7 +144,7 @@ def front_of(
     ready: Ready,
     cache: CacheConfig,
 ) -> Engine:
-    """The engine over a client of cores, one of which said that it is ready."""
+    """Build the Engine around the client of running cores. `ready`: the first core's message."""
     args, folder = deployment.args, deployment.folder
     generation = generation_of(args.groups.model, folder)
     source = ModelSource(ready.model.config, folder, tokenizer, generation)

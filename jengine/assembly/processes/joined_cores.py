@@ -25,7 +25,8 @@ Ends = queue.SimpleQueue[str | None]
 
 
 def run_joined(deployment: Deployment, ends: Ends) -> str | None:
-    """Run this host's cores for the front until something says why they end."""
+    """Run this host's cores for the front until they end. Returns the error message; None at a
+    normal shutdown."""
     cores = OwnCores(deployment)
     over = threading.Event()  # cores that end now are expected to
     threading.Thread(target=join, args=(deployment, cores, ends, over), daemon=True).start()

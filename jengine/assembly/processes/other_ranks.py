@@ -17,7 +17,7 @@ from jengine.wire.hosts import Door, checked_host
 
 
 def other_ranks(deployment: Deployment) -> OtherRanks | None:
-    """Those of an engine; None if it has none."""
+    """Ranks of other hosts; None if the engine has none."""
     return OtherRanks(deployment) if deployment.args.ranks.elsewhere else None
 
 

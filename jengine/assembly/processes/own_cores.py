@@ -33,12 +33,12 @@ class OwnCores:
         self.clients = launch_cores(self._deployment, door=door)
 
     def addresses(self, tell: Tell, seconds: float = START_SECONDS) -> list[str]:
-        """Where fronts reach the core of each rank, once those of other hosts have joined."""
+        """Addresses of all ranks' cores, after those of other hosts have joined."""
         others = [] if self._others is None else self._others.wait(tell, seconds)
         return [*(client.address for client in self.clients), *others]
 
     def when_back(self, tell: Callable[[int, str], None]) -> None:
-        """Have a function called with rank and address of a core that came back from elsewhere."""
+        """Register a callback for cores of other hosts that restarted: (rank, address)."""
         if self._others is not None:
             self._others.when_back(tell)
 

@@ -31,7 +31,7 @@ class RayRanks:
     """The driver process, and what it has reported."""
 
     def __init__(self, options: Mapping[str, Any], devices: int, jobs: Sequence[bytes]) -> None:
-        """Start a rank for each job. Each takes so many devices."""
+        """Start one rank per job, with `devices` devices each."""
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "data_parallel_backend='ray': Ray is not installed. Install it in the environment "

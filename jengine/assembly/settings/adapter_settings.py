@@ -17,7 +17,7 @@ def adapter_limits(
     dtype: str,
     modules: Sequence[str] | None,
 ) -> AdapterLimits | None:
-    """How many adapters there may be, and how large; None if there are none."""
+    """Check the LoRA settings and combine them; None if LoRA is off."""
     one_of("lora_dtype", dtype, DTYPES)
     if not 1 <= max_rank <= RANKS[-1]:
         raise ConfigError(f"max_lora_rank={max_rank}: expected 1 to {RANKS[-1]}.")

@@ -512,7 +512,7 @@ class EngineArgs:
 
     @property
     def drafts(self) -> SpeculativeConfig | None:
-        """How several tokens of a row are guessed for one step; None: they are not."""
+        """Parsed `speculative_config`; None without speculative decoding."""
         given = self.speculative_config
         return None if given is None else speculative_config(given)
 
@@ -523,14 +523,14 @@ class EngineArgs:
 
     @property
     def hub(self) -> HubOptions:
-        """How repositories of the Hugging Face Hub are asked for."""
+        """Options for downloads from the Hugging Face Hub."""
         return HubOptions(
             self.revision, self.download_dir, self.hf_token, tuple(self.ignore_patterns or ())
         )
 
     @property
     def adapter_limits(self) -> AdapterLimits | None:
-        """How many LoRA adapters there may be, and how large; None: no request has any."""
+        """Number, rank and dtype of LoRA adapters; None if LoRA is off."""
         return adapter_limits(
             self.enable_lora, self.max_loras, self.max_lora_rank, self.max_cpu_loras,
             self.lora_dtype, self.lora_target_modules,
@@ -538,13 +538,13 @@ class EngineArgs:
 
     @property
     def replicas_in_processes(self) -> bool:
-        """Whether there are several replicas, each in a process of its own."""
+        """Whether there are several replicas, each in its own process."""
         ranks = self.ranks
         return ranks.size > 1 and (self.data_parallel_backend != "local" or ranks.elsewhere > 0)
 
     @property
     def devices_per_replica(self) -> int:
-        """How many devices each replica takes, as far as settings tell."""
+        """Devices per replica that the settings ask for."""
         per_stage = (self.tensor_parallel_size or 1) * self.prefill_context_parallel_size
         return per_stage * (self.pipeline_parallel_size or 1)
 
@@ -559,12 +559,12 @@ class EngineArgs:
 
     @property
     def kv_events(self) -> EventSettings | None:
-        """Where it is published which blocks are cached; None: nowhere."""
+        """Parsed `kv_events_config`; None if KV events are not published."""
         return event_settings(self.kv_events_config)
 
     @property
     def transfers(self) -> TransferSettings | None:
-        """Where blocks of the cache are kept outside of the device; None: nowhere."""
+        """Parsed settings of offloading and KV transfer; None if blocks stay on the device."""
         return transfer_settings(
             self.kv_offloading_size, self.kv_offloading_backend, self.kv_transfer_config
         )
@@ -576,7 +576,7 @@ class EngineArgs:
 
     @property
     def expert_balance(self) -> BalanceConfig | None:
-        """How experts move between devices; None: they do not."""
+        """Parsed settings of expert rebalancing; None if it is off."""
         return balance_config(self.enable_eplb, self.eplb_config)
 
     @property
@@ -586,12 +586,12 @@ class EngineArgs:
 
     @property
     def cache_codes(self) -> str | None:
-        """What the KV cache holds in place of the model's dtype."""
+        """Code format of the KV cache; None: the model's dtype."""
         return CACHE_CODES[self.kv_cache_dtype]
 
     @property
     def profile_folder(self) -> str | None:
-        """Where traces are written; None if profiler_config names no folder."""
+        """Directory for traces; None if `profiler_config` names none."""
         config = self.profiler_config or {}
         return config.get("dir") or config.get("torch_profiler_dir")
 

@@ -8,7 +8,8 @@ from jengine.errors import UnsupportedFeature
 
 
 def refuse_together(what: str, others: Mapping[str, bool]) -> None:
-    """Raise for the first of the others, by what users call them, that is asked for beside it."""
+    """Raise UnsupportedFeature for the first of the `others` in use; their keys are shown to
+    users."""
     for name, is_used in others.items():
         if is_used:
             raise UnsupportedFeature(f"{what} with {name} is not built; leave one of them out.")

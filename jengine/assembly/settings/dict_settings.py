@@ -52,8 +52,7 @@ def checked_keys(name: str, given: Any, known: Mapping[str, str]) -> None:
 
 
 def compiler_settings(given: Mapping[str, Any] | None) -> tuple[bool, str, bool]:
-    """Of a compilation config: whether CUDA graphs hold collectives, the library of XLA's matmuls
-    on GPUs, and whether graphs may be short."""
+    """Read (capture_collectives, matmuls, short_graphs) from a compilation_config."""
     captured = (given or {}).get("capture_collectives", False)
     switch("compilation_config['capture_collectives']", captured)
     short = (given or {}).get("short_graphs", True)

@@ -122,7 +122,7 @@ def options_object(text: str) -> dict[str, Any]:
 
 
 def json_or_text(value: Any) -> Any:
-    """The value that a string is the JSON of; other strings are meant as they are."""
+    """Decode a string that is JSON; return anything else unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -132,7 +132,7 @@ def json_or_text(value: Any) -> Any:
 
 
 def free_object(text: str) -> dict[str, Any]:
-    """Read a JSON object, whose values are taken as they are."""
+    """Decode a JSON object without checking its values."""
     try:
         found = json.loads(text)
     except ValueError as error:

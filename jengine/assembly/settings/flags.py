@@ -51,7 +51,7 @@ def add_switch(
 
 
 def shown_default(field: Field[Any]) -> str:
-    """' [default]' for help, where there is one to show."""
+    """The default in brackets for a flag's help; "" if it has none."""
     if field.default in (None, MISSING, ()):
         return ""
     told = " ".join(field.default) if isinstance(field.default, tuple) else field.default

@@ -21,7 +21,7 @@ from jengine.connectors.weight_settings import WeightSettings
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What is loaded, from where, and in which form."""
+    """The model, and how its parameters are loaded."""
 
     model: Any
     params: Any
@@ -132,7 +132,7 @@ class MediaSettings:
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """What people who wait are shown, and what is recorded."""
+    """Settings of progress display and of the flight recorder."""
 
     show_progress: bool | None
     flight_recorder: str | Path | None
@@ -154,8 +154,8 @@ class Groups:
     adapters: AdapterLimits | None  # None: no request has any
 
     def in_use(self, *names: str) -> dict[str, bool]:
-        """Whether settings are in use that few others can be combined with, by what users call
-        them. `executor` is in use if it is none of this process."""
+        """Display names of those among `names` that restrict other features -> whether each is in
+        use. `executor` counts as used if its workers are other processes."""
         steps, parallel = self.steps, self.parallel
         words = {
             "executor": f"executor={parallel.executor!r}",

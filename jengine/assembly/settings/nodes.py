@@ -12,7 +12,7 @@ from jengine.executor.multihost.settings import NO_ADDRESS
 
 
 class Nodes(NamedTuple):
-    """How many nodes run an engine's steps, which of them this is, and where they meet."""
+    """The nodes that share one engine: their number, this node's rank, and node 0's address."""
 
     count: int
     rank: int
@@ -21,12 +21,11 @@ class Nodes(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
         return self.count > 1
 
     @property
     def coordinator(self) -> str:
-        """Where node 0 listens."""
+        """host:port of `jax.distributed`'s coordinator on node 0."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}"
 
@@ -46,8 +45,8 @@ class Nodes(NamedTuple):
             )
 
     def joined_replicas(self, replicas: int, address: str | None) -> dict[str, Any]:
-        """The settings where each node has whole replicas: they are ranks that join the one of
-        node 0. {}: nodes share a replica, or there is one node."""
+        """Settings that turn this node's replicas into data-parallel ranks that join node 0's.
+        Empty if nodes share a replica, or for a single node."""
         local = self.local_replicas(replicas)
         if not self.several or local is None:
             return {}
@@ -60,8 +59,7 @@ class Nodes(NamedTuple):
         }
 
     def local_replicas(self, replicas: int) -> int | None:
-        """How many of an engine's data-parallel replicas each node has; None where one engine
-        without replicas runs on all nodes."""
+        """Replicas per node; None if a single replica spans all nodes."""
         if replicas == 1:
             return None
         if replicas % self.count:

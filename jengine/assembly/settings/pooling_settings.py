@@ -78,7 +78,7 @@ def _check(config: PoolerConfig) -> None:
 
 
 def runner_and_conversion(runner: str, convert: str, task: str | None) -> tuple[Any, Any]:
-    """What was asked for; `task` stands for both where they are left to be found out."""
+    """Resolve `task` into runner and convert; without a task both are returned unchanged."""
     if task is None:
         return runner, convert
     if task not in TASKS:

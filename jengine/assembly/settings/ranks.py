@@ -25,14 +25,14 @@ def checked_rank_options(backend: str, given: Any) -> None:
 
 
 class Ranks(NamedTuple):
-    """How many ranks there are on all hosts, and those of this one."""
+    """Number of data-parallel ranks in all, and the range of those on this host."""
 
     size: int
     local: range
 
     @property
     def elsewhere(self) -> int:
-        """How many run on other hosts."""
+        """Number of ranks on other hosts."""
         return self.size - len(self.local)
 
     @classmethod

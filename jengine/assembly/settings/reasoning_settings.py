@@ -73,7 +73,8 @@ def reasoning_marks(
 
 
 def texts_of(parser: str | None, config: Mapping[str, str]) -> tuple[str, str, str]:
-    """What begins reasoning, what ends it, and what is forced to end it; empty: not known."""
+    """Texts of (start of reasoning, its end, the end forced by a spent budget); empty if
+    unknown."""
     found = None if parser is None else REASONING_PARSERS[parser].marks
     start = config.get("reasoning_start_str") or (found.start if found else "")
     forced_end = config.get("reasoning_end_str") or (found.ends[0] if found else "")

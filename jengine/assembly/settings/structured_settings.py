@@ -44,7 +44,7 @@ def checked_reasoning_parser(parser: str | None, config: Any) -> str | None:
 def structured_outputs_defaults(
     parser: str | None, config: Mapping[str, Any] | None
 ) -> StructuredOutputsDefaults:
-    """What holds for all requests, from checked settings."""
+    """Defaults of structured output for all requests, from checked settings."""
     given = config or {}
     return StructuredOutputsDefaults(
         disable_any_whitespace=given.get("disable_any_whitespace", False),

@@ -105,7 +105,7 @@ class VllmSetting(NamedTuple):
     unused: tuple[Any, ...]  # values that ask for nothing
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Whether a value leaves everything as it is."""
+        """Whether the value is vLLM's default or empty, so that ignoring it changes nothing."""
         empty = isinstance(value, (dict, list, tuple, set)) and not value
         return value is None or empty or value in self.unused
 
@@ -127,8 +127,8 @@ VLLM_SETTINGS = _settings()
 def own_settings(
     owner: str, given: Mapping[str, Any], renamed: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What was given, in EngineArgs' names; refuses what needs something that is not there.
-    `renamed`: vLLM's name -> ours."""
+    """Translate vLLM's settings to EngineArgs' names. Raises for a feature that does not exist
+    here. `renamed`: vLLM's name -> ours."""
     result: dict[str, Any] = {}
     for name, value in with_speculation(owner, given).items():
         executor = named_executor(name, value)

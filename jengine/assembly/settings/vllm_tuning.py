@@ -141,7 +141,7 @@ COMPILER_KEYS = (
 
 
 def nearest(owner: str, name: str, value: Any) -> Any:
-    """A value of one of our settings, where vLLM's differs; the log says what became of it."""
+    """Map vLLM's value of a setting to the nearest supported one, and log a replacement."""
     if name in CONVERTED:
         return CONVERTED[name](owner, value)
     ours = NEAREST.get(name, {}).get(value, value) if isinstance(value, str) else value

@@ -131,7 +131,7 @@ def refuse_beside_images(
 
 
 def refused_across(asked: Groups, config: ModelConfig) -> dict[str, bool]:
-    """What cross attention cannot be combined with, by what users call it."""
+    """Features that cross attention does not support, by display name -> whether each is in use."""
     return {
         **asked.in_use(
             "enable_prompt_embeds",

@@ -58,7 +58,8 @@ def ladders_for(
 
 
 def striped_ladders(ladders: Ladders, ways: int, tile: int) -> Ladders:
-    """Sizes that so many devices divide, by rows and by tiles of prompt tokens."""
+    """Round decode rows up to multiples of `ways`, and prefill tokens to multiples of `ways`
+    tiles."""
 
     def rounded(sizes: tuple[int, ...], unit: int) -> tuple[int, ...]:
         return tuple(sorted({-(-size // unit) * unit for size in sizes}))

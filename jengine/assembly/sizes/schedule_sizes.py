@@ -119,8 +119,8 @@ def refuse_for_pooling(asked: Groups, *, one_segment: bool) -> None:
 
 
 def _adjusted_seqs(asked: StepSettings, rows: int, penalises: bool, row_size: int) -> int:
-    """Requests with penalties, biases or masks that may run at once: all, if their state of so many
-    bytes each is small or every request has them."""
+    """Most concurrent requests with penalties, biases or masks, whose state takes `row_size` bytes
+    each: all rows if that fits the sampler pool or `penalises` is set."""
     given = asked.compilation.get("max_adjusted_seqs")
     if given is not None:
         if type(given) is not int or given < 1:

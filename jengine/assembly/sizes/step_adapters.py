@@ -26,8 +26,8 @@ def adapter_config(asked: Groups, stages: int) -> AdapterConfig | None:
 
 
 def with_adapted(known: Mapping[str, Features], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The variants that are asked for, and which of them there must be with adapters: those that
-    most steps need, and one that can do everything."""
+    """Add variants with adapters to the wanted ones: of the plain ones, and of the most capable
+    one."""
     common = [name for name in wanted if name in known and known[name].is_plain]
     last = [name for name in known if name in wanted][-1:]
     adapted = [with_adapters(name) for name in (*common, *last)]

@@ -52,7 +52,7 @@ def chosen_experts(
 def balancer_of(
     asked: Groups, config: ModelConfig, placement: Placement
 ) -> Callable[[Executor], Executor]:
-    """What is put around an executor so that experts move; nothing if they do not."""
+    """Wrapper that rebalances experts around an executor; the identity if rebalancing is off."""
     balance = asked.parallel.expert_balance
     if balance is None:
         return lambda executor: executor

@@ -165,7 +165,7 @@ def step_shapes(
     stages: int,
     guesser_specs: tuple[CacheSpec, ...],
 ) -> StepShapes:
-    """What all buckets have in common."""
+    """Shapes common to all buckets."""
     # A stage's slots are built like the first layers of the model.
     own_specs = config.layer_specs[: stage_layout(config, stages).num_slots]
     guessing = tuple((spec,) for spec in guesser_specs)
