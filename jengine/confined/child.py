@@ -32,8 +32,8 @@ def serve(
     sock: socket.socket | None = None,
     idle_seconds: float = IDLE_SECONDS,
 ) -> None:
-    """Answer until nobody asks. `prepare` makes what answers of the first message, and says how
-    much memory answers may take beyond that."""
+    """Answer messages until the connection closes or idles. `prepare` makes the answering function
+    from the first message, and returns how much memory it may take beyond that."""
     sock = sock or socket.socket(fileno=0)
     _, job = frames.receive(sock, None)
     answer, most_bytes = prepare(job)
@@ -50,7 +50,7 @@ def serve(
 
 
 def answered(answer: Answer, asked: bytearray) -> tuple[int, Sequence[frames.Part]]:
-    """What to send for a message."""
+    """The reply to a message."""
     try:
         return frames.ANSWER, answer(asked)
     except RequestError as error:
@@ -60,7 +60,7 @@ def answered(answer: Answer, asked: bytearray) -> tuple[int, Sequence[frames.Par
 
 
 def limit_memory(more: int) -> None:
-    """Let this process have so many bytes of address space beyond those that it has."""
+    """Limit the address space to its current size plus `more` bytes."""
     if sys.platform == "linux":
         most = statm_bytes(0) + more
         resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -20,7 +20,7 @@ class GivenUp(RequestError):
 
 
 class Errand:
-    """Work that ends after so many seconds, waits for a process to start not counted."""
+    """Work with a deadline, which does not run while it waits for a process to start."""
 
     def __init__(self, seconds: float, *, confined: bool = False) -> None:
         """`confined`: whatever can be done in a confined process is, also what is small."""

@@ -35,7 +35,7 @@ def receive(sock: socket.socket, until: float | None) -> tuple[int, bytearray]:
 
 
 def exactly(sock: socket.socket, size: int, until: float | None) -> bytearray:
-    """The next so many bytes."""
+    """Receive exactly `size` bytes. Raises EOFError if the connection ends before."""
     found = bytearray(size)
     rest = memoryview(found)
     while rest:

@@ -50,12 +50,12 @@ class ConfinedPool:
 
     @property
     def busy(self) -> int:
-        """How many processes work now."""
+        """Number of processes at work."""
         return len(self._used)
 
     @property
     def pids(self) -> list[int]:
-        """The processes that there are."""
+        """Pids of all processes."""
         with self._lock:
             return [one.pid for one in (*self._idle, *self._used)]
 
@@ -150,6 +150,6 @@ class ConfinedPool:
 
 
 def end_all(processes: Sequence[ConfinedProcess]) -> None:
-    """End processes that wait for messages which nobody can send any more."""
+    """Kill idle processes, to which no messages can come any more."""
     for one in processes:
         one.kill()

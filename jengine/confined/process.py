@@ -68,13 +68,12 @@ class ConfinedProcess:
 
     @property
     def status(self) -> int:
-        """How it ended; waits for that."""
+        """Wait for the process to end; returns its exit status."""
         self._over.wait()
         return self._popen.returncode if self._popen is not None else 1
 
     @property
     def pid(self) -> int:
-        """Its number."""
         return self._popen.pid if self._popen is not None else 0
 
     def kill(self) -> None:

@@ -101,5 +101,5 @@ class PrefixLookup:
         return any(group.longest_hit(follows, len(follows)) for group in self._groups)
 
     def may_read(self, request: Request) -> bool:
-        """Whether a request may begin with what others have computed."""
+        """Whether a request may reuse cached blocks."""
         return self._enabled and not request.wire.skip_reading_prefix_cache

@@ -126,7 +126,7 @@ class RecurrentGroup:
         return self._writers[key]
 
     def chunk_end(self, start: int, end: int) -> int:
-        """At the last multiple of `snapshot_every` in the chunk, if there is one."""
+        """Return the last multiple of `snapshot_every` in the chunk, if any, else `end`."""
         if self._every is None:
             return end
         last = end // self._every * self._every
@@ -269,7 +269,7 @@ class RecurrentGroup:
         return self._every is not None and blocks * self._block_size % self._every == 0
 
     def _leaves_snapshot(self, table: StateTable, start: int) -> bool:
-        """Whether the state before `start` is to stay as it is."""
+        """Whether the state before `start` is a snapshot that must not be overwritten."""
         blocks = len(table.blocks)
         return blocks * self._block_size == start and self._is_due(blocks)
 

@@ -25,7 +25,7 @@ class CacheRules(Protocol):
         """The most blocks one request of `num_tokens` holds while running chunks of `max_chunk`."""
 
     def chunk_end(self, start: int, end: int) -> int:
-        """Where a chunk of tokens from `start` on may end at the latest, at most at `end`."""
+        """Latest allowed end, at most `end`, of a chunk that begins at `start`."""
 
 
 class FullRules:
@@ -99,7 +99,7 @@ class ChunkedRules:
         return tokens // self.window * self.window // self.block_size
 
     def longest_hit(self, present: Callable[[int], bool], most: int) -> int:
-        """From the right: where the last chunk, as far as it goes, is there."""
+        """Search from the right for the longest prefix whose last attention chunk is present."""
         count = most
         while count:
             chunk = range(count - 1, self.skippable(count * self.block_size) - 1, -1)

@@ -41,15 +41,15 @@ class Tails:
         return tokens if has_tail else hit
 
     def parts_of_hit(self, request: Request, hit: int) -> tuple[list[bytes], bytes]:
-        """The contents of the blocks that a request shares which begins after so many tokens, and
-        of the one that it begins with a copy of; empty: none."""
+        """Contents of the full blocks that a request with this hit shares, and of the partial block
+        it copies (empty: none)."""
         if self._is_by_tail(request, hit):
             return self._parts(request, hit)
         return self._prefixes.contents_of_hit(request, hit), b""
 
     def keep(self, request: Request, holder: int) -> None:
-        """Let others find the tail of all that a request has computed. No step in flight runs it
-        on."""
+        """Publish a request's computed tokens up to its partial block. No step in flight may extend
+        that."""
         before, tail = self._parts(request, request.num_computed)
         for group in self._groups:
             group.publish_tail(holder, before, tail)
@@ -65,15 +65,15 @@ class Tails:
             self._forget(tail)
 
     def _is_by_tail(self, request: Request, hit: int) -> bool:
-        """Whether `begins_at` has said this because of a tail. A prefix hit ends with a full block,
-        as a tail may."""
+        """Whether the hit is a partial block. A full prefix hit ends with a full block, as a tail
+        may too."""
         if hit % self._block_size:
             return True
         is_whole = request.wire.forks and hit == request.num_known - 1
         return is_whole and self._prefixes.find(request) < hit
 
     def _parts(self, request: Request, tokens: int) -> tuple[list[bytes], bytes]:
-        """The contents of the blocks before the last one of so many tokens, and of that."""
+        """Contents of the blocks of the first `tokens` tokens: all but the last, and the last."""
         tail = self._prefixes.tail(request, tokens)
         return self._prefixes.contents_of_hit(request, tokens - 1), tail
 

@@ -25,7 +25,7 @@ class BlockRecord:
 
 
 class RequestRecords:
-    """The rows of one request, by position, and the blocks that it shares with others."""
+    """Rows of one request by position, and the blocks it shares with others."""
 
     __slots__ = ("blocks", "hit", "next", "read", "rows", "taken")
 
@@ -46,7 +46,7 @@ class RequestRecords:
         self.read = max(self.read, end)
 
     def copy_hit(self, size: int) -> None:
-        """Copy the rows of the blocks that others computed."""
+        """Copy the rows of shared blocks that other requests computed."""
         for index in range(self.hit):
             rows = self.blocks[index].rows
             assert rows is not None, f"block {index} was found before its step was planned"
@@ -75,7 +75,8 @@ class TokenRecords:
         self._blocks: OrderedDict[bytes, BlockRecord] = OrderedDict()  # least recently used first
 
     def longest_hit(self, contents: Sequence[bytes], most: int) -> int:
-        """How many of the first `most` contents have rows here, or will when steps are read."""
+        """Number of leading contents, at most `most`, whose rows are known or will be once steps
+        are read."""
         known = self._blocks
         return next((i for i, one in enumerate(contents[:most]) if one not in known), most)
 
@@ -102,8 +103,8 @@ class TokenRecords:
             self._blocks.popitem(last=False)
 
     def add(self, request: Request, start: int | None, rows: np.ndarray, count: int) -> None:
-        """A step was read that ran these tokens of a request from `start` on; None: a decode. The
-        first `count` of them are the request's, the others drafts that were rejected."""
+        """Add rows of a step's tokens, from position `start` (None: a decode). Only the first
+        `count` are the request's; the rest are rejected drafts."""
         own = request.records
         assert own is not None, "only admitted requests run"
         start, rows = own.next if start is None else start, rows[:count]
@@ -114,7 +115,7 @@ class TokenRecords:
             self._fill(own, index)
 
     def take(self, request: Request, end: int) -> np.ndarray | None:
-        """The rows before position `end` that were not taken yet; None: there are none."""
+        """Rows before `end` that were not returned before; None if there are none."""
         own = request.records
         if own is None or own.taken >= end:
             return None

@@ -69,37 +69,37 @@ class WholeGroup:
         return NO_LIMIT
 
     def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
-        """Nothing: there is no content."""
+        """Do nothing: nothing is cached."""
 
     def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
         return False
 
     def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
-        """Nothing: there is no content."""
+        """Do nothing: nothing is cached."""
 
     def forget_tail(self, tail: bytes) -> None:
-        """Nothing: there is no content."""
+        """Do nothing: nothing is cached."""
 
     def step_ended(self) -> None:
-        """Nothing: no unit waits for a step."""
+        """Do nothing: no unit waits for a step."""
 
     def free(self, holder: int) -> None:
-        """Nothing: no unit is held."""
+        """Do nothing: no unit is held."""
 
     def forget(self, content: bytes) -> None:
-        """Nothing: there is no content."""
+        """Do nothing: nothing is cached."""
 
     def forget_all(self) -> None:
-        """Nothing: there is no content."""
+        """Do nothing: nothing is cached."""
 
     def resize(self, num_units: int) -> None:
         self.pool = self.pool.resized(max(num_units, 2))
 
     def record(self, journal: ContentJournal) -> None:
-        """Nothing: no content becomes findable."""
+        """Do nothing: nothing is cached."""
 
     def measure(self, residency: BlockResidency) -> None:
-        """Nothing: no content stays."""
+        """Do nothing: nothing is cached."""
 
     def table(self, holder: int) -> list[int]:
         return []

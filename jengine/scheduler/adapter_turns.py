@@ -78,7 +78,7 @@ class AdapterTurns:
             self._waiting.open(SlotOf(leaving))
 
     def _is_behind(self, request: Request) -> bool:
-        """Whether the request comes after the first one that waits for a slot."""
+        """Whether the request comes after the first one that is parked for an adapter slot."""
         first = self._waiting.first_parked(SlotOf)
         if first is None or first.wire.adapter != self._first:
             return False

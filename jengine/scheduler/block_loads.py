@@ -158,7 +158,7 @@ class BlockLoads:
         return loading
 
     def _begun(self, loading: Loading | None) -> Loading | None:
-        """Start to load what was found. None if nothing was, or there is no room."""
+        """Start the fetches of a load. Returns None if there is nothing to load or no free slot."""
         if loading is None:
             return None
         request = loading.request
@@ -196,8 +196,8 @@ class BlockLoads:
         return True
 
     def _place(self, loading: Loading) -> bool:
-        """Allocate device blocks for the contents in slots. False: one is gone, or there is no
-        room."""
+        """Allocate device blocks for the fetched contents. Returns False if one was evicted or no
+        block is free."""
         request, groups = loading.request, self._cache.groups
         places = [self._hosts[group_of(key)].find(key) for key in loading.keys]
         if None in places:

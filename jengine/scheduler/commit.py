@@ -176,7 +176,7 @@ class Committer:
         self._requests.finish(request)
 
     def _reason(self, request: Request, ending: int) -> str:
-        """Why there is no token, as text."""
+        """Error message for a row that got no token."""
         if ending == NOT_FINITE and request.wire.sampling.pools:
             return (
                 "The hidden states of the prompt were not finite, so nothing was made of them. "

@@ -177,7 +177,8 @@ class Drafting:
         return best_size(decodes, sum(wanted), gain, self._sizes, self._free_tokens) - decodes
 
     def _expect_guesses(self, builder: PlanBuilder, cost: float) -> int:
-        """How many tokens the device drafts per row in this step: the most that any row wants."""
+        """Number of tokens that the device drafts for each row in this step: the largest that a row
+        wants."""
         chunks = (request for request, _ in builder.chunks)
         rows = [self._row(request) for request in (*builder.decodes, *chunks)]
         count = max((self._wanted(row, cost) for row in rows), default=0)

@@ -144,4 +144,4 @@ class DeviceRow:
         self._made = count
 
     def close(self, request: Request) -> None:
-        """Nothing of it is kept."""
+        """Do nothing: no state is kept per request."""

@@ -34,7 +34,8 @@ class Order(ABC):
         return max(reversed(running), key=self.arrived)
 
     def delayed_by(self, wire: WireRequest) -> int | None:
-        """The largest `priority` of others that delays a request, for routers; None: all do."""
+        """For routers: requests of a larger `priority` value than this do not delay the request;
+        None: all requests do."""
         return None
 
 

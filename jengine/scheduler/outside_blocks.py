@@ -15,7 +15,7 @@ from jengine.request import Request
 
 
 class OutsideBlocks:
-    """The scheduler's half of a connector, if there is one."""
+    """The scheduler half of a connector, or a stand-in without one."""
 
     def __init__(self, cache: CacheCoordinator, connector: SchedulerHalf | None) -> None:
         self._cache, self._connector = cache, connector
@@ -23,11 +23,12 @@ class OutsideBlocks:
 
     @property
     def are_named(self) -> bool:
-        """Whether others know the blocks that are computed now."""
+        """Whether blocks computed now are stored under the connector's names: not after an update
+        of the weights."""
         return self._connector is not None and self._cache.weights_version == self._version
 
     def source(self, request: Request) -> str | None:
-        """Where a request's blocks may be; "": anywhere; None: it has none outside."""
+        """Source of the request's blocks, as `SchedulerHalf.source`; None without a connector."""
         source = None if self._connector is None else self._connector.source(request.wire)
         return source if self.are_named else None
 
@@ -48,12 +49,13 @@ class OutsideBlocks:
             self._connector.forget(key)
 
     def forget_all(self) -> None:
-        """Nothing that was kept before may be found again."""
+        """Discard everything the connector has stored."""
         if self._connector is not None:
             self._connector.reset()
 
     def finished(self, request: Request) -> dict[str, Any] | None:
-        """A request has its whole answer: what the connector says of its blocks."""
+        """The connector's entries for the finished request's `kv_transfer_params`; None if
+        empty."""
         if self._connector is None or not self.are_named:
             return None
         return dict(self._connector.finished(request.wire, request.num_known)) or None

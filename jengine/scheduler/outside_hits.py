@@ -26,7 +26,7 @@ class OutsideHits:
             self.queries += request.num_known - hit
 
     def loaded(self, request: Request, tokens: int) -> None:
-        """All that a request was found to have outside, so many tokens, is on the device."""
+        """Count a request's loaded tokens as hits, once per request."""
         if self._counts(request) and request.num_outside_tokens == 0:
             request.num_outside_tokens = tokens
             self.hits += tokens

@@ -31,9 +31,9 @@ by_length: Order = attrgetter("num_computed")
 
 
 def decode_order(shared_blocks: int) -> Order:
-    """How decodes are sorted: by length, as attention that takes several rows at a time runs all of
-    them as far as the longest needs; or first by what fills so many leading blocks, for attention
-    that reads those once for neighbours."""
+    """Sort key of decodes. By length, since attention over several rows runs as far as the longest;
+    or, with `shared_blocks`, by the prefix of that many blocks, which attention then reads once for
+    neighbouring rows."""
     if not shared_blocks:
         return by_length
 
@@ -79,7 +79,7 @@ class PlanBuilder:
 
     @property
     def prompt_budget(self) -> int:
-        """What is left for chunks."""
+        """Tokens that prefill chunks may still take."""
         return min(self.budget, self.prompt_limit - self.prompt_tokens)
 
     @property
@@ -99,7 +99,7 @@ class PlanBuilder:
         self.budget -= self.cost(length)
 
     def add_drafts(self, drafts: Drafts, count: int) -> None:
-        """Run so many drafts, each of which costs a token, after the decode of their row."""
+        """Add `count` draft tokens after the row's decode; each uses a token of the budget."""
         self.drafts.append(drafts)
         self.draft_counts[drafts.row] = count
         self.budget -= count

@@ -208,7 +208,8 @@ class Planner:
         return fits_a_step and not self._config.enable_chunked_prefill
 
     def _make_room(self, request: Request, length: int, builder: PlanBuilder) -> bool:
-        """Blocks for a running request, preempting others or in the end itself."""
+        """Allocate blocks for a running request, preempting others if needed. Returns False if the
+        request itself was preempted or must wait for steps in flight."""
         while True:
             blocks = self._cache.allocate(request, length)
             if blocks is not None:

@@ -72,6 +72,6 @@ class PromptCuts:
 
 
 def first_lengths(requests: Lifecycle) -> Iterator[int]:
-    """Known tokens of the waiting requests for which there are rows."""
+    """Numbers of known tokens of the waiting requests that free rows could take."""
     for request in requests.waiting.ahead(len(requests.free_rows)):
         yield request.num_known

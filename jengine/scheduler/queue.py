@@ -25,7 +25,8 @@ NOTHING = None  # the key of requests that wait for a row alone
 
 
 class Polled(NamedTuple):
-    """A key that is woken at every step, for what no event tells. Have a few, at most one a row."""
+    """Parking key that is checked at every step, for conditions that no event announces. Use at
+    most one per row."""
 
     what: Hashable
 
@@ -83,13 +84,13 @@ class WaitingQueue:
         return moves
 
     def wake(self, key: Hashable) -> None:
-        """What this key names may be there now. From any thread; heard by the next step."""
+        """Mark a key's requests to be unparked by the next step. Thread-safe."""
         self._woken.append(key)
         self.tell()
 
     @property
     def is_polled(self) -> bool:
-        """Whether requests are parked for what no event tells."""
+        """Whether requests are parked under polled keys."""
         return bool(self._parked[Polled])
 
     def hear(self) -> None:

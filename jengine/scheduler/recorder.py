@@ -69,7 +69,7 @@ class Recorder:
 
     @property
     def seconds_of_prompt_token(self) -> float | None:
-        """What a token of a prompt takes, by the latest steps with prompts; None: none have run."""
+        """Median time per prompt token of the latest steps with prompts; None before any."""
         return statistics.median(self._prompt_steps) if self._prompt_steps else None
 
     def numbers(self) -> dict[str, Any]:
@@ -97,7 +97,8 @@ class Recorder:
         self._scheduling += now - began
 
     def begin_commit(self, flight: Flight) -> None:
-        """A step's output is there. Requests whose prompt it completed have their first token."""
+        """Record that a step's output has arrived, and the first tokens of requests whose prompt it
+        completed."""
         self.committed_at = self.clock()
         self._without_token = self._appended = 0
         if len(flight.requests) > flight.plan.num_decodes:
@@ -171,7 +172,8 @@ class Recorder:
         self._appended += count
 
     def ended_without_token(self) -> None:
-        """A request's grammar refuses its token, or it wanted none: its delta has none."""
+        """Count a request that ended without a token: its grammar rejected the token, or it wanted
+        none."""
         self._without_token += 1
 
     def times(self, request: Request, last_token_at: float | None = None) -> RequestTimes:

@@ -53,7 +53,7 @@ class RowDrafts:
         return not self.takes_any or self.length.has_given_up(self.request.num_known)
 
     def observe(self, step: int, drafted: int, accepted: int) -> None:
-        """A step was read: of so many drafts the first `accepted` were accepted."""
+        """Record that the first `accepted` of a step's `drafted` tokens were accepted."""
         if step <= self.stale_until:
             return
         self.length.observe(drafted, accepted, self.request.num_known)

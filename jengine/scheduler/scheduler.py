@@ -121,7 +121,6 @@ class Scheduler:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a running request lost its row."""
         return self._requests.num_preemptions
 
     @property
@@ -131,8 +130,8 @@ class Scheduler:
 
     @property
     def patience(self) -> float:
-        """Seconds for which a step would find nothing to do, unless a request comes, ends or is
-        woken; 0: it may find something."""
+        """Seconds for which steps may be skipped unless a request arrives, ends or is woken; 0: run
+        the next one now."""
         waiting = self._requests.waiting
         if len(self._flights) or self.num_running or not waiting.num_parked or waiting.peek():
             return 0.0

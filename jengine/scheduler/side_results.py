@@ -38,7 +38,7 @@ class Captures:
             self._waiting.append(fresh)
 
     def take(self) -> dict[str, np.ndarray] | None:
-        """What was kept since the last call."""
+        """Values gathered since the last call; None if there are none."""
         parts, self._waiting = self._waiting, []
         if not parts:
             return None
@@ -46,10 +46,8 @@ class Captures:
 
 
 class Pooled:
-    """What a pooling model makes of one request: a vector, or one for each token, chunk by chunk.
-
-    A prompt that runs again after a preemption begins again.
-    """
+    """A request's pooled result: one vector, or one per token, gathered chunk by chunk. Restarts
+    when the prompt runs again after a preemption."""
 
     def __init__(self, *, by_token: bool) -> None:
         self._by_token = by_token
@@ -63,12 +61,13 @@ class Pooled:
             self._rows.append(rows)
 
     def result(self, vector: np.ndarray) -> np.ndarray:
-        """What the request wanted; `vector` came with its last chunk."""
+        """The request's result. `vector` came with its last chunk."""
         return np.concatenate(self._rows) if self._by_token else vector
 
 
 class SideResults:
-    """Everything gathered for requests that have not ended, by request id."""
+    """Results besides tokens of unfinished requests: prompt log-probabilities, captures, vectors
+    and experts."""
 
     def __init__(self, records: TokenRecords | None = None) -> None:
         self._records = records  # where experts of tokens are kept
@@ -89,7 +88,7 @@ class SideResults:
             self._pooled[request.request_id] = Pooled(by_token=POOLED_AS[pools] == "tokens")
 
     def gather(self, plan: Plan, requests: Sequence[Request], output: StepOutput) -> None:
-        """Keep what a step says about its entries besides sampled tokens."""
+        """Store a step's results besides sampled tokens."""
         if output.experts is not None:
             self._record(plan, requests, output)
         if self._pooled:
@@ -156,8 +155,8 @@ class SideResults:
             self._records.forget()
 
     def _record(self, plan: Plan, requests: Sequence[Request], output: StepOutput) -> None:
-        """Keep the experts of the tokens that a step ran, also for requests that have ended: others
-        may have found their blocks."""
+        """Store the experts of a step's tokens, also for ended requests, whose blocks others may
+        share."""
         assert self._records is not None, "the cache keeps what steps return"
         found = iter((output.tokens != NO_TOKEN).sum(axis=1).tolist())
         end = 0

@@ -53,7 +53,7 @@ class SlotFetches:
         return new
 
     def done(self, output: StepOutput) -> None:
-        """A plan's output is there, and says which fetches have ended."""
+        """Handle the fetches that a step's output reports as ended."""
         for number, succeeded in output.transfers_done.items():
             fetch = self._open.pop(number, None)
             if fetch is None:

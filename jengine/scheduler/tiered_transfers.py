@@ -36,7 +36,8 @@ from jengine.scheduler.slot_fetches import SlotFetches
 
 
 class TieredTransfers:
-    """Saves what is published, and loads what waiting requests lack. As `BlockTransfers` says."""
+    """`BlockTransfers` over host memory and an optional connector: saves published blocks, and
+    loads blocks that waiting requests lack."""
 
     def __init__(
         self,

@@ -17,11 +17,11 @@ from jengine.scheduler.recorder import Recorder
 
 
 class BlockTransfers(Protocol):
-    """What the scheduler asks for."""
+    """Block copies between the device and other tiers, as the scheduler drives them."""
 
     @property
     def hits(self) -> OutsideHits:
-        """How much of prompts was found outside of the device."""
+        """Prompt tokens whose blocks were loaded from outside the device."""
         ...
 
     @property
@@ -30,13 +30,13 @@ class BlockTransfers(Protocol):
         ...
 
     def use(self, recorder: Recorder, wake: Callable[[Hashable], None], rows: int) -> None:
-        """Take from the recorder what prompts cost, and wake requests by `wake`, of which so many
-        can run. Called once, first."""
+        """Set where prompt costs are read, and how requests are woken. `rows`: the most that can
+        run. Called once, before any other method."""
         ...
 
     def awaited(self, request: Request) -> Hashable | None:
-        """What a waiting request must wait for; None: it has all the blocks that it can get. As a
-        gate's."""
+        """Gate: the key a waiting request must be parked under; None if it has all blocks it can
+        get."""
         ...
 
     def take(self, step: int, *, idle: bool) -> Transfers | None:
@@ -44,11 +44,11 @@ class BlockTransfers(Protocol):
         ...
 
     def done(self, step: int, output: StepOutput) -> None:
-        """A plan's output is there."""
+        """Called with each step's output."""
         ...
 
     def finished(self, request: Request) -> dict[str, Any] | None:
-        """A request has its whole answer: what this says of its blocks."""
+        """The finished request's `kv_transfer_params`; None if empty."""
         ...
 
     def withdraw(self, *, idle: bool) -> None:
@@ -56,7 +56,7 @@ class BlockTransfers(Protocol):
         ...
 
     def forget(self) -> None:
-        """What is cached must not be found again. No request holds blocks."""
+        """Invalidate everything cached. No request may hold blocks."""
         ...
 
     def reset(self) -> None:
@@ -65,7 +65,7 @@ class BlockTransfers(Protocol):
 
 
 class NoTransfers:
-    """Of an engine whose blocks stay on the device. The protocol describes the methods."""
+    """`BlockTransfers` of an engine whose blocks stay on the device: does nothing."""
 
     hits = OutsideHits()
     counts = CopyCounts()

@@ -44,7 +44,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Comes before the bytes of an answer, or alone with the reason why there are none."""
+    """Header of a reply: followed by its bytes, or alone with the problem."""
 
     number: int
     problem: str = ""
@@ -56,15 +56,15 @@ _header_of = Reader[Header](Header, "a peer")
 
 
 class NoAnswer(Exception):
-    """What came was no answer to the question, or was damaged."""
+    """The reply was malformed, damaged or to another question."""
 
 
 class Silent(NoAnswer):
-    """Nothing came."""
+    """No reply within the time limit."""
 
 
 class Refused(Exception):
-    """The other side says why it does not give what it was asked for."""
+    """The peer refused, with a reason."""
 
 
 class Answerer(Generic[Q]):
@@ -73,8 +73,8 @@ class Answerer(Generic[Q]):
     def __init__(
         self, address: str, secret: bytes, kind: type[Q], answer: Callable[[Q], Data | None]
     ) -> None:
-        """`answer` returns None for what is not there yet, and raises a JengineError to refuse.
-        A zmq.ZMQError if nobody can listen at the address."""
+        """`answer` returns None for data that does not exist yet, and raises a JengineError to
+        refuse. Raises zmq.ZMQError if the address cannot be bound."""
         self._read = Reader[Q](kind, "an asker", MOST_QUESTION)
         self._answer = answer
         self._ended = threading.Event()
@@ -93,7 +93,7 @@ class Answerer(Generic[Q]):
         self._thread.start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._ended.set()
         self._thread.join()
         self._context.destroy(linger=0)
@@ -106,7 +106,8 @@ class Answerer(Generic[Q]):
             waiting = [one for one in waiting if not self._answered(*one)]
 
     def _questions(self, most_waiting: int) -> list[tuple[float, bytes, Envelope, Q]]:
-        """The questions that have come, and until when each may wait: so many, others do not."""
+        """Received questions, each with the time until which it may wait for its data. At most
+        `most_waiting` may wait; later ones are answered at once."""
         found: list[tuple[float, bytes, Envelope, Q]] = []
         for _ in range(MOST_AT_ONCE):
             if not self._socket.poll(0):
@@ -136,10 +137,10 @@ class Answerer(Generic[Q]):
 
 
 class Asker:
-    """Asks others. Any thread may ask; each has a connection of its own to each address."""
+    """Asks peers. Thread-safe: each thread has a connection of its own to each address."""
 
     def __init__(self, secret: bytes, most_bytes: int) -> None:
-        """An answer has at most so many bytes."""
+        """`most_bytes`: the largest accepted reply."""
         self._secret = secret
         self._most_bytes = most_bytes
         self._context = zmq.Context()
@@ -149,8 +150,8 @@ class Asker:
     def ask(
         self, address: str, asked: msgspec.Struct, seconds: float, may_wait: float = 0.0
     ) -> memoryview:
-        """The answer, for which this waits so many seconds, and the other side within these until
-        it has one. Raises Silent, NoAnswer or Refused, which name the address."""
+        """Ask and wait at most `seconds`; the peer may hold the question for `may_wait` seconds
+        until it has the data. Raises Silent, NoAnswer or Refused, naming the address."""
         question = Envelope(next(self._numbers), may_wait, encode(asked))
         try:
             return self._exchange(self._socket(address), address, question, seconds)
@@ -198,7 +199,7 @@ class Asker:
 
 
 def answer_frames(question: Envelope, data: Data | None, problem: str = "") -> list[Data]:
-    """What answers a question: the bytes, or without them a problem."""
+    """Frames of a reply with data, or with a problem instead."""
     if data is None:
         return [encode(Header(question.number, problem))]
     return [encode(answer_header(question, data)), data]

@@ -25,7 +25,7 @@ LEAST_SECRET = 16
 
 
 def checked_secret(name: str, secret: Any) -> bytes:
-    """The secret that engines on several hosts share; `name` says where it is given."""
+    """Validate the shared secret. `name`: the setting shown in errors."""
     if secret is not None and not isinstance(secret, str):
         raise ConfigError(f"{name}: expected a text, found {type(secret).__name__}.")
     data = (secret or "").encode()

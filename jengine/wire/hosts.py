@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Door(msgspec.Struct, frozen=True):
-    """Where processes of other hosts are let in, beside a local socket or without one."""
+    """An additional TCP address at which processes of other hosts connect."""
 
     host: str  # an address of this host
     secret: bytes

@@ -17,7 +17,7 @@ HARMLESS_BYTES = 2**14
 
 
 def complaint_about(body: bytes) -> str | None:
-    """What a JSON text has too much of to be decoded, or None."""
+    """Describe which limit a JSON text exceeds; None if it may be decoded."""
     if len(body) <= HARMLESS_BYTES:
         return None
     if brackets(body) > MOST_NESTED and brackets(outside_of_texts(body)) > MOST_NESTED:
@@ -42,7 +42,8 @@ def extremes(body: bytes) -> int:
 
 
 def outside_of_texts(body: bytes) -> bytes:
-    """JSON without its string literals; all of it if there are more than values are allowed."""
+    """Remove string literals from JSON. Returns the body unchanged if it has more of them than
+    allowed values."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > MOST_ITEMS:
         return body

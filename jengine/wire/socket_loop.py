@@ -82,7 +82,7 @@ class SocketLoop:
         self._thread = threading.Thread(target=self._run, name="jengine-socket", daemon=True)
 
     def _open(self, door: Door) -> str:
-        """Let other hosts in. What was bound before stays as it is. Returns the address."""
+        """Bind an additional TCP address for other hosts. Returns the address."""
         address = tcp(door.host, door.port)
         as_server(self._socket, address, door.secret)
         self._socket.bind(address)
