@@ -85,7 +85,7 @@ class AdapterModule(msgspec.Struct, frozen=True):
 
 
 class AdapterLimits(msgspec.Struct, frozen=True):
-    """How many adapters there may be, and how large."""
+    """Limits on LoRA adapters."""
 
     max_loras: int  # in one step
     max_rank: int
@@ -100,7 +100,7 @@ class AdapterLimits(msgspec.Struct, frozen=True):
 
 
 class AdapterReport(msgspec.Struct, frozen=True):
-    """What a process says about an adapter that it has loaded."""
+    """A worker's report about a loaded adapter."""
 
     digest: str  # of its content
     rank: int

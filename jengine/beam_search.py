@@ -40,7 +40,7 @@ class BeamSearchParams:
 
     @property
     def candidates(self) -> int:
-        """How many continuations of each beam are compared in a step."""
+        """Number of continuations considered per beam and step."""
         return 2 * self.beam_width
 
 
@@ -60,6 +60,6 @@ class BeamSearchSequence:
 
 @dataclass
 class BeamSearchOutput:
-    """The best sequences of one prompt, best first: `beam_width` of them, or all that there are."""
+    """A prompt's best sequences, best first, at most `beam_width`."""
 
     sequences: list[BeamSearchSequence] = field(default_factory=list)

@@ -54,7 +54,6 @@ class Histogram(msgspec.Struct):
         self.total += sum(values)
 
     def copy(self) -> Self:
-        """The histogram as it is now."""
         return type(self)(self.bounds, list(self.counts), self.total)
 
     def plus(self, other: Self) -> Self:
@@ -78,7 +77,7 @@ class RequestTimes(msgspec.Struct, frozen=True, gc=False):
     engine: int = 0  # index of the engine, or data-parallel replica, that answered it
 
     def of_engine(self, index: int) -> RequestTimes:
-        """The same times, of an engine that has this index among several."""
+        """Set the index of the engine that these times come from."""
         return msgspec.structs.replace(self, engine=index)
 
 
@@ -189,7 +188,6 @@ class BlockTimes(msgspec.Struct):
         )
 
     def copy(self) -> BlockTimes:
-        """The histograms as they are now."""
         return BlockTimes(
             self.lifetime.copy(), self.idle_before_evict.copy(), self.reuse_gap.copy()
         )
@@ -229,11 +227,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def each(self) -> tuple[Counts, ...]:
-        """The counts of every scheduler: of each replica, or these where there is only one."""
+        """Counts of each replica's scheduler; a single scheduler's are these."""
         return self.replicas or (self,)
 
     def later(self, seconds: float) -> Counts:
-        """These counts after so many seconds in which no step has ended."""
+        """Advance the counts by `seconds` in which no step has ended."""
         return msgspec.structs.replace(
             self,
             last_step_age=self.last_step_age + seconds,

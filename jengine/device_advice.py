@@ -15,7 +15,7 @@ from jengine.errors import CapacityError
 
 
 class Doing(Enum):
-    """What the engine was doing."""
+    """The engine's activity during a device error."""
 
     WEIGHTS = "placing the weights"
     COMPILE = "compiling a program"
@@ -80,7 +80,7 @@ KNOWN = (
 
 
 def advice(error: BaseException | str, doing: Doing) -> str:
-    """What to do about this error; an empty string if it is not one of devices that is known."""
+    """Advice for a known device error; "" for others."""
     text = str(error)
     if OUT_OF_MEMORY.search(text):
         return GRAPH_ROOM if GRAPHS.search(text) else ROOM[doing]

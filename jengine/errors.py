@@ -30,7 +30,7 @@ class JengineError(Exception):
 
 
 class ConfigError(JengineError, ValueError):
-    """A setting of the engine is wrong or does not fit the others."""
+    """An engine setting is invalid or conflicts with others."""
 
 
 class RequestError(JengineError, ValueError):
@@ -53,7 +53,7 @@ class CapacityError(JengineError, RuntimeError):
 
 
 class EngineAsleep(CapacityError):
-    """The engine sleeps; its memory is somebody else's until it is woken up."""
+    """The engine sleeps: its memory is released until `wake_up`."""
 
 
 class CheckpointError(JengineError, ValueError):
@@ -95,7 +95,7 @@ def nearest_name(given: str, known: Iterable[str], before: str = "") -> str:
 
 
 def lfs_advice(file: Path) -> str:
-    """What to do about a file that is a Git LFS pointer; an empty string for all other files."""
+    """Advice for a file that is a Git LFS pointer; "" for other files."""
     try:
         with file.open("rb") as stream:
             start = stream.read(len(LFS_POINTER))

@@ -28,7 +28,7 @@ RequestLogitsProcessor = Callable[..., "np.ndarray"]
 
 
 class MoveDirectionality(Enum):
-    """What becomes of the places of a move."""
+    """Whether a move overwrites the second place, or swaps both."""
 
     UNIDIRECTIONAL = auto()  # the request at the first place goes to the second one
     SWAP = auto()
@@ -41,10 +41,10 @@ MovedRequest = tuple[int, int, MoveDirectionality]
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """What has changed in the batch since the last step: removed, then added, then moved.
+    """Changes of the batch since the last step, in order: removed, added, moved.
 
-    An added request may take the place of another. Its list of output ids is the engine's own: it
-    has the tokens sampled so far whenever a processor runs.
+    An added request may reuse a removed one's place. Its list of output ids is updated in place by
+    the engine: it has all tokens sampled so far whenever a processor runs.
     """
 
     batch_size: int  # requests in the batch now
@@ -55,8 +55,8 @@ class BatchUpdate:
 
 @dataclass(frozen=True)
 class ProcessorConfig:
-    """What processors may know of their engine. It stands for vLLM's VllmConfig, of which it has
-    `model_config` and `scheduler_config` with these fields."""
+    """Engine settings for processors. Stands in for vLLM's VllmConfig: `model_config` and
+    `scheduler_config` with these fields."""
 
     vocab_size: int
     max_num_seqs: int
@@ -113,10 +113,10 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """The function of a request; None: its logits stay as they are."""
+        """Return the function for a request's logits; None to leave them unchanged."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the batch."""
+        """Apply the batch's changes to `req_info`."""
         process_dict_updates(self.req_info, batch_update, self._bound)
 
     def apply(self, logits: np.ndarray) -> np.ndarray:

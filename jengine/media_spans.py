@@ -46,13 +46,13 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def without_values(self) -> MediaSpan:
-        """The same without its content."""
+        """Copy without pixel data."""
         return msgspec.structs.replace(self, values=b"")
 
 
 def end_beside_images(spans: Sequence[MediaSpan], start: int, end: int, most: int) -> int:
-    """Where a chunk from `start` ends that should end at `end`, and at `most` at the latest: not
-    within what must run whole. `start`: it has to wait."""
+    """End of a chunk from `start` so that no span that must run whole is cut: at most `end`, or
+    up to `most` to complete a span. Returns `start` if the chunk must wait."""
     for span in spans:
         if span.is_whole and span.offset < end < span.end:
             if span.offset > start:
@@ -84,6 +84,6 @@ def planes_of(spans: Sequence[MediaSpan], length: int) -> np.ndarray:
 
 
 def offset_after(spans: Sequence[MediaSpan]) -> int:
-    """What a token behind all spans adds to its position to get that of rotation."""
+    """Difference between rotation position and token position after all spans."""
     end = spans[-1].end if spans else 0
     return int(planes_of(spans, end + 1)[0, -1]) - end

@@ -129,7 +129,7 @@ class CompletionOutput:
 
     @property
     def logprobs_array(self) -> np.ndarray | None:
-        """The log-probability of each token, float32, or None if they were not asked for."""
+        """Log-probability of each token, float32; None if not requested."""
         if self.logprobs is None:
             return None
         if isinstance(self.logprobs, StepLogprobs):
@@ -190,7 +190,7 @@ class RequestOutput:
 
     @property
     def captured(self) -> dict[str, np.ndarray] | None:
-        """What the first answer captured; with n > 1 each answer has its own."""
+        """Captures of the first completion; with n > 1 each completion has its own."""
         return self.outputs[0].captured
 
     def _repr_html_(self) -> str:

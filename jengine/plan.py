@@ -23,7 +23,7 @@ POOLED_AS = ("", "vectors", "tokens")
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How a row samples, with everything resolved to numbers: no strings, no None for a number."""
+    """Sampling settings of a row, resolved to numbers: no strings, no None."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -148,7 +148,7 @@ TOKENS_NUMBER = int(TOKENS)
 
 
 class Entry(NamedTuple):
-    """What one row runs in a step: `length` tokens from position `start` on."""
+    """A row's part of a step: `length` tokens from position `start`."""
 
     row: int
     start: int
@@ -340,5 +340,5 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of these, the tokens of prefill chunks."""
+        """Number of tokens of prefill chunks in the step."""
         return int(self.entries.lengths[self.num_decodes :].sum())

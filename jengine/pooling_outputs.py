@@ -14,7 +14,7 @@ O = TypeVar("O")  # noqa: E741 - an output
 
 @dataclass
 class PoolingOutput:
-    """What was made of a prompt: one row, or one per token."""
+    """A pooled result: one row, or one per token."""
 
     data: np.ndarray  # f32
 
@@ -32,7 +32,6 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """Its number of dimensions."""
         return len(self.embedding)
 
     @classmethod
@@ -70,7 +69,7 @@ class ClassificationOutput:
 
 @dataclass
 class ScoringOutput:
-    """How well two texts fit."""
+    """A relevance score of two texts."""
 
     score: float
 
@@ -104,7 +103,7 @@ class PoolingRequestOutput(Generic[O]):
 
     @classmethod
     def with_outputs(cls, base: PoolingRequestOutput[PoolingOutput], outputs: Any) -> Any:
-        """The same with other outputs."""
+        """Copy with other outputs."""
         return cls(
             base.request_id, outputs, base.prompt_token_ids, base.num_cached_tokens, base.finished
         )

@@ -51,7 +51,7 @@ class PoolingParams:
 
     @property
     def reading(self) -> SamplingParams:
-        """How the answer is read."""
+        """The parameters that apply to the output's text: a pooled result has none."""
         return UNWRITTEN
 
 

@@ -47,7 +47,8 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadPrompt(NamedTuple):
-    """What is made of a prompt in the thread that brings it: steps would wait for a long one."""
+    """A prompt's tokens and hashes, prepared on the input thread so that steps do not wait for long
+    ones."""
 
     tokens: array[int]  # i32
     weights_version: int
@@ -55,7 +56,7 @@ class ReadPrompt(NamedTuple):
 
 
 class Status(Enum):
-    """Where a request is. Everything after PREEMPTED is finished."""
+    """Lifecycle state. Everything after PREEMPTED is finished."""
 
     WAITING = auto()
     LOADING = auto()  # it waits for blocks from outside of the device

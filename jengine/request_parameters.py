@@ -21,7 +21,7 @@ Check = Callable[[str, Any], Any]  # of a name and a value: what is accepted, or
 
 
 class Given(enum.Flag):
-    """Where a parameter can be given besides the Python API, and where it is read by its name."""
+    """Interfaces that accept a parameter, and whether RowSampling has it."""
 
     NOWHERE = 0
     TEXT = enum.auto()  # the bodies of completions, chats and responses
@@ -34,7 +34,7 @@ class Given(enum.Flag):
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """What holds of a field's values; None stands for no limit."""
+    """Range, type and interfaces of a field. None stands for no limit."""
 
     least: int | None = None
     above: int | None = None  # instead of `least`: this number is none of them
@@ -51,13 +51,13 @@ class Parameter:
 
     @property
     def json_type(self) -> Any:
-        """Its type in JSON, with the range that /openapi.json tells."""
+        """JSON type, with its range for /openapi.json."""
         limits = {"minimum": self.least, "exclusiveMinimum": self.above, "maximum": self.most}
         limits = {name: limit for name, limit in limits.items() if limit is not None}
         return self.json or (Annotated[self.kind, told(**limits)] if limits else self.kind)
 
     def checked(self, name: str, value: Any) -> Any:
-        """The value as it is kept, or a RequestError."""
+        """Validate and normalise a value. Raises RequestError."""
         if value is None and self.may_be_none:
             return None
         return (self.check or partial(_CHECKS[self.kind], self))(name, value)
@@ -87,8 +87,8 @@ Table = Mapping[str, Parameter]
 
 
 def told(**schema: Any) -> Meta:
-    """More of a type, as /openapi.json tells it. Decoding checks types alone: what is out of its
-    range is refused where it is used, with a message that says what to do."""
+    """Extra schema for /openapi.json. Not enforced by decoding: values out of range are refused
+    later, with a better message."""
     return Meta(extra_json_schema=schema)
 
 

@@ -65,7 +65,8 @@ COPIED = (list, dict, StructuredOutputsParams)  # values of fields that can be c
 
 
 class RequestOutputKind(Enum):
-    """How much each streamed output repeats."""
+    """Contents of a request's outputs: all tokens so far, only new ones, or a single final
+    output."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -217,25 +218,25 @@ class SamplingParams:
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many log-probabilities each position has besides its token's; None: none at all."""
+        """Number of log-probabilities per position besides the token's own; None: none."""
         if self.logprobs is None and self.logprob_token_ids:
             return len(self.logprob_token_ids)
         return self.logprobs
 
     @property
     def repetition(self) -> RepetitionDetectionParams | None:
-        """What is looked for in the answer's last tokens."""
+        """Checked settings of repetition detection."""
         given = self.repetition_detection
         return None if given is None else checked_repetition_detection("", given)
 
     @property
     def kv_transfer_params(self) -> dict[str, Any] | None:
-        """What another engine said of the prompt's blocks, or what is asked about them."""
+        """`kv_transfer_params` of the request, from `extra_args`."""
         return (self.extra_args or {}).get(KV_TRANSFER)
 
     @property
     def processor_args(self) -> dict[str, Any] | None:
-        """The extra arguments of logits processors; None: there are none."""
+        """Arguments of logits processors, from `extra_args`; None if there are none."""
         own = {
             name: value for name, value in (self.extra_args or {}).items() if name != KV_TRANSFER
         }
@@ -249,7 +250,7 @@ class SamplingParams:
 
     @property
     def reading(self) -> SamplingParams:
-        """How the answer is read: as these parameters say."""
+        """The parameters that apply to the output's text: these themselves."""
         return self
 
     def settled(self, **changes: Any) -> SamplingParams:
@@ -273,7 +274,7 @@ class SamplingParams:
         }
 
     def _check_together(self) -> None:
-        """What one parameter says of another."""
+        """Check parameters that depend on each other."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}."

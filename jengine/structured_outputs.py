@@ -33,7 +33,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def source(self) -> GrammarSpec:
-        """What is compiled: equal for all requests that can share it."""
+        """Key for sharing compiled grammars: the spec without when it begins."""
         return msgspec.structs.replace(self, begins_after=()) if self.begins_after else self
 
 
@@ -69,7 +69,7 @@ class StructuredOutputsParams:
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     def spec(self) -> GrammarSpec:
-        """The same as plain data."""
+        """Convert to plain data for the core."""
         kind = self.kind
         if kind == "structural_tag":
             text, compact = str(self.structural_tag), self.disable_any_whitespace
@@ -141,7 +141,7 @@ EXPECTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsDefaults:
-    """What an engine sets for all requests with structured output."""
+    """Engine-wide defaults of structured output."""
 
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
@@ -171,7 +171,7 @@ def _plain(value: Any) -> Any:
 
 
 def parsed(name: str, text: str) -> Any:
-    """The value of a JSON text, or a RequestError that says where it is broken."""
+    """Decode JSON text. Raises RequestError that says where it is broken."""
     try:
         return json_codec.loads(text)
     except (ValueError, RecursionError) as error:
@@ -189,7 +189,8 @@ SCHEMAS = (
 
 
 def without_additional_properties(schema: Any) -> Any:
-    """The schema, in which objects with named properties have no others unless it says so."""
+    """Set additionalProperties to false in objects with named properties, unless the schema sets
+    it."""
     if isinstance(schema, list):
         return [without_additional_properties(item) for item in schema]
     if not isinstance(schema, dict):

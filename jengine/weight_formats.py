@@ -42,7 +42,7 @@ class WeightFormat:
 
     @property
     def in_files(self) -> WeightFormat:
-        """What files hold of it: with fine zeros, eighths as integers of eight bits."""
+        """The format in files: fine zeros are stored as int8 eighths."""
         return WeightFormat("int8", self.group) if self.fine_zeros else self
 
     def shared_dtypes(self, dtype: str) -> dict[str, str]:
@@ -51,7 +51,7 @@ class WeightFormat:
         return {"scale": dtype if self.fine_zeros else "float32", **zero}
 
     def groups(self, inputs: int) -> int:
-        """How many scales an output has."""
+        """Number of scales per output."""
         return 1 if self.group is None else -(-inputs // self.group)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device and the link to the others of its host."""
+    """A device type, and its links to the other devices of a host."""
 
     name: str
     memory: float  # bytes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What neither a shape nor a data sheet says."""
+    """Constants of the time model that neither a model's shape nor a data sheet gives."""
 
     # Reached by large copies and matmuls on an H200.
     bandwidth_share: float = 0.9

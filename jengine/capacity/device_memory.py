@@ -203,7 +203,7 @@ class Memory:
         )
 
     def read_bytes(self, tokens: int) -> int:
-        """Cache that a request with so many tokens reads for its next one."""
+        """Bytes of KV cache read for one token of a request with `tokens` cached tokens."""
         return sum(
             size
             if group.spec.is_state
@@ -212,13 +212,14 @@ class Memory:
         )
 
     def held_once(self, tokens: int) -> int:
-        """Cache of so many leading tokens that requests share: whole blocks without a window."""
+        """Bytes of a shared prefix of `tokens` tokens, kept once for all requests; groups with a
+        window keep none."""
         blocks = tokens // self.block_size
         return sum(size * blocks for group, size in self.groups if group.spec.keeps_all)
 
     def read_once(self, rows: int, tokens: int) -> int:
-        """Cache that a step does not read because rows read so many leading tokens together, as
-        many rows as have room in one tile of queries. Latent vectors are read for each row."""
+        """Bytes of KV cache that a step saves because rows read a shared prefix together, as many
+        rows as fit one query tile. Latent attention reads it per row."""
         tokens = tokens // shared_multiple() * shared_multiple()
         if tokens < least_shared():
             return 0
@@ -245,8 +246,8 @@ class Declared(NamedTuple):
 
 @lru_cache(maxsize=2)
 def declared(config: ModelConfig) -> tuple[Declared, ...]:
-    """Every parameter as it is stored. Many layouts of a model are tried, and its modules are made
-    once: seconds for a large one."""
+    """Every parameter as stored. Cached: making a large model's modules takes seconds, and many
+    layouts are tried."""
     model = abstract_model(config)
     as_rounded(model)
     return tuple(

@@ -27,7 +27,7 @@ def as_page(paper: Paper) -> str:
 
 
 def memory_chart(paper: Paper) -> str:
-    """What takes the memory, and what is left for the cache; more than all if it does not fit."""
+    """Chart of the device's memory by use; exceeds 100 % if the model does not fit."""
     memory = paper.memory
     shares = {
         "weights": memory.weights,

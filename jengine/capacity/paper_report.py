@@ -76,7 +76,7 @@ def heading(paper: Paper) -> Iterator[str]:
 
 
 def memory_rows(paper: Paper) -> Iterator[str]:
-    """What takes the memory of one device, and what is left for the cache."""
+    """Lines about one device's memory by use."""
     memory, device = paper.memory, paper.timing.device
     share = memory.usable / device.memory
     yield ""

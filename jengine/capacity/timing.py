@@ -52,7 +52,7 @@ class Timing:
     assumed: Assumptions
 
     def decode(self, work: Work) -> StepTime:
-        """One token for each request of one plan; there are as many plans as stages."""
+        """Time of a decode step. The batch is divided among as many plans as there are stages."""
         rows = -(-work.batch // self.memory.layout.pp)
         own = self.memory.layout.own_tokens(rows)
         read = self.weights_read(own)
@@ -107,11 +107,11 @@ class Timing:
         )
 
     def weights_read(self, tokens: int) -> int:
-        """Bytes of parameters that a step of so many tokens reads."""
+        """Bytes of parameters that a step with this many tokens reads."""
         return sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
 
     def _touched(self, part: Part, tokens: int) -> float:
-        """The share of a parameter that a step of so many tokens reads."""
+        """Expected share of a parameter that such a step reads."""
         config = self.memory.config
         if part.path in ("embed.weight", "position_embed.weight") and not (
             part.path == "embed.weight" and config.tie_embeddings
@@ -153,5 +153,5 @@ class Timing:
         )  # fmt: skip
 
     def exchanges(self, tokens: int) -> list[Exchange]:
-        """What the devices send each other in a step of so many tokens."""
+        """Collectives and transfers between devices in such a step."""
         return Exchanges(self.memory, self.device, self.assumed).of_step(tokens)

@@ -93,7 +93,7 @@ def read_arrays(file: Path) -> dict[str, np.ndarray]:
 
 
 def read_facts(fields: Fields) -> ModelFacts:
-    """What model the bundle is of."""
+    """Read and check the facts about the bundle's model."""
     architecture = fields.values.get("architecture")
     if not isinstance(architecture, str):
         fields.refuse("architecture", "a name")

@@ -57,7 +57,7 @@ class Comparison:
         return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
     def to_frame(self, table: str = "points") -> Any:
-        """The same as a pandas DataFrame, for those who have pandas."""
+        """Return a table as a pandas DataFrame. Needs pandas."""
         columns = self.columns(table)
         if importlib.util.find_spec("pandas") is None:
             raise ConfigError(
@@ -171,7 +171,7 @@ def write_text(file: str | Path, text: str) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The same value with infinities and NaN as text, which JSON has no numbers for."""
+    """Replace infinities and NaN by text, since JSON has no numbers for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

@@ -108,7 +108,7 @@ def given_logprobs(run: Run) -> np.ndarray:
 
 
 def continuation_results(reference: Reference, ours: Run) -> list[ContinuationResult]:
-    """Where greedy continuations diverge, prompt by prompt."""
+    """Find the first divergence of each greedy continuation."""
     # Two logits closer than this may swap places by rounding alone.
     noise = 2 * max(
         float(np.abs(peer.logits.astype(np.float64) - truth.logits).max())

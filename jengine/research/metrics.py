@@ -73,7 +73,7 @@ def centred(logits: np.ndarray) -> np.ndarray:
 
 
 class Distributions(NamedTuple):
-    """Log-probabilities of the tokens that are kept, and the probability of all the others."""
+    """Log-probabilities of the kept tokens, and the total probability of the others."""
 
     logprobs: np.ndarray  # [T, columns]
     rest: np.ndarray  # [T]

@@ -44,7 +44,7 @@ def run_prompt(
 
 
 def scored(tokens: int) -> SamplingParams:
-    """Greedy decoding of so many tokens, with everything about prompt and answer."""
+    """Greedy decoding of `tokens` tokens with all log-probabilities of prompt and answer."""
     return SamplingParams(
         temperature=0,
         max_tokens=tokens,

@@ -22,7 +22,7 @@ from jengine.weights.save import new_folder
 
 
 def make_reference(subject: Subject, options: Options) -> Reference:
-    """What the engine is compared with: a saved bundle, or what torch computes now."""
+    """The reference run: a saved bundle, or computed by torch now."""
     if options.against != TORCH:
         return read_bundle(Path(options.against).expanduser())
     python = find_python(options.torch_python)
@@ -46,7 +46,7 @@ def make_reference(subject: Subject, options: Options) -> Reference:
 
 @contextmanager
 def bundle_folder(wanted: str | Path | None) -> Iterator[Path]:
-    """The folder of the bundle: the one that was asked for, or a temporary one."""
+    """The bundle's folder, as given or temporary."""
     if wanted is not None:
         with new_folder(wanted) as folder:
             yield folder

@@ -50,7 +50,7 @@ def framed(results: Results) -> str:
 
 
 def body(results: Results) -> str:
-    """Everything on the page, top to bottom."""
+    """The page's contents."""
     parts = [
         header(results),
         section("Where errors arise", layer_charts(results), LAYERS_TEXT),

@@ -70,7 +70,7 @@ def path(
 
 
 def leaving(found: Divergence | None) -> str:
-    """Where jengine leaves the truth's path."""
+    """Sentence about the step at which jengine diverges from the truth, if any."""
     if found is None:
         return "jengine follows the truth to the end."
     why = "a tie within the noise" if found.tie else "no tie"

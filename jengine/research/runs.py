@@ -42,7 +42,7 @@ Run = Sequence[PromptRun]
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What two runs of one model must have in common."""
+    """Properties that two runs must share to be comparable."""
 
     architecture: str
     vocab_size: int

@@ -69,7 +69,7 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
 
 
 def live_subject(llm: LLM) -> Subject:
-    """The parameters that an engine uses now. The engine stays as it is."""
+    """The engine's current parameters as a subject; the engine is left unchanged."""
     engine = llm.engine
     engine.check_leaves()
     module: Any = with_values(engine.declared, engine.loaded.parameters())

@@ -118,7 +118,8 @@ def same_steps(first: RequestOutput, second: RequestOutput) -> int:
 
 @contextmanager
 def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
-    """The same compiled steps behind a scheduler that cuts prompts into pieces."""
+    """Run with the same programs behind a scheduler that limits prefill chunks to `tokens`
+    tokens."""
     engine = llm.engine
     client, usual = engine.in_process, engine.in_process.core
     # The other scheduler writes over what this one believes to be cached.
@@ -135,7 +136,8 @@ def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
 
 
 def result(name: str, meaning: str, pairs: Sequence[Pair], measure: Measure) -> SweepResult:
-    """How far two ways are apart, judged by the peer's distance from the truth."""
+    """Distance between two ways of computing the same, judged by the peer's distance from the
+    truth."""
     plain = np.concatenate([pair.plain for pair in pairs])
     other = np.concatenate([pair.other for pair in pairs])
     errors = vector_errors(centred(other), centred(plain), measure.dtype)

@@ -37,11 +37,11 @@ Arrays = dict[str, np.ndarray]
 
 
 class NotComparable(Exception):
-    """The model cannot be run or looked into; the text says why."""
+    """The model cannot be run or its layers not be found; the message says why."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Do one job. The last line on stderr says what went wrong."""
+    """Run one job. An error's message is the last line on stderr."""
     if len(words) != 1:
         sys.stderr.write("usage: python torch_reference.py JOB.json\n")
         return 2
@@ -122,7 +122,8 @@ def run(
     greedy: dict[str, Any],
     columns: dict[int, np.ndarray],
 ) -> dict[int, np.ndarray]:
-    """Everything of one run into `arrays` and `greedy`; returns which logits are kept."""
+    """Add one run's results to `arrays` and `greedy`. Returns the vocabulary columns whose logits
+    are kept."""
     kept = dict(columns)
     greedy[kind] = []
     for number, ids in enumerate(job["prompts"]):
@@ -230,7 +231,7 @@ def keep(seen: Arrays, name: str, value: Any) -> None:
 
 
 def as_float32(tensor: Any) -> np.ndarray:
-    """The same numbers on the host. A copy: safetensors writes whole contiguous arrays only."""
+    """Copy to float32 on the host; a copy because safetensors writes only contiguous arrays."""
     return np.array(tensor.detach().float().cpu().numpy(), order="C")
 
 
@@ -238,7 +239,7 @@ def as_float32(tensor: Any) -> np.ndarray:
 
 
 def facts(model: Any) -> dict[str, Any]:
-    """What a model of the same weights must have in common."""
+    """Properties by which the engine checks that both run the same model."""
     config = model.config
     return {
         "architecture": type(model).__name__,

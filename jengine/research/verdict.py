@@ -80,7 +80,7 @@ def judge(
 
 
 def noise_limit(positions: int) -> float:
-    """The largest ratio that is noise: more than NOISE only where there are few positions."""
+    """Largest error ratio that counts as noise: above NOISE only for few positions."""
     return max(NOISE, float(np.exp(CHANCE / np.sqrt(positions))))
 
 

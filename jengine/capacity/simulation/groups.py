@@ -21,7 +21,7 @@ LAST_WORDS = 2000  # characters of what a process that failed said
 
 
 def run_groups(scenario: Scenario) -> list[GroupResult]:
-    """The results, in the order of the groups; as many processes at a time as there are cores."""
+    """Simulate all groups, as many at a time as there are cores. Returns results in order."""
     if scenario.groups == 1:
         return [run_group(scenario, 0)]
     given = msgspec.json.encode(scenario)
@@ -30,7 +30,7 @@ def run_groups(scenario: Scenario) -> list[GroupResult]:
 
 
 def run_apart(given: bytes, part: int) -> GroupResult:
-    """One group in a process of its own."""
+    """Simulate one group in a process of its own."""
     command = [sys.executable, "-m", "jengine.capacity.simulation.group", str(part)]
     done = subprocess.run(command, input=given, capture_output=True, check=False)  # noqa: S603
     if done.returncode:

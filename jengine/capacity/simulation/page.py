@@ -47,7 +47,7 @@ def page(results: Mapping[str, dict[str, Any]]) -> str:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """What the devices answer, and what it costs."""
+    """Headline: throughput, devices and cost."""
     figures = result["figures"]
     devices = sum(pool["devices"] for pool in figures["pools"].values())
     dollars = figures["cost"]["dollars_per_million_output_tokens"]
@@ -59,7 +59,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """How many requests are answered within the objectives, or how fast half of them are."""
+    """Share of requests within the latency objectives; without objectives the median latencies."""
     figures = result["figures"]
     if not figures["objectives_ms"]:
         first, each = (figures["latency_ms"][name]["p50"] for name in ("ttft", "tpot"))

@@ -66,7 +66,7 @@ def measured(core: EngineCore, settings: TraceSettings) -> History:
 
 
 def simulated(table: StepTable, settings: TraceSettings) -> History:
-    """The same trace by the table."""
+    """Simulate the trace with the measured step times."""
     clock = Clock()
     pool = Pool("replicas", [Replica(table_kind(table), clock)], "turns")
     return Fleet([pool], clock, SyntheticTrace(settings)).run()

@@ -53,7 +53,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class ReplicaKind:
-    """What all replicas of a pool have in common."""
+    """Settings common to the replicas of a pool."""
 
     schedule: ScheduleConfig
     cache: CacheConfig
@@ -259,8 +259,8 @@ class Replica:
         work.cache_use += seconds * self.cache.usage
 
     def _runs_until_the_horizon(self, rows: int, context: int, most: int, waiting: bool) -> int:
-        """How many runs of these decodes end before anything else can happen: where a request may
-        end with the step in flight, another may take its place or follow it."""
+        """Number of decode steps that certainly run before another event: a request that ends may
+        be replaced, and arrivals may join."""
         if rows < self.scheduler.num_running:
             return 1
         horizon = self.horizon(waiting)

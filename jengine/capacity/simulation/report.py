@@ -25,7 +25,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def requests(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
-    """What was answered, and how fast."""
+    """Lines about the requests and their latencies."""
     yield (
         f"{figures['completed']:,} requests in {figures['seconds']:,.1f} simulated seconds "
         f"({result['wall_seconds']:,.1f} s of this machine)"
@@ -69,7 +69,7 @@ def limits(figures: Mapping[str, Any]) -> str:
 
 
 def pools(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
-    """How busy each pool was."""
+    """Lines about the utilisation of each pool."""
     for name, pool in figures["pools"].items():
         yield ""
         yield f"{name}: {pool['replicas']} with {pool['devices']} devices in all"
@@ -111,7 +111,7 @@ def copies(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
 
 
 def notes(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
-    """What the figures do not hold."""
+    """Lines about costs that the model leaves out."""
     yield ""
     yield "Left out:"
     yield from (f"- {note}" for note in result["left_out"])

@@ -25,7 +25,7 @@ COUNTS = ("refused", "unanswered", "rerun", "moved_bytes", "fetched_bytes")
 
 
 class ReplicaWork(msgspec.Struct, frozen=True):
-    """What one replica did."""
+    """Counters of one replica."""
 
     pool: str
     devices: int
@@ -39,7 +39,7 @@ class ReplicaWork(msgspec.Struct, frozen=True):
 
 
 class GroupResult(msgspec.Struct, frozen=True):
-    """What one group did: arrays as bytes."""
+    """Results of one group, its arrays as bytes for the message between processes."""
 
     columns: dict[str, bytes]
     gaps: bytes
@@ -48,7 +48,8 @@ class GroupResult(msgspec.Struct, frozen=True):
 
 
 def group_result(history: History, sites: Sequence[tuple[Pool, Replica]] = ()) -> GroupResult:
-    """What happened, once it has; measured replicas have no work that is known."""
+    """Collect the results of a finished simulation. Replicas with measured step times have no work
+    counters."""
     history.gaps.flush()
     replicas = [
         ReplicaWork(pool=pool.name, devices=one.kind.devices, **vars(one.work))

@@ -31,7 +31,7 @@ ANY_WORK = (1, None)
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A replica that dies, and comes back empty unless `until` is None."""
+    """A replica that fails at a time, and restarts with an empty cache at `until`, if ever."""
 
     replica: int
     at: float
@@ -55,7 +55,7 @@ class PoolPlan(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """Everything that decides a simulation's outcome."""
+    """All inputs of a simulation."""
 
     pools: list[PoolPlan]  # one, or prefill and then decode
     trace: TraceSettings
@@ -104,7 +104,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 def kind_of(pool: PoolPlan, scenario: Scenario) -> ReplicaKind:
-    """What the replicas of a pool have in common."""
+    """Settings common to the replicas of a pool."""
     if pool.table is not None:
         kind = table_kind(read_table(Path(pool.table)))
     else:

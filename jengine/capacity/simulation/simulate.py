@@ -43,7 +43,7 @@ def simulate(
 
 
 def left_out(scenario: Scenario) -> list[str]:
-    """What the model of time does not hold, for this scenario."""
+    """Costs that this scenario's time model leaves out, for the report."""
     notes = []
     if any(pool.table is None for pool in scenario.pools):
         notes.append("the host's own time for a step, which the next one hides while devices run")

@@ -29,9 +29,9 @@ class StepTimes(Protocol):
         """Duration of a step, or of one of its stages in a pipeline."""
 
     def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
-        """When so many runs of a step end that begins at `at`; of decodes alone if there are
-        several, each of which reads a token more in each run. The first end later than `until` is
-        the last one. To the bit the sums of `seconds`, as `stepwise` adds them up."""
+        """End times of up to `runs` consecutive runs of a step that begins at `at`; several only of
+        pure decodes, each of which reads one token more per run. Stops after the first end later
+        than `until`. Equal to the bit to adding up `seconds`, as `stepwise` does."""
 
 
 def load_of(plan: Plan) -> Load:

@@ -87,7 +87,7 @@ class TableTimes:
         return cls((table.decode_rows, table.prefill_tokens, table.contexts), table.seconds)
 
     def seconds(self, load: Load) -> float:
-        """The time of a step, at the mean number of tokens before each of its own."""
+        """Time of a step, interpolated at the mean context of its tokens."""
         tokens = load.decode_rows + load.prefill_tokens
         context = (load.decode_context + load.prefill_start) / tokens
         return self._at(self._column(load.decode_rows, load.prefill_tokens), context)

@@ -53,11 +53,12 @@ class Trace(Protocol):
         """Whether the end of a request can trigger another one."""
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Yield the requests that do not depend on others, by arrival time."""
+        """Yield the requests that are independent of others, by arrival time."""
 
 
 def next_turn(ask: Ask, answer: list[int], now: float, longest: int) -> Arrival | None:
-    """The turn that follows an answer; None if there is none or it exceeds `longest` tokens."""
+    """The conversation's next turn after an answer; None if there is none or it exceeds `longest`
+    tokens."""
     conversation = ask.conversation
     if conversation is None or not conversation.turns:
         return None
