@@ -60,11 +60,12 @@ def check_memory(asked: CacheSettings, devices: int, config: ModelConfig) -> Non
     spared = int(asked.cpu_offload_gb * GIB) * count
     free = available_bytes(device, asked.gpu_memory_utilization) * count
     if needed - spared > free:
+        narrower = "dtype='bfloat16', " if config.dtype == "float32" else ""
         raise CapacityError(
             f"its weights take {needed / GIGA:.1f} GB as {config.dtype}, and there are "
             f"{free / GIGA:.1f} GB for them on {count} {device.platform} device(s). Nothing of "
-            "them was downloaded. Use a smaller model, dtype='bfloat16', quantization='int4', or "
-            "more devices (tensor_parallel_size); `jengine plan` calculates what fits."
+            f"them was downloaded. Use a smaller model, {narrower}quantization='int4', or more "
+            "devices (tensor_parallel_size); `jengine plan` calculates what fits."
         )
 
 

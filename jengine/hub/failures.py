@@ -152,7 +152,7 @@ def _similar(name: HubName, options: HubOptions) -> str:
     if close := nearest_name(name.repo, known):
         return close
     found = sorted(known)[:MOST_NAMED]
-    return f" There are {', '.join(found)}." if found else ""
+    return f" The cache and the hub's search have {', '.join(found)}." if found else ""
 
 
 def _searched(name: HubName, options: HubOptions) -> list[str]:

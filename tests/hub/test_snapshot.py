@@ -230,6 +230,11 @@ def test_no_such_repository(hub: Hub) -> None:
     with pytest.raises(CheckpointError, match=r"no such repository, or it is private.*Did you mean "
                                               r"'maker/demo'\? No token was sent"):  # fmt: skip
         resolve_model("maler/demo")
+    hub.repos["elsewhere/demo-of-others"] = hub.repos["maker/demo"]
+    with pytest.raises(
+        CheckpointError, match=r"search have elsewhere/demo-of-others, maker/demo\."
+    ):
+        resolve_model("nobody/demo")
 
 
 def test_private_and_gated_repositories(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
