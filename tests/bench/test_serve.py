@@ -20,11 +20,13 @@ from jengine.bench.serve.arrivals import arrivals
 from jengine.bench.serve.load import Load
 from jengine.bench.serve.measure import Target, send
 from jengine.bench.serve.printed import printed
+from jengine.bench.serve.reply import Reply
 from jengine.bench.serve.samples import conversations
 from jengine.bench.serve.settings import LoadSettings
 from jengine.bench.serve.vocabulary import vocabulary_of
 from jengine.cli.main import main
 from jengine.cli.terminal import Terminal
+from jengine.client.response_reader import ResponseReader
 from jengine.demo import model_path
 from jengine.errors import ConfigError
 from tests.client.scripted_server import BUSY, CUT, MODEL, NO_END, REFUSED, ScriptedServer, scripted
@@ -251,6 +253,18 @@ def test_repeated_prefixes() -> None:
     found = conversations(asked, vocabulary_of(None, "elsewhere"))
     beginnings = [tuple(str(turns[0].prompt).split()[:6]) for turns in found]
     assert sorted(beginnings.count(one) for one in set(beginnings)) == [3, 3, 3]
+
+
+def test_parts_are_read_when_no_token_waits_for_it() -> None:
+    found, response = Reply(3, 0.0), ResponseReader()
+    response.status = 200
+    for number, part in enumerate((b'data: {"choices":[{"te', b'xt":"a"}]}\n\ndata: [DONE]\n\n')):
+        found.receive(response, part, float(number))
+        assert not found.times
+    found.end()
+    assert found.success and (found.times, found.text) == ([1.0], "a")
+    found.end()
+    assert found.text == "a"
 
 
 def reply(started: float, times: list[float], tokens: int | None = None, error: str = "") -> Any:

@@ -60,6 +60,8 @@ class LoadGenerator:
             tasks.append(asyncio.ensure_future(self._converse(conversation, turn_of)))
         replies = [reply for found in await asyncio.gather(*tasks) for reply in found]
         seconds = time.perf_counter() - began
+        for reply in replies:
+            reply.end()
         gc.unfreeze()
         return Load(replies, seconds)
 
@@ -71,6 +73,9 @@ class LoadGenerator:
         said, replies = Said(self._settings.backend), list[Reply]()
         arrived = time.perf_counter()
         for turn in conversation:
+            if replies:
+                replies[-1].end()
+                said.answered(replies[-1].text)
             async with turn_of:
                 reply = Reply(turn.prompt_len, arrived)
                 if replies and not replies[-1].success:
@@ -80,7 +85,6 @@ class LoadGenerator:
                     name = f"{self._settings.request_id_prefix}{self._count}"
                     request = self._writer.request(said.with_turn(turn), turn.output_len, name)
                     await self._send(request, reply)
-            said.answered(reply.text)
             replies.append(reply)
             arrived = time.perf_counter()
             self._told()
@@ -91,4 +95,3 @@ class LoadGenerator:
             await self._connections.exchange(request, reply)
         except ServerFailed as error:
             reply.error = reply.error or str(error)  # what the server said says more
-        reply.end()

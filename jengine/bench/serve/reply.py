@@ -1,6 +1,8 @@
 """One streamed answer as the client sees it: chunk times and contents.
 
-In: parts of the response's body with the moment at which they came. Out: times, text, counts.
+In: parts of the response's body with the moment at which they came. Out, after `end`: times, text,
+counts. Parts are only kept while they come: what other answers get meanwhile would wait for the
+reading, and its time would count as the server's.
 """
 
 from __future__ import annotations
@@ -30,19 +32,16 @@ class Reply:
         self._events = EventReader()
         self._refusal = b""
         self._done = False
+        self._kept: list[tuple[bytes, float]] = []  # parts of the body that are not read yet
 
     def receive(self, response: ResponseReader, body: bytes, now: float) -> None:
-        """Process the next bytes of the body."""
+        """Keep the next bytes of the body."""
         if response.status != 200:
             self._refusal += body
             if response.complete:
                 self.error = str(error_of(response.status, self._refusal, "the server"))
             return
-        for event in self._events.feed(body):
-            if event == DONE:
-                self._done = True
-            else:
-                self._take(event, now)
+        self._kept.append((body, now))
 
     def _take(self, event: bytes, now: float) -> None:
         try:
@@ -61,7 +60,15 @@ class Reply:
                 self.token_ids.append(choice.token_ids or [])
 
     def end(self) -> None:
-        """The response has ended; record an error if it is incomplete."""
+        """Read the response, which has ended; record an error if it is incomplete. Twice is
+        harmless."""
+        kept, self._kept = self._kept, []
+        for body, now in kept:
+            for event in self._events.feed(body):
+                if event == DONE:
+                    self._done = True
+                else:
+                    self._take(event, now)
         if not self.error and not self.times:
             self.error = "the stream ended without a token"
         if not self.error and not self._done:
