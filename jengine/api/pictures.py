@@ -90,7 +90,8 @@ def vision_of(model: LanguageModel) -> VisionConfig:
     if vision is None or vision.sees_ahead or vision.family in AROUND_IMAGES:
         raise UnsupportedFeature(
             f"picture_batch: {model.config.architecture} reads no pictures, or its pictures' tokens"
-            " see ahead or need texts around them, which is not built. Qwen-VL and LLaVA do."
+            " see ahead or need texts around them, which is not built. Qwen-VL, LLaVA and the small"
+            " Gemma 4 do."
         )
     return vision
 

@@ -129,6 +129,8 @@ class AttentionConfig:
     # Whether a query attends to later tokens as well; with a window, to those less than so many
     # tokens before or after it. Then nothing is cached, and prompts run whole.
     bidirectional: bool = False
+    # Whether tokens of an image attend to later ones of it, where images are read so at all.
+    sees_ahead: bool = True
 
     @property
     def group(self) -> int:

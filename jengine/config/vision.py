@@ -14,10 +14,11 @@ class MergerConfig:
     """How patches of one token are merged.
 
     `norm_each` norms each patch, `norm_merged` the concatenated patches, `none` neither; two
-    matmuls follow. `average` averages, norms and multiplies once.
+    matmuls follow. `average` averages, norms and multiplies once; so does `scaled_average`, whose
+    norm has no weights and follows a scale by the root of the width.
     """
 
-    kind: Literal["norm_each", "norm_merged", "none", "average"]
+    kind: Literal["norm_each", "norm_merged", "none", "average", "scaled_average"]
     side: int  # side x side patches are one token
     width: int  # of the embeddings
     inner: int = 0  # outputs of the first matmul
@@ -25,6 +26,7 @@ class MergerConfig:
     norm: VisionNorm = "layer"
     norm_eps: float = 1e-6
     bias: bool = True
+    standardizes: bool = False  # whether a scaled average is shifted and scaled by vectors
 
     @property
     def patches(self) -> int:
@@ -58,6 +60,10 @@ class VisionConfig:
     qkv_bias: bool = True
     # Whether what attention and feed-forward block add is multiplied by a learned vector.
     layer_scales: bool = False
+    # Whether blocks norm queries, keys and values, and what attention and MLP add.
+    norms_inside: bool = False
+    clamps: bool = False  # whether what enters and leaves their matmuls is clamped
+    head_size: int | None = None  # None: the heads divide the hidden size
     # Whether the tokens before and after an image are put around what takes a placeholder's place.
     wraps: bool = False
     # What stands for an image in prompts as they are given. None: the token of its embeddings.
@@ -73,6 +79,8 @@ class VisionConfig:
     rope_theta: float | None = None
     # Side of the table of learned positions. 0: there is none.
     table_side: int = 0
+    # Rows of the tables of learned columns and rows, which are added. 0: there are none.
+    axis_rows: int = 0
     # Whether a learned vector stands before the patches of an image.
     class_vector: bool = False
     norm_before: bool = False  # whether what enters the first layer is normed
@@ -81,6 +89,11 @@ class VisionConfig:
     full_layers: tuple[int, ...] | None = None
     window: int = 0  # side of a window, in pixels
     image_size: int = 0  # side of the images of towers that take one size only
+    # Tokens to which images of any size are resized, at most. None: `image_size` says it.
+    soft_tokens: int | None = None
+    # Tokens in whose place the language model is given `blank`, beside embeddings of their own.
+    blanked: tuple[int, ...] = ()
+    blank: int = 0
     # Steps in time of a second of video, for positions. 0: frames are one step apart.
     steps_per_second: int = 0
     # Whether a text before each frame of a video says when it is seen; then frames stand apart.
@@ -92,7 +105,7 @@ class VisionConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+        return self.hidden_size // self.num_heads if self.head_size is None else self.head_size
 
     @property
     def placeholder(self) -> int:
@@ -104,6 +117,8 @@ class VisionConfig:
         """Maximum number of later tokens of its image that a token attends to."""
         if not self.sees_ahead:
             return 0
+        if self.soft_tokens is not None:
+            return self.soft_tokens - 1
         return (self.image_size // self.patch_size // self.merger.side) ** 2 - 1
 
     @property

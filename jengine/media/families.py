@@ -17,12 +17,13 @@ from jengine.config import VisionConfig
 from jengine.errors import RequestError
 from jengine.media.layout import Layout, Part, checked_size
 from jengine.media.pan_and_scan import BEFORE, crops_of
-from jengine.media.scaling import MOST_RATIO, Scaling, size_in_steps
+from jengine.media.scaling import MOST_RATIO, Scaling, size_in_squares, size_in_steps
 
 Settings = Mapping[str, Any]
 MOST_ENTRY = 2**40  # of a size in pixels
 MOST_SIDE = 4096  # of a resized picture
 MOST_TILES = 64
+SOFT_TOKENS = (70, 140, 280, 560, 1120)  # numbers with which Gemma 4 was trained
 
 
 def any_size(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
@@ -221,10 +222,55 @@ def with_crops(layout: Layout, crops: list[Part], vision: VisionConfig) -> Layou
     )
 
 
+def soft_tokens(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
+    """Gemma 4: native aspect ratio, as large as a number of tokens allows."""
+    plain = Scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), do_normalize=False)
+    scaling, most = plain.changed(settings).centred(), most_soft_tokens(settings, vision)
+    own = {"patch_size": vision.patch_size, "pooling_kernel_size": vision.merger.side}
+    for name, value in own.items():
+        if settings.get(name) not in (None, value):
+            raise RequestError(f"{name}={settings[name]!r}: this model takes {value}.")
+    size, part, step = vision.patch_size, Part(), vision.patch_size * vision.merger.side
+    if scaling.do_resize:
+        height, width = checked_size(*size_in_squares(height, width, step, most))
+        part = Part((height, width))
+    if height % step or width % step or height * width > most * step**2:
+        raise RequestError(
+            f"an image has {width} x {height} pixels; without do_resize expected multiples of "
+            f"{step}, and at most {most} squares of it."
+        )
+    grid = (1, height // size, width // size)
+    if max(grid) > vision.axis_rows:
+        raise RequestError(
+            f"an image has {grid[2]} x {grid[1]} patches; this model knows {vision.axis_rows} "
+            "positions per side. Lower max_soft_tokens."
+        )
+    inside = [vision.image_token] * (math.prod(grid) // vision.merger.patches)
+    before, after = ([] if one is None else [one] for one in (vision.start_token, vision.end_token))
+    return Layout(scaling, (part,), grid, [*before, *inside, *after], (len(before),))
+
+
+def most_soft_tokens(settings: Settings, vision: VisionConfig) -> int:
+    """Maximum tokens of an image. Raises RequestError."""
+    assert vision.soft_tokens is not None, "read with a number"
+    most = settings.get("max_soft_tokens")
+    most = vision.soft_tokens if most is None else most
+    if type(most) is not int or most not in SOFT_TOKENS:
+        raise RequestError(f"max_soft_tokens={most!r}: expected one of {SOFT_TOKENS}.")
+    if vision.sees_ahead and most > vision.soft_tokens:
+        raise RequestError(
+            f"max_soft_tokens={most}: the tokens of an image attend to each other, for which steps "
+            f"are made with {vision.soft_tokens} of them. Start the engine with hf_overrides="
+            f"{{'vision_soft_tokens_per_image': {most}}}."
+        )
+    return most
+
+
 Rule = Callable[[int, int, VisionConfig, Settings], Layout]
 RULES: dict[str, Rule] = {
     "qwen2_vl": any_size,
     "llava": one_size,
     "internvl": tiles,
     "gemma3": square,
+    "gemma4": soft_tokens,
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from jengine.config import VisionConfig
 from jengine.errors import RequestError
-from jengine.media.families import Settings, pixel_limits, tile_limits
+from jengine.media.families import Settings, most_soft_tokens, pixel_limits, tile_limits
 from jengine.media.pan_and_scan import limits_of
 from jengine.media.videos import usual_limits
 
@@ -52,12 +52,18 @@ def most_crops(own: Settings, vision: VisionConfig) -> dict[str, int]:
     return {"size": area(own, "size", vision), "pan_and_scan_max_num_crops": limits_of(own)[1]}
 
 
+def most_tokens(own: Settings, vision: VisionConfig) -> dict[str, int]:
+    """Limits for families whose images are as large as a number of tokens allows."""
+    return {"max_soft_tokens": most_soft_tokens(own, vision)}
+
+
 MOST: dict[tuple[str, str], Most] = {
     ("qwen2_vl", "image"): most_pixels,
     ("qwen2_vl", "video"): most_of_videos,
     ("llava", "image"): most_of_one_size,
     ("internvl", "image"): most_tiles,
     ("gemma3", "image"): most_crops,
+    ("gemma4", "image"): most_tokens,
 }
 
 

@@ -26,6 +26,7 @@ OPTIONS_OF = {
         "do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops",
         "pan_and_scan_min_ratio_to_activate",
     ),
+    "gemma4": ("max_soft_tokens",),
 }  # fmt: skip
 
 

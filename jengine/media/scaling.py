@@ -71,6 +71,15 @@ class Scaling:
                 raise RequestError(f"{name}={value!r}: expected true or false.")
         return replace(self, **own).checked()
 
+    def centred(self) -> Scaling:
+        """Copy that also maps what it scales to from 0 to 1 to from -1 to 1."""
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        if self.do_normalize:
+            mean, std = self.image_mean, self.image_std
+        half = tuple(one / 2 for one in std)
+        middle = tuple(one + other for one, other in zip(mean, half, strict=True))
+        return replace(self, image_mean=middle, image_std=half, do_normalize=True).checked()
+
     def checked(self) -> Scaling:
         """Return self. Raises RequestError if normalised values are not finite."""
         with np.errstate(all="ignore"):
@@ -125,6 +134,18 @@ def size_in_steps(
         rows = math.ceil(height * grow / step) * step
         columns = math.ceil(width * grow / step) * step
     return rows, columns
+
+
+def size_in_squares(height: int, width: int, step: int, most: int) -> tuple[int, int]:
+    """Largest size of at most `most` squares of `step` x `step` pixels, keeping the aspect ratio,
+    with at least one of them per side."""
+    factor = math.sqrt(most * step**2 / (height * width))
+    rows, columns = (math.floor(factor * side / step) for side in (height, width))
+    if not rows:
+        rows, columns = 1, min(width // height, most)
+    elif not columns:
+        rows, columns = min(height // width, most), 1
+    return rows * step, columns * step
 
 
 def patches_of(pixels: np.ndarray, size: int, side: int) -> np.ndarray:

@@ -13,7 +13,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": "jengine.models.families.gemma2",
     "Gemma3ForCausalLM": "jengine.models.families.gemma3",
     "Gemma4ForCausalLM": "jengine.models.families.gemma4",
-    "Gemma4ForConditionalGeneration": "jengine.models.families.gemma4",
+    "Gemma4ForConditionalGeneration": "jengine.models.families.gemma4_vision",
     "Phi3ForCausalLM": "jengine.models.families.phi3",
     "Olmo2ForCausalLM": "jengine.models.families.olmo2",
     "SeedOssForCausalLM": "jengine.models.families.seed_oss",

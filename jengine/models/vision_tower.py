@@ -21,6 +21,7 @@ from jengine.layers.mlp import ACTIVATIONS
 from jengine.layers.rope import inverse_frequencies, rotate
 from jengine.layers.segment_attention import segment_attention
 from jengine.models.linear import Factory, Linear
+from jengine.models.normed_vision_block import NormedVisionBlock
 from jengine.models.norms import make_norm, norms_around
 from jengine.models.parameter import normal, parameter, zeros
 from jengine.models.vision_merger import PatchMerger
@@ -119,6 +120,10 @@ class VisionBlock(nnx.Module):
         return x + made * jnp.broadcast_to(vector, made.shape)
 
 
+# By whether a tower's blocks norm what is inside of them.
+BLOCKS = {False: VisionBlock, True: NormedVisionBlock}
+
+
 class VisionTower(nnx.Module):
     """A vision transformer and its patch merger."""
 
@@ -140,10 +145,13 @@ class VisionTower(nnx.Module):
         if vision.table_side:
             rows = vision.table_side**2 + vision.class_vector
             self.table = parameter(rngs, (rows, hidden), (None, None), dtype, init)
+        if vision.axis_rows:
+            shape = (2, vision.axis_rows, hidden)
+            self.axis_table = parameter(rngs, shape, (None, None, None), dtype, init)
         if vision.norm_before:
             self.norm_before = make_norm(factory, (hidden,), (None,))
-        layers = range(vision.num_layers)
-        self.blocks = nnx.List([VisionBlock(factory, vision, layer) for layer in layers])
+        block, layers = BLOCKS[vision.norms_inside], range(vision.num_layers)
+        self.blocks = nnx.List([block(factory, vision, layer) for layer in layers])
         if vision.norm_after:
             self.norm_after = make_norm(factory, (hidden,), (None,))
         self.merger = PatchMerger(factory, vision.merger, hidden)
@@ -176,6 +184,9 @@ class VisionTower(nnx.Module):
             x = jnp.where(is_class, self.class_vector[...].astype(jnp.float32), x)
         if vision.table_side:
             x = x + self._learned(patches)
+        if vision.axis_rows:
+            columns, rows = self.axis_table[...].astype(jnp.float32)
+            x = x + columns[patches.places[1]] + rows[patches.places[0]]
         return self.norm_before(x) if vision.norm_before else x
 
     def _learned(self, patches: PatchInput) -> Float32[Array, "patches hidden"]:

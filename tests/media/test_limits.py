@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llava": {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}},
     "internvl": {"size": {"height": 16, "width": 16}, "max_patches": 4},
     "gemma3": {"size": {"height": 16, "width": 16}},
+    "gemma4": {"max_soft_tokens": 140},
 }
 
 
@@ -70,6 +71,7 @@ def expand(ours: MediaProcessor, given: Any, options: Any = None) -> Any:
         ("llava", {"crop_size": 4096}, "raises crop_size"),
         ("internvl", {"max_patches": 5}, "raises max_patches to 5"),
         ("gemma3", {"size": {"height": 4096, "width": 4096}}, "raises size"),
+        ("gemma4", {"max_soft_tokens": 280}, "raises max_soft_tokens to 280"),
         (
             "gemma3",
             {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 5},
@@ -92,6 +94,7 @@ def test_a_request_may_only_lower_limits(
         ("qwen2_vl", {"min_pixels": 4096}),
         ("llava", {"size": {"shortest_edge": 16}}),
         ("internvl", {"max_patches": 1}),
+        ("gemma4", {"max_soft_tokens": 70}),
     ],
 )
 def test_a_request_may_lower_limits(family: str, options: Any) -> None:

@@ -32,6 +32,31 @@ TOKENS = {
     "vision_end_token_id": END,
 }
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+
+
+def gemma4_config(*, ahead: bool = False) -> dict[str, Any]:
+    """As the small models are, or as the large ones, whose images' tokens attend to each other."""
+    own: dict[str, Any] = {"use_bidirectional_attention": "vision", "attention_k_eq_v": True}
+    small = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+    text = {
+        **TEXT, "num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 16, "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "rms_norm_eps": 1e-2,
+        "hidden_size_per_layer_input": 0 if ahead else 12, "vocab_size_per_layer_input": 97,
+        "pad_token_id": 0, **(own if ahead else small),
+    }  # fmt: skip
+    return {
+        "text_config": text,
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 12,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 4,
+            "pooling_kernel_size": 2, "position_embedding_size": 150, "standardize": ahead,
+            "use_clipped_linears": not ahead, "rms_norm_eps": 1e-3,
+        },
+        "image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": 94,
+        "boi_token_id": BEGIN, "eoi_token_id": END,
+    }  # fmt: skip
+
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl": (
         "Qwen2VL",
@@ -113,6 +138,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "mm_tokens_per_image": 16, "initializer_range": 0.3,
         },
     ),
+    "gemma4": ("Gemma4", gemma4_config()),
+    "gemma4_ahead": ("Gemma4", gemma4_config(ahead=True)),
 }  # fmt: skip
 SMALL_PICTURES = {"shortest_edge": 64, "longest_edge": 4096}
 
@@ -129,9 +156,30 @@ def write_vision(folder: Path, family: str, **settings: Any) -> Path:
         # Biases, class vectors and what projects the images of Gemma begin as zeros.
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
+    if name == "Gemma4":
+        spread_gemma4(model)
     model.save_pretrained(folder)
     processor_of(family, **settings).save_pretrained(folder)
     return folder
+
+
+def spread_gemma4(model: Any) -> None:
+    """Spread what Gemma 4 begins as constants: positions, standardization, and bounds, which clamp
+    some of what a matmul takes and makes."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("norm.weight", "position_embedding_table")):
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            if name.endswith("q_norm.weight"):  # nothing else scales its scores
+                parameter.mul_(parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("std_bias", "std_scale", "layer_scalar")):
+                buffer.add_(0.2 * torch.randn_like(buffer))
+            if name.endswith(("put_min", "put_max")):
+                buffer.copy_(torch.rand(()) + 0.7)
+                buffer.mul_(-1 if name.endswith("min") else 1)
 
 
 def processor_of(family: str, **settings: Any) -> Any:
@@ -144,6 +192,10 @@ def processor_of(family: str, **settings: Any) -> Any:
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
         return Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+    if family.startswith("gemma4"):
+        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+        return Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
     if family == "internvl":
         own = {"size": {"height": 16, "width": 16}, "crop_to_patches": True, "max_patches": 4}
         return GotOcr2ImageProcessorPil(**own)
@@ -154,9 +206,12 @@ def processor_of(family: str, **settings: Any) -> Any:
     return Qwen2VLImageProcessorPil(**{**usual, **settings})
 
 
+AROUND = {"gemma3": (IMAGE, END), "gemma4": (BEGIN, END), "gemma4_ahead": (BEGIN, END)}
+
+
 def prompt_of(family: str, ids: list[int]) -> list[int]:
     """The prompt as a model of this family is asked: Gemma's images stand for what is around."""
-    return [one for one in ids if one not in (IMAGE, END)] if family == "gemma3" else ids
+    return [one for one in ids if one not in AROUND.get(family, ())]
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -181,6 +236,15 @@ def inputs_of(processor: Any, prompt: list[int], pictures: list[Any]) -> dict[st
     if not pictures:
         return {"input_ids": torch.tensor([prompt])}
     found = processor(pictures, return_tensors="np")
+    if "num_soft_tokens_per_image" in found:
+        counts = iter(found["num_soft_tokens_per_image"])
+        ids = [one for token in prompt for one in [token] * (next(counts) if token == IMAGE else 1)]
+        return {
+            "input_ids": torch.tensor([ids]),
+            "pixel_values": torch.tensor(found["pixel_values"]).float(),
+            "image_position_ids": torch.tensor(found["image_position_ids"]),
+            "mm_token_type_ids": torch.tensor([[int(token == IMAGE) for token in ids]]),
+        }
     if "image_grid_thw" not in found:
         tiles = iter(np.asarray(found["num_patches"]) * 4 if "num_patches" in found else [16] * 9)
         ids = [one for token in prompt for one in [token] * (next(tiles) if token == IMAGE else 1)]

@@ -87,7 +87,7 @@ def test_it_reads_the_text_of_a_folder_with_images_and_audio(tmp_path: Path) -> 
         text_config=plain.config,
         vision_config={**tower, **heads, "position_embedding_size": 8, "patch_size": 4},
         audio_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-        **{f"{kind}_token_id": 3 for kind in ("image", "video", "audio")},
+        **{f"{kind}_token_id": 3 for kind in ("image", "video", "audio", "boi", "eoi")},
     )
     both = transformers.Gemma4ForConditionalGeneration(config)
     both.model.language_model.load_state_dict(plain.model.state_dict())
@@ -102,7 +102,9 @@ def test_it_reads_the_text_of_a_folder_with_images_and_audio(tmp_path: Path) -> 
     save_pretrained(model, tmp_path / "saved")
     again = load_model(tmp_path / "saved").score(jnp.asarray(tokens))
     np.testing.assert_array_equal(again, model.score(jnp.asarray(tokens)))
-    with LLM(tmp_path / "both", skip_tokenizer_init=True, enforce_eager=True) as llm:
+    text = {"architectures": ["Gemma4ForCausalLM"]}
+    given: dict[str, Any] = {"skip_tokenizer_init": True, "enforce_eager": True}
+    with LLM(tmp_path / "both", hf_overrides=text, **given) as llm:
         image = {"image": np.zeros((8, 8, 3), np.uint8)}
         with pytest.raises(JengineError, match="image"):
             llm.generate({"prompt_token_ids": [5, 3, 6], "multi_modal_data": image})

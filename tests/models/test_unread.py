@@ -86,6 +86,12 @@ OF_PARTS = {
     *("vision_config.architectures", "vision_config.dtype", "vision_config.initializer_range"),
     *("text_config.initializer_range", "initializer_range"),
 }
+# Of sounds and of experts, and a length that no table has.
+OF_GEMMA4 = {
+    *("audio_config", "boa_token_id", "eoa_token_index", "vision_config.max_position_embeddings"),
+    *(f"text_config.{key}" for key in IF_UNUSED["gemma4"]),
+    "text_config.vocab_size_per_layer_input",  # without inputs of each layer
+}
 IF_UNUSED_BY_PICTURES = {
     # Turns of pictures have one kind.
     "qwen2_vl": {"text_config.sliding_window", "vision_config.rope_parameters.rope_type"},
@@ -103,6 +109,8 @@ IF_UNUSED_BY_PICTURES = {
         "vision_config.layer_scale_init_value",
     },
     "gemma3": {"text_config._sliding_window_pattern", "vision_config.vision_use_head"},
+    "gemma4": OF_GEMMA4,
+    "gemma4_ahead": OF_GEMMA4,
 }
 
 

@@ -1,12 +1,13 @@
 """Gemma 4, dense text models: per-layer inputs, layers that share earlier KV caches, normalised
 values, and full layers with larger, partly rotated heads.
 
-Folders with images and audio are read for their text model.
+Folders with images and audio are read for their text model where `architectures` says so.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -36,20 +37,28 @@ from jengine.models.reading.hf_write import (
 )
 from jengine.models.tensors.checkpoint import IgnoredTensor, Names
 
-ARCHITECTURES = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+ARCHITECTURES = ("Gemma4ForCausalLM",)
 MODELS = "Gemma 4 (dense, text)"
+BOTH_WAYS = "use_bidirectional_attention"
+
+
+def ignored_of(prefix: str) -> tuple[IgnoredTensor, ...]:
+    """Tensors of a decoder with this prefix that are not read."""
+    unread = IgnoredTensor(
+        rf"{re.escape(prefix)}layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.weight",
+        "published files have these for layers that read those of others, too",
+    )
+    return (*Names().ignored, unread)
+
+
 NAMES = Names(
     before_mlp="pre_feedforward_layernorm",
     older=(("model.language_model.", "model."),),
     ignored=(
-        *Names().ignored,
-        IgnoredTensor(
-            r"model\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.weight",
-            "published files have these for layers that read those of others, too",
-        ),
+        *ignored_of("model."),
         IgnoredTensor(
             r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
-            "what encodes images and audio is not built",
+            "a text model does not use what encodes images and audio",
         ),
     ),
 )
@@ -77,8 +86,8 @@ ROPES: dict[str, object] = {
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     text = as_architecture(text_part(hf), ARCHITECTURES[0])
     fields = Fields({**text, "rope_parameters": None})
-    if fields.values.get("use_bidirectional_attention") not in (None, False, "vision"):
-        fields.refuse("use_bidirectional_attention", "null or 'vision': texts are causal here")
+    if fields.values.get(BOTH_WAYS) not in (None, False, "vision"):
+        fields.refuse(BOTH_WAYS, "null or 'vision': texts are causal here")
     if fields.flag("enable_moe_block", False):
         fields.refuse(
             "enable_moe_block", "false: experts beside an MLP, with norms of their own, are missing"

@@ -199,7 +199,7 @@ def _attend(
         for name, x in of_heads.items()
     }
     later, later_spec = None, None
-    if view.ahead is not None:
+    if view.ahead is not None and config.sees_ahead:
         assert isinstance(inputs, AttentionInputs), "images are read with keys of their own layer"
         _, keys, values = inputs.heads()
         specs: list[Any] = [*[placement.spec(KEY_AXES, keys.shape)] * 2, PartitionSpec()]
