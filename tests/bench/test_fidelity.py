@@ -330,7 +330,6 @@ UNSEARCHED = {
         ("BertForMaskedLM", "RobertaForMaskedLM", "XLMRobertaForMaskedLM", "ModernBertForMaskedLM"),
         "the same body, whose head is not used",
     ),
-    "Gemma4ForConditionalGeneration": "read for its text model, as Gemma4ForCausalLM",
 }  # fmt: skip
 
 
@@ -394,6 +393,10 @@ OF_FAMILY = {
     "llava": {"vision_feature_select_strategy", "image_token_index"},
     "gemma3_vision": {
         "image_token_index", "boi_token_index", "eoi_token_index", "tie_word_embeddings",
+    },
+    "gemma4_vision": {
+        "image_token_id", "video_token_id", "audio_token_id", "boi_token_id", "eoi_token_id",
+        "tie_word_embeddings",
     },
     "internvl": {
         "vision_feature_layer", "vision_feature_select_strategy", "downsample_ratio",

@@ -114,12 +114,13 @@ def check_conditional(theirs: Transformers, family: str, number: int, how: Imple
         folder = Path(name)
         theirs.write(
             folder, kind.architecture, settings, seed=number, dtype=how.dtype,
-            unscaled="d_kv" in settings,
+            unscaled=kind.unscaled,
         )  # fmt: skip
         asked = [source.asked(pair.read, pair.tokens(kind.own_marks)) for pair in pairs]
-        with LLM(
-            folder, **{**SETTINGS, **source.settings, **how.settings, "dtype": how.dtype}
-        ) as llm:
+        engine: dict[str, Any] = {**SETTINGS, **source.settings, **how.settings}
+        compiled = {**engine["compilation_config"], "prefill_tokens": [kind.chunk]}
+        engine |= {"dtype": how.dtype, "compilation_config": compiled}
+        with LLM(folder, **engine) as llm:
             # transformers takes a token of pictures for one more of them, wherever it is.
             answers = [until(one, MARKS if kind.marks else ()) for one in greedy(llm, asked)]
         texts = [

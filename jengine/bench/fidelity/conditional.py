@@ -34,6 +34,7 @@ T5: Choices = {
     "feed_forward_proj": ("relu", "gated-gelu", "gated-silu", "gated-relu"),
 }  # fmt: skip
 IMAGE, BEGIN, END, VIDEO = MARKS = 90, 91, 92, 93
+AUDIO = 94
 AROUND = (BEGIN, IMAGE, END)
 VISION_ACTIVATIONS = ("gelu", "quick_gelu", "gelu_pytorch_tanh", "silu")
 # Decoders beside a tower. Each number of heads divides each width, into an even number of numbers.
@@ -63,6 +64,29 @@ GEMMA3: Choices = {
     "text_config.query_pre_attn_scalar": (8, 20), "vision_config.image_size": (16,),
     "vision_config.patch_size": (2, 4), "mm_tokens_per_image": (4, 16),
     "image_token_index": (IMAGE,), "boi_token_index": (BEGIN,), "eoi_token_index": (END,),
+}  # fmt: skip
+GEMMA4: Choices = {
+    **TEXT, "text_config.head_dim": HEAD_SIZES[:6], "text_config.global_head_dim": (8, 16, 40),
+    "text_config.num_hidden_layers": (4,), "text_config.sliding_window": (5, 16, 40),
+    "text_config.layer_types": (["sliding_attention", "full_attention"] * 2,),
+    "text_config.use_bidirectional_attention": (None, "vision"),
+    "text_config.rms_norm_eps": (1e-2, 1e-3), "text_config.attention_k_eq_v": FLAGS,
+    "text_config.hidden_size_per_layer_input": (0, 12), "text_config.pad_token_id": (0, 3),
+    "text_config.vocab_size_per_layer_input": (131,),
+    "text_config.final_logit_softcapping": (None, 30.0),
+    "vision_config.hidden_size": (24, 48, 72), "vision_config.num_attention_heads": (1, 2, 3, 4),
+    "vision_config.head_dim": (4, 8, 12, 20), "vision_config.intermediate_size": WIDTHS,
+    "vision_config.num_hidden_layers": LAYERS, "vision_config.rms_norm_eps": EPSILONS,
+    "vision_config.hidden_activation": VISION_ACTIVATIONS, "vision_config.patch_size": (2, 4, 6),
+    "vision_config.pooling_kernel_size": (2, 3), "vision_config.standardize": FLAGS,
+    "vision_config.position_embedding_size": (210, 300),
+    "vision_config.use_clipped_linears": FLAGS,
+    "vision_config.rope_parameters": [
+        {"rope_type": "axial", "rope_theta": theta} for theta in (100.0, 500.0)
+    ],
+    "vision_soft_tokens_per_image": (70, 280), "image_token_id": (IMAGE,),
+    "boi_token_id": (BEGIN,), "eoi_token_id": (END,), "video_token_id": (VIDEO,),
+    "audio_token_id": (AUDIO,),
 }  # fmt: skip
 INTERNVL: Choices = {
     **TEXT, **TOWER, "text_config.model_type": ("llama", "mistral", "qwen2"),
@@ -121,6 +145,21 @@ def with_sections(
     }  # fmt: skip
 
 
+def with_shared_layers(chosen: random.Random, settings: Settings) -> Settings:
+    """Draw which layers read the keys and values of others: none where images are seen ahead, nor,
+    as transformers cannot, without inputs of each layer."""
+    text, vision = settings["text_config"], settings["vision_config"]
+    ahead = text["use_bidirectional_attention"] is not None
+    shared = 0 if ahead or not text["hidden_size_per_layer_input"] else chosen.choice((0, 2))
+    return {
+        "text_config": {
+            **text, "num_kv_shared_layers": shared,
+            "use_double_wide_mlp": shared > 0 and chosen.choice(FLAGS),
+        },
+        "vision_config": {**vision, "num_key_value_heads": vision["num_attention_heads"]},
+    }  # fmt: skip
+
+
 class Conditional(NamedTuple):
     """A family's model class, its variable config keys, and its input modality."""
 
@@ -131,6 +170,8 @@ class Conditional(NamedTuple):
     marks: tuple[int, ...] = ()
     own_marks: tuple[int, ...] = ()
     more: Callable[[random.Random, Settings], Settings] = lambda chosen, settings: {}
+    unscaled: bool = False  # whether nothing but weights scales its scores
+    chunk: int = 64  # tokens of a prompt in a step, at most
 
 
 CONDITIONAL: Mapping[str, Conditional] = {
@@ -138,8 +179,12 @@ CONDITIONAL: Mapping[str, Conditional] = {
         "BartForConditionalGeneration",
         {**SHARED, **ALIKE, "max_position_embeddings": POSITIONS, "scale_embedding": FLAGS},
     ),
-    "t5": Conditional("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": FLAGS}),
-    "mt5": Conditional("MT5ForConditionalGeneration", {**T5, "tie_word_embeddings": (False,)}),
+    "t5": Conditional(
+        "T5ForConditionalGeneration", {**T5, "tie_word_embeddings": FLAGS}, unscaled=True
+    ),
+    "mt5": Conditional(
+        "MT5ForConditionalGeneration", {**T5, "tie_word_embeddings": (False,)}, unscaled=True
+    ),
     "whisper": Conditional(
         "WhisperForConditionalGeneration",
         {
@@ -153,6 +198,10 @@ CONDITIONAL: Mapping[str, Conditional] = {
     ),
     "gemma3_vision": Conditional(
         "Gemma3ForConditionalGeneration", GEMMA3, "pictures", AROUND, (BEGIN,)
+    ),
+    "gemma4_vision": Conditional(
+        "Gemma4ForConditionalGeneration", GEMMA4, "pictures", AROUND, (IMAGE,), with_shared_layers,
+        unscaled=True, chunk=96,
     ),
     "qwen2_vl": Conditional(
         "Qwen2VLForConditionalGeneration", QWEN2_VL, "pictures", AROUND, AROUND, with_sections

@@ -22,6 +22,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -30,7 +31,10 @@ from transformers.utils import logging
 # Wide enough that logits differ by several units, narrow enough that float32 is exact to 1e-5.
 GAIN = 1.3
 SPREAD = 0.2  # of norms and biases around where they start
-BUFFERS = ("e_score_correction_bias", "layer_scalar", "final_logits_bias")
+BUFFERS = (
+    "e_score_correction_bias", "layer_scalar", "final_logits_bias", "std_bias", "std_scale"
+)  # fmt: skip
+BOUNDS = {"put_min": -1.0, "put_max": 1.0}  # of what is clamped, and the side of 0 they are on
 QUERIES = ("q_norm.weight", "Attention.q.weight")
 CONVOLUTIONS = ("conv1.weight", "conv2.weight")  # over time
 RATE = 16000  # of speech
@@ -72,6 +76,8 @@ def write(job: Mapping[str, Any]) -> dict[str, Any]:
         for name, buffer in model.named_buffers():
             if name.endswith(BUFFERS):
                 buffer.add_(torch.randn_like(buffer) * SPREAD)
+            if name[-7:] in BOUNDS:
+                buffer.copy_(BOUNDS[name[-7:]] * (1 + torch.rand_like(buffer)))
         if job["largest_code"]:
             for parameter in model.parameters():
                 if parameter.ndim > 1 and parameter.numel():
@@ -214,8 +220,7 @@ def of_pictures(model: Model, source: list[np.ndarray], tokens: list[int]) -> di
         processor = PROCESSORS[config.model_type](config)
         found = processor([Image.fromarray(one) for one in source], return_tensors="pt")
         pixels = {"pixel_values": found["pixel_values"].to(model.dtype)}
-        if "image_grid_thw" in found:
-            pixels["image_grid_thw"] = found["image_grid_thw"]
+        pixels |= {name: found[name] for name in PLACES if name in found}
         counts = counts_of(config, found)
     left = iter(counts)
     ids = [
@@ -231,6 +236,8 @@ def counts_of(config: Any, found: Mapping[str, Tensor]) -> list[int]:
     vision = config.vision_config
     if "image_grid_thw" in found:
         return (found["image_grid_thw"].prod(-1) // vision.spatial_merge_size**2).tolist()
+    if "num_soft_tokens_per_image" in found:
+        return found["num_soft_tokens_per_image"].tolist()
     if "num_patches" in found:
         sides = zip(vision.image_size, vision.patch_size, strict=True)
         of_tile = prod(size // (2 * patch) for size, patch in sides)
@@ -245,10 +252,11 @@ def mark(config: Any) -> int:
 
 
 INPUTS = {"text": of_text, "speech": of_speech, "pictures": of_pictures}
+PLACES = ("image_grid_thw", "image_position_ids")  # inputs that say where patches are
 # Inputs that say which tokens are a picture's.
 KINDS = {
     "gemma3": ("token_type_ids",),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ("mm_token_type_ids",)),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma4"), ("mm_token_type_ids",)),
 }
 
 
@@ -272,6 +280,11 @@ PROCESSORS: dict[str, Callable[[Any], Any]] = {
         size={"shortest_edge": config.vision_config.image_size}, crop_size=squares(config)
     ),
     "gemma3": lambda config: Gemma3ImageProcessorPil(size=squares(config)),
+    "gemma4": lambda config: Gemma4ImageProcessorPil(
+        patch_size=config.vision_config.patch_size,
+        pooling_kernel_size=config.vision_config.pooling_kernel_size,
+        max_soft_tokens=70,
+    ),
     "internvl": lambda config: GotOcr2ImageProcessorPil(
         size=dict(zip(("height", "width"), config.vision_config.image_size, strict=True)),
         crop_to_patches=True,
