@@ -8,7 +8,9 @@ In: an engine in which nothing runs. Out: a dict of tables, and from such a dict
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,8 @@ from jengine.api.llm import LLM
 from jengine.bench import host
 from jengine.bench.driver import Driver
 from jengine.bench.frame import earlier
-from jengine.bench.machine import hardware_of
+from jengine.bench.machine import cores, hardware_of
 from jengine.bench.peak_memory import device_stats, resident_bytes
-from jengine.bench.read_speed import read_gb_s
 from jengine.bench.surroundings import surroundings
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
@@ -33,6 +34,10 @@ from jengine.sampling_params import SamplingParams
 # Each number of requests is this multiple of the one before.
 FACTOR = 4
 Column = tuple[str, str, float]  # key, heading, divisor
+# Larger than the caches of most processors.
+PROBE_NUMBERS = 2**28
+PROBES = 5
+PARTS_PER_THREAD = 8
 read = partial(earlier, kind="growth", command="bench growth")
 
 
@@ -260,3 +265,18 @@ def chart(
     """One section: a line for each of up to three columns."""
     values = {name: [row[key] / unit for row in rows] for key, name in lines.items()}
     return curves(title, lead, values, [f"{row[across]:,}" for row in rows])
+
+
+def read_gb_s(numbers: int = PROBE_NUMBERS) -> float:
+    """Best of a few passes over 1 GiB of float32, one thread per core."""
+    threads = cores() or 1
+    parts = np.array_split(np.ones(numbers, np.float32), threads * PARTS_PER_THREAD)
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(PROBES):
+            began = time.perf_counter()
+            # A dot product of a part with itself reads it once, with vector instructions and
+            # without Python's lock.
+            list(pool.map(lambda part: np.dot(part, part), parts))
+            best = min(best, time.perf_counter() - began)
+    return round(4 * numbers / 1e9 / best, 2)

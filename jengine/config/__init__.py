@@ -56,9 +56,11 @@ from jengine.config.recurrent import (
     RecurrentConfig,
     ShortConvConfig,
 )
-from jengine.config.sampler import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGPROB_IDS
 from jengine.config.schedule import (
     FREE_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROB_IDS,
     MODEL_METHODS,
     ScheduleConfig,
     SpeculativeConfig,

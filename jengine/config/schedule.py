@@ -45,6 +45,10 @@ class SpeculativeConfig:
         return self.num_speculative_tokens if self.has_cache else 0
 
 
+# Limits of the sampler's per-row arrays, which limit requests.
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 1024
+MAX_LOGPROB_IDS = 128  # ids of its own that a row may have scored
 # Methods whose guesses come from a model on the device, and those of them with a KV cache.
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
 CACHING_METHODS = ("draft_model", "eagle", "eagle3", "mtp")

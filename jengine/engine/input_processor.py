@@ -17,8 +17,9 @@ import msgspec
 from jengine.config import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from jengine.engine.limits import Limits
 from jengine.engine.pooling_input import PoolingInput
-from jengine.engine.renderers import renderer_for
-from jengine.engine.source_renderer import Sources
+from jengine.engine.prompt_renderer import PromptRenderer
+from jengine.engine.source_renderer import SourceRenderer, Sources
+from jengine.engine.speech_renderer import SpeechRenderer
 from jengine.errors import RequestError, UnsupportedFeature
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.tokenizer_check import check_tokenizer
@@ -312,3 +313,16 @@ def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[list[int]]:
         raise RequestError(f"bad_words: {word!r:.80} has no tokens; expected text.")
     differs = bool(spaced) and spaced[0] != plain[0] and len(spaced) == len(plain)
     return [plain, spaced] if differs else [plain]
+
+
+def renderer_for(
+    limits: Limits,
+    tokenizer: Tokenizer | None,
+    media: MediaProcessor | SpeechProcessor | Sources | None,
+) -> PromptRenderer:
+    """Renderer for a model with this media processor or text encoder; None for neither."""
+    if isinstance(media, Sources):
+        return SourceRenderer(limits, tokenizer, media)
+    if isinstance(media, SpeechProcessor):
+        return SpeechRenderer(limits, tokenizer, media)
+    return PromptRenderer(limits, tokenizer, media)

@@ -10,9 +10,9 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -35,13 +35,25 @@ from jengine.weights.abstract import (
     with_values,
 )
 from jengine.weights.folder import dense_tensors, open_checkpoint, read_model_config
-from jengine.weights.progress import ProgressFactory
 from jengine.weights.quantized_tensors import decoded
 from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
 from jengine.weights.saved_form import SavedForm, exact_paths, plain_dtype
 from jengine.weights.stored_parameter import ReadableTensor, StoredParameter
 from jengine.weights.tile_copy import copy_threads
 from jengine.weights.transfers import Transfers
+
+
+class ProgressBar(Protocol):
+    """The methods of a tqdm bar used by loading."""
+
+    def update(self, n: float) -> object: ...
+
+    def close(self) -> object: ...
+
+
+# Makes a bar from a label and a total in bytes.
+ProgressFactory = Callable[[str, int], ProgressBar]
+
 
 Pieces = Mapping[str, tuple[Piece, ...]]
 Tensors = Mapping[str, ReadableTensor]

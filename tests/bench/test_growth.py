@@ -12,7 +12,7 @@ import pytest
 
 from jengine import LLM
 from jengine.bench import growth
-from jengine.bench.read_speed import read_gb_s
+from jengine.bench.growth import read_gb_s
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
 from tests.bench.test_benches import bench, lines_and_result

@@ -7,8 +7,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from jengine.demo import model_path
+from jengine.engine.input_processor import renderer_for
 from jengine.engine.limits import Limits
-from jengine.engine.renderers import renderer_for
 from jengine.engine.source_renderer import Sources
 from jengine.errors import RequestError
 from jengine.media_spans import FOREVER, MediaSpan

@@ -7,9 +7,11 @@ templates as text), or a ConfigError. Must not know the model or the devices.
 from __future__ import annotations
 
 import math
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jengine.assembly.settings.dict_settings import (
@@ -18,7 +20,6 @@ from jengine.assembly.settings.dict_settings import (
     checked_keys,
     compiler_settings,
 )
-from jengine.assembly.settings.media_settings import checked_media
 from jengine.assembly.settings.pooling_settings import runner_and_conversion
 from jengine.assembly.settings.ranks import checked_rank_options
 from jengine.assembly.settings.reasoning_settings import check_reasoning_config
@@ -26,11 +27,13 @@ from jengine.assembly.settings.setting import Setting
 from jengine.assembly.settings.structured_settings import checked_reasoning_parser
 from jengine.assembly.settings.values import check_types, human_integer, one_of
 from jengine.connectors.settings import named_engine
-from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.errors import ConfigError, RequestError, UnsupportedFeature
+from jengine.media.options import checked_limits
 
 if TYPE_CHECKING:
     from jengine.assembly.settings.args import EngineArgs
 
+_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f:.]*:[0-9a-f:.]*", re.IGNORECASE)
 # Properties of EngineArgs that raise if nothing can be derived.
 DERIVED = ("ranks", "transfers", "kv_events", "weight_settings", "adapter_limits", "expert_balance")
 
@@ -128,3 +131,23 @@ def check_profiler(given: Mapping[str, Any]) -> None:
     checked_keys("profiler_config", given, PROFILER_KEYS)
     if given:
         one_of("profiler_config['profiler']", given.get("profiler"), ("jax", "torch"))
+
+
+def checked_media(
+    limits: Any, folder: str | Path, domains: Sequence[str] | None
+) -> dict[str, int] | None:
+    """The numbers of media of a prompt, by kind. A ConfigError about numbers of no kind, a folder
+    that is none, and other than hosts."""
+    try:
+        numbers = None if limits is None else checked_limits(limits)
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+    if folder and not Path(folder).is_dir():
+        raise ConfigError(f"allowed_local_media_path={str(folder)!r}: expected a folder.")
+    for one in domains or ():
+        if not _HOST.fullmatch(one):
+            raise ConfigError(
+                f"allowed_media_domains has {one!r}; expected names or addresses of hosts, such as "
+                "'images.example.org', without scheme, port and path."
+            )
+    return numbers

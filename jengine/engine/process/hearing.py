@@ -15,7 +15,6 @@ import msgspec
 from jengine.engine.core_state import CoreState
 from jengine.engine.process.asking import Asking
 from jengine.engine.process.beginning import Beginning
-from jengine.engine.process.core_log import log
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.to_front import (
     Answer,
@@ -38,6 +37,8 @@ from jengine.wire.message import BadFrame
 from jengine.wire.socket_loop import Parts
 
 logger = logging.getLogger(__name__)
+# The name of a core's process in log records, as vLLM's users know it.
+CORE_NAME = "EngineCore"
 
 
 class Heard:
@@ -96,4 +97,15 @@ class Heard:
             case Dead(failure):
                 self._die(EngineDead(failure.text))
             case LogRecord():
-                log(message)
+                log_as_core(message)
+
+
+def log_as_core(told: LogRecord) -> None:
+    """Emit a core's log record here; `processName` distinguishes it from this process's."""
+    found = logging.getLogger(told.name)
+    if found.isEnabledFor(told.level):
+        record = found.makeRecord(
+            told.name, told.level, told.path, told.line, "%s", (told.text,), None
+        )
+        record.created, record.process, record.processName = told.created, told.process, CORE_NAME
+        found.handle(record)

@@ -5,6 +5,7 @@ State in, state out, no globals; Python branches only on static values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -25,7 +26,6 @@ from jengine.runner.step.draft_input import (
     slot_drafts,
     with_draft_tokens,
 )
-from jengine.runner.step.experts import experts_of_tokens
 from jengine.runner.step.hidden import Forwarded, Ran, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
@@ -42,11 +42,12 @@ from jengine.runner.step.step_input import (
 )
 from jengine.runner.step.stripes import Stripes
 from jengine.runner.step.taps import StepTaps
+from jengine.runner.variants.buckets import ChosenExperts
 from jengine.sampling import SamplingInput
 from jengine.sampling.acceptance import Drafted
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Int32
+    from jaxtyping import Int32, UInt
 
 
 class EmbedsInput(NamedTuple):
@@ -228,3 +229,18 @@ def with_positions(inputs: SamplingInput, ends: Int32[Array, " slots"]) -> Sampl
     """Fill in sampler positions that only the device knows: one past each slot's last token, at
     `ends` i32[S]."""
     return inputs._replace(positions=jnp.where(inputs.positions >= 0, inputs.positions, ends + 1))
+
+
+def experts_of_tokens(
+    by_layer: Mapping[int, Array], wanted: ChosenExperts, tokens: int
+) -> UInt[Array, "tokens layers chosen"]:
+    """Experts chosen by each token in every layer, zero-padded."""
+    none = jnp.zeros((tokens, wanted.chosen), wanted.dtype)
+
+    def of_layer(layer: int) -> Array:
+        if layer not in by_layer:
+            return none
+        picked = by_layer[layer].astype(wanted.dtype)
+        return jnp.pad(picked, ((0, 0), (0, wanted.chosen - picked.shape[1])))
+
+    return jnp.stack([of_layer(layer) for layer in range(wanted.layers)], axis=1)

@@ -60,7 +60,6 @@ class Models(NamedTuple):
     """Modules of a step, built during tracing."""
 
     model: Any
-    head_adapters: HeadAdapters | None = None  # what adapters add to its logits
     token_adapters: Any = None  # i32[D + T] the adapter slot of each token; None: there are none
     tap_arrays: Leaves = ()  # of the sets of taps, one after the other
 
@@ -89,14 +88,12 @@ class Program:
         of_taps = leaves[end - sum(len(taps.shapes) for taps in self.features.taps) : end]
         own = leaves[: end - len(of_taps)]
         first = len(own) if self.guesser is None else self.guesser.first_leaf
-        model, head, slots = self.rebuild(own[:first]), None, None
+        model, slots = self.rebuild(own[:first]), None
         if self.adapters is not None:
             slots = token_slots(inputs.adapters.slots, self.bucket, self.shapes)
-            adapted, stacks = self.adapters, leaves[end:]
-            add_adapters(model, adapted.weights, stacks, slots, adapted.implementation)
-            if of_head := stacks[adapted.of_head]:
-                head = HeadAdapters(adapted.weights[HEAD], of_head, adapted.implementation)
-        return Models(model, head, slots, of_taps)
+            adapted = self.adapters
+            add_adapters(model, adapted.weights, leaves[end:], slots, adapted.implementation)
+        return Models(model, slots, of_taps)
 
     def guessing(self, leaves: Leaves) -> tuple[Any, Any]:
         """The model and its drafter."""

@@ -130,11 +130,6 @@ class Service:
             raise ApiError(503, "The engine is still starting.")
         return self._live
 
-    @property
-    def has_engine(self) -> bool:
-        """Whether an engine was adopted."""
-        return self._live is not None
-
     def check_serving(self) -> Live:
         """`live`, but also raises ApiError 503 while no requests are accepted."""
         check_serving(self.phase)
