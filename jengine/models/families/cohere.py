@@ -7,26 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import (
-    expect_uniform_layers,
-    read_layer_pattern,
-    rotated_in_windows,
-    with_windows,
-)
-from jengine.models.reading.hf_write import (
-    write_decoder,
-    write_layer_types,
-    written_attention,
-    written_window,
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_layers import rotated_in_windows
+from jengine.models.reading.hf_write import written_attention, written_window
+from jengine.models.reading.plain_decoder import (
+    ATTENTION_BIAS,
+    PlainDecoder,
+    layer_pattern,
+    with_attention,
 )
 from jengine.models.tensors.checkpoint import Names
 
@@ -50,42 +40,34 @@ DEFAULTS = Defaults(
     eos_token_id=255001,
 )
 FIRST_DEFAULTS = replace(DEFAULTS, rope_theta=500000.0)
+PLAIN = PlainDecoder(
+    "cohere",
+    FIRST_DEFAULTS,
+    (ATTENTION_BIAS,),
+    model={"norm": "layer_no_bias", "block": "parallel_one_norm"},
+)
+PATTERN = layer_pattern(4096, 4, "sliding_window_pattern")
+SECOND_PLAIN = PLAIN._replace(model_type="cohere2", defaults=DEFAULTS, windows=PATTERN)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     is_second = SECOND in (fields.values.get("architectures") or ())
-    defaults = DEFAULTS if is_second else FIRST_DEFAULTS
-    num_layers = read_num_layers(fields, defaults)
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, defaults, qkv_bias=bias, output_bias=bias)
+    config = (SECOND_PLAIN if is_second else PLAIN).read_config(hf)
     if fields.flag("use_qk_norm", False):
         if is_second:
             fields.refuse("use_qk_norm", "false: these models have no such norms")
-        attention = replace(attention, qk_norm="layer")
-    layer = LayerConfig(attention, read_mlp(fields, defaults))
+        config = with_attention(config, qk_norm="layer")
     if is_second:
-        pattern = fields.integer("sliding_window_pattern", 4)
-        windows = read_layer_pattern(fields, num_layers, 4096, full_every=pattern)
-        layers = tuple(map(rotated_in_windows, with_windows(layer, windows)))
-    else:
-        expect_uniform_layers(fields, num_layers, "full")
-        layers = (layer,) * num_layers
-    return replace(
-        read_decoder(fields, defaults, layers),
-        norm="layer_no_bias",
-        block="parallel_one_norm",
-        logit_scale=fields.number("logit_scale", 0.0625, above_minimum=True),
-    )
+        config = replace(config, layers=tuple(map(rotated_in_windows, config.layers)))
+    return replace(config, logit_scale=fields.number("logit_scale", 0.0625, above_minimum=True))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    windows = {"layer_types": write_layer_types(config), "sliding_window": written_window(config)}
+    is_second = config.architecture == SECOND
     return {
-        **write_decoder(config, DEFAULTS.norm_eps_key),
-        **(windows if config.architecture == SECOND else {}),
-        "model_type": "cohere2" if config.architecture == SECOND else "cohere",
-        "attention_bias": written_attention(config).qkv_bias,
+        **(SECOND_PLAIN if is_second else PLAIN).write_config(config),
+        **({"sliding_window": written_window(config)} if is_second else {}),
         **({"use_qk_norm": True} if written_attention(config).qk_norm else {}),
         "logit_scale": config.logit_scale,
         "pad_token_id": None,

@@ -7,24 +7,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
-from jengine.config import AttentionConfig, LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import read_layer_pattern, with_windows
-from jengine.models.reading.hf_write import (
-    write_activation,
-    write_decoder,
-    write_layer_types,
-    written_attention,
-    written_window,
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_write import write_activation, written_attention
+from jengine.models.reading.plain_decoder import (
+    ATTENTION_BIAS,
+    PlainDecoder,
+    layer_pattern,
+    with_attention,
 )
 from jengine.models.tensors.checkpoint import Names
 
@@ -46,19 +38,18 @@ DEFAULTS = Defaults(
     bos_token_id=2,
     eos_token_id=1,
 )
+NORMS = {"norm": "rms_one_plus", "norm_places": "around"}
+PLAIN = PlainDecoder(
+    "gemma2", DEFAULTS, (ATTENTION_BIAS,), layer_pattern(4096, full_every=2), model=NORMS
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     if fields.values.get("use_bidirectional_attention") not in (None, False):
         fields.refuse("use_bidirectional_attention", "false: attention is causal here")
-    windows = read_layer_pattern(fields, read_num_layers(fields, DEFAULTS), 4096, full_every=2)
-    attention = replace(
-        read_gemma_attention(fields, DEFAULTS),
-        soft_cap=fields.optional_number("attn_logit_softcapping", 50.0),
-    )
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    config = read_gemma(fields, DEFAULTS, with_windows(layer, windows))
+    config = read_gemma(PLAIN, fields)
+    config = with_attention(config, soft_cap=fields.optional_number("attn_logit_softcapping", 50.0))
     return replace(config, logit_soft_cap=fields.optional_number("final_logit_softcapping", 30.0))
 
 
@@ -67,38 +58,19 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "attn_logit_softcapping": written_attention(config).soft_cap,
         "final_logit_softcapping": config.logit_soft_cap,
     }
-    return {**write_gemma(config), "model_type": "gemma2", **caps}
+    return {**write_gemma(PLAIN, config), **caps}
 
 
-def read_gemma_attention(
-    fields: Fields, defaults: Defaults, qk_norm: Literal["head"] | None = None
-) -> AttentionConfig:
-    """Attention of Gemma 2 and 3, for a full layer."""
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, defaults, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm)
-    return replace(attention, scale=fields.integer("query_pre_attn_scalar", 256) ** -0.5)
+def read_gemma(plain: PlainDecoder, fields: Fields) -> ModelConfig:
+    """Settings common to Gemma 2 and 3."""
+    config = plain.read_config(fields.values)
+    scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5
+    return replace(with_attention(config, scale=scale), embed_scale=math.sqrt(config.hidden_size))
 
 
-def read_gemma(fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]) -> ModelConfig:
-    """Model settings common to Gemma 2 and 3."""
-    config = read_decoder(fields, defaults, layers)
-    return replace(
-        config,
-        norm="rms_one_plus",
-        norm_places="around",
-        embed_scale=math.sqrt(config.hidden_size),
-    )
-
-
-def write_gemma(config: ModelConfig) -> dict[str, object]:
-    """Inverse of `read_gemma` and `read_gemma_attention`."""
-    attention = written_attention(config)
-    written = {
-        "hidden_activation": write_activation(config),
-        "attention_bias": attention.qkv_bias,
-        "layer_types": write_layer_types(config),
-        "sliding_window": written_window(config) or 4096,
-    }
-    if attention.scale is not None:
-        written["query_pre_attn_scalar"] = round(attention.scale**-2)
-    return {**write_decoder(config), **written}
+def write_gemma(plain: PlainDecoder, config: ModelConfig) -> dict[str, object]:
+    """Inverse of `read_gemma`."""
+    written = {**plain.write_config(config), "hidden_activation": write_activation(config)}
+    if (scale := written_attention(config).scale) is not None:
+        written["query_pre_attn_scalar"] = round(scale**-2)
+    return written

@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jengine.config import AttentionConfig, LayerConfig, ModelConfig
-from jengine.models.families.gemma2 import NAMES, read_gemma, read_gemma_attention, write_gemma
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import read_layer_pattern, with_sliding_rope, with_windows
+from jengine.models.families.gemma2 import NAMES, NORMS, read_gemma, write_gemma
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_layers import with_sliding_rope
 from jengine.models.reading.hf_rope import read_rope, ropes_by_layer_type
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder, layer_pattern
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config"]
 
@@ -39,18 +36,21 @@ DEFAULTS = Defaults(
     bos_token_id=2,
     eos_token_id=1,
 )
+PLAIN = PlainDecoder(
+    "gemma3_text",
+    DEFAULTS,
+    (ATTENTION_BIAS,),
+    layer_pattern(4096, 6, "sliding_window_pattern"),
+    attention={"qk_norm": "head"},
+    model={**NORMS, "counts_stretch": True},
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     everywhere, sliding = ropes_by_layer_type(hf, "rope_local_base_freq")
-    full_every = everywhere.integer("sliding_window_pattern", 6)
-    num_layers = read_num_layers(everywhere, DEFAULTS)
-    windows = read_layer_pattern(everywhere, num_layers, 4096, full_every)
     if everywhere.values.get("attn_logit_softcapping") is not None:
         everywhere.refuse("attn_logit_softcapping", "null, as in all of Gemma 3")
-    attention = read_gemma_attention(everywhere, DEFAULTS, qk_norm="head")
-    layer = LayerConfig(attention, read_mlp(everywhere, DEFAULTS))
-    config = read_gemma(everywhere, DEFAULTS, with_windows(layer, windows))
+    config = read_gemma(PLAIN, everywhere)
     rope = read_rope(sliding, SLIDING_THETA, config.max_position)
     given = everywhere.values.get("use_bidirectional_attention")
     if given is not None and everywhere.flag("use_bidirectional_attention", False):
@@ -59,7 +59,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         config,
         layers=tuple(with_sliding_rope(each, rope) for each in config.layers),
         logit_soft_cap=everywhere.optional_number("final_logit_softcapping", None),
-        counts_stretch=True,
     )
 
 
@@ -72,11 +71,8 @@ def seeing_ahead(layer: LayerConfig) -> LayerConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    family: dict[str, object] = {
-        "model_type": "gemma3_text",
-        "final_logit_softcapping": config.logit_soft_cap,
-    }
+    family: dict[str, object] = {"final_logit_softcapping": config.logit_soft_cap}
     sliding = [layer.mixer.rope for layer in config.layers if layer.mixer.window is not None]
     if sliding and sliding[0] is not None:
         family["rope_local_base_freq"] = sliding[0].theta
-    return {**write_gemma(config), **family}
+    return {**write_gemma(PLAIN, config), **family}

@@ -5,26 +5,17 @@ experts with clamped SwiGLU.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from jengine.config import ExpertsConfig, LayerConfig, ModelConfig, RoutingConfig
+from jengine.config import ExpertsConfig, ModelConfig, RoutingConfig
 from jengine.layers.mlp import SWIGLU_ALPHA, SWIGLU_LIMIT
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_experts_count,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import read_layer_pattern, with_windows
-from jengine.models.reading.hf_write import (
-    write_decoder,
-    write_layer_types,
-    written_attention,
-    written_experts,
-    written_window,
+from jengine.models.reading.hf_config import Defaults, read_experts_count
+from jengine.models.reading.hf_write import written_attention, written_experts, written_ffn
+from jengine.models.reading.plain_decoder import (
+    ATTENTION_BIAS,
+    PlainDecoder,
+    layer_pattern,
+    with_blocks,
 )
 from jengine.models.tensors.checkpoint import Names
 
@@ -58,6 +49,13 @@ YARN = {
 }
 # What published models have and the experts' gate is written for.
 FIXED = {"swiglu_limit": SWIGLU_LIMIT, "swiglu_alpha": SWIGLU_ALPHA}
+PLAIN = PlainDecoder(
+    "gpt_oss",
+    DEFAULTS,
+    (ATTENTION_BIAS._replace(default=True),),
+    layer_pattern(128, full_every=2),
+    attention={"sinks": True},
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -67,10 +65,8 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     for key, value in FIXED.items():
         if fields.number(key, value) != value:
             fields.refuse(key, str(value))
-    windows = read_layer_pattern(fields, read_num_layers(fields, DEFAULTS), 128, full_every=2)
-    bias = fields.flag("attention_bias", True)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    mlp = read_mlp(fields, DEFAULTS)
+    config = PLAIN.read_config(hf)
+    mlp = written_ffn(config)
     if mlp.activation != "silu":
         fields.refuse("hidden_act", "silu")
     experts = ExpertsConfig(
@@ -80,8 +76,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         routing=RoutingConfig(logits_bias=True),
         biases=True,
     )
-    layer = LayerConfig(replace(attention, sinks=True), experts)
-    return read_decoder(fields, DEFAULTS, with_windows(layer, windows))
+    return with_blocks(config, [experts] * len(config.layers))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
@@ -90,13 +85,9 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     plain = {"rope_type": "default"}  # without it, yarn is read
     rope = {} if attention.rope and attention.rope.kind != "default" else {"rope_scaling": plain}
     return {
-        **write_decoder(config),
+        **PLAIN.write_config(config),
         **rope,
-        "model_type": "gpt_oss",
         "hidden_act": "silu",
-        "attention_bias": attention.qkv_bias,
-        "layer_types": write_layer_types(config),
-        "sliding_window": written_window(config) or 128,
         "num_local_experts": experts.num_experts,
         "num_experts_per_tok": experts.experts_per_token,
         **FIXED,

@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.families.olmo2 import NAMES
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import read_layer_pattern, with_sliding_rope, with_windows
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_layers import with_sliding_rope
 from jengine.models.reading.hf_rope import read_rope, ropes_by_layer_type, write_rope_scaling
-from jengine.models.reading.hf_write import (
-    write_decoder,
-    write_layer_types,
-    written_attention,
-    written_window,
-)
+from jengine.models.reading.hf_write import write_layer_types
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder, layer_pattern
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config"]
 
@@ -40,23 +30,25 @@ DEFAULTS = Defaults(
     rope_theta=500000.0,
     eos_token_id=50279,
 )
+PLAIN = PlainDecoder(
+    "olmo3",
+    DEFAULTS,
+    (ATTENTION_BIAS,),
+    layer_pattern(4096, full_every=4),
+    attention={"qk_norm": "whole"},
+    model={"norm_places": "after"},
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields, sliding = ropes_by_layer_type(hf, "rope_theta")
-    num_layers = read_num_layers(fields, DEFAULTS)
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias, qk_norm="whole")
-    windows = read_layer_pattern(fields, num_layers, 4096, full_every=4)
-    layers = with_windows(LayerConfig(attention, read_mlp(fields, DEFAULTS)), windows)
-    config = read_decoder(fields, DEFAULTS, layers)
+    config = PLAIN.read_config(fields.values)
     rope = read_rope(sliding, DEFAULTS.rope_theta, config.max_position)
-    layers = tuple(with_sliding_rope(layer, rope) for layer in layers)
-    return replace(config, layers=layers, norm_places="after")
+    return replace(config, layers=tuple(with_sliding_rope(one, rope) for one in config.layers))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    written = write_decoder(config)
+    written = PLAIN.write_config(config)
     ropes: dict[str, object] = {}
     for name, layer in zip(write_layer_types(config), config.layers, strict=True):
         if layer.mixer.rope is not None:
@@ -65,12 +57,4 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     # transformers takes the flat settings for full attention alone.
     for key in ("rope_theta", "rope_scaling"):
         del written[key]
-    return {
-        **written,
-        "model_type": "olmo3",
-        "rope_parameters": ropes,
-        "attention_bias": written_attention(config).qkv_bias,
-        "layer_types": write_layer_types(config),
-        "sliding_window": written_window(config) or 4096,
-        "pad_token_id": None,
-    }
+    return {**written, "rope_parameters": ropes, "pad_token_id": None}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from jengine.config import FfnConfig, LayerConfig, ModelConfig
+from jengine.config import AttentionConfig, FfnConfig, LayerConfig, ModelConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     Defaults,
@@ -20,12 +20,14 @@ from jengine.models.reading.hf_config import (
 )
 from jengine.models.reading.hf_layers import (
     expect_uniform_layers,
+    read_layer_pattern,
     read_layer_windows,
     with_windows,
 )
 from jengine.models.reading.hf_rope import PARTIAL
 from jengine.models.reading.hf_write import (
     write_decoder,
+    write_layer_types,
     write_layer_windows,
     written_attention,
     written_biases,
@@ -63,6 +65,21 @@ def one_window(default: int | None) -> Windows:
         return (window,) * num_layers
 
     return Windows(read, lambda config: {"sliding_window": written_window(config)})
+
+
+def layer_pattern(window: int, full_every: int, key: str | None = None) -> Windows:
+    """`layer_types`, or full attention on every n-th layer, which `key` may say; `sliding_window`
+    on the others."""
+
+    def read(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+        every = full_every if key is None else fields.integer(key, full_every)
+        return read_layer_pattern(fields, num_layers, window, every)
+
+    def write(config: ModelConfig) -> dict[str, object]:
+        found = written_window(config) or window
+        return {"layer_types": write_layer_types(config), "sliding_window": found}
+
+    return Windows(read, write)
 
 
 def _read_none(fields: Fields, num_layers: int) -> tuple[None, ...]:
@@ -120,3 +137,13 @@ def with_blocks(config: ModelConfig, blocks: Iterable[FfnConfig]) -> ModelConfig
     """The same layers with these feed-forward blocks."""
     layers = zip(config.layers, blocks, strict=True)
     return replace(config, layers=tuple(replace(layer, ffn=block) for layer, block in layers))
+
+
+def with_attention(config: ModelConfig, **changed: Any) -> ModelConfig:
+    """The same layers with these fields of their attention."""
+
+    def changed_layer(layer: LayerConfig) -> LayerConfig:
+        assert isinstance(layer.mixer, AttentionConfig), "a plain decoder has attention alone"
+        return replace(layer, mixer=replace(layer.mixer, **changed))
+
+    return replace(config, layers=tuple(map(changed_layer, config.layers)))
