@@ -13,14 +13,7 @@ from jengine.config import (
     TextEncoderConfig,
 )
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    MOST_LAYERS,
-    read_architecture,
-    read_bos,
-    read_dtype,
-    read_eos,
-    refuse_unsupported,
-)
+from jengine.models.reading.hf_config import MOST_LAYERS, read_common, refuse_unsupported
 from jengine.models.reading.hf_encoder_decoder import (
     Usual,
     read_attention,
@@ -77,8 +70,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     layers = fields.integer("decoder_layers", USUAL.layers, maximum=MOST_LAYERS)
     positions = fields.integer("max_position_embeddings", 1024)
     return ModelConfig(
-        architecture=read_architecture(fields),
-        vocab_size=vocab,
         hidden_size=hidden,
         max_position=positions,
         layers=(LayerConfig(attention, mlp, cross=attention),) * layers,
@@ -90,10 +81,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         learned_positions=True,
         position_offset=UNUSED_ROWS,
         tie_embeddings=True,
-        initializer_range=fields.number("init_std", 0.02, maximum=1.0),
-        dtype=read_dtype(fields),
-        bos_token_id=read_bos(fields, 0, vocab),
-        eos_token_ids=read_eos(fields, 2, vocab),
+        **read_common(fields, vocab, 0, 2, "init_std"),
         text_encoder=TextEncoderConfig(
             positions=positions,
             **read_encoder(fields, hidden, vocab, USUAL),

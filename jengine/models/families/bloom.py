@@ -8,14 +8,7 @@ from collections.abc import Mapping
 
 from jengine.config import AlibiConfig, AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    MOST_LAYERS,
-    read_architecture,
-    read_bos,
-    read_dtype,
-    read_eos,
-    refuse_unsupported,
-)
+from jengine.models.reading.hf_config import MOST_LAYERS, read_common, refuse_unsupported
 from jengine.models.reading.hf_write import write_common, written_attention
 from jengine.models.tensors.checkpoint import Names
 
@@ -55,8 +48,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     mlp = MlpConfig(4 * hidden, "gelu_tanh", gated=False, biases=True)
     layers_name = _name(fields, "n_layer", "num_hidden_layers")
     return ModelConfig(
-        architecture=read_architecture(fields),
-        vocab_size=vocab,
         hidden_size=hidden,
         max_position=fields.integer("seq_length", 2048),
         layers=(LayerConfig(attention, mlp),) * fields.integer(layers_name, 2, maximum=MOST_LAYERS),
@@ -64,10 +55,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         norm="layer",
         embed_norm=True,
         tie_embeddings=fields.flag("tie_word_embeddings", True),
-        initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
-        dtype=read_dtype(fields),
-        bos_token_id=read_bos(fields, 1, vocab),
-        eos_token_ids=read_eos(fields, 2, vocab),
+        **read_common(fields, vocab, 1, 2),
     )
 
 

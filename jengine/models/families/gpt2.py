@@ -9,10 +9,7 @@ from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     MOST_LAYERS,
     read_activation,
-    read_architecture,
-    read_bos,
-    read_dtype,
-    read_eos,
+    read_common,
     refuse_unsupported,
 )
 from jengine.models.reading.hf_write import write_activation, write_common, written_attention
@@ -70,8 +67,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     )
     num_layers = fields.integer("n_layer", 12, maximum=MOST_LAYERS)
     return ModelConfig(
-        architecture=read_architecture(fields),
-        vocab_size=vocab,
         hidden_size=hidden,
         max_position=fields.integer("n_positions", 1024),
         layers=(LayerConfig(attention, mlp),) * num_layers,
@@ -79,10 +74,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         norm="layer",
         learned_positions=True,
         tie_embeddings=fields.flag("tie_word_embeddings", True),
-        initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
-        dtype=read_dtype(fields),
-        bos_token_id=read_bos(fields, END_OF_TEXT, vocab),
-        eos_token_ids=read_eos(fields, END_OF_TEXT, vocab),
+        **read_common(fields, vocab, END_OF_TEXT, END_OF_TEXT),
     )
 
 

@@ -7,14 +7,7 @@ from dataclasses import replace
 
 from jengine.config import AlibiConfig, AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    MOST_LAYERS,
-    read_architecture,
-    read_bos,
-    read_dtype,
-    read_eos,
-    refuse_unsupported,
-)
+from jengine.models.reading.hf_config import MOST_LAYERS, read_common, refuse_unsupported
 from jengine.models.reading.hf_write import write_common, written_attention
 from jengine.models.tensors.checkpoint import Names
 
@@ -57,18 +50,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     mlp = MlpConfig(EXPANSION * hidden, "gelu", gated=False)
     num_layers = fields.integer("n_layers", 24, maximum=MOST_LAYERS)
     return ModelConfig(
-        architecture=read_architecture(fields),
-        vocab_size=vocab,
         hidden_size=hidden,
         max_position=fields.integer("max_seq_len", 2048),
         layers=(LayerConfig(attention, mlp),) * num_layers,
         norm_eps=fields.number("layer_norm_epsilon", NORM_EPS, above_minimum=True),
         norm="layer_no_bias",
         tie_embeddings=fields.flag("tie_word_embeddings", True),
-        initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
-        dtype=read_dtype(fields),
-        bos_token_id=read_bos(fields, None, vocab),
-        eos_token_ids=read_eos(fields, None, vocab),
+        **read_common(fields, vocab, None, None),
     )
 
 

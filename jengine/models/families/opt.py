@@ -9,10 +9,7 @@ from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     MOST_LAYERS,
     read_activation,
-    read_architecture,
-    read_bos,
-    read_dtype,
-    read_eos,
+    read_common,
     refuse_unsupported,
 )
 from jengine.models.reading.hf_write import write_activation, write_common, written_attention
@@ -63,8 +60,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     )
     num_layers = fields.integer("num_hidden_layers", 12, maximum=MOST_LAYERS)
     return ModelConfig(
-        architecture=read_architecture(fields),
-        vocab_size=vocab,
         hidden_size=hidden,
         max_position=fields.integer("max_position_embeddings", 2048),
         layers=(LayerConfig(attention, mlp),) * num_layers,
@@ -73,10 +68,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         learned_positions=True,
         position_offset=UNUSED_ROWS,
         tie_embeddings=fields.flag("tie_word_embeddings", True),
-        initializer_range=fields.number("init_std", 0.02, maximum=1.0),
-        dtype=read_dtype(fields),
-        bos_token_id=read_bos(fields, 2, vocab),
-        eos_token_ids=read_eos(fields, 2, vocab),
+        **read_common(fields, vocab, 2, 2, "init_std"),
     )
 
 

@@ -24,9 +24,7 @@ from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     MOST_LAYERS,
     read_architecture,
-    read_bos,
-    read_dtype,
-    read_eos,
+    read_common,
     refuse_unsupported,
 )
 from jengine.models.reading.hf_write import write_common, written_attention, written_ffn
@@ -85,18 +83,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     positions = fields.integer("n_positions", USUAL_POSITIONS)
     tied = read_tied(fields, architecture)
     return ModelConfig(
-        architecture=architecture,
-        vocab_size=vocab,
         hidden_size=hidden,
         max_position=positions,
         layers=layers_alike(layers if decoders is None else decoders, own, mlp, cross),
         norm_eps=fields.number("layer_norm_epsilon", 1e-6, above_minimum=True),
         tie_embeddings=tied,
         logit_scale=hidden**-0.5 if tied else 1.0,
-        initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
-        dtype=read_dtype(fields),
-        bos_token_id=read_bos(fields, None, vocab),
-        eos_token_ids=read_eos(fields, 1, vocab),
+        **read_common(fields, vocab, None, 1),
         text_stack=TextStackConfig(
             layers,
             replace(own, bidirectional=True),

@@ -13,14 +13,7 @@ from jengine.config import (
     SpeechConfig,
 )
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    MOST_LAYERS,
-    read_architecture,
-    read_bos,
-    read_dtype,
-    read_eos,
-    refuse_unsupported,
-)
+from jengine.models.reading.hf_config import MOST_LAYERS, read_common, refuse_unsupported
 from jengine.models.reading.hf_encoder_decoder import (
     Usual,
     read_attention,
@@ -70,8 +63,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     mlp = read_mlp(fields, USUAL)
     layers = fields.integer("decoder_layers", USUAL.layers, maximum=MOST_LAYERS)
     return ModelConfig(
-        architecture=read_architecture(fields),
-        vocab_size=vocab,
         hidden_size=hidden,
         max_position=fields.integer("max_target_positions", 448),
         layers=(LayerConfig(attention, mlp, cross=attention),) * layers,
@@ -79,10 +70,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         norm="layer",
         learned_positions=True,
         tie_embeddings=fields.flag("tie_word_embeddings", True),
-        initializer_range=fields.number("init_std", 0.02, maximum=1.0),
-        dtype=read_dtype(fields),
-        bos_token_id=read_bos(fields, 50257, vocab),
-        eos_token_ids=read_eos(fields, 50257, vocab),
+        **read_common(fields, vocab, 50257, 50257, "init_std"),
         speech=SpeechConfig(
             mels=fields.integer("num_mel_bins", 80),
             positions=fields.integer("max_source_positions", 1500),

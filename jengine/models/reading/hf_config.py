@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from jengine.config import (
     Activation,
@@ -69,21 +69,31 @@ def read_decoder(
     `dataclasses.replace`."""
     refuse_unsupported(fields, partial=defaults.partial_rotary is not None)
     vocab = fields.integer("vocab_size", defaults.vocab_size)
+    bos, eos = defaults.bos_token_id, defaults.eos_token_id
     return ModelConfig(
-        architecture=read_architecture(fields),
-        vocab_size=vocab,
         hidden_size=fields.integer("hidden_size", defaults.hidden_size),
         max_position=_read_max_position(fields, defaults),
         layers=layers,
         norm_eps=fields.number(defaults.norm_eps_key, defaults.norm_eps, above_minimum=True),
         tie_embeddings=fields.flag("tie_word_embeddings", defaults.tie_embeddings),
-        initializer_range=fields.number(
-            "initializer_range", defaults.initializer_range, maximum=1.0
-        ),
-        dtype=read_dtype(fields),
-        bos_token_id=read_bos(fields, defaults.bos_token_id, vocab),
-        eos_token_ids=read_eos(fields, defaults.eos_token_id, vocab),
+        **read_common(fields, vocab, bos, eos, usual_range=defaults.initializer_range),
     )
+
+
+def read_common(
+    fields: Fields, vocab: int, bos: int | None, eos: int | None,
+    range_key: str = "initializer_range", usual_range: float = 0.02,
+) -> dict[str, Any]:  # fmt: skip
+    """Fields of a ModelConfig whose keys have the same name in most families; `bos` and `eos` are
+    default token ids. Inverse of `write_common`."""
+    return {
+        "architecture": read_architecture(fields),
+        "vocab_size": vocab,
+        "initializer_range": fields.number(range_key, usual_range, maximum=1.0),
+        "dtype": read_dtype(fields),
+        "bos_token_id": read_bos(fields, bos, vocab),
+        "eos_token_ids": read_eos(fields, eos, vocab),
+    }
 
 
 def read_attention(
