@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from flax import nnx
 
 from jengine.config import (
     LayerConfig,
@@ -57,6 +54,7 @@ FIXED = {
     "add_final_layer_norm": False,
     "static_position_embeddings": False,
 }
+build = EncoderDecoder
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -98,10 +96,6 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "scale_embedding": config.embed_scale != 1.0,
         **FIXED,
     }
-
-
-def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> EncoderDecoder:
-    return EncoderDecoder(config, dtype=dtype, rngs=rngs)
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from jengine.config import MergerConfig, ModelConfig, VisionConfig
 from jengine.models.families import gemma3, llava, qwen2_vl
@@ -18,9 +19,8 @@ from jengine.models.reading.hf_vision import (
     text_part,
     vision_part,
 )
-from jengine.models.tensors.checkpoint import IgnoredTensor, Names, Piece
-from jengine.models.tensors.decoder_pieces import decoder_pieces
-from jengine.models.tensors.vision_pieces import vision_pieces
+from jengine.models.tensors.checkpoint import IgnoredTensor, Names
+from jengine.models.tensors.vision_pieces import decoder_and_tower
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "build", "pieces", "read_config", "write_config"]
 
@@ -48,6 +48,7 @@ TOWER = replace(
     merger_out="multi_modal_projector.mm_input_projection_weight",
 )
 build = qwen2_vl.build
+pieces = partial(decoder_and_tower, names=NAMES, tower=TOWER)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -125,8 +126,3 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "boi_token_index": vision.start_token,
         "eoi_token_index": vision.end_token,
     }
-
-
-def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    assert config.vision is not None, "read with one"
-    return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

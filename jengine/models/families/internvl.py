@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from jengine.config import MergerConfig, ModelConfig, VisionConfig
 from jengine.models.families import llava, qwen2_vl
@@ -16,9 +17,8 @@ from jengine.models.reading.hf_vision import (
     read_vision_activation,
     vision_part,
 )
-from jengine.models.tensors.checkpoint import Names, Piece
-from jengine.models.tensors.decoder_pieces import decoder_pieces
-from jengine.models.tensors.vision_pieces import TowerNames, vision_pieces
+from jengine.models.tensors.checkpoint import Names
+from jengine.models.tensors.vision_pieces import TowerNames, decoder_and_tower
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "build", "pieces", "read_config", "write_config"]
 
@@ -44,6 +44,7 @@ TOWER = TowerNames(
     merger_down="multi_modal_projector.linear_2",
 )
 build = qwen2_vl.build
+pieces = partial(decoder_and_tower, names=NAMES, tower=TOWER)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -118,8 +119,3 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "image_token_id": vision.image_token,
         "image_seq_length": vision.table_side**2 // vision.merger.patches,
     }
-
-
-def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    assert config.vision is not None, "read with one"
-    return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

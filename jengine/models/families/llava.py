@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from jengine.config import AttentionConfig, MergerConfig, ModelConfig, VisionConfig
 from jengine.errors import CheckpointError
@@ -19,9 +20,8 @@ from jengine.models.reading.hf_vision import (
     text_part,
     vision_part,
 )
-from jengine.models.tensors.checkpoint import IgnoredTensor, Names, Piece
-from jengine.models.tensors.decoder_pieces import decoder_pieces
-from jengine.models.tensors.vision_pieces import TowerNames, vision_pieces
+from jengine.models.tensors.checkpoint import IgnoredTensor, Names
+from jengine.models.tensors.vision_pieces import TowerNames, decoder_and_tower
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "build", "pieces", "read_config", "write_config"]
 
@@ -65,6 +65,7 @@ TOWER = TowerNames(
     merger_down="multi_modal_projector.linear_2",
 )
 build = qwen2_vl.build
+pieces = partial(decoder_and_tower, names=NAMES, tower=TOWER)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -171,8 +172,3 @@ def write_tower(vision: VisionConfig) -> dict[str, object]:
         "hidden_act": WRITTEN_ACTIVATIONS[vision.activation],
         "initializer_range": vision.initializer_range,
     }
-
-
-def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    assert config.vision is not None, "read with one"
-    return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

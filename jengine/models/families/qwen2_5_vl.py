@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from jengine.config import MergerConfig, ModelConfig, VisionConfig
 from jengine.models.families import qwen2, qwen2_vl
@@ -20,9 +21,8 @@ from jengine.models.reading.hf_vision import (
     without_sections,
     write_sections,
 )
-from jengine.models.tensors.checkpoint import Names, Piece
-from jengine.models.tensors.decoder_pieces import decoder_pieces
-from jengine.models.tensors.vision_pieces import TowerNames, vision_pieces
+from jengine.models.tensors.checkpoint import Names
+from jengine.models.tensors.vision_pieces import TowerNames, decoder_and_tower
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "build", "pieces", "read_config", "write_config"]
 
@@ -31,6 +31,7 @@ MODELS = "Qwen2.5-VL"
 NAMES = Names()
 TOWER = TowerNames(up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_proj")
 build = qwen2_vl.build
+pieces = partial(decoder_and_tower, names=NAMES, tower=TOWER)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -80,8 +81,3 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "vision_config": tower,
         **qwen2_vl.write_tokens(vision),
     }
-
-
-def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    assert config.vision is not None, "read with one"
-    return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-from flax import nnx
 
 from jengine.config import MergerConfig, ModelConfig, VisionConfig
 from jengine.models.families import qwen2
@@ -25,9 +24,8 @@ from jengine.models.reading.hf_vision import (
     without_sections,
     write_sections,
 )
-from jengine.models.tensors.checkpoint import Names, Piece
-from jengine.models.tensors.decoder_pieces import decoder_pieces
-from jengine.models.tensors.vision_pieces import TowerNames, vision_pieces
+from jengine.models.tensors.checkpoint import Names
+from jengine.models.tensors.vision_pieces import TowerNames, decoder_and_tower
 from jengine.models.vision_language import VisionDecoder
 
 ARCHITECTURES = ("Qwen2VLForConditionalGeneration",)
@@ -35,6 +33,8 @@ MODELS = "Qwen2-VL"
 NAMES = Names()
 TOWER = TowerNames()
 SECTIONS = (16, 24, 24)
+build = VisionDecoder
+pieces = partial(decoder_and_tower, names=NAMES, tower=TOWER)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -119,12 +119,3 @@ def write_tokens(vision: VisionConfig) -> dict[str, object]:
         "vision_start_token_id": vision.start_token,
         "vision_end_token_id": vision.end_token,
     }
-
-
-def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> VisionDecoder:
-    return VisionDecoder(config, dtype=dtype, rngs=rngs)
-
-
-def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    assert config.vision is not None, "read with one"
-    return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from jengine.config import MergerConfig, ModelConfig, VisionConfig
 from jengine.models.families import qwen2_vl, qwen3
@@ -22,9 +23,8 @@ from jengine.models.reading.hf_vision import (
     without_sections,
     write_sections,
 )
-from jengine.models.tensors.checkpoint import Names, Piece
-from jengine.models.tensors.decoder_pieces import decoder_pieces
-from jengine.models.tensors.vision_pieces import TowerNames, vision_pieces
+from jengine.models.tensors.checkpoint import Names
+from jengine.models.tensors.vision_pieces import TowerNames, decoder_and_tower
 
 __all__ = ["ARCHITECTURES", "MODELS", "NAMES", "build", "pieces", "read_config", "write_config"]
 
@@ -46,6 +46,7 @@ TOWER = TowerNames(
 )
 SECTIONS = (24, 20, 20)
 build = qwen2_vl.build
+pieces = partial(decoder_and_tower, names=NAMES, tower=TOWER)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -102,8 +103,3 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "vision_config": tower,
         **qwen2_vl.write_tokens(vision),
     }
-
-
-def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
-    assert config.vision is not None, "read with one"
-    return {**decoder_pieces(config, NAMES), **vision_pieces(config.vision, TOWER)}

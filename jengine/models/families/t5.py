@@ -6,9 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
-
-from flax import nnx
 
 from jengine.config import (
     Activation,
@@ -64,6 +61,7 @@ FEED_FORWARD: dict[str, tuple[Activation, bool]] = {
     "gated-relu": ("relu", True),
 }
 USUAL_POSITIONS = 512
+build = StackedEncoderDecoder
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -143,10 +141,6 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "tie_word_embeddings": config.tie_embeddings,
         "decoder_start_token_id": encoder.start_token,
     }
-
-
-def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> StackedEncoderDecoder:
-    return StackedEncoderDecoder(config, dtype=dtype, rngs=rngs)
 
 
 def pieces(config: ModelConfig) -> Pieces:

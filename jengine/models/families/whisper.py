@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from flax import nnx
 
 from jengine.config import (
     LayerConfig,
@@ -50,6 +47,7 @@ NORM_EPS = 1e-5
 USUAL = Usual(heads=6, layers=4, ffn_dim=1536, start_token=50257)
 # Options with the only supported value.
 FIXED = {"scale_embedding": False}
+build = SpeechDecoder
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -91,10 +89,6 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "tie_word_embeddings": config.tie_embeddings,
         **FIXED,
     }
-
-
-def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> SpeechDecoder:
-    return SpeechDecoder(config, dtype=dtype, rngs=rngs)
 
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jengine.config import VisionConfig
-from jengine.models.tensors.checkpoint import EVERY, Piece
+from jengine.config import ModelConfig, VisionConfig
+from jengine.models.tensors.checkpoint import EVERY, Names, Piece
+from jengine.models.tensors.decoder_pieces import decoder_pieces
 from jengine.models.tensors.matrix_pieces import Pieces
 
 
@@ -43,6 +44,12 @@ class TowerNames:
     deep_norm: str = ""
     deep_up: str = ""
     deep_down: str = ""
+
+
+def decoder_and_tower(config: ModelConfig, names: Names, tower: TowerNames) -> Pieces:
+    """Pieces of a decoder whose prompts have images."""
+    assert config.vision is not None, "read with one"
+    return {**decoder_pieces(config, names), **vision_pieces(config.vision, tower)}
 
 
 def vision_pieces(vision: VisionConfig, names: TowerNames) -> Pieces:
