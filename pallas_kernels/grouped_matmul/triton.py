@@ -15,12 +15,7 @@ from jax import Array
 
 from pallas_kernels.grouped_matmul.coded_kernel import multiply_coded_tiles
 from pallas_kernels.grouped_matmul.groups import Groups, addend_dtype
-from pallas_kernels.grouped_matmul.kernels import (
-    ENTRY,
-    count_parts,
-    multiply_tiles,
-    place_rows,
-)
+from pallas_kernels.grouped_matmul.kernels import ENTRY, count_parts, multiply_tiles, place_rows
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.quantized_matmul.coded import CodedWeight
 from pallas_kernels.quantized_matmul.triton import as_bytes

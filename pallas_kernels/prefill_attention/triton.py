@@ -10,11 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.decode_attention.triton import (
-    SMALLEST_TILE,
-    attention_constants,
-    tuned_dtype,
-)
+from pallas_kernels.decode_attention.triton import SMALLEST_TILE, attention_constants, tuned_dtype
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.layout import kv_heads_of
 from pallas_kernels.prefill_attention.kernels import prefill_tiles

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import (
-    LayerConfig,
-    ModelConfig,
-    TextEncoderConfig,
-)
+from jengine.config import LayerConfig, ModelConfig, TextEncoderConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import MOST_LAYERS, read_common, refuse_unsupported
 from jengine.models.reading.hf_encoder_decoder import (

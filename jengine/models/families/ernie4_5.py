@@ -1,7 +1,5 @@
 """ERNIE 4.5 (dense): Llama with interleaved rotary pairs."""
 
-from __future__ import annotations
-
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder
 from jengine.models.tensors.checkpoint import Names

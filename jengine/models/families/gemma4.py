@@ -11,13 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import (
-    AttentionConfig,
-    LayerConfig,
-    LayerInputsConfig,
-    ModelConfig,
-    RopeConfig,
-)
+from jengine.config import AttentionConfig, LayerConfig, LayerInputsConfig, ModelConfig, RopeConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     Defaults,

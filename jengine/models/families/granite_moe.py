@@ -12,11 +12,7 @@ from jengine.models.families.granite import (
     write_granite,
 )
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    read_experts_count,
-    read_mlp,
-    read_num_layers,
-)
+from jengine.models.reading.hf_config import read_experts_count, read_mlp, read_num_layers
 from jengine.models.reading.hf_layers import expect_uniform_layers
 from jengine.models.reading.hf_write import written_experts
 from jengine.models.tensors.checkpoint import Names

@@ -1,7 +1,5 @@
 """Mistral: Llama with a sliding window on every layer or on none."""
 
-from __future__ import annotations
-
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import PlainDecoder, one_window
 from jengine.models.tensors.checkpoint import Names

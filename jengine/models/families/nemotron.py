@@ -2,8 +2,6 @@
 MLP.
 """
 
-from __future__ import annotations
-
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import ATTENTION_BIAS, MLP_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names

@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from jengine.config import (
-    AttentionConfig,
-    LayerConfig,
-    Mamba2Config,
-    MlpConfig,
-    ModelConfig,
-)
+from jengine.config import AttentionConfig, LayerConfig, Mamba2Config, MlpConfig, ModelConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     MOST_LAYERS,

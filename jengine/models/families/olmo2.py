@@ -1,7 +1,5 @@
 """OLMo 2: post-norms only; QK-norm over all heads."""
 
-from __future__ import annotations
-
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names

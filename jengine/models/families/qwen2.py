@@ -1,7 +1,5 @@
 """Qwen2 and Qwen2.5: Llama with QKV biases."""
 
-from __future__ import annotations
-
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import LAYER_WINDOWS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names

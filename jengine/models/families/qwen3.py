@@ -1,7 +1,5 @@
 """Qwen3: QK-norm per head; head_dim is independent of hidden_size."""
 
-from __future__ import annotations
-
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import ATTENTION_BIAS, LAYER_WINDOWS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names

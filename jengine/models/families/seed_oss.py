@@ -1,7 +1,5 @@
 """Seed-OSS: Llama with QKV biases but none on the output projection."""
 
-from __future__ import annotations
-
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import MLP_BIAS, BiasKey, PlainDecoder
 from jengine.models.tensors.checkpoint import Names

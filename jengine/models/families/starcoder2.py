@@ -1,7 +1,5 @@
 """StarCoder2: layer norms, an ungated MLP, biases everywhere, one sliding window for all layers."""
 
-from __future__ import annotations
-
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder, one_window
 from jengine.models.tensors.checkpoint import Names

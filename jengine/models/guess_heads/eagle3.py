@@ -20,11 +20,7 @@ from jengine.layers.initializer import Initializer
 from jengine.models.attention import Attention
 from jengine.models.context import StepContext
 from jengine.models.decoder import DecoderLayer
-from jengine.models.guess_heads.heads import (
-    embedded,
-    matrix,
-    plain_factory,
-)
+from jengine.models.guess_heads.heads import embedded, matrix, plain_factory
 from jengine.models.linear import Embedding
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import NoNorm, make_norm

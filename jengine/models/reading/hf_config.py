@@ -10,13 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from jengine.config import (
-    Activation,
-    AttentionConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-)
+from jengine.config import Activation, AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_rope import read_rope
 
