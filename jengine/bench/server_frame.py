@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from jengine.assembly.settings.flags import flag_of
 from jengine.bench.frame import Printed, keep
 from jengine.bench.machine import client_surroundings
 from jengine.bench.surroundings import shown_command
@@ -48,7 +49,7 @@ class ServerBenchmark(Generic[T]):
         for one in flags:
             shown = "" if one.default is None else f" [{one.default:g}]"
             parser.add_argument(
-                "--" + one.name.replace("_", "-"), default=one.default, type=one.metadata["type"],
+                flag_of(one.name), default=one.default, type=one.metadata["type"],
                 help=one.metadata["help"] + shown,
             )  # fmt: skip
         parser.add_argument(self.log[0], dest="log", type=Path, help=self.log[1])

@@ -12,6 +12,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jengine.assembly.settings.flags import flag_of
 from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.load_flags import (
     LENGTHS,
@@ -191,8 +192,7 @@ def check(arguments: argparse.Namespace) -> None:
         given = getattr(arguments, name)
         for value in given if isinstance(given, list) else [given]:
             if value is not None and value < least:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag} {value}: expected {least} or more.")
+                raise ConfigError(f"{flag_of(name)} {value}: expected {least} or more.")
     if arguments.kind == "startup" and not arguments.num_iters_cold + arguments.num_iters_warm:
         raise ConfigError("bench startup without cold and without warm processes measures nothing.")
     if arguments.step_table is not None and (arguments.kind != "growth" or without):
@@ -211,7 +211,7 @@ def command_line(arguments: argparse.Namespace) -> str:
         value = getattr(arguments, name)
         if value != default and (arguments.kind != "serve" or name not in LENGTHS):
             given = [] if value is True else value if isinstance(value, list) else [value]
-            words += ["--" + name.replace("_", "-"), *(own_name(str(one)) for one in given)]
+            words += [flag_of(name), *(own_name(str(one)) for one in given)]
     if arguments.kind == "serve":
         words += [own_name(word) for word in load_words(load_arguments(arguments))]
     settings = engine_arguments(arguments) if arguments.model else shared_settings(arguments)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jengine.assembly.settings.args import settings_of
+from jengine.assembly.settings.flags import flag_of
 from jengine.cli import compare_configurations as configurations
 from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.parser import Parser
@@ -170,7 +171,7 @@ def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str
     for name in ("against", "prompts", "new_tokens", "layers", "torch_python", "torch_device"):
         value = getattr(arguments, name)
         if value != defaults.get(name):
-            words += ["--" + name.replace("_", "-"), str(value)]
+            words += [flag_of(name), str(value)]
     for each in arguments.each:
         words += ["--each", each]
     words += ["--speed"] * arguments.speed

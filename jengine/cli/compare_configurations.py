@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from jengine.assembly.settings.flags import flag_of
 from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
@@ -58,8 +59,7 @@ def compare(
     """Compare, print and write. The status is 0: there is no verdict."""
     for name in UNUSED:
         if getattr(arguments, name) is not None:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} is for a comparison with torch. Leave it out.")
+            raise ConfigError(f"{flag_of(name)} is for a comparison with torch. Leave it out.")
     research = importlib.import_module("jengine.research.configurations")
     truth = parsed(shlex.split(arguments.against)[1:], arguments.model, only, terminal)
     wanted = [word for each in arguments.each for word in expanded(each)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from jengine.assembly.settings.flags import flag_of
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
 
@@ -23,7 +24,7 @@ def with_config_file(parser: Parser, arguments: argparse.Namespace, file: str) -
     words = list[str]()
     parser.where = f"{file}: "
     for name, value in content(file).items():
-        if isinstance(value, list) and not parser.takes_several(flag(name)):
+        if isinstance(value, list) and not parser.takes_several(flag_of(name)):
             parser.error(f"{name} is a list; expected one value.")
         words += words_of(name, value)
     found = vars(parser.parse(words))
@@ -51,13 +52,9 @@ def content(file: str) -> dict[str, Any]:
 def words_of(name: str, value: Any) -> list[str]:
     """A YAML value as command-line words; none for null."""
     if isinstance(value, bool):
-        return [flag(name if value else f"no-{name}")]
+        return [flag_of(name if value else f"no-{name}")]
     if isinstance(value, list):
         return [word for one in value for word in words_of(name, one)]
     if isinstance(value, Mapping):
-        return [f"{flag(name)}={json.dumps(value)}"]
-    return [] if value is None else [f"{flag(name)}={value}"]
-
-
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        return [f"{flag_of(name)}={json.dumps(value)}"]
+    return [] if value is None else [f"{flag_of(name)}={value}"]

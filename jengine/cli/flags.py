@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jengine.assembly.settings.args import ENGINE_HELP, SETTINGS, EngineArgs
-from jengine.assembly.settings.flags import add_field_flags
+from jengine.assembly.settings.flags import add_field_flags, flag_of
 from jengine.assembly.settings.values import template_text
 from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS
 from jengine.assembly.settings.vllm_tuning import SERVERS, WITHOUT_EFFECT
@@ -100,8 +100,7 @@ def sampling_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 def unbuilt_flags() -> dict[str, str]:
     """Unsupported flags of other engines, with advice."""
     return {
-        "--" + name.replace("_", "-"): setting.instead
-        or f"a setting of {setting.feature} that is not built yet"
+        flag_of(name): setting.instead or f"a setting of {setting.feature} that is not built yet"
         for name, setting in VLLM_SETTINGS.items()
         if setting.idle is None
     }

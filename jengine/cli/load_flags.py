@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from jengine.assembly.settings.flags import flag_of
 from jengine.bench.serve.settings import (
     BACKENDS,
     DATASET_NAMES,
@@ -107,7 +108,7 @@ def add_load_flags(parser: Parser) -> None:
     for title, flags in groups.items():
         group = parser.add_argument_group(title)
         for name, (kind, text) in flags.items():
-            words = SPELLINGS.get(name, ["--" + name.replace("_", "-")])
+            words = SPELLINGS.get(name, [flag_of(name)])
             rest: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
             if kind is None:
                 group.add_argument(*words, nargs="+", metavar="WORD", **rest)
@@ -124,7 +125,7 @@ def add_load_flags(parser: Parser) -> None:
     group = parser.add_argument_group("serve: switches")
     for name, text in SWITCHES.items():
         group.add_argument(
-            "--" + name.replace("_", "-"),
+            flag_of(name),
             dest=name, action="store_true", default=argparse.SUPPRESS, help=text,
         )  # fmt: skip
 
@@ -154,7 +155,7 @@ def refuse_load_flags(arguments: argparse.Namespace) -> None:
     given = by_flag(load_arguments(arguments))
     own = [name for name in given if name not in (*SHARED, *LENGTHS.values())]
     if own:
-        word = SPELLINGS.get(own[0], ["--" + own[0].replace("_", "-")])[0]
+        word = SPELLINGS.get(own[0], [flag_of(own[0])])[0]
         raise ConfigError(f"{word}: only bench serve has this flag.")
 
 
@@ -164,7 +165,7 @@ def load_words(settings: Mapping[str, Any]) -> list[str]:
     for name, value in by_flag(settings).items():
         if name in (*SECRET, *SHARED):
             continue
-        word = SPELLINGS.get(name, ["--" + name.replace("_", "-")])[0]
+        word = SPELLINGS.get(name, [flag_of(name)])[0]
         if value is True:
             words.append(word)
         elif isinstance(value, list):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jengine.assembly.settings.flags import flag_of
 from jengine.bench.serve.settings import LoadSettings
 from jengine.cli.flags import engine_arguments, flag_words
 from jengine.cli.load_flags import load_arguments
@@ -118,7 +119,7 @@ def load(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measur
     settings = engine_arguments(arguments)
     dtype = settings.pop("dtype", "auto")
     if settings:
-        flags = ", ".join("--" + name.replace("_", "-") for name in settings)
+        flags = ", ".join(flag_of(name) for name in settings)
         raise ConfigError(f"bench load starts no engine: it takes --dtype, and not {flags}.")
     result = bench.measure(arguments.model, dtype, arguments.repeats)
     return result, bench.printed(result)

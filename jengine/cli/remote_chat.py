@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from jengine.assembly.settings.args import ENGINE_HELP
+from jengine.assembly.settings.flags import flag_of
 from jengine.cli.answer import Piece
 from jengine.cli.flags import SHARED
 from jengine.cli.parser import Parser
@@ -41,8 +42,9 @@ def refuse_server_flags(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for such flags without a URL."""
     for name in SERVER_FLAGS:
         if name in vars(arguments):
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag}: expected with a URL such as http://127.0.0.1:8000.")
+            raise ConfigError(
+                f"{flag_of(name)}: expected with a URL such as http://127.0.0.1:8000."
+            )
 
 
 def open_server(arguments: argparse.Namespace, given: dict[str, Any]) -> RemoteModel:
@@ -50,8 +52,9 @@ def open_server(arguments: argparse.Namespace, given: dict[str, Any]) -> RemoteM
     known = vars(arguments)
     own = [name for name in known if name in ENGINE_HELP and name not in SHARED]
     if own:
-        flag = own[0].replace("_", "-")
-        raise ConfigError(f"--{flag}: the server at {arguments.model} has its own engine settings.")
+        raise ConfigError(
+            f"{flag_of(own[0])}: the server at {arguments.model} has its own engine settings."
+        )
     # Loads asyncio and TLS, which other commands do without.
     client = importlib.import_module("jengine.client.server")
     server = client.Server(Address.of(arguments.model), client.key_of(known.get("api_key")))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jengine.assembly.settings.args import settings_of
+from jengine.assembly.settings.flags import flag_of
 from jengine.bench.serve.settings import OBJECTIVES
 from jengine.capacity.accelerators import ACCELERATORS
 from jengine.cli.flags import add_engine_flags, check_file, flag_words
@@ -92,7 +93,7 @@ def add_simulation_flags(parser: Parser) -> None:
             choices = None if isinstance(flag.unit, str) else flag.unit
             shown = "" if flag.default in (None, []) else f" [{flag.default}]"
             group.add_argument(
-                dashed(name),
+                flag_of(name),
                 type=flag.kind,
                 default=flag.default,
                 choices=choices,
@@ -111,10 +112,6 @@ def add_simulation_flags(parser: Parser) -> None:
     add_engine_flags(parser, only=ENGINE_FLAGS)
 
 
-def dashed(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def check(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for combinations that argparse accepts."""
     if (arguments.model is None) == (arguments.table is None):
@@ -122,16 +119,16 @@ def check(arguments: argparse.Namespace) -> None:
     for name in POSITIVE:
         value = getattr(arguments, name)
         if not value > 0:
-            raise ConfigError(f"{dashed(name)} {value:g}: expected more than 0.")
+            raise ConfigError(f"{flag_of(name)} {value:g}: expected more than 0.")
     for name in AT_LEAST_0:
         value = getattr(arguments, name)
         if value < 0:
-            raise ConfigError(f"{dashed(name)} {value:g}: expected 0 or more.")
+            raise ConfigError(f"{flag_of(name)} {value:g}: expected 0 or more.")
     if len(arguments.beside) > 2:
         raise ConfigError("--beside: a page compares up to three results, so expected up to two.")
     for name in ("output_json", "html"):
         if file := getattr(arguments, name):
-            check_file(dashed(name), file)
+            check_file(flag_of(name), file)
 
 
 def failures_of(arguments: argparse.Namespace) -> list[tuple[int, float, float | None, int]]:
@@ -158,5 +155,5 @@ def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str
         if value != flag.default:
             given = value if isinstance(value, list) else [value]
             is_file = flag.unit == "FILE"
-            words += [dashed(name), *(Path(one).name if is_file else f"{one}" for one in given)]
+            words += [flag_of(name), *(Path(one).name if is_file else f"{one}" for one in given)]
     return shlex.join([*words, *flag_words(settings)])

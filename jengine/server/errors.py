@@ -92,6 +92,11 @@ class ApiError(Exception):
         if status == 503:
             self.headers.setdefault("Retry-After", str(RETRY_AFTER))
 
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """The same error about the field that `names` gives for its own."""
+        name = names.get(self.param or "", self.param)
+        return ApiError(self.status, self.message, param=name, kind=self.kind, headers=self.headers)
+
     @property
     def body(self) -> ErrorBody:
         """The error body, sanitised for clients."""

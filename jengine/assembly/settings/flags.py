@@ -16,6 +16,11 @@ from jengine.assembly.settings.flag_values import flag_settings
 from jengine.assembly.settings.values import field_types
 
 
+def flag_of(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
 def add_field_flags(
     group: argparse._ArgumentGroup,
     owner: type[Any],
@@ -26,7 +31,7 @@ def add_field_flags(
     types = field_types(owner)
     by_name = {field.name: field for field in fields(owner)}
     for name, text in helps.items():
-        flags = ["--" + name.replace("_", "-"), *([short[name]] if name in short else [])]
+        flags = [flag_of(name), *([short[name]] if name in short else [])]
         common = {"dest": name, "default": argparse.SUPPRESS, "help": text}
         if bool in (types[name], *get_args(types[name])):
             add_switch(group, flags, by_name[name].default is not False, common)

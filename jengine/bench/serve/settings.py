@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jengine.assembly.settings.flags import flag_of
 from jengine.errors import ConfigError
 
 COMPLETIONS, CHAT = "openai", "openai-chat"
@@ -88,10 +89,10 @@ class LoadSettings:
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"{flag(name)} {value}: expected {least} or more.")
+                raise ConfigError(f"{flag_of(name)} {value}: expected {least} or more.")
         for name in ABOVE_ZERO:
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{flag(name)} {getattr(self, name)}: expected more than 0.")
+                raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: expected more than 0.")
         one_of("backend", self.backend, BACKENDS)
         one_of("dataset_name", self.dataset_name, DATASET_NAMES)
         for name in self.metrics:
@@ -170,12 +171,7 @@ class LoadSettings:
 def one_of(name: str, value: str, choices: Mapping[str, Any] | tuple[str, ...]) -> None:
     """Raise ConfigError unless the value is one of the choices."""
     if value not in choices:
-        raise ConfigError(f"{flag(name)} {value}: expected one of {', '.join(choices)}.")
-
-
-def flag(name: str) -> str:
-    """Command-line flag of a setting."""
-    return "--" + name.replace("_", "-")
+        raise ConfigError(f"{flag_of(name)} {value}: expected one of {', '.join(choices)}.")
 
 
 def pairs(name: str, words: list[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from jengine.adapters import adapter_modules
-from jengine.assembly.settings.flags import add_field_flags
+from jengine.assembly.settings.flags import add_field_flags, flag_of
 from jengine.assembly.settings.values import check_types
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
@@ -149,8 +149,4 @@ def check(settings: ServerSettings) -> None:
     for field in fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
-            raise ConfigError(f"{flag(field.name)} {value}: expected a number of at least 0.")
-
-
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag_of(field.name)} {value}: expected a number of at least 0.")

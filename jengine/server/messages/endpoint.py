@@ -22,7 +22,7 @@ from jengine.server.http.disconnect import unless_client_leaves
 from jengine.server.http.json_response import json_response
 from jengine.server.http.sse import Chunks
 from jengine.server.messages.blocks import Blocks, Event
-from jengine.server.messages.fields import CountRequest, MessagesRequest, as_chat, renamed
+from jengine.server.messages.fields import CHAT_NAMES, CountRequest, MessagesRequest, as_chat
 from jengine.server.responses.items import new_id
 from jengine.server.serving.generation import Outputs, Prepared, answer
 from jengine.server.serving.service import Service
@@ -90,7 +90,7 @@ async def _answered(http: Request, work: Awaitable[Response]) -> Response:
     try:
         return await work
     except Exception as error:  # noqa: BLE001 - the table of errors knows them all
-        found = renamed(api_error(error, getattr(http.state, "fields", frozenset())))
+        found = api_error(error, getattr(http.state, "fields", frozenset())).renamed(CHAT_NAMES)
         response = json_response(_error(found), found.status)
         response.headers.update(found.headers)
         return response

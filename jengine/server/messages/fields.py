@@ -15,7 +15,7 @@ from jengine.server.formats.sampling_fields import CommonFields
 from jengine.server.messages.input import chat_messages
 
 # Fields of the chat request -> fields of this one, for errors.
-_NAMES = {
+CHAT_NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
@@ -115,12 +115,6 @@ def as_chat(request: CountRequest) -> ChatRequest:
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
-
-
-def renamed(error: ApiError) -> ApiError:
-    """Rename `param` of an error on the chat request to the field of this request."""
-    name = _NAMES.get(error.param or "", error.param)
-    return ApiError(error.status, error.message, param=name, kind=error.kind, headers=error.headers)
 
 
 def _chat_tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:

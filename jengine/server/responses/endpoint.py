@@ -19,7 +19,7 @@ from jengine.server.errors import ApiError
 from jengine.server.http.json_response import json_response
 from jengine.server.http.sse import Chunks
 from jengine.server.responses.events import ResponseEvents
-from jengine.server.responses.fields import ResponsesRequest, as_chat, check_responses, renamed
+from jengine.server.responses.fields import CHAT_NAMES, ResponsesRequest, as_chat, check_responses
 from jengine.server.responses.input import chat_messages, input_items
 from jengine.server.responses.items import Item, new_id
 from jengine.server.responses.progress import ResponseProgress
@@ -107,7 +107,7 @@ class ResponsesJob:
         try:
             check_chat(chat, settings)
         except ApiError as error:
-            raise renamed(error) from error
+            raise error.renamed(CHAT_NAMES) from error
         self.chat = ChatJob(service, http, chat)
         self.client_id = self.chat.client_id
         self.progress = ResponseProgress(
@@ -118,7 +118,7 @@ class ResponsesJob:
         try:
             prepared = await self.chat.prepare()
         except ApiError as error:
-            raise renamed(error) from error
+            raise error.renamed(CHAT_NAMES) from error
         (params,) = prepared.params
         assert isinstance(params, SamplingParams), "responses have no field for a beam search"
         self.progress.prepared(params, self.chat.texts)

@@ -24,7 +24,7 @@ _WITHOUT_EFFECT = {
     "web_search_call.action.sources",
 }
 # Fields of the chat request -> fields of this one, for errors.
-_NAMES = {
+CHAT_NAMES = {
     "messages": "input",
     "response_format": "text.format",
     "response_format.type": "text.format.type",
@@ -152,12 +152,6 @@ def as_chat(
         logprobs=True if request.shows_logprobs else None,
         top_logprobs=request.top_logprobs if request.shows_logprobs else None,
     )
-
-
-def renamed(error: ApiError) -> ApiError:
-    """Rename `param` of an error on the chat request to the field of this request."""
-    name = _NAMES.get(error.param or "", error.param)
-    return ApiError(error.status, error.message, param=name, kind=error.kind, headers=error.headers)
 
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
