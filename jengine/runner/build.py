@@ -30,7 +30,7 @@ from jengine.runner.programs.late import LatePrograms
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.runner.programs.programs import Programs
 from jengine.runner.programs.warm_up import ProgressBar, compile_threads, warm_up
-from jengine.runner.rehearsal import records_graphs, rehearse
+from jengine.runner.rehearsal import load_kernels, loads_kernels, records_graphs, rehearse
 from jengine.runner.resize import Resizing
 from jengine.runner.runner import Companion, PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
@@ -69,6 +69,7 @@ def build_runners(
     make_stacks = stacks_for(model_config, config)
     whole = order.places.whole
     joint = order if whole.joint else None
+    kernels = set() if loads_kernels(whole, config.shapes) else None
     for number, part in enumerate(whole.replicas):
         # Where replicas run each step together, the first one has the parameters of all.
         own_leaves.append(tuple(map(part.part, leaves)) if joint is None else leaves * (not number))
@@ -79,7 +80,7 @@ def build_runners(
         own_guesser = None if guesser is None else guesser.on(part)
         stacks = make_stacks(part)
         sizings.append(
-            Sizing(model_config, config, own, agree_on_bytes, own_guesser, stacks, joint)
+            Sizing(model_config, config, own, agree_on_bytes, own_guesser, stacks, joint, kernels)
         )
     cache, first = sizings[0].settle([one.device for one in sizings])
     programs = replica_programs([one.compiler(cache) for one in sizings], config)
@@ -102,6 +103,8 @@ def build_runners(
         wanted = config.programs
         threads = compile_threads(sizings[0].device.platform)
         warm_up(running, wanted.first if config.early_start else wanted.all, bar, threads)
+    if kernels:  # before the cache takes the memory for arrays as large as it
+        load_kernels(kernels, whole)
     runners = runners_of(models, config, model_config, whole)
     for loaded in models:
         loaded.make_state()

@@ -7,12 +7,16 @@ compiled, the largest first, as its graphs take the most memory.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from jengine.runner.runner import PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
+from jengine.runner.variants.buckets import StepShapes
+from sharding.placement import Placement
 
 # Runs until a program's graphs are recorded.
 RUNS = 2
@@ -21,6 +25,22 @@ RUNS = 2
 def records_graphs(platform: str) -> bool:
     """Whether rehearsing helps: on GPUs, where a program's second run records CUDA graphs."""
     return platform != "cpu"
+
+
+def loads_kernels(whole: Placement, shapes: StepShapes) -> bool:
+    """Whether the modules of Triton kernels must be loaded before the first step: where several
+    devices run one program, so that a collective may run while a device loads one."""
+    together = whole.joint or any(part.mesh.size > 1 for part in whole.replicas)
+    platform = whole.mesh.local_devices[0].platform
+    return together and platform != "cpu" and shapes.attention == "triton"
+
+
+def load_kernels(kernels: set[Any], whole: Placement) -> None:
+    """Run each kernel once on this process's devices, in a program without collectives.
+
+    Programs that are compiled later load theirs at their first run.
+    """
+    importlib.import_module("pallas_kernels.launch").load_kernels(kernels, whole.mesh.local_devices)
 
 
 def rehearse(runners: Sequence[PlanRunner], config: RunnerConfig) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,8 @@ class Sizing:
     guesser: LoadedGuesser | None = None
     adapters: AdapterStacks | None = None
     joint: LeafOrder | None = None  # of all replicas, if they run each step together
+    # Of what its compilers compile; None: kernels may be loaded while steps run.
+    kernels: set[Any] | None = None
 
     @property
     def placement(self) -> Placement:
@@ -188,6 +191,7 @@ class Sizing:
             cross_positions=0 if cross is None else cross.positions,
             adapters=self._adapter_program(),
             joined=None if self.joint is None else JoinedReplicas(self.joint.places.whole),
+            kernels=self.kernels,
         )
 
     def _adapter_program(self) -> AdapterProgram | None:

@@ -21,6 +21,7 @@ Triton's interpreter on the CPU, from jitted code too. New arrays are then fille
 smallest integer, so that tests notice results that were not written.
 
 - `call.py`         the JAX primitive, and what it becomes on each platform
+- `loading.py`      runs kernels before collectives do
 - `bridge.py`       compiling for CUDA; everything that depends on the versions of jax and triton
 - `probe.py`        a process that tries one small kernel, which some errors of LLVM end
 - `interpreter.py`  numpy arrays as pointers for Triton's interpreter
@@ -35,3 +36,8 @@ from pallas_kernels.cuda_devices import KernelError as KernelError
 from pallas_kernels.launch.call import Launch as Launch
 from pallas_kernels.launch.call import call_kernel as call_kernel
 from pallas_kernels.launch.interpreter import interpreting as interpreting
+from pallas_kernels.launch.loading import KernelCall as KernelCall
+from pallas_kernels.launch.loading import kernel_calls as kernel_calls
+from pallas_kernels.launch.loading import kernel_equations as kernel_equations
+from pallas_kernels.launch.loading import load_kernels as load_kernels
+from pallas_kernels.launch.loading import loading as loading

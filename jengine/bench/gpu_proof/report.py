@@ -189,6 +189,8 @@ def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
     ):
         if row[name] != wanted:
             yield f"{row['step']}: {name} is {row[name]}, expected {wanted}"
+    if row.get("kernels_not_loaded"):
+        yield f"{row['step']}: {row['kernels_not_loaded']} kernels are loaded while it runs"
     if row["step"] in FROM_HOST:
         gb, late = FROM_HOST[row["step"]]
         if row["host_gb"] != gb:

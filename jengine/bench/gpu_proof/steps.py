@@ -51,6 +51,7 @@ from jengine.runner.variants.parts import RUNS_TOKENS, Part
 from jengine.weights.abstract import abstract_model
 from jengine.weights.stages import StagePlaces
 from pallas_kernels.decode_attention import CASCADING
+from pallas_kernels.launch import kernel_calls, loading
 from pallas_kernels.low_rank import inputs_first
 from pallas_kernels.prefill_attention import JOINING
 from sharding.mesh import engine_mesh
@@ -63,6 +64,7 @@ RANK = 16  # of adapters
 PREFILL_TOKENS = 2048
 # Names of our kernels in XLA's thunk list.
 KERNEL_TARGET = "triton_kernel_call_ffi"
+OPAQUE = re.compile(rf'{KERNEL_TARGET}\(.*?opaque = "(.*?)"')
 # A line of XLA's list of thunks: deeper ones are inside a command buffer or a loop.
 THUNK = re.compile(r"( *)\d+: (k\w+)")
 # Names of fusions that only move parts of arrays.
@@ -147,9 +149,9 @@ def adapters_for(
     return AdapterProgram(weights, leaves, implementation)
 
 
-def compiled_step(case: StepCase) -> tuple[Any, int]:
-    """The executable, and per-device bytes of what it must not copy: the KV cache or, for heads,
-    logits."""
+def compiled_step(case: StepCase) -> tuple[Any, int, int]:
+    """The executable; per-device bytes of what it must not copy: the KV cache or, for heads,
+    logits; and how many of its kernels are not loaded before a step runs."""
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=H200, topology=f"1x1x{case.devices}"
     )
@@ -161,12 +163,20 @@ def compiled_step(case: StepCase) -> tuple[Any, int]:
     name = with_adapters(case.variant) if case.adapters else case.variant
     features = variants(5, "raw_logprobs", adapters=True)[name].of(case.part)
     size = size_of(case.part, bucket, compiler.shapes)
-    lowered = compiler.lower(size, features)
+    traced = compiler.trace(size, features)
+    lowered = traced.lower()
+    first = loading(kernel_calls(traced.jaxpr.jaxpr), list(devices.flat)).lower(np.int32(0))
+    unloaded = len(modules(lowered.as_text()) - modules(first.as_text()))
     options = compiler.choices.options(devices.flat[0], size.num_tokens)
     held = state_bytes(compiler.state.caches)
     if case.part not in RUNS_TOKENS:
         held = size.num_tokens * config.vocab_size * 4 // case.devices  # its logits
-    return lowered.compile(compiler_options=options), held
+    return lowered.compile(compiler_options=options), held, unloaded
+
+
+def modules(text: str) -> set[str]:
+    """The kernels of a lowered program, each with its machine code and its grid."""
+    return set(OPAQUE.findall(text))
 
 
 def size_of(part: Part, bucket: Bucket, shapes: StepShapes) -> Bucket | Slots:
@@ -249,9 +259,9 @@ def main() -> None:
     parser.add_argument("dump", type=Path)
     args = parser.parse_args()
     case = list(step_cases())[args.number]
-    compiled, cache_bytes = compiled_step(case)
+    compiled, cache_bytes, unloaded = compiled_step(case)
     facts = program_facts(compiled, args.dump, case, cache_bytes)
-    print(json.dumps({"step": str(case), **facts}))
+    print(json.dumps({"step": str(case), **facts, "kernels_not_loaded": unloaded}))
 
 
 if __name__ == "__main__":

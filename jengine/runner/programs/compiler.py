@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -78,6 +79,8 @@ class StepCompiler:
     # The replicas that run each step together; None: the step is of one. `leaves` are of all, what
     # else is said here of one.
     joined: JoinedReplicas | None = None
+    # The Triton kernels of what it has compiled (`KernelCall`); None: they need not be known.
+    kernels: set[Any] | None = field(default=None, compare=False)
 
     @engine_context()
     def compile(
@@ -88,7 +91,11 @@ class StepCompiler:
         began = time.perf_counter()
         device = self.placement.mesh.devices.flat[0]
         options = self.choices.options(device, size.num_tokens, measures=measures)
-        lowered = self.lower(size, features)
+        traced = self.trace(size, features)
+        if self.kernels is not None:
+            launch = importlib.import_module("pallas_kernels.launch")  # needs triton
+            self.kernels.update(launch.kernel_calls(traced.jaxpr.jaxpr))
+        lowered = traced.lower()
         with explained(jax.errors.JaxRuntimeError, Doing.COMPILE):
             compiled = lowered.compile(compiler_options=options)
         give_back_freed_memory()
@@ -103,6 +110,10 @@ class StepCompiler:
 
     def lower(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
         """Lower one program. The HLO names no devices, so it is equal for all replicas."""
+        return self.trace(size, features).lower()
+
+    def trace(self, size: Bucket | Slots, features: Features) -> Any:
+        """Trace one program."""
         owned, read = fields_of(self.state, owned_fields(features), read_fields(features))
         program = self._program(size, features)
         body = on_fields(program, body_of(program))
@@ -118,7 +129,7 @@ class StepCompiler:
             owned, read, given = jax.tree.map(self.joined.shape, (owned, read, given))
         kept = jax.tree.map(lambda x: x.sharding, owned)
         jitted = jax.jit(body, donate_argnums=1, out_shardings=(kept, results))
-        return jitted.lower(leaves, owned, read, given)
+        return jitted.trace(leaves, owned, read, given)
 
     def used(self, leaves: Leaves, features: Features, own: Leaves, taps: Leaves) -> Leaves:
         """The leaves that a program takes; `own`: of adapters, `taps`: of tap sets."""
