@@ -32,7 +32,7 @@ from jengine.runner.programs.programs import Programs
 from jengine.runner.programs.warm_up import ProgressBar, compile_threads, warm_up
 from jengine.runner.rehearsal import load_kernels, loads_kernels, records_graphs, rehearse
 from jengine.runner.resize import Resizing
-from jengine.runner.runner import Companion, PlanRunner, Runner
+from jengine.runner.runner import Companion, EmptyRunner, PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.sizing import Sizing
 from jengine.runner.step.adapters import implementation_of
@@ -129,7 +129,7 @@ def build_runners(
 
 def runners_of(
     models: Sequence[LoadedModel], config: RunnerConfig, model: ModelConfig, whole: Placement
-) -> tuple[PlanRunner, ...]:
+) -> tuple[EmptyRunner, ...]:
     """A runner per replica, with its encoder's programs. No state is needed yet."""
     if not whole.joint:
         return tuple(runner_for(loaded, config, model) for loaded in models)
@@ -172,7 +172,7 @@ def encoders_of(
     return encoders
 
 
-def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> PlanRunner:
+def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> EmptyRunner:
     """A pipeline runner for a model in stages; else one with the inputs that come beside its plans
     and the host's logits processors, if it has any."""
     if loaded.placement.num_stages > 1:

@@ -16,7 +16,7 @@ from jengine.outputs import StepOutput
 from jengine.plan import NO_ENTRIES, Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed
-from jengine.runner.plans.packing import PackedStep, bucket_for, pack, prompt_chunks
+from jengine.runner.plans.packing import PackedStep, bucket_for, no_prompts, pack, prompt_chunks
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
@@ -25,7 +25,7 @@ from jengine.runner.programs.programs import Found
 from jengine.runner.runner import PlanRunner
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.prompt_chunk import PromptChunk
-from jengine.runner.variants.buckets import Bucket, StepShapes
+from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import Part
 from jengine.runner.variants.tap_sets import TapSet
@@ -95,6 +95,22 @@ class JointGroup:
             if replica in taken:
                 taken[replica][1].pending = pending
 
+    def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
+        """See `EmptyRunner.run_empty`; of all replicas."""
+        models, nothing = self._models, Plan(0, NO_ENTRIES, 0)
+        chain = models[0].programs.chain(bucket, features)
+        if chain.has_run(wanted):
+            return
+        packed = [
+            pack(nothing, rows, chain.bucket, loaded.shapes)
+            for loaded, rows in zip(models, self._rows, strict=True)
+        ]
+        chunks: Iterable[tuple[PromptChunk, ...]] = ()
+        if (score := chain.parts.get(Part.SCORE)) is not None:
+            padding = no_prompts(models[0].shapes, score.entry.bucket.num_tokens)
+            chunks = [(padding,) * len(models)]
+        self._queued(packed, chain.parts, chunks)
+
     def _run(self, plans: Sequence[Plan]) -> list[PendingStep]:
         """Queue one step with a plan of each replica."""
         models = self._models
@@ -122,15 +138,18 @@ class JointGroup:
             loaded.admit(plan.new_rows)
             loaded.mask(plan.masks)
         with PROFILER.step(max(plan.step for plan in plans), bucket):
-            output = self._queued(packed, chain.parts)
+            output = self._queued(packed, chain.parts, joint_chunks(packed, first, chain.parts))
         for plan in plans:
             for found in chain.parts.values():
                 found.entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
         outputs = self._parted(output)
         return [PendingStep(*one) for one in zip(plans, packed, outputs, strict=True)]
 
-    def _queued(self, packed: Sequence[PackedStep], parts: dict[Part, Found]) -> StepOutput:
-        """Queue the programs for all replicas' packed plans."""
+    def _queued(
+        self, packed: Sequence[PackedStep], parts: dict[Part, Found],
+        chunks: Iterable[tuple[PromptChunk, ...]],
+    ) -> StepOutput:  # fmt: skip
+        """Queue the programs for all replicas' packed plans and chunks of prompt tokens."""
         first, joined = self._models[0], self._joined
         state = jax.tree.map(lambda *own: joined.join(own), *(one.state for one in self._models))
 
@@ -145,7 +164,6 @@ class JointGroup:
         output = run(parts[Part.SAMPLE], forwarded.slots)
         scores = None
         if (score := parts.get(Part.SCORE)) is not None:
-            chunks = joint_chunks(packed, first.shapes, score.entry.bucket.num_tokens)
             scores = [run(score, joined.given(chunk)) for chunk in chunks]
         for loaded, own in zip(self._models, self._parted(state), strict=True):
             loaded.state = own
@@ -170,6 +188,9 @@ class JointRunner:
         """Add the plan to the round of all replicas."""
         return self.group.submit(self._replica, plan)
 
+    def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
+        self.group.run_empty(bucket, features, wanted)
+
     def drain(self) -> None:
         """Queue the current round."""
         self.group.launch()
@@ -182,9 +203,13 @@ class JointRunner:
 
 
 def joint_chunks(
-    packed: Sequence[PackedStep], shapes: StepShapes, size: int
+    packed: Sequence[PackedStep], loaded: LoadedModel, parts: dict[Part, Found]
 ) -> Iterator[tuple[PromptChunk, ...]]:
-    """Chunks of prompt tokens, one per replica; a replica without more repeats its first."""
+    """Chunks of prompt tokens to score, one per replica; a replica without more repeats its
+    first."""
+    if (score := parts.get(Part.SCORE)) is None:
+        return
+    shapes, size = loaded.shapes, score.entry.bucket.num_tokens
     each = [list(prompt_chunks(one, shapes, size)) for one in packed]
     for number in range(max(map(len, each))):
         yield tuple(own[number] if number < len(own) else own[0] for own in each)

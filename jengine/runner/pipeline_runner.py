@@ -20,7 +20,7 @@ from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
 from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
-from jengine.runner.runner import with_prompts
+from jengine.runner.runner import score_nothing, with_prompts
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
@@ -82,6 +82,16 @@ class PipelineRunner:
         entering = PipelinedStep(plan, packed, features, self._advance)
         self._advance(entering)
         return entering
+
+    def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
+        loaded = self.loaded
+        chain = loaded.programs.chain(bucket, features)
+        if chain.has_run(wanted):
+            return
+        nothing = [None] * loaded.placement.num_stages
+        forwarded = loaded.run(chain.parts[Part.FORWARD], self._input(nothing, chain.bucket))
+        loaded.run(chain.parts[Part.SAMPLE], forwarded.slots)
+        score_nothing(loaded, chain.parts)
 
     def drain(self) -> None:
         """Queue the steps that bring all plans in flight through the last stage."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jengine.runner.runner import PlanRunner, Runner
+from jengine.runner.runner import EmptyRunner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.variants.buckets import StepShapes
 from sharding.placement import Placement
@@ -43,15 +43,10 @@ def load_kernels(kernels: set[Any], whole: Placement) -> None:
     importlib.import_module("pallas_kernels.launch").load_kernels(kernels, whole.mesh.local_devices)
 
 
-def rehearse(runners: Sequence[PlanRunner], config: RunnerConfig) -> None:
-    """Run every compiled program twice, and wait. Writes nothing that requests could read.
-
-    Not implemented for pipelines and joint replicas, which queue several plans at once.
-    """
+def rehearse(runners: Sequence[EmptyRunner], config: RunnerConfig) -> None:
+    """Run every compiled program twice, and wait. Writes nothing that requests could read."""
     largest_first = sorted(config.ladders.buckets(), key=lambda one: -one.num_tokens)
     for runner in runners:
-        if not isinstance(runner, Runner):
-            continue
         for bucket in largest_first:
             for tier in config.tiers:
                 for _ in range(RUNS):

@@ -56,6 +56,15 @@ class PlanRunner(Protocol):
         ...
 
 
+class EmptyRunner(PlanRunner, Protocol):
+    """One that can run its programs before there are plans."""
+
+    def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
+        """Queue a step of this size without tokens, unless all its programs have run `wanted`
+        times. It writes nothing that a request reads. No plan may be in flight."""
+        ...
+
+
 class Companion(Protocol):
     """Inputs beside packed plans: prompt embeddings, image embeddings, or encoder outputs."""
 
@@ -104,16 +113,13 @@ class Runner:
         return PendingStep(plan, packed, output)
 
     def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
-        """Queue a step of this size without tokens, unless all its programs have run `wanted`
-        times. It writes nothing that a request reads."""
         loaded, nothing = self.loaded, Plan(0, NO_ENTRIES, 0)
         chain = loaded.programs.chain(bucket, features)
-        if any(found.entry.executions < wanted for found in chain.parts.values()):
-            packed = pack(nothing, self._rows, chain.bucket, loaded.shapes)
-            self._run(nothing, packed, chain.parts)
-            for part in READS_PROMPTS & chain.parts.keys():
-                size = chain.parts[part].entry.bucket.num_tokens
-                loaded.run(chain.parts[part], no_prompts(loaded.shapes, size))
+        if chain.has_run(wanted):
+            return
+        packed = pack(nothing, self._rows, chain.bucket, loaded.shapes)
+        self._run(nothing, packed, chain.parts)
+        score_nothing(loaded, chain.parts)
 
     def drain(self) -> None:
         """No-op: every plan was queued whole."""
@@ -152,6 +158,13 @@ class Runner:
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         self.loaded.update_parameters(values)
+
+
+def score_nothing(loaded: LoadedModel, parts: dict[Part, Found]) -> None:
+    """Queue the programs over prompt tokens on a chunk without any."""
+    for part in READS_PROMPTS & parts.keys():
+        size = parts[part].entry.bucket.num_tokens
+        loaded.run(parts[part], no_prompts(loaded.shapes, size))
 
 
 def with_prompts(

@@ -54,6 +54,10 @@ class Chain(NamedTuple):
     bucket: Bucket
     parts: dict[Part, Found]
 
+    def has_run(self, times: int) -> bool:
+        """Whether each program has, at least."""
+        return all(found.entry.executions >= times for found in self.parts.values())
+
 
 class Programs:
     """Compiled programs of one replica, by bucket and features. Replicas share a ledger."""
