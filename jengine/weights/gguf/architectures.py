@@ -68,6 +68,16 @@ MAMBA: Keys = {
     "ssm.group_count": "mamba_n_groups",
 }
 MAMBA_SHARES: Keys = {"mamba_d_head": "ssm.time_step_rank", "mamba_expand": "embedding_length"}
+# Of gated delta nets.
+DELTA: Keys = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.group_count": "linear_num_key_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+# How positions in images are rotated: in texts all parts are the same.
+OF_IMAGES = ("rope.dimension_sections",)
 # Converters write 2**20 for models without positions, whatever their config.json says.
 UNBOUNDED = {"max_position_embeddings": 131072}
 SOFTMAX, SIGMOID = 1, 2  # what gates experts
@@ -101,6 +111,7 @@ class Architecture:
     shares: Keys = field(default_factory=dict)
     # Tensors that files must have, since without them they would say too little.
     needed: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()  # keys that change nothing of such models
     unused: tuple[str, ...] = ()  # tensors of heads that such models are not read with
     sees_ahead: bool = False  # whether tokens attend to later ones
     # Whether layers with and without a window differ in heads, and rotations are Gemma 4's.
@@ -228,14 +239,17 @@ ARCHITECTURES = {
     ),
     "qwen3next": Architecture(
         "Qwen3NextForCausalLM", "qwen3_next",
-        {
-            **EXPERTS, **INNER, SHARED: "shared_expert_intermediate_size",
-            "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
-            "ssm.time_step_rank": "linear_num_value_heads",
-            "ssm.group_count": "linear_num_key_heads",
-            "full_attention_interval": "full_attention_interval",
-        },
-        partial=True, shares={"linear_value_head_dim": "ssm.time_step_rank"},
+        {**DELTA, **EXPERTS, **INNER, SHARED: "shared_expert_intermediate_size"}, partial=True,
+        shares={"linear_value_head_dim": "ssm.time_step_rank"},
+    ),
+    "qwen35": Architecture(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", DELTA, partial=True,
+        shares={"linear_value_head_dim": "ssm.time_step_rank"}, harmless=OF_IMAGES,
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text",
+        {**DELTA, **EXPERTS, **INNER, SHARED: "shared_expert_intermediate_size"}, partial=True,
+        shares={"linear_value_head_dim": "ssm.time_step_rank"}, harmless=OF_IMAGES,
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", turned=True),
     "arcee": Architecture("ArceeForCausalLM", "arcee", turned=True),

@@ -30,6 +30,7 @@ from jengine.weights.gguf.names import layer_modules, whole_modules, whole_names
 from jengine.weights.gguf.rope import TENSORS as ROPE_TENSORS
 from jengine.weights.gguf.stacked import stacked_names, stacked_tensors
 from jengine.weights.gguf.tensor import GgufTensor, Turn, plain_tensor
+from jengine.weights.gguf.value_heads import grouped_values
 from jengine.weights.quantized_files import finite
 
 Q8_0 = "Q8_0"
@@ -146,7 +147,7 @@ class Translation:
         if self.names.stored_in_out and len(packed.shape) == 2 and not is_table:
             return plain_tensor(own, (packed,), packed.shape[::-1], lambda array: array.T)
         if name.endswith(".ssm_a"):
-            return plain_tensor(own, (packed,), shape, _rate_logs(packed))
+            return plain_tensor(own, (packed,), shape, _rate_logs(packed, self._turn(name)))
         if name.endswith(".ssm_norm.weight"):  # a row for each group of heads
             flat = (math.prod(packed.shape),)
             return plain_tensor(own, (packed,), flat)
@@ -169,6 +170,8 @@ class Translation:
         """Function that restores a checkpoint's row order within heads, or None."""
         match = IN_LAYER.fullmatch(name)
         module = "" if match is None else match[2].partition(".")[0]
+        if turn := grouped_values(self.config, module):
+            return turn
         if module not in self._turned:
             return None
         attention = written_attention(self.config)  # the same in all layers of these families
@@ -188,13 +191,13 @@ class Translation:
         return ("attn_q", "attn_k") if self.architecture.turned else ()
 
 
-def _rate_logs(packed: PackedTensor) -> Turn:
+def _rate_logs(packed: PackedTensor, turn: Turn | None) -> Turn:
     """Decay rates are stored as they are multiplied: -exp(A_log)."""
 
     def logs(rates: np.ndarray) -> np.ndarray:
         if not (rates < 0).all():
             raise CheckpointError(f"{packed.file}: {packed.name!r} holds rates of 0 or more.")
-        return np.log(-rates)
+        return np.log(-rates) if turn is None else turn(np.log(-rates))
 
     return logs
 

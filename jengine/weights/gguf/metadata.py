@@ -37,6 +37,7 @@ class Metadata:
         self.name = own
         self.read = {*HARMLESS, POOLING}
         self.architecture = self._architecture()
+        self.read |= {*self.architecture.harmless}
 
     def _architecture(self) -> Architecture:
         for name, key, values, variant in VARIANTS:

@@ -14,6 +14,10 @@ SHORT_CONV = ("conv", "in_proj", "out_proj")
 RECURRENT = {
     "ssm_in": "in_proj",
     "ssm_ba": "in_proj_ba",
+    "ssm_beta": "in_proj_b",
+    "ssm_alpha": "in_proj_a",
+    "attn_gate": "in_proj_z",
+    "attn_qkv": "in_proj_qkv",
     "ssm_conv1d": "conv1d",
     "ssm_norm": "norm",
     "ssm_out": "out_proj",

@@ -14,6 +14,7 @@ from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.weights.gguf.header import PackedTensor
 from jengine.weights.gguf.tensor import GgufTensor, expert_of, plain_tensor
+from jengine.weights.gguf.value_heads import delta_of
 
 Layer = Mapping[str, PackedTensor]
 GATE, UP, DOWN = (f"ffn_{name}_exps" for name in ("gate", "up", "down"))
@@ -34,7 +35,7 @@ def stacked_names(config: ModelConfig) -> set[str]:
         found |= {*SHARED}
         if names.gate_up == names.shared_gate_up:  # Granite's only MLP is the shared one
             found |= {*DENSE}
-    return found | {*DELTA} if _delta_of(config) is not None else found
+    return found | {*DELTA} if delta_of(config, split=False) is not None else found
 
 
 def stacked_tensors(config: ModelConfig, layer: str, found: Layer) -> Iterator[GgufTensor]:
@@ -42,7 +43,7 @@ def stacked_tensors(config: ModelConfig, layer: str, found: Layer) -> Iterator[G
     if KEYS in found or VALUES in found:
         yield _latent(layer, *_all(found, KEYS, VALUES))
     names = registry.tensor_names(config)
-    delta = _delta_of(config)
+    delta = delta_of(config, split=False)
     if delta is not None and not found.keys().isdisjoint(DELTA):
         module = f"{layer}{names.recurrent}"
         yield _delta(f"{module}.in_proj_qkvz.weight", delta, *_all(found, *DELTA))
@@ -126,13 +127,6 @@ def _latent(layer: str, keys: PackedTensor, values: PackedTensor) -> GgufTensor:
         f"{layer}self_attn.kv_b_proj.weight", (keys, values), shape,
         lambda one, other: np.concatenate([one.swapaxes(1, 2), other], 1),
     )  # fmt: skip
-
-
-def _delta_of(config: ModelConfig) -> DeltaConfig | None:
-    """The gated delta nets, where checkpoints hold their input matmul by key head."""
-    mixers = (layer.mixer for layer in config.layers)
-    found = next((mixer for mixer in mixers if isinstance(mixer, DeltaConfig)), None)
-    return None if found is None or found.split else found
 
 
 def _delta(name: str, delta: DeltaConfig, qkv: PackedTensor, gate: PackedTensor) -> GgufTensor:

@@ -28,6 +28,8 @@ HYBRIDS = {
     "bamba": "granitehybrid",
     "nemotron_h": "nemotron_h",
     "qwen3_next": "qwen3next",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
     "gemma4": "gemma4",
     "gemma4 with keys as values": "gemma4",
 }
@@ -36,6 +38,8 @@ MORE: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         "num_hidden_layers": 4, "layer_types": None, "norm_topk_prob": True,
     },
+    "qwen3_5": {"num_hidden_layers": 4, "layer_types": None},
+    "qwen3_5_moe": {"num_hidden_layers": 4, "layer_types": None},
     "gemma4 with keys as values": {
         "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
         "use_double_wide_mlp": False,
@@ -191,16 +195,22 @@ def of_qwen3_next(writer: Any, config: Config, rope: Config) -> None:
     writer.add_value_length(dim)
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
     writer.add_rope_dimension_count(int(dim * share))
-    writer.add_expert_count(config["num_experts"])
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
     writer.add_ssm_state_size(config["linear_key_head_dim"])
     writer.add_ssm_group_count(config["linear_num_key_heads"])
     writer.add_ssm_time_step_rank(values)
     writer.add_ssm_inner_size(values * config["linear_value_head_dim"])
     writer.add_full_attention_interval(4)
+
+
+def of_qwen3_5(writer: Any, config: Config, rope: Config) -> None:
+    of_qwen3_next(writer, config, rope)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
 
 
 def of_gemma4(writer: Any, config: Config, rope: Config) -> None:
@@ -240,6 +250,8 @@ METADATA: dict[str, Callable[[Any, Config, Config], None]] = {
     "bamba": of_bamba,
     "nemotron_h": of_nemotron,
     "qwen3_next": of_qwen3_next,
+    "qwen3_5": of_qwen3_5,
+    "qwen3_5_moe": of_qwen3_5,
     "gemma4": of_gemma4,
 }
 TURNED = {"granite_hybrid", "bamba", "nemotron_h"}
@@ -253,9 +265,12 @@ def converted(family: str, config: Config, name: str, array: np.ndarray) -> Iter
         array = -np.exp(array)
     if name.endswith(".conv1d.weight"):
         array = array[:, 0]
-    if name.endswith("norm.weight") and family == "qwen3_next" and "linear_attn.norm" not in name:
+    is_delta = family in ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+    if name.endswith("norm.weight") and is_delta and "linear_attn.norm" not in name:
         array = array + 1
-    if family != "qwen3_next":
+    if family.startswith("qwen3_5"):
+        array = tiled(config, name, array)
+    if not is_delta:
         if name.endswith((".A_log", ".D")):
             array = array[:, None]
         if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
@@ -269,6 +284,26 @@ def converted(family: str, config: Config, name: str, array: np.ndarray) -> Iter
     changed = name.replace(".dt_bias", ".dt_proj.bias")
     changed = changed.replace("layer_scalar", "layer_scalar.weight")
     yield from apart or [(changed, array)]
+
+
+def tiled(config: Config, name: str, array: np.ndarray) -> np.ndarray:
+    """Qwen3.5's value heads: the first of every key head, then the second of every."""
+    heads = config["linear_num_key_heads"]
+    share = config["linear_num_value_heads"] // heads
+    keys, dim = heads * config["linear_key_head_dim"], config["linear_value_head_dim"]
+
+    def rows(part: np.ndarray, width: int) -> np.ndarray:
+        apart = part.reshape(heads, share, width, *part.shape[1:]).swapaxes(0, 1)
+        return apart.reshape(part.shape)
+
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        return np.concatenate([array[: 2 * keys], rows(array[2 * keys :], dim)])
+    if name.endswith("in_proj_z.weight"):
+        return rows(array, dim)
+    if name.endswith("linear_attn.out_proj.weight"):
+        return rows(array.T, dim).T
+    single = ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")
+    return rows(array, 1) if name.endswith(single) else array
 
 
 def taken_apart(config: Config, name: str, array: np.ndarray) -> Iterator[Named]:

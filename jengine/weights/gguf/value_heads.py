@@ -1,0 +1,38 @@
+"""Order of the value heads of gated delta nets: in files the first of every key head, then the
+second of every, and so on; in checkpoints those of a key head together.
+
+In: a ModelConfig. Out: the function that restores a tensor. Must not know files.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jengine.config import DeltaConfig, ModelConfig
+from jengine.weights.gguf.tensor import Turn
+
+# Modules whose rows (of ssm_out, columns) are those of values, also behind queries and keys, or one
+# for each head.
+OF_VALUES = ("attn_gate", "ssm_out")
+BEHIND_KEYS = ("attn_qkv", "ssm_conv1d")
+SINGLE = ("ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")
+
+
+def grouped_values(config: ModelConfig, module: str) -> Turn | None:
+    """Function that puts the value heads of a key head together, or None."""
+    delta = delta_of(config, split=True)
+    if delta is None or module not in (*OF_VALUES, *BEHIND_KEYS, *SINGLE):
+        return None
+    width = 1 if module in SINGLE else delta.value_dim
+    first = 2 * delta.key_heads * delta.key_dim if module in BEHIND_KEYS else 0
+    values = np.arange(delta.share * delta.key_heads * width)
+    values = values.reshape(delta.share, delta.key_heads, width).swapaxes(0, 1).ravel()
+    order = np.concatenate([np.arange(first), first + values])
+    return (lambda array: array[:, order]) if module == "ssm_out" else lambda array: array[order]
+
+
+def delta_of(config: ModelConfig, *, split: bool) -> DeltaConfig | None:
+    """The gated delta nets, if checkpoints hold their input matmul as several tensors, or not."""
+    mixers = (layer.mixer for layer in config.layers)
+    found = next((mixer for mixer in mixers if isinstance(mixer, DeltaConfig)), None)
+    return found if found is not None and found.split is split else None
