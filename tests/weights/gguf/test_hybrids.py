@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from jengine.errors import CheckpointError
 from jengine.weights.folder import open_checkpoint, read_model_config
-from jengine.weights.safetensors_io import load_model
+from jengine.weights.safetensors_io import load_model, save_pretrained
 from tests.models.plain_logits import plain_logits
 from tests.models.tiny_models import write_tiny_native
 from tests.weights.gguf.hybrid_models import HYBRIDS, write_hybrid
@@ -39,12 +40,14 @@ def test_config_and_tensors_are_those_of_the_folder(family: str, tmp_path: Path)
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     files = write_hybrid(tmp_path, family)
-    model = transformers.AutoModelForCausalLM.from_pretrained(files.folder, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(torch.tensor([TOKENS])).logits[0].float()
-    found = torch.tensor(plain_logits(load_model(files.gguf, dtype="float32"), TOKENS))
-    difference = (found.log_softmax(-1) - logits.log_softmax(-1)).abs().max()
-    assert difference < 2e-4
+    loaded = load_model(files.gguf, dtype="float32")
+    save_pretrained(loaded, tmp_path / "saved")
+    found = torch.tensor(plain_logits(loaded, TOKENS)).log_softmax(-1)
+    for folder in (files.folder, tmp_path / "saved"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            expected = model(torch.tensor([TOKENS])).logits[0].float().log_softmax(-1)
+        assert (found - expected).abs().max() < 2e-4
 
 
 def test_files_that_contradict_themselves_are_refused(tmp_path: Path) -> None:
@@ -75,3 +78,36 @@ def test_files_that_contradict_themselves_are_refused(tmp_path: Path) -> None:
         CheckpointError, match=r"feed_forward_length is .* one number above zero for"
     ):
         read_model_config(files.gguf)
+
+
+def in_q8_0(stored: bool) -> Callable[[Any], None]:
+    """Round matrices to Q8_0, which a file then holds as such or as plain numbers."""
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType.Q8_0
+
+    def change(writer: Any) -> None:
+        add = writer.add_tensor
+
+        def rounded(name: str, array: np.ndarray) -> None:
+            if array.ndim == 1 or array.shape[-1] % 32 or "conv" in name or "norm" in name:
+                return add(name, array)
+            packed = gguf.quants.quantize(array, kind)
+            if stored:
+                return add(name, packed, raw_dtype=kind)
+            return add(name, gguf.quants.dequantize(packed, kind).reshape(array.shape))
+
+        writer.add_tensor = rounded
+
+    return change
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_q8_0_is_what_it_stands_for(family: str, tmp_path: Path) -> None:
+    logits = []
+    for stored in (True, False):
+        folder = tmp_path / str(stored)
+        file = write_hybrid(folder, family, write_tiny_native, in_q8_0(stored)).gguf
+        assert (read_model_config(file).quantization is not None) is stored
+        logits.append(plain_logits(load_model(file, dtype="float32"), TOKENS))
+    np.testing.assert_allclose(*logits, atol=1e-4)
