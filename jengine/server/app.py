@@ -7,6 +7,8 @@ authentication, then its route; what a route raises becomes a response in one pl
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +22,12 @@ from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
 from jengine.server.audio import endpoints as audio
+from jengine.server.batches import endpoints as batches
+from jengine.server.batches.asking import Route as AskedRoute
+from jengine.server.batches.asking import asker
+from jengine.server.batches.batches import LEAST_URGENT, Batches
+from jengine.server.batches.store import Store
+from jengine.server.batches.types import CreateBatch
 from jengine.server.chat import endpoint as chat
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.completions import endpoint as completions
@@ -136,6 +144,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST", "/detokenize", Access.KEY, tokenizing.detokenize, tokenizing.DetokenizeRequest
     ),
     Endpoint("GET", "/tokenizer_info", Access.KEY, tokenizing.tokenizer_info),
+    Endpoint("POST", "/v1/files", Access.KEY, batches.create_file),
+    Endpoint("GET", "/v1/files", Access.KEY, batches.list_files),
+    Endpoint("GET", "/v1/files/{file_id}", Access.KEY, batches.get_file),
+    Endpoint("DELETE", "/v1/files/{file_id}", Access.KEY, batches.delete_file),
+    Endpoint("GET", "/v1/files/{file_id}/content", Access.KEY, batches.file_content),
+    Endpoint("POST", "/v1/batches", Access.KEY, batches.create_batch, CreateBatch),
+    Endpoint("GET", "/v1/batches", Access.KEY, batches.list_batches),
+    Endpoint("GET", "/v1/batches/{batch_id}", Access.KEY, batches.get_batch),
+    Endpoint("POST", "/v1/batches/{batch_id}/cancel", Access.KEY, batches.cancel_batch),
     Endpoint("POST", "/v1/audio/transcriptions", Access.KEY, audio.transcriptions, kind=GENERATES),
     Endpoint("POST", "/v1/audio/translations", Access.KEY, audio.translations, kind=GENERATES),
     *(Endpoint("POST", *one, kind=POOLS) for one in POOLING),
@@ -190,7 +207,21 @@ def make_app(
         exception_handlers={HTTPException: refused},
     )
     app.state.service = service
+    app.state.batches = None
+    if settings.batch_dir is not None:
+        ask = asker(asked_routes(service), LEAST_URGENT)
+        store = Store(Path(settings.batch_dir))
+        app.state.batches = Batches(store, service, ask, asked_routes(service))
     return app
+
+
+def asked_routes(service: Service) -> dict[str, AskedRoute]:
+    """The routes that run the model on a JSON body, for requests without a connection."""
+    return {
+        one.path: partial(answered, service, one)
+        for one in ENDPOINTS
+        if one.method == "POST" and one.body and one.kind is not None
+    }
 
 
 def middleware(service: Service) -> list[Middleware]:

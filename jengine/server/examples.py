@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from jengine.server.batches.types import CreateBatch
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.completions.fields import CompletionRequest
 from jengine.server.messages.fields import CountRequest, MessagesRequest
@@ -38,6 +39,11 @@ EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
     ClassifyRequest: {"input": "A cat sits."},
     ScoreRequest: {"queries": "What sits?", "documents": ["A cat sits.", "A dog runs."]},
     RerankRequest: {"query": "What sits?", "documents": ["A cat sits.", "A dog runs."]},
+    CreateBatch: {
+        "input_file_id": "file-1f0c",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
     AbortRequest: {"request_ids": ["cmpl-1"]},
     ScaleRequest: {"new_data_parallel_size": 2},
     LoadAdapterRequest: {"lora_name": "sql", "lora_path": "/adapters/sql"},
@@ -53,6 +59,7 @@ REQUIRED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     DetokenizeRequest: ("tokens",),
     EmbeddingRequest: ("input",),
     RerankRequest: ("query", "documents"),
+    CreateBatch: ("input_file_id", "endpoint"),
     AbortRequest: ("request_ids",),
     LoadAdapterRequest: ("lora_name", "lora_path"),
     UnloadAdapterRequest: ("lora_name",),

@@ -16,9 +16,10 @@ from prometheus_client import start_http_server
 
 from jengine.assembly.engine import Engine
 from jengine.errors import ConfigError
-from jengine.server.asking import asker
+from jengine.server.app import asked_routes
+from jengine.server.batches.asking import asker
 from jengine.server.batches.files import Finished
-from jengine.server.batches.runner import Batch, Progress, patient, run_lines
+from jengine.server.batches.runner import BatchFiles, Progress, patient, run_lines
 from jengine.server.serving.monitor import monitor
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 def run_batch(
     settings: ServerSettings,
     start: Callable[[], Engine],
-    batch: Batch,
+    batch: BatchFiles,
     *,
     enable_metrics: bool = False,
 ) -> Progress:
@@ -51,13 +52,15 @@ def run_batch(
         return progress
 
 
-async def work(service: Service, batch: Batch, progress: Progress, finished: Finished) -> None:
+async def work(service: Service, batch: BatchFiles, progress: Progress, finished: Finished) -> None:
     """Run the batch, and watch the engine meanwhile."""
     watching = asyncio.ensure_future(monitor(service))
     # A step's requests, and as many that wait: the engine is never short of work.
     seats = asyncio.Semaphore(2 * service.live.engine.schedule.max_num_seqs)
     try:
-        await run_lines(batch, patient(service, asker(service)), seats, progress.count, finished)
+        await run_lines(
+            batch, patient(service, asker(asked_routes(service))), seats, progress.count, finished
+        )
     finally:
         watching.cancel()
 

@@ -25,6 +25,7 @@ from jengine.assembly.engine import Engine
 from jengine.errors import JengineError
 from jengine.open_files import allow_connections
 from jengine.server.app import make_app
+from jengine.server.batches.batches import Batches
 from jengine.server.http.listening import listening_socket, url_of
 from jengine.server.http.patience import PatientProtocol
 from jengine.server.large_blocks import return_large_blocks
@@ -65,7 +66,7 @@ def run_server(
     sock = sock or listening_socket(settings)
     url = url_of(settings, sock)
     app = make_app(None, settings, peers)
-    server = Server(uvicorn_config(app, settings), app.state.service, sock)
+    server = Server(uvicorn_config(app, settings), app.state.service, sock, app.state.batches)
     server.config.load()
 
     async def work() -> None:
@@ -113,8 +114,15 @@ def uvicorn_config(app: Starlette, settings: ServerSettings) -> uvicorn.Config:
 class Server(uvicorn.Server):
     """uvicorn server that drains on the first signal and exits when the engine has died."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        sock: socket.socket,
+        batches: Batches | None = None,
+    ) -> None:
         super().__init__(config)
+        self.batches = batches
         self.service = service
         self.listening = sock
         self.status = 0
@@ -154,6 +162,8 @@ class Server(uvicorn.Server):
                 engine.client.shutdown()
                 return
             self.service.adopt(engine)
+            if self.batches is not None:
+                self.batches.resume()
             allow_connections(self.service.live.admission.most)
             gc.collect()
             gc.freeze()  # what was loaded stays: later collections need not look through it

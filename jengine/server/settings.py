@@ -55,6 +55,7 @@ class ServerSettings:
     enable_per_request_metrics: bool = False
     enable_tokenizer_info_endpoint: bool = False
     stream_interval: int = 1  # tokens per streamed chunk, unless a request asks for more
+    batch_dir: str | None = None  # of /v1/files and /v1/batches; None: they are off
 
     # --- limits ----------------------------------------------------------------------------
     max_body_bytes: int = 32 * MIB
@@ -72,6 +73,8 @@ class ServerSettings:
     max_stored_response_bytes: int = 64 * MIB
     response_store_seconds: float = 3600.0
     render_timeout: float = 10.0  # seconds for a chat template and its tokens
+    max_batch_file_bytes: int = 200 * MIB
+    max_batch_dir_bytes: int = 10 * 1024 * MIB
     strict_requests: bool = False  # unknown fields are an error
 
     # --- time ------------------------------------------------------------------------------

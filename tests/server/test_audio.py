@@ -19,9 +19,9 @@ from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
 from jengine.media.parts import parts_of
 from jengine.server.audio.fields import audio_request
-from jengine.server.audio.form import read_form
 from jengine.server.audio.segments import segments_of, subtitles
 from jengine.server.errors import ApiError
+from jengine.server.http.form import read_form
 from tests.media.test_audio import wav
 from tests.media.tiny_whisper import START, greedy, sound, write_whisper
 from tests.server.serving import error_of, serving

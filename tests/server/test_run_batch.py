@@ -15,13 +15,14 @@ import pytest
 
 from jengine.errors import ConfigError, EngineDead
 from jengine.server import offline
-from jengine.server.asking import ASKED, asker
+from jengine.server.app import asked_routes
 from jengine.server.batches import transfer
+from jengine.server.batches.asking import asker
 from jengine.server.batches.files import AT_ONCE, Results, some_lines
-from jengine.server.batches.runner import Batch, Progress
+from jengine.server.batches.runner import BatchFiles, Progress
 from jengine.server.offline import run_batch
 from jengine.server.settings import ServerSettings
-from tests.server.serving import NAME, letters_engine, serving
+from tests.server.serving import NAME, letters_engine, service_of, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -43,7 +44,7 @@ def run(content: bytes, output: Path, error_file: Path | None = None, **settings
     engine = {name: settings.pop(name) for name in ("max_num_seqs",) if name in settings}
     with ExitStack() as stack:
         files = [stack.enter_context(Results(one)) for one in (output, error_file) if one]
-        batch = Batch(io.BytesIO(content), *files, longest=longest)
+        batch = BatchFiles(io.BytesIO(content), *files, longest=longest)
         settings = {"served_model_name": (NAME,), **settings}
         return run_batch(ServerSettings(**settings), lambda: letters_engine(**engine), batch)
 
@@ -185,8 +186,8 @@ def test_the_number_of_lines_at_once_is_bounded(
 ) -> None:
     open_now, most = 0, 0
 
-    def counting(service: Any) -> Any:
-        ask = asker(service)
+    def counting(routes: Any) -> Any:
+        ask = asker(routes)
 
         async def counted(*given: Any) -> Any:
             nonlocal open_now, most
@@ -297,5 +298,7 @@ def test_files_at_addresses(tmp_path: Path, address: str, monkeypatch: pytest.Mo
 
 
 def test_what_may_be_asked() -> None:
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/score"} <= set(ASKED)
-    assert not {"/pause", "/tokenize", "/v1/load_lora_adapter", "/invocations"} & set(ASKED)
+    with serving() as client:
+        asked = set(asked_routes(service_of(client)))
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/score"} <= asked
+    assert not {"/pause", "/tokenize", "/v1/load_lora_adapter", "/v1/batches"} & asked

@@ -13,7 +13,7 @@ from jengine.assembly.located import checked_elsewhere, located
 from jengine.assembly.processes.engine_process import shown, start_engine_process
 from jengine.assembly.settings.args import EngineArgs
 from jengine.server.batches.files import Results
-from jengine.server.batches.runner import Batch, Progress
+from jengine.server.batches.runner import BatchFiles, Progress
 from jengine.server.batches.transfer import is_url, local_output, opened, send
 from jengine.server.offline import run_batch
 from jengine.server.settings import ServerSettings
@@ -36,7 +36,7 @@ def answer_files(
         paths = [local_output(name, folder) for name in names]
         outputs = [stack.enter_context(Results(path)) for path in paths]
         lines = stack.enter_context(opened(arguments.input_file, folder))
-        batch = Batch(lines, *outputs, longest=settings.max_body_bytes)
+        batch = BatchFiles(lines, *outputs, longest=settings.max_body_bytes)
         progress = run_batch(settings, start, batch, enable_metrics=arguments.enable_metrics)
         for name, path in zip(names, paths, strict=True):
             if is_url(name):

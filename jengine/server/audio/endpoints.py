@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from jengine.engine.speech_renderer import SpeechRenderer
 from jengine.server.audio.fields import AudioRequest, audio_request
-from jengine.server.audio.form import read_form
 from jengine.server.audio.job import AudioJob, Task
 from jengine.server.errors import ApiError
 from jengine.server.http.body import fields_of, ignore, whole_body
+from jengine.server.http.form import read_form
 from jengine.server.serving.generation import answer
 from jengine.server.serving.service import Service
 

@@ -8,9 +8,9 @@ import msgspec
 
 from jengine.request_parameters import Amount, Given, struct_of
 from jengine.sampling_params import PARAMETERS
-from jengine.server.audio.form import Form
 from jengine.server.errors import ApiError
 from jengine.server.http.body import fields_of, wrong_type
+from jengine.server.http.form import Form
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 GRANULARITIES = "timestamp_granularities[]"

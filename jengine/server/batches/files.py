@@ -95,6 +95,10 @@ class Results:
                 ) from error
             self.keys += key(found.custom_id, found.error.line if found.error else 0)
 
+    def __len__(self) -> int:
+        """Results that were there when the file was opened."""
+        return len(self.keys) // KEY_BYTES
+
     def put(self, result: BatchResult) -> None:
         """Write a result to the end of the file, from where a killed process leaves it whole."""
         self._file.write(msgspec.json.encode(result) + b"\n")

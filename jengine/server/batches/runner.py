@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 TOLD_EVERY = 10.0
 # Times that a request is refused for want of room while nothing else runs.
 MOST_REFUSALS = 3
+ENDING = (Phase.DEAD, Phase.DRAINING)
+# In the answer to a request that was ended at a shutdown. In a text its quotes would be escaped.
+ABORTED = b'"finish_reason":"abort"'
 
 
 class Seats(Protocol):
@@ -65,8 +68,8 @@ class Progress:
 
 
 @dataclass
-class Batch:
-    """A batch file and where its results go."""
+class BatchFiles:
+    """A file of requests, and where its results go."""
 
     lines: BinaryIO
     results: Results
@@ -78,12 +81,12 @@ class Batch:
         return Finished(*[one for one in (self.results, self.errors) if one is not None])
 
     def put(self, result: BatchResult) -> None:
-        failed = result.error is not None and self.errors is not None
-        (self.errors if failed and self.errors else self.results).put(result)
+        where = self.results if result.error is None or self.errors is None else self.errors
+        where.put(result)
 
 
 async def run_lines(
-    batch: Batch,
+    files: BatchFiles,
     ask: Ask,
     seats: Seats,
     noted: Callable[[BatchResult], None],
@@ -94,14 +97,14 @@ async def run_lines(
     async def one(line: Line) -> None:
         try:
             result = await answered(line, ask)
-            batch.put(result)
+            files.put(result)
             noted(result)
         finally:
             seats.release()
 
     try:
         async with asyncio.TaskGroup() as group:
-            async for line in lines_of(batch.lines, batch.longest):
+            async for line in lines_of(files.lines, files.longest):
                 if line not in finished:
                     await seats.acquire()
                     group.create_task(one(line))
@@ -116,11 +119,13 @@ def patient(service: Service, ask: Ask) -> Ask:
         refusals = 0
         while True:
             response = await ask(path, body, request_id)
-            if response.status_code != 503:
-                return response
             service.check_alive()
-            if service.phase is Phase.DEAD:
-                raise EngineDead("The engine has stopped; the batch goes on where it is run again.")
+            if response.status_code != 503 and not (
+                service.phase in ENDING and ABORTED in response.body
+            ):
+                return response
+            if service.phase in ENDING:
+                raise EngineDead("The engine is stopped. The batch goes on when it is run again.")
             refusals += not service.all_open_requests
             if refusals >= MOST_REFUSALS:
                 return response

@@ -11,7 +11,11 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jengine.server.errors import ApiError
+from jengine.server.http.root_path import route_path
 from jengine.server.settings import ServerSettings
+
+# The route whose bodies go to a file.
+UPLOADS = "/v1/files"
 
 
 class RequestLimits:
@@ -25,13 +29,16 @@ class RequestLimits:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refusal = self._refusal(scope["headers"])
+        settings = self.settings
+        uploads = settings.batch_dir is not None and route_path(scope) == UPLOADS
+        most = settings.max_batch_file_bytes if uploads else settings.max_body_bytes
+        refusal = self._refusal(scope["headers"], most)
         if refusal is not None:
             await refusal.response(scope, receive, send)
             return
-        await self.app(scope, bounded(receive, self.settings.max_body_bytes), send)
+        await self.app(scope, bounded(receive, most), send)
 
-    def _refusal(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+    def _refusal(self, headers: list[tuple[bytes, bytes]], most: int) -> ApiError | None:
         settings = self.settings
         if len(headers) > settings.max_header_count:
             return ApiError(
@@ -46,8 +53,8 @@ class RequestLimits:
                 f"The headers have {size} bytes; at most {settings.max_header_bytes} are allowed.",
             )
         length = dict(headers).get(b"content-length", b"")
-        if length.isdigit() and int(length) > settings.max_body_bytes:
-            return too_large(settings.max_body_bytes)
+        if length.isdigit() and int(length) > most:
+            return too_large(most)
         return None
 
 

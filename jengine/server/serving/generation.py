@@ -101,7 +101,8 @@ async def answer(service: Service, http: Request, job: Job, write: Write | None 
     deadline = deadline_of(http, service.settings.request_timeout)
     ticket = live.admission.enter(job.places)
     arrival = arrival_of(http)
-    outputs = generated(service, job, ticket, deadline, arrival)
+    least_urgent = getattr(http.state, "least_urgent", None)
+    outputs = generated(service, job, ticket, deadline, arrival, least_urgent)
     try:
         if job.stream:
             interval = service.settings.sse_keep_alive_interval
@@ -147,15 +148,22 @@ async def collected(outputs: Outputs) -> list[RequestOutput]:
 
 
 async def generated(
-    service: Service, job: Job, ticket: Ticket, deadline: float | None, arrival: Arrival
+    service: Service,
+    job: Job,
+    ticket: Ticket,
+    deadline: float | None,
+    arrival: Arrival,
+    least_urgent: int | None = None,
 ) -> Outputs:
-    """Prepare and run a job. Closing the generator aborts its requests."""
+    """Prepare and run a job, at most as urgent as `least_urgent`. Closing the generator
+    aborts its requests."""
     async with asyncio.timeout_at(deadline):
         asked = await job.prepare()
     ticket.bring(sum(len(prompt["prompt_token_ids"]) for prompt in asked.prompts))
     _log(service, job, asked)
+    priority = asked.priority if least_urgent is None else max(asked.priority, least_urgent)
     streams = [
-        service.generate(prompt, params, job.request_id, asked.priority, arrival, asked.adapter)
+        service.generate(prompt, params, job.request_id, priority, arrival, asked.adapter)
         for prompt, params in zip(asked.prompts, asked.params, strict=True)
     ]
     source: Source = Single(streams[0]) if len(streams) == 1 else merged(streams)

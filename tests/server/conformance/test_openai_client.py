@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Literal
 
@@ -62,8 +63,9 @@ def client() -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[openai.OpenAI]:
-    with our_server("demo", [*FLAGS, *SCRIPTED]) as url:
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    folder = str(tmp_path_factory.mktemp("batches"))
+    with our_server("demo", [*FLAGS, *SCRIPTED, "--batch-dir", folder]) as url:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0)
 
 
@@ -237,3 +239,41 @@ def test_a_forced_call_parses_as_its_tool(client: openai.OpenAI) -> None:
         )  # type: ignore[call-overload]  # fmt: skip
         (call,) = found.choices[0].message.tool_calls
         assert isinstance(call.function.parsed_arguments, Verdict)
+
+
+def test_batches(scripted: openai.OpenAI) -> None:
+    """As OpenAI's guide to its batch API does it."""
+    lines = [
+        {
+            "custom_id": f"request-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "demo", "messages": ASK, "max_tokens": 3 + number},
+        }
+        for number in range(20)
+    ]
+    content = "\n".join(json.dumps(line) for line in lines).encode()
+    file = scripted.files.create(file=("in.jsonl", content), purpose="batch")
+    assert scripted.files.content(file.id).content == content
+    batch = scripted.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"made": "here"},
+    )
+    end = time.monotonic() + 60
+    while batch.status == "in_progress" and time.monotonic() < end:
+        time.sleep(0.1)
+        batch = scripted.batches.retrieve(batch.id)
+    assert batch.status == "completed" and batch.request_counts
+    assert batch.request_counts.completed == 20 and batch.error_file_id is None
+    assert batch.output_file_id is not None
+    answers = scripted.files.content(batch.output_file_id).text.splitlines()
+    assert {json.loads(one)["custom_id"] for one in answers} == {
+        f"request-{number}" for number in range(20)
+    }
+    assert [one.id for one in scripted.batches.list()] == [batch.id]
+    assert {one.id for one in scripted.files.list()} == {file.id, batch.output_file_id}
+    assert scripted.files.delete(file.id).deleted
+    with pytest.raises(openai.ConflictError):
+        scripted.batches.cancel(batch.id)

@@ -6,35 +6,34 @@ In: a path, and a body as a client would send it. Out: the same response, errors
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from jengine.server.app import ENDPOINTS, answered
 from jengine.server.batches.lines import Ask
 from jengine.server.errors import ApiError
-from jengine.server.serving.service import Service
 
-# Routes that run the model on a JSON body.
-ASKED = {
-    one.path: one for one in ENDPOINTS if one.method == "POST" and one.body and one.kind is not None
-}
+# Answers a request to one route.
+Route = Callable[[Request], Awaitable[Response]]
 
 
-def asker(service: Service) -> Ask:
-    """A function that asks routes of the server."""
+def asker(routes: Mapping[str, Route], least_urgent: int | None = None) -> Ask:
+    """A function that asks routes. `least_urgent`: the priority of requests that have less."""
 
     async def ask(path: str, body: bytes, request_id: str) -> Response:
-        if path not in ASKED:
+        if path not in routes:
             return ApiError(
                 404,
                 f"url={path.lstrip('/')[:100]!r}: expected / and one of "
-                f"{', '.join(one[1:] for one in ASKED)}.",
+                f"{', '.join(one[1:] for one in routes)}.",
                 param="url",
             ).response
-        response = await answered(service, ASKED[path], request_of(path, body, request_id))
+        http = request_of(path, body, request_id)
+        http.state.least_urgent = least_urgent
+        response = await routes[path](http)
         if response.media_type != "application/json":
             return ApiError(
                 400, "The answer is no JSON. Choose another encoding_format.",
