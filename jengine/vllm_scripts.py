@@ -21,23 +21,23 @@ class SettingsGroup(dict[str, Any]):
 
 
 class CompilationConfig(SettingsGroup):
-    """For `compilation_config`."""
+    """vLLM's class of the setting `compilation_config`, as a dict."""
 
 
 class KVEventsConfig(SettingsGroup):
-    """For `kv_events_config`."""
+    """vLLM's class of the setting `kv_events_config`, as a dict."""
 
 
 class KVTransferConfig(SettingsGroup):
-    """For `kv_transfer_config`."""
+    """vLLM's class of the setting `kv_transfer_config`, as a dict."""
 
 
 class ProfilerConfig(SettingsGroup):
-    """For `profiler_config`."""
+    """vLLM's class of the setting `profiler_config`, as a dict."""
 
 
 class StructuredOutputsConfig(SettingsGroup):
-    """For `structured_outputs_config`."""
+    """vLLM's class of the setting `structured_outputs_config`, as a dict."""
 
 
 def random_uuid() -> str:

@@ -22,7 +22,8 @@ def log_stages(layout: StageLayout, layers: int) -> None:
 
 
 def log_copies(count: int, *, live: bool) -> None:
-    """Say what copies of weights take, beside arrays of the user's that stay in memory as well."""
+    """Log the bytes of packed weight copies. `live`: the user's own arrays stay in memory as
+    well."""
     if not count:
         return
     beside = (

@@ -263,5 +263,5 @@ class SeveralProcesses:
 
 
 def expect_nothing(*messages: Message) -> None:
-    """While an engine is being built no other message may arrive."""
+    """Message handler while the engine is being built: raises AssertionError for any message."""
     assert not messages, f"{messages[0]} came while the engine was being built"

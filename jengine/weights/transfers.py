@@ -15,7 +15,7 @@ MOST_IN_FLIGHT = 2**29
 
 
 class Transfers:
-    """Arrays whose host memory may still be read."""
+    """Limits the bytes of host arrays that are being copied to devices."""
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[jax.Array, int]] = deque()

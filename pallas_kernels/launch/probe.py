@@ -17,7 +17,7 @@ from pallas_kernels.launch.bridge import compile_kernel, copy_one, use_jax_trito
 
 
 def compile_for(capability: int) -> None:
-    """Compile it, by hand and by jax-triton where that is used."""
+    """Compile the probe kernel for a compute capability, and jax-triton's if it is in use."""
     compile_kernel(copy_one, ("*i32", "*i32"), (), 1, 1, capability)
     use_jax_triton(capability)
 

@@ -117,7 +117,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
 
 
 def tokenizer_at(tokenizer: Any, options: HubOptions) -> Any:
-    """The tokenizer's folder or object."""
+    """Download a tokenizer of the Hub; return a folder or tokenizer object unchanged."""
     return resolve_model(tokenizer, options) if in_hub(tokenizer) else tokenizer
 
 

@@ -19,7 +19,6 @@ class PackedMels(NamedTuple):
 
     @property
     def given(self) -> Any:
-        """What the model's encoder takes."""
         return self.values
 
 

@@ -26,7 +26,6 @@ class PackedPatches(NamedTuple):
 
     @property
     def given(self) -> PatchInput:
-        """What the model's encoder takes."""
         return PatchInput(self.values, self.places, self.table, self.segments)
 
 

@@ -241,7 +241,8 @@ def numpy_view(part: np.ndarray, field: Field) -> np.ndarray:
 
 
 def device_view(part: Array, field: Field) -> Array:
-    """The same part of a traced buffer."""
+    """A field's part of the packed buffer inside jit: reshaped, its bits read as the field's
+    dtype."""
     part = part.reshape(field.shape)
     if field.dtype == "int32":
         return part

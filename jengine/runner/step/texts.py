@@ -21,7 +21,6 @@ class PackedTexts(NamedTuple):
 
     @property
     def given(self) -> TextInput:
-        """What the model's encoder takes."""
         return TextInput(self.ids, self.positions, self.segments)
 
 
