@@ -1,7 +1,9 @@
 """Requests of asyncio programs over one session. No jax.
 
 Three threads, so that none blocks another: one tokenizes and queues requests, one runs the engine's
-steps while there is work, one detokenizes. The event loop only takes finished outputs.
+steps while there is work, one detokenizes. Where steps run in another process, the thread that
+waits for them detokenizes as well: each thread on a token's way is one more wait for Python's lock
+and for a core. The event loop only takes finished outputs.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Literal
 
 from jengine.api.answer_stream import AnswerStream, Prepare, Reader, Submit, wake
 from jengine.engine.answer import Answer
+from jengine.engine.in_process import InProcessClient
 from jengine.engine.questions import Pause, Resume, Settle
 from jengine.engine.session import Session
 from jengine.errors import EngineDead
@@ -31,6 +34,7 @@ class AsyncRequests:
         self._input = ThreadPoolExecutor(1, "jengine-input")
         self._steps = ThreadPoolExecutor(1, "jengine-step")
         self._output = ThreadPoolExecutor(1, "jengine-output")
+        self._runs_steps = isinstance(session.client, InProcessClient)
         self._guard = threading.Condition()  # around the next two; notified when steps have ended
         self._stepping = False
         self._paused = False
@@ -143,7 +147,10 @@ class AsyncRequests:
                 self._tell(self._session.fail_all(error))
                 dead = isinstance(error, EngineDead)
             else:
-                self._output.submit(self._make_outputs)
+                if self._runs_steps:
+                    self._output.submit(self._make_outputs)
+                else:
+                    self._make_outputs()
                 dead = False
             with self._guard:
                 if dead or self._paused or not self._session.has_work:

@@ -35,7 +35,7 @@ from tests.engine.scripted import told
 
 ROOT = Path(__file__).parent.parent.parent
 FRONT = """
-import asyncio, sys
+import asyncio, sys, threading
 from jengine.api.async_requests import AsyncRequests
 from jengine.api.front import Front
 from jengine.assembly.settings.args import EngineArgs
@@ -71,6 +71,8 @@ async def main():
     found = [[output async for output in answer][-1] for answer in answers]
     for prompt, output in zip(prompts, found):
         assert output.outputs[0].token_ids == scripted_tokens(prompt, 6, VOCAB), output
+    names = [thread.name for thread in threading.enumerate()]
+    assert "jengine-step_0" in names and "jengine-output_0" not in names, names
     assert front.stats().programs == 3 and front.health()[0].where == "on paper"
 
 
