@@ -33,8 +33,8 @@ HEADLINES = (
     "mixed-transformers-cpu.json",
 )
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
-# Compiled without a GPU: it has no timings, and a separate report.
-NOT_TIMED = ("gpu-proof.json",)
+# Not measurements of speed: they have tables of their own.
+NOT_TIMED = ("gpu-proof.json", "coverage.json")
 HEAD = ("work", "jengine", "peer", "ratio", "hardware", "command, commit")
 
 

@@ -242,6 +242,7 @@ OWN: Mapping[str, Own] = {
         marks=DEEPSEEK_ROPES, variations=(Variation(("mlp_layer_types",), draw_latent_layers),),
         without=("first_k_dense_replace",),
     ),
+    "youtu": Own(marks=DEEPSEEK_ROPES),
     "minicpm3": Own(
         marks={KINDS: ("default", "longrope"), HEADS_DIVIDE: True},
         without=("rope_interleave", "mlp_bias"),

@@ -60,6 +60,7 @@ FAMILIES = {
     "arcee": "ArceeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "youtu": "YoutuForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
     "hunyuan": "HunYuanDenseV1ForCausalLM",
     "apertus": "ApertusForCausalLM",
@@ -83,13 +84,16 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-LATENT = {
+LATENT_ATTENTION = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 20,
     "q_lora_rank": 24,
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
+}
+LATENT = {
+    **LATENT_ATTENTION,
     "first_k_dense_replace": 1,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -211,6 +215,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "rotary_dim": 8,
     },
     "glm4_moe_lite": {**LATENT, "num_key_value_heads": 4},
+    "youtu": LATENT_ATTENTION,
     "opt": {"pad_token_id": 1},
     "gpt_neox": {"num_attention_heads": 2, "rotary_pct": 0.25},
     "cohere": {"logit_scale": 0.5, "pad_token_id": 0},

@@ -38,6 +38,10 @@ class Transformers(EndsWithBlock):
         self._child.close()
         self._folder.cleanup()
 
+    def causal_classes(self) -> list[str]:
+        """The classes of the causal mapping."""
+        return self._ask("causal")
+
     def config(self, architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The config.json that transformers writes for these settings."""
         return self._ask("config", architecture=architecture, settings=settings)
@@ -94,7 +98,7 @@ class Transformers(EndsWithBlock):
         )  # fmt: skip
         return arrays(out, len(tokens))
 
-    def _ask(self, operation: str, **job: Any) -> dict[str, Any]:
+    def _ask(self, operation: str, **job: Any) -> Any:
         answer = self._child.ask({"operation": operation, **job})
         if "error" in answer:
             raise Refused(answer["error"])

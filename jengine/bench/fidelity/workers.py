@@ -33,13 +33,20 @@ class Workers(EndsWithBlock):
 
     def check(self, family: str, number: int, implementation: str) -> dict[str, Any]:
         """The worker's result, or how it ended."""
-        worker = self._for(IMPLEMENTATIONS[implementation].environment)
         job = {"family": family, "number": number, "implementation": implementation}
         try:
-            return worker.ask(job, limit_s=self.limit_s)
+            return self.ask(job, IMPLEMENTATIONS[implementation].environment)
         except Ended as end:
-            self.close()
             return {"broke": str(end)}
+
+    def ask(self, job: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+        """The answer of a worker in this environment. Raises Ended if it dies or is late."""
+        worker = self._for(environment)
+        try:
+            return worker.ask(job, limit_s=self.limit_s)
+        except Ended:
+            self.close()
+            raise
 
     def _for(self, environment: Mapping[str, str]) -> ChildProcess:
         if environment != self._environment:

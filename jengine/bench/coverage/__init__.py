@@ -1,0 +1,1 @@
+"""Counts the causal classes of transformers that run here, and compares each with transformers."""

@@ -1,0 +1,83 @@
+"""Writes what a walk found where it is read: the list of the generic reader, and the documentation.
+
+python -m jengine.bench.coverage.publish [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jengine.bench.coverage.kept import OUTCOMES, named
+from jengine.models.importing import proven
+
+RESULT = Path(__file__).parents[1] / "results" / "coverage.json"
+PAGE = Path(__file__).parents[2] / "docs" / "pages" / "models.md"
+BEGIN, END = "<!-- coverage -->\n", "<!-- end of coverage -->\n"
+LONGEST = 160
+
+
+def proven_classes(result: Mapping[str, Any]) -> str:
+    """The classes that the generic reader reads as transformers does, with the keys they need."""
+    found = {
+        name: one["needs"]
+        for name, one in sorted(result["classes"].items())
+        if named(one) == "equal by generic"
+    }
+    return json.dumps(found, indent=1) + "\n"
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The documentation's table: counts, then a row per class that is not a family's."""
+    return "\n".join(lines(result)) + "\n"
+
+
+def lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of the table."""
+    counts = ", ".join(f"{name}: {result['counts'][name]}" for name in OUTCOMES)
+    yield f"With transformers {result['versions']['transformers']}: {counts}."
+    yield ""
+    yield "| class | outcome | reason |"
+    yield "|---|---|---|"
+    for name, one in sorted(result["classes"].items()):
+        if named(one) != "equal by name":
+            yield f"| `{name}` | {named(one)} | {shown(one.get('reason', ''))} |"
+
+
+def shown(reason: str) -> str:
+    """A reason on one line of a table."""
+    text = " ".join(reason.replace("|", "\\|").replace("<", "&lt;").split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write both, or say whether they are up to date."""
+    flags = argparse.ArgumentParser(prog="python -m jengine.bench.coverage.publish")
+    flags.add_argument("--check", action="store_true", help="only say whether they differ")
+    check = flags.parse_args(sys.argv[1:] if words is None else words).check
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    texts = {
+        proven.FILE: proven_classes(result),
+        PAGE: f"{before}{BEGIN}{table(result)}{END}{rest.split(END)[1]}",
+    }
+    stale = [
+        file
+        for file, text in texts.items()
+        if not file.exists() or file.read_text(encoding="utf-8") != text
+    ]
+    for file in stale:
+        if check:
+            print(f"{file.name} is not what {RESULT.name} says: run without --check")
+        else:
+            file.write_text(texts[file], encoding="utf-8")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
