@@ -57,6 +57,7 @@ FAMILIES = {
     "ArceeForCausalLM": "jengine.models.families.arcee",
     "MiniMaxM2ForCausalLM": "jengine.models.families.minimax_m2",
     "Glm4MoeLiteForCausalLM": "jengine.models.families.glm4_moe_lite",
+    "YoutuForCausalLM": "jengine.models.families.youtu",
     "Mamba2ForCausalLM": "jengine.models.families.mamba2",
     "HunYuanDenseV1ForCausalLM": "jengine.models.families.hunyuan",
     "ApertusForCausalLM": "jengine.models.families.apertus",
