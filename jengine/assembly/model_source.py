@@ -61,8 +61,9 @@ def open_model_source(asked: ModelSettings) -> ModelSource:
     folder = resolve_model(asked.model).absolute()
     generation = generation_of(asked, folder)
     load = cache(lambda: tokenizer_of(asked, folder))
-    if asked.model_impl == "generic":
-        register_imported(folder, asked.hf_overrides)
+    if not is_gguf(folder):
+        is_asked = asked.model_impl == "generic"
+        register_imported(folder, asked.hf_overrides, is_asked=is_asked)
     config = with_dtype(used_config(asked, folder, load), asked.dtype)
     config = with_quantization(config, asked.quantization)
     # Last: of a broken config.json it would say that the tokenizer cannot be loaded.

@@ -26,7 +26,7 @@ from jengine.models.quantized import as_rounded, with_quantization
 from jengine.plugin_loading import load_plugins
 from jengine.runner.memory.memory_pool import available_bytes
 from jengine.weights.abstract import abstract_model, with_dtype
-from jengine.weights.folder import read_config_file
+from jengine.weights.folder import is_imported, read_config_file
 
 GIB, GIGA = 2**30, 1e9
 
@@ -39,6 +39,8 @@ def checked_here(asked: Groups) -> Check:
         if not (folder / "config.json").is_file() or model.model_impl == "generic":
             return  # the weights themselves say what the model is
         hf = read_config_file(folder, model.hf_overrides)
+        if is_imported(hf):
+            return
         config = with_dtype(registry.model_config(hf), model.dtype)
         if parallel.executor in OWN_PROCESSES and not parallel.nodes.several:
             check_memory(

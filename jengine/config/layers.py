@@ -53,6 +53,7 @@ class RoutingConfig:
     scale: float = 1.0  # of the weights, after that
     # Whether each expert has a parameter that is added to its score for the choice alone.
     choice_bias: bool = False
+    chooses_by_logits: bool = False  # whether logits are compared for the choice, not scores
     # Experts are chosen from the best `top_groups` of equal groups. A group is as good as its best
     # expert, or as the sum of its best two.
     groups: int = 1

@@ -15,8 +15,10 @@ from jengine.config.vision import VisionConfig
 from jengine.weight_formats import Quantization
 
 # `one_plus` stores a norm's weight as its distance from one; `layer` subtracts the mean and has a
-# bias, unless it says otherwise.
-NormKind = Literal["rms", "rms_one_plus", "layer", "layer_one_plus", "layer_no_bias"]
+# bias, unless it says otherwise; `bare` has no parameters.
+NormKind = Literal[
+    "rms", "rms_one_plus", "rms_bare", "layer", "layer_one_plus", "layer_no_bias", "layer_bare"
+]  # fmt: skip
 
 
 # Where a model has norms -> the modules of a layer. `sums`: the one after is given the sum.

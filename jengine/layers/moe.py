@@ -42,7 +42,8 @@ def route(
 ) -> Picked:
     """Pick the top `count` experts of each token. `bias` affects the choice, not the weights."""
     scores = softmax(logits) if config.scores == "softmax" else jax.nn.sigmoid(logits)
-    ranked = scores if bias is None else scores + jnp.broadcast_to(bias, scores.shape)
+    ranked = logits if config.chooses_by_logits else scores
+    ranked = ranked if bias is None else ranked + jnp.broadcast_to(bias, ranked.shape)
     if config.groups > 1:
         ranked = in_top_groups(ranked, config)
     _, experts = lax.top_k(ranked, count)

@@ -62,6 +62,21 @@ class LayerNorm(nnx.Module):
         return RowNorm(weight, bias, self.eps, self.offset)
 
 
+class BareNorm(nnx.Module):
+    """A norm without parameters."""
+
+    def __init__(self, factory: Factory, shape: tuple[int, ...], axes: Axes):
+        self.scheme, self.eps, self.shape = factory.scheme, factory.config.norm_eps, shape
+        self.is_centred = factory.config.norm == "layer_bare"
+
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return self.scheme.normalize(self.described(), x)
+
+    def described(self) -> RowNorm:
+        bias = jnp.zeros(self.shape) if self.is_centred else None
+        return RowNorm(jnp.ones(self.shape), bias, self.eps)
+
+
 class ScaledNorm:
     """A norm followed by a constant factor, folded into one norm. Has no parameters of its own."""
 
@@ -88,7 +103,7 @@ class NoNorm(nnx.Module):
         """Return None: nothing to fuse."""
 
 
-Norm = RmsNorm | LayerNorm | NoNorm
+Norm = RmsNorm | LayerNorm | BareNorm | NoNorm
 
 
 def norm_offset(factory: Factory) -> float:
@@ -96,8 +111,12 @@ def norm_offset(factory: Factory) -> float:
     return 1.0 if factory.config.norm.endswith("one_plus") else 0.0
 
 
-def make_norm(factory: Factory, shape: tuple[int, ...], axes: Axes) -> RmsNorm | LayerNorm:
+def make_norm(
+    factory: Factory, shape: tuple[int, ...], axes: Axes
+) -> RmsNorm | LayerNorm | BareNorm:
     """A norm of the config's kind over the trailing axes `shape`."""
+    if factory.config.norm.endswith("bare"):
+        return BareNorm(factory, shape, axes)
     return (RmsNorm if factory.config.norm.startswith("rms") else LayerNorm)(factory, shape, axes)
 
 

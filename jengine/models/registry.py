@@ -116,6 +116,11 @@ def supported() -> tuple[str, ...]:
     return (*FAMILIES, *_REGISTERED)
 
 
+def registered(architecture: str) -> Family | None:
+    """The family that this process registered for an architecture."""
+    return _REGISTERED.get(architecture)
+
+
 def is_built_in(hf: Mapping[str, object]) -> bool:
     """Whether a built-in family reads this config.json."""
     return read_architecture(Fields(hf)) in FAMILIES

@@ -15,6 +15,9 @@ from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.models.importing.imported import ASSUMED, ImportedFamily
 from jengine.models.importing.layout import shown
+from jengine.models.importing.proven import expect_keys, is_proven
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import read_architecture
 from jengine.weights.generation_config import read_json
 from jengine.weights.gguf.checkpoint import gguf_tensors, read_gguf_config
 from jengine.weights.resolve import GGUF_ADVICE, is_gguf
@@ -72,18 +75,34 @@ def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in open_checkpoint(folder).items()}
 
 
-def register_imported(folder: Path, overrides: Mapping[str, object] | None = None) -> None:
+def is_imported(hf: Mapping[str, object]) -> bool:
+    """Whether the generic reader reads this config.json without being asked to."""
+    architecture = read_architecture(Fields(hf))
+    own = registry.registered(architecture)
+    return is_proven(architecture) and (own is None or isinstance(own, ImportedFamily))
+
+
+def register_imported(
+    folder: Path, overrides: Mapping[str, object] | None = None, *, is_asked: bool = True
+) -> None:
     """Register a family derived from this folder's tensors and config.json, if no built-in one
-    reads it (`models/importing`)."""
+    reads it (`models/importing`). Not asked: only an architecture that was compared."""
+    if not is_asked and not (folder / "config.json").is_file():
+        return
     hf = read_config_file(folder, overrides)
-    if registry.is_built_in(hf):
+    if registry.is_built_in(hf) or not (is_asked or is_imported(hf)):
         return
     family = ImportedFamily(hf, shapes_of(folder))
     registry.register_model(family)
+    architecture = family.ARCHITECTURES[0]
+    if is_proven(architecture):
+        expect_keys(hf, architecture)
+        logger.info("%s is read by the generic reader, as transformers reads it.", architecture)
+        return
     logger.warning(
         "%s has no family here. It is read as its tensors show: %s. Assumed, since a folder cannot "
         "show it: %s. Compare it with transformers: jengine compare %s --model-impl generic",
-        family.ARCHITECTURES[0], "; ".join(f"{k}: {v}" for k, v in shown(family.layout).items()),
+        architecture, "; ".join(f"{k}: {v}" for k, v in shown(family.layout).items()),
         "; ".join(ASSUMED), folder,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -136,6 +137,15 @@ def test_a_choice_from_the_best_groups_by_biased_sigmoids(group_score: Any) -> N
         np.testing.assert_array_equal(np.asarray(experts)[token], chosen)
         expected = scores[chosen] / scores[chosen].sum() * 2.5
         np.testing.assert_allclose(np.asarray(weights)[token], expected, rtol=1e-5)
+
+
+def test_a_choice_by_biased_logits_weighs_by_sigmoids() -> None:
+    logits, bias = jnp.array([[4.0, 0.5, 0.0]]), jnp.array([-3.8, 0.0, 0.4])
+    config = RoutingConfig(scores="sigmoid", normalize=False, choice_bias=True)
+    by_scores = route(logits, 1, config, bias=bias)
+    by_logits = route(logits, 1, replace(config, chooses_by_logits=True), bias=bias)
+    assert (int(by_scores.experts[0, 0]), int(by_logits.experts[0, 0])) == (2, 1)
+    np.testing.assert_allclose(by_logits.weights, 1 / (1 + np.exp(-0.5)) * np.ones((1, 1)), 1e-6)
 
 
 @pytest.mark.parametrize("project", [grouped_project, matmul_by_tiles])

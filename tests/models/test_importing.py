@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 from jengine.errors import CheckpointError
 from jengine.models import registry
+from jengine.models.importing.experts import experts_of
 from jengine.models.importing.imported import ImportedFamily
-from jengine.weights.folder import register_imported, shapes_of
+from jengine.weights.folder import is_imported, register_imported, shapes_of
 from jengine.weights.safetensors_io import load_model, save_pretrained
 from tests.marks import slow
 from tests.models.plain_logits import plain_logits
@@ -68,8 +70,8 @@ def test_a_decoder_is_what_its_own_family_makes_of_it(
     ("family", "changes", "message"),
     [
         ("gemma2", {}, "attn_logit_softcapping"),
-        ("mixtral", {}, "block_sparse_moe"),
-        ("deepseek_v3", {}, "layer 1 differs from layer 0"),
+        ("mixtral", {}, "experts: how their router"),
+        ("deepseek_v3", {}, "qkv is not found"),
         ("llama", {"scale_depth": 1.4}, "scale_depth=1.4"),
         ("llama", {"hidden_act": "xielu"}, "'hidden_act': given 'xielu'"),
         ("llama", {"num_hidden_layers": 5}, "expected 2, as the tensors say"),
@@ -85,6 +87,86 @@ def test_what_is_not_understood_is_named(
     hf = renamed(folder, **changes)
     with pytest.raises(CheckpointError, match=message):
         ImportedFamily(hf, shapes_of(folder))
+
+
+def proven(monkeypatch: pytest.MonkeyPatch, folder: Path, *needs: str) -> None:
+    """Say that the generic reader was compared on the architecture."""
+    file = folder.with_name("proven.json")
+    file.write_text(json.dumps({ARCHITECTURE: needs}))
+    monkeypatch.setattr("jengine.models.importing.proven.FILE", file)
+
+
+def test_only_an_architecture_that_was_compared_is_read_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_tiny_native(tmp_path / "model", "llama")
+    expected = plain_logits(load_model(folder), TOKENS)
+    hf = renamed(folder)
+    register_imported(folder, is_asked=False)
+    assert registry.registered(ARCHITECTURE) is None and not is_imported(hf)
+    proven(monkeypatch, folder, "hidden_act", "rope_parameters")
+    with caplog.at_level("INFO"):
+        register_imported(folder, is_asked=False)
+    assert f"{ARCHITECTURE} is read by the generic reader" in caplog.text and is_imported(hf)
+    np.testing.assert_array_equal(plain_logits(load_model(folder), TOKENS), expected)
+
+
+def test_what_the_reader_cannot_assume_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_native(tmp_path / "model", "llama")
+    renamed(folder)
+    proven(monkeypatch, folder, "hidden_act", "layer_types")
+    with pytest.raises(CheckpointError, match="given no layer_types, which the generic reader"):
+        register_imported(folder, is_asked=False)
+    register_imported(folder, {"layer_types": ["full_attention"] * 2}, is_asked=False)
+
+
+def test_a_users_family_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tiny_native(tmp_path / "model", "llama")
+    hf = renamed(folder)
+    proven(monkeypatch, folder)
+    own = ImportedFamily(hf, shapes_of(folder))
+    monkeypatch.setitem(registry._REGISTERED, ARCHITECTURE, SimpleNamespace(**vars(own)))
+    assert not is_imported(hf)
+
+
+EXPERTS = {
+    "mlp.gate.weight": (4, 8), "mlp.expert_bias": (4,),
+    "mlp.shared_expert.gate_proj.weight": (6, 8), "mlp.shared_expert.up_proj.weight": (6, 8),
+    "mlp.shared_expert.down_proj.weight": (8, 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stored", "layout"),
+    [
+        ({"mlp.experts.gate_up_proj": (4, 6, 8), "mlp.experts.down_proj": (4, 8, 3)},
+         "outputs_first"),
+        ({"mlp.experts.gate_up_proj": (4, 8, 6), "mlp.experts.down_proj": (4, 3, 8)},
+         "inputs_first"),
+        ({f"mlp.experts.{i}.{n}.weight": (8, 3) if n == "w2" else (3, 8)
+          for i in range(4) for n in ("w1", "w2", "w3")}, "apart"),
+    ],
+)  # fmt: skip
+def test_experts_are_found(stored: dict[str, tuple[int, ...]], layout: str) -> None:
+    found = experts_of({**EXPERTS, **stored}, "mlp")
+    assert (found.count, found.size, found.shared_size) == (4, 3, 6)
+    assert found.names.get("expert_layout", "apart") == layout
+    assert found.choice_bias and found.names["choice_bias"] == "mlp.expert_bias"
+    with pytest.raises(CheckpointError, match=r"mlp\.other\.weight"):
+        experts_of({**EXPERTS, **stored, "mlp.other.weight": (3, 3)}, "mlp")
+
+
+def test_experts_that_are_missing_or_of_other_shapes_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="does not fit"):
+        experts_of(
+            {**EXPERTS, "mlp.experts.gate_up_proj": (4, 6, 8), "mlp.experts.down_proj": (4, 5, 3)},
+            "mlp",
+        )
+    one = {f"mlp.experts.0.{name}.weight": (3, 8) for name in ("w1", "w2", "w3")}
+    with pytest.raises(CheckpointError, match="3 matrices of experts, for a router of 4"):
+        experts_of({**EXPERTS, **one}, "mlp")
 
 
 def test_a_layer_with_one_more_tensor_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from jengine.sampling.admission import row_bytes
 from jengine.weights.abstract import abstract_model, with_dtype
 from jengine.weights.folder import open_checkpoint, read_model_config, register_imported
 from jengine.weights.orbax_folder import find_checkpoint
-from jengine.weights.resolve import in_hub, resolve_model
+from jengine.weights.resolve import in_hub, is_gguf, resolve_model
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
         start_backend(args.gpu_memory_utilization)
         # A doctor downloads no weights.
         folder = resolve_model(args.model, replace(args.hub, wanted=SETTINGS))
-        if args.model_impl == "generic":
-            register_imported(folder)
+        if not is_gguf(folder):
+            register_imported(folder, is_asked=args.model_impl == "generic")
         config = with_dtype(read_model_config(folder), args.dtype)
         config = with_quantization(config, args.quantization)
         sizes = measure(args.groups, config)

@@ -1,72 +1,58 @@
 """Infers the shared decoder's layout from tensor names and shapes.
 
-In: names and shapes. Out: a Layout, or a CheckpointError that lists the tensors not understood.
-Must not know files or config.json.
+In: names and shapes, and what is known of the architecture. Out: a Layout, or a CheckpointError
+that lists the tensors not understood. Must not know files or config.json.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from jengine.errors import CheckpointError
+from jengine.models.importing.experts import ROUTER, ExpertsLayout, experts_of
+from jengine.models.importing.meanings import PLAIN_MEANING, Meaning
+from jengine.models.importing.norm_places import NormNames, read_norms
+from jengine.models.importing.tensors import (
+    Shape,
+    found_module,
+    found_names,
+    joined,
+    listed,
+    refuse,
+    split_by_layer,
+)
 from jengine.models.tensors.checkpoint import FREQUENCIES, IgnoredTensor, Names
 
-Shape = tuple[int, ...]
-EMBED = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "embeddings")
-LAYERS = ("layers", "h", "blocks")
-FINAL_NORM = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm", "norm_f")
-HEAD = ("lm_head", "output", "embed_out")
-ATTENTION = ("self_attn", "attn", "attention", "self_attention")
-MLP = ("mlp", "feed_forward", "ffn")
-QKV = (("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"), ("query", "key", "value"), ("qkv_proj",))
+EMBED = (
+    "embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "tokens_embed",
+    "embeddings",
+)  # fmt: skip
+EMBED_NORM = ("layernorm_embedding",)
+POSITIONS = ("wpe", "embed_positions", "positions_embed")
+FINAL_NORM = (
+    "norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm", "norm_f", "layer_norm",
+    "embedding_norm",
+)  # fmt: skip
+HEAD = ("lm_head", "output", "embed_out", "output_projection")
+ATTENTION = ("self_attn", "attn.attention", "attn", "attention", "self_attention")
+# Empty: a layer's own tensors.
+MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "")
+SPLIT = (("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"), ("query", "key", "value"))
+FUSED = ("qkv_proj", "query_key_value", "c_attn")
 OUT = ("o_proj", "out_proj", "wo", "dense", "c_proj")
 GATED = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate_up_proj",))
 PLAIN = (("up_proj",), ("fc1",), ("c_fc",), ("fc_in",), ("dense_h_to_4h",))
 DOWN = ("down_proj", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h")
-QK_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
-FREQUENCY = re.compile(r".*rotary_emb\.inv_freq")
-
-
-@dataclass(frozen=True)
-class NormNames:
-    """A known naming scheme of a layer's norms and their places."""
-
-    places: Literal["before", "after", "around"]
-    names: Mapping[str, str]
-    block: Literal["serial", "parallel_one_norm"] = "serial"
-
-
-BEFORE = (
-    ("input_layernorm", "post_attention_layernorm"), ("input_layernorm", "pre_mlp_layernorm"),
-    ("ln_1", "ln_2"), ("attention_norm", "ffn_norm"), ("attn_norm", "mlp_norm"),
-    ("attn_norm", "ffn_norm"), ("norm1", "norm2"), ("norm_1", "norm_2"),
+QK_NORMS = (
+    ("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"),
 )  # fmt: skip
-NORMS = (
-    NormNames(
-        "around",
-        {
-            "before_attention": "input_layernorm",
-            "after_attention": "post_attention_layernorm",
-            "before_mlp": "pre_feedforward_layernorm",
-            "after_mlp": "post_feedforward_layernorm",
-        },
-    ),
-    NormNames(
-        "after",
-        {
-            "after_attention": "post_attention_layernorm",
-            "after_mlp": "post_feedforward_layernorm",
-        },
-    ),
-    *(NormNames("before", {"before_attention": one, "before_mlp": two}) for one, two in BEFORE),
-    *(
-        NormNames("before", {"before_attention": one}, "parallel_one_norm")
-        for one in ("input_layernorm", "ln_1", "ln")
-    ),
-)
+BLOCKS = 4  # of heads, in one tensor
+UNUSED = "only an encoder's output would reach it"
+SINKS = ("sinks", "softmax_offset")
+GATE = "gate_proj"  # of what attention mixed
+FREQUENCY = re.compile(r".*rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True)
@@ -77,61 +63,94 @@ class Layout:
     layers: int
     vocab_size: int
     hidden_size: int
-    inner_size: int
+    inner_size: int | None  # of dense layers; None: there are none
     norms: NormNames
     layer_norm: bool  # the mean is subtracted, and there are biases
     qkv_bias: bool
     output_bias: bool
     qk_norm: Literal["head", "whole"] | None
+    sinks: bool
+    gated_attention: bool
     gated: bool
     mlp_bias: bool
     has_head: bool
     head_bias: bool
+    positions: int = 0  # rows of a table of positions
+    experts: ExpertsLayout | None = None
+    sparse: frozenset[int] = frozenset()  # layers with experts
 
 
-def read_layout(shapes: Mapping[str, Shape]) -> Layout:
+def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -> Layout:
     """Infer the layout. Raises CheckpointError."""
     shapes = {name: shape for name, shape in shapes.items() if not FREQUENCY.fullmatch(name)}
     prefix, embed = _embedding(shapes)
-    outside, layers = _split(shapes, prefix)
-    first = layers[0]
-    for number, other in layers.items():
-        if other != first:
-            _refuse_other_layer(number, first, other)
-    attention, mlp = _module(first, ATTENTION), _module(first, MLP)
-    qkv = _found(first, [tuple(f"{attention}.{part}" for part in parts) for parts in QKV], "qkv")
-    gates = [(True, parts) for parts in GATED] + [(False, parts) for parts in PLAIN]
-    ups = [tuple(f"{mlp}.{part}" for part in parts) for _, parts in gates]
-    up = _found(first, ups, "the MLP's first matmul")
-    gated = gates[ups.index(up)][0]
-    (out,) = _found(first, [(f"{attention}.{name}",) for name in OUT], "attention's output")
-    (down,) = _found(first, [(f"{mlp}.{name}",) for name in DOWN], "the MLP's output")
-    qk = next((p for p in QK_NORMS if f"{attention}.{p[0]}.weight" in first), None)
-    qk_names = () if qk is None else tuple(f"{attention}.{name}" for name in qk)
-    norms = _layer_norms(first)
-    (final,) = _found(outside, [(name,) for name in FINAL_NORM], "the last norm", prefix)
+    layers_name, outside, layers = split_by_layer(shapes, prefix)
+    layers = {
+        number: {
+            name: shape
+            for name, shape in layer.items()
+            if not name.startswith(tuple(f"{module}." for module in meaning.unused))
+        }
+        for number, layer in layers.items()
+    }
+    attention = found_module(layers[0], ATTENTION)
+    mlp, dense, sparse = _kinds_of_mlp(layers)
+    first = {name: shape for name, shape in layers[0].items() if not _is_in(name, mlp)}
+    reading = _Attention(first, attention, meaning)
+    found: dict[str, Any] = {"prefix": prefix, "embed": embed, "layers": layers_name}
+    found |= reading.names
+    used = set(reading.used)
+    norms = read_norms(first, meaning)
+    found |= norms.names
+    experts = None if not sparse else experts_of(layers[min(sparse)], mlp)
+    mlp_facts: dict[str, Any] = {"gated": True, "mlp_bias": False, "inner_size": None}
+    if dense is not None:
+        names, mlp_facts = _mlp(dense, mlp)
+        found |= names
+    if experts is not None:
+        found |= experts.names
     head = next((name for name in HEAD if f"{name}.weight" in outside), None)
-    found: dict[str, Any] = {
-        "prefix": prefix, "embed": embed, "layers": _layers_name(shapes, prefix),
-        "final_norm": final, "head": head or "lm_head", "qkv": qkv, "attention_out": out,
-        "gate_up": up, "down": down, **dict(zip(("q_norm", "k_norm"), qk_names, strict=False)),
-        **norms.names,
-        "ignored": (FREQUENCIES, IgnoredTensor(FREQUENCY.pattern, FREQUENCIES.reason)),
-    }  # fmt: skip
-    names = replace(Names(), **found)
-    layer_norm = f"{prefix}{final}.bias" in outside
-    used = {*qkv, *up, out, down, *qk_names, *norms.names.values()}
-    _refuse_unknown(first, used, layer_norm)
-    known = {f"{prefix}{embed}", f"{prefix}{final}", head}
+    found["head"] = head or "lm_head"
+    known = {f"{prefix}{embed}", head}
+    if meaning.has_final_norm:
+        lasts = [*FINAL_NORM, *(() if meaning.embed_norm else EMBED_NORM)]
+        (found["final_norm"],) = found_names(
+            outside, [(name,) for name in lasts], "the last norm", prefix
+        )
+        known.add(f"{prefix}{found['final_norm']}")
+    if meaning.embed_norm:
+        norms_of_embeddings = [name for name in EMBED_NORM if f"{prefix}{name}.weight" in outside]
+        if norms_of_embeddings:
+            found["embed_norm"] = norms_of_embeddings[0]
+            known.add(f"{prefix}{norms_of_embeddings[0]}")
+    positions = next((name for name in POSITIONS if f"{prefix}{name}.weight" in outside), None)
+    if positions is not None:
+        found["positions"] = positions
+        known.add(f"{prefix}{positions}")
+    layer_norm = any(f"{prefix}{name}.bias" in outside for name in FINAL_NORM) or any(
+        f"{name}.bias" in first for name in norms.names.values()
+    )
+    _refuse_unknown(first, used | set(norms.names.values()), layer_norm)
     unknown = [name for name in outside if name.rpartition(".")[0] not in known]
     if unknown:
-        _refuse(f"outside of its layers it has {_listed(unknown)}, which the decoder has not")
+        refuse(f"outside of its layers it has {listed(unknown)}, which the decoder has not")
+    found |= {
+        "rotates_neighbours": meaning.rotates_neighbours,
+        "rotates_backwards": meaning.rotates_backwards,
+        "stored_in_out": meaning.stored_in_out,
+        "ignored": (
+            FREQUENCIES,
+            IgnoredTensor(FREQUENCY.pattern, FREQUENCIES.reason),
+            *(IgnoredTensor(rf".*\.{name}\..*", UNUSED) for name in meaning.unused),
+        ),
+    }
     vocab, hidden = shapes[f"{prefix}{embed}.weight"]
     return Layout(
-        names, len(layers), vocab, hidden, first[f"{down}.weight"][1], norms, layer_norm,
-        qkv_bias=f"{qkv[0]}.bias" in first, output_bias=f"{out}.bias" in first,
-        qk_norm=_qk_norm(first, qk_names, qkv), gated=gated, mlp_bias=f"{down}.bias" in first,
-        has_head=head is not None, head_bias=f"{head}.bias" in outside,
+        replace(Names(), **found), len(layers), vocab, hidden, norms=norms, layer_norm=layer_norm,
+        **reading.facts, **mlp_facts, has_head=head is not None,
+        head_bias=f"{head}.bias" in outside,
+        positions=0 if positions is None else shapes[f"{prefix}{positions}.weight"][0],
+        experts=experts, sparse=frozenset(sparse),
     )  # fmt: skip
 
 
@@ -141,59 +160,102 @@ def _embedding(shapes: Mapping[str, Shape]) -> tuple[str, str]:
         found = [key for key in shapes if re.fullmatch(rf"(.*\.)?{name}\.weight", key)]
         if len(found) == 1 and len(shapes[found[0]]) == 2:
             return found[0].removesuffix(f"{name}.weight"), name
-    _refuse(f"it has no token embedding under one of the names {', '.join(EMBED)}")
+    refuse(f"it has no token embedding under one of the names {', '.join(EMBED)}")
 
 
-def _layers_name(shapes: Mapping[str, Shape], prefix: str) -> str:
-    for name in LAYERS:
-        if any(key.startswith(f"{prefix}{name}.0.") for key in shapes):
-            return name
-    _refuse(f"it has no layers under one of the names {', '.join(prefix + n for n in LAYERS)}")
+def _is_in(name: str, module: str) -> bool:
+    """Whether a layer's tensor belongs to the feed-forward block."""
+    if module:
+        return name.startswith(f"{module}.")
+    first = name.partition(".")[0]
+    return first in {*DOWN, *(one for names in (*GATED, *PLAIN) for one in names)}
 
 
-def _split(
-    shapes: Mapping[str, Shape], prefix: str
-) -> tuple[dict[str, Shape], dict[int, dict[str, Shape]]]:
-    """Split tensors into those outside layers, and those of each layer by their name within it."""
-    pattern = re.compile(rf"{re.escape(prefix + _layers_name(shapes, prefix))}\.(\d+)\.(.+)")
-    outside: dict[str, Shape] = {}
-    layers: dict[int, dict[str, Shape]] = {}
-    for name, shape in shapes.items():
-        found = pattern.fullmatch(name)
-        if found is None:
-            outside[name] = shape
-        else:
-            layers.setdefault(int(found[1]), {})[found[2]] = shape
-    if set(layers) != set(range(len(layers))):
-        _refuse(f"its layers are numbered {_listed(map(str, sorted(layers)))}, not from 0 on")
-    return outside, layers
+def _kinds_of_mlp(
+    layers: Mapping[int, Mapping[str, Shape]],
+) -> tuple[str, Mapping[str, Shape] | None, list[int]]:
+    """The module of feed-forward blocks, the tensors of a layer with a dense one, and the layers
+    with experts. Raises CheckpointError if layers differ in anything else."""
+    mlp = found_module(layers[0], MLP)
+    kinds: dict[bool, Mapping[str, Shape]] = {}
+    sparse = []
+    for number, layer in layers.items():
+        is_sparse = any(joined(mlp, f"{name}.weight") in layer for name in ROUTER)
+        if is_sparse:
+            sparse.append(number)
+        first = kinds.setdefault(is_sparse, layer)
+        _expect_alike(number, first, layer)
+        rest = [
+            {name: shape for name, shape in one.items() if not _is_in(name, mlp)}
+            for one in (layers[0], layer)
+        ]
+        _expect_alike(number, *rest)
+    return mlp, kinds.get(False), sparse
 
 
-def _module(layer: Mapping[str, Shape], names: Iterable[str]) -> str:
-    for name in names:
-        if any(key.startswith(f"{name}.") for key in layer):
-            return name
-    _refuse(f"a layer has {_listed(layer)}, and nothing under {', '.join(names)}")
+def _expect_alike(number: int, first: Mapping[str, Shape], other: Mapping[str, Shape]) -> None:
+    differing = sorted(
+        name for name in first.keys() | other.keys() if first.get(name) != other.get(name)
+    )
+    if differing:
+        refuse(
+            f"layer {number} differs from layer 0 in {listed(differing)}: not all layers are alike"
+        )
 
 
-def _found(
-    tensors: Mapping[str, Shape], known: Iterable[tuple[str, ...]], what: str, prefix: str = ""
-) -> tuple[str, ...]:
-    known = list(known)
-    for names in known:
-        if all(f"{prefix}{name}.weight" in tensors for name in names):
-            return names
-    expected = "; ".join(" + ".join(names) for names in known)
-    _refuse(f"{what} is not found among {_listed(tensors)}: known are {expected}")
+class _Attention:
+    """Names and facts of a layer's attention."""
+
+    def __init__(self, layer: Mapping[str, Shape], module: str, meaning: Meaning):
+        fused = [(joined(module, name),) for name in _fused(meaning)]
+        split = [tuple(joined(module, part) for part in parts) for parts in SPLIT]
+        qkv = found_names(layer, [*split, *fused], "qkv")
+        outs = [(joined(module, name),) for name in OUT]
+        (out,) = found_names(layer, outs, "attention's output")
+        qk = next((p for p in QK_NORMS if joined(module, f"{p[0]}.weight") in layer), ())
+        qk_names = tuple(joined(module, name) for name in qk)
+        gate = joined(module, GATE)
+        sinks = next((s for s in (joined(module, n) for n in SINKS) if s in layer), "")
+        has_gate = f"{gate}.weight" in layer
+        self.used = [*qkv, out, *qk_names, *([gate] if has_gate else [])]
+        if sinks:
+            self.used.append(sinks)
+        if has_gate and f"{qkv[0]}.bias" in layer and f"{gate}.bias" not in layer:
+            refuse(f"{gate} has no bias, which queries have")
+        self.names = {
+            "qkv": qkv, "attention_out": out, "sinks": sinks,
+            "qkv_by_head": meaning.qkv_order == "heads",
+            "qkv_blocks": BLOCKS if meaning.qkv_order == "blocks" else 0,
+            "attention_gate": gate if has_gate else "",
+            **dict(zip(("q_norm", "k_norm"), qk_names, strict=False)),
+        }  # fmt: skip
+        self.facts: dict[str, Any] = {
+            "qkv_bias": f"{qkv[0]}.bias" in layer, "output_bias": f"{out}.bias" in layer,
+            "qk_norm": _qk_norm(layer, qk_names, qkv), "sinks": bool(sinks),
+            "gated_attention": has_gate,
+        }  # fmt: skip
 
 
-def _layer_norms(layer: Mapping[str, Shape]) -> NormNames:
-    """The norm scheme of a layer. Raises CheckpointError."""
-    found = {name.rpartition(".")[0] for name in layer if name.count(".") == 1}
-    for one in NORMS:
-        if set(one.names.values()) == found:
-            return one
-    _refuse(f"a layer has the norms {_listed(sorted(found))}: their places are not known")
+def _fused(meaning: Meaning) -> tuple[str, ...]:
+    """Names of fused projections: only one of them says by itself in which order its parts are."""
+    return FUSED[:1] if meaning.qkv_order is None else FUSED
+
+
+def _mlp(layer: Mapping[str, Shape], mlp: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Names and facts of a dense feed-forward block."""
+    gates = [(True, parts) for parts in GATED] + [(False, parts) for parts in PLAIN]
+    ups = [tuple(joined(mlp, part) for part in parts) for _, parts in gates]
+    up = found_names(layer, ups, "the MLP's first matmul")
+    (down,) = found_names(layer, [(joined(mlp, name),) for name in DOWN], "the MLP's output")
+    _refuse_unknown(
+        {name: shape for name, shape in layer.items() if _is_in(name, mlp)}, {*up, down}, False
+    )
+    gated = gates[ups.index(up)][0]
+    size = layer[f"{up[0]}.weight"][0] // (2 if gated and len(up) == 1 else 1)
+    if f"{up[0]}.bias" in layer:
+        size = layer[f"{up[0]}.bias"][0] // (2 if gated and len(up) == 1 else 1)
+    facts = {"gated": gated, "mlp_bias": f"{down}.bias" in layer, "inner_size": size}
+    return {"gate_up": up, "down": down}, facts
 
 
 def _qk_norm(
@@ -209,31 +271,14 @@ def _qk_norm(
 def _refuse_unknown(layer: Mapping[str, Shape], used: set[str], layer_norm: bool) -> None:
     def understood(name: str) -> bool:
         module, _, kind = name.rpartition(".")
-        is_norm = len(layer[name]) == 1 and "norm" in module
+        is_norm = len(layer[name]) == 1 and ("norm" in module or module.startswith("ln_"))
+        if name in used:
+            return True
         return module in used and (kind == "weight" or (kind == "bias" and layer_norm >= is_norm))
 
     unknown = [name for name in layer if not understood(name)]
     if unknown:
-        _refuse(f"a layer has {_listed(unknown)}, which the decoder's layers have not")
-
-
-def _refuse_other_layer(number: int, first: dict[str, Shape], other: dict[str, Shape]) -> NoReturn:
-    differing = sorted(
-        name for name in first.keys() | other.keys() if first.get(name) != other.get(name)
-    )
-    _refuse(
-        f"layer {number} differs from layer 0 in {_listed(differing)}: not all layers are alike"
-    )
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
-
-
-def _refuse(why: str) -> NoReturn:
-    raise CheckpointError(f"the tensors are not those of a decoder that is known here: {why}.")
+        refuse(f"a layer has {listed(unknown)}, which the decoder's layers have not")
 
 
 def shown(layout: Layout) -> dict[str, str]:
@@ -243,11 +288,16 @@ def shown(layout: Layout) -> dict[str, str]:
         "embedding": names.embed_weight,
         "queries, keys, values": " + ".join(names.qkv),
         "attention's output": names.attention_out,
-        "MLP": f"{' + '.join(names.gate_up)} -> {names.down}",
-        "norms": ", ".join(layout.norms.names.values()),
+        "norms": ", ".join(layout.norms.names.values()) or "without parameters",
         "last norm": names.prefix + names.final_norm,
         "output head": names.head if layout.has_head else "the embedding (tied)",
     }
+    if layout.inner_size is not None:
+        found["MLP"] = f"{' + '.join(names.gate_up)} -> {names.down}"
+    if layout.experts is not None:
+        found["experts"] = f"{names.router} -> {names.experts}, in {len(layout.sparse)} layers"
+    if layout.positions:
+        found["positions"] = names.prefix + names.positions
     if layout.qk_norm:
         found["norms of queries and keys"] = f"{names.q_norm}, {names.k_norm} ({layout.qk_norm})"
     biases = [

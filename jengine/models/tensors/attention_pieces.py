@@ -43,7 +43,10 @@ def attention_pieces(
         pieces["attention.qkv.bias"] = _qkv(None, config, names, layer)
     if config.output_bias:
         pieces["attention.out.bias"] = biases([layer + names.attention_out], (hidden,), [()])
-    if config.gated:
+    if config.gated and names.attention_gate:
+        gate = [layer + names.attention_gate]
+        pieces["attention.gate.weight"] = matrices(names, gate, hidden, (heads,), [()])
+    elif config.gated:
         pieces["attention.gate.weight"] = (_gate(hidden, config, names, layer),)
         if config.qkv_bias:
             pieces["attention.gate.bias"] = (_gate(None, config, names, layer),)
@@ -80,13 +83,16 @@ def rotated_lanes(config: AttentionConfig, names: Names) -> tuple[Lanes, ...]:
     """Lane permutation of queries and keys."""
     dim = config.head_dim
     rotated = dim if config.rope is None or config.rope.rotated is None else config.rope.rotated
-    if config.rope is None or (rotated == dim and not names.rotates_neighbours):
+    turned = names.rotates_neighbours or names.rotates_backwards
+    if config.rope is None or (rotated == dim and not turned):
         return ALL_LANES
     half, pairs = dim // 2, rotated // 2
     if names.rotates_neighbours:
         first, second = slice(0, rotated, 2), slice(1, rotated, 2)
     else:
         first, second = slice(0, pairs), slice(pairs, rotated)
+    if names.rotates_backwards:  # the same as if the lanes of a pair changed places
+        first, second = second, first
     lanes = (Lanes(slice(0, pairs), first), Lanes(slice(half, half + pairs), second))
     if rotated == dim:
         return lanes
@@ -106,7 +112,9 @@ def _qkv(
     parts = (slice(0, group), group, group + 1)[: 3 - config.keys_are_values]
     qkv = [layer + name for name in names.qkv[: len(parts)]]
     lanes = rotated_lanes(config, names)
-    if lanes is ALL_LANES and not names.qkv_by_head and not config.gated:
+    in_parts = not (names.qkv_by_head or names.qkv_blocks)
+    gates_queries = config.gated and not names.attention_gate
+    if lanes is ALL_LANES and in_parts and not gates_queries:
         sizes = (config.num_heads * dim, kv * dim, kv * dim)[: len(parts)]
         if hidden is None:
             return biases(qkv, sizes, [(EVERY, part) for part in parts])
@@ -116,8 +124,8 @@ def _qkv(
     for number, part in enumerate(parts):
         for ours, theirs in lanes if number < 2 else ALL_LANES:
             index: Index = (EVERY, part, ours)
-            name, view, source = _heads(qkv, number, counts, dim, theirs, names.qkv_by_head)
-            if config.gated and number == 0:
+            name, view, source = _heads(qkv, number, counts, dim, theirs, names)
+            if gates_queries and number == 0:
                 view, source = (counts[0], 2, dim), (EVERY, 0, theirs)
             rows = math.prod(view)
             if hidden is None:
@@ -140,14 +148,19 @@ def _gate(hidden: int | None, config: AttentionConfig, names: Names, layer: str)
 
 
 def _heads(
-    qkv: list[str], number: int, counts: tuple[int, ...], dim: int, lanes: slice, by_head: bool
+    qkv: list[str], number: int, counts: tuple[int, ...], dim: int, lanes: slice, names: Names
 ) -> tuple[str, tuple[int, ...], Index]:
     """Tensor name, view and slice for lanes of the queries, keys or values."""
     if len(qkv) == len(counts):
         return qkv[number], (counts[number], dim), (EVERY, lanes)
     [name] = qkv
-    if by_head:
-        return name, (counts[0], len(counts), dim), (EVERY, number, lanes)
+    if names.qkv_by_head:
+        group = counts[0] // counts[1]
+        part = (slice(0, group), group, group + 1)[number]
+        return name, (counts[1], group + 2, dim), (EVERY, part, lanes)
+    if names.qkv_blocks:
+        view = names.qkv_blocks, 3, counts[0] // names.qkv_blocks, dim
+        return name, view, (EVERY, (0, 2, 1)[number], EVERY, lanes)
     begin = sum(counts[:number])
     return name, (sum(counts), dim), (slice(begin, begin + counts[number]), lanes)
 

@@ -144,10 +144,15 @@ class Names:
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str = "post_feedforward_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    # Whether one tensor holds each head's query, key and value together.
+    # Whether one tensor holds each KV head's queries, key and value together.
     qkv_by_head: bool = False
+    # Whether one tensor holds so many blocks of heads, each with queries, values and keys.
+    qkv_blocks: int = 0
+    # The gate of what attention mixed, where its tensor is not the queries'.
+    attention_gate: str = ""
     # Whether rotation pairs neighbouring lanes of a head, not lanes of its two halves.
     rotates_neighbours: bool = False
+    rotates_backwards: bool = False  # by the negative angle
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"  # the whole name: there is no ".weight" behind it
@@ -169,6 +174,7 @@ class Names:
     rates: str = "mlp.act_fn"  # the module of an activation with parameters
     router: str = "mlp.gate"
     choice_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name
+    choice_bias_rows: bool = False  # whether it is a matrix of one row
     experts: str = "mlp.experts"
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"

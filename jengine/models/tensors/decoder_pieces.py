@@ -72,6 +72,8 @@ def layer_pieces(
 
 
 def _norm(config: ModelConfig, path: str, name: str, shape: tuple[int, ...]) -> Pieces:
+    if config.norm.endswith("bare"):
+        return {}
     pieces: Pieces = {f"{path}.weight": (Piece(f"{name}.weight", shape),)}
     if config.norm in ("layer", "layer_one_plus"):
         pieces[f"{path}.bias"] = (Piece(f"{name}.bias", shape),)

@@ -52,7 +52,9 @@ def _experts_mlp(hidden: int, config: ExpertsConfig, names: Names, layer: str) -
     if config.routing.logits_bias:
         pieces["mlp.router.bias"] = biases([router], (count,), [()])
     if config.routing.choice_bias:
-        pieces["mlp.choice_bias"] = (Piece(layer + names.choice_bias, (count,)),)
+        name, rows = layer + names.choice_bias, names.choice_bias_rows
+        own = Piece(name, (1, count), source=(0,)) if rows else Piece(name, (count,))
+        pieces["mlp.choice_bias"] = (own,)
     if config.shared_size:
         shared = MlpConfig(config.shared_size, config.activation)
         up, down = (layer + name for name in names.shared_gate_up), layer + names.shared_down

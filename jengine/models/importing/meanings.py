@@ -1,0 +1,203 @@
+"""What neither tensors nor config.json of an architecture show, by architecture.
+
+Each row is proved against transformers by `python -m jengine.bench.coverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from jengine.config import Activation
+from jengine.config.model import NormKind
+
+# Keys that multiply or divide something: read only where the architecture says that it has them.
+GRANITE = (
+    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an architecture does beyond what its tensors show."""
+
+    norm: NormKind | None = None  # None: layer norms if they have biases, else RMS norms
+    norm_eps: float | None = None  # where config.json does not say it
+    # Names of a layer's norms, where their places do not follow from them.
+    norms: tuple[str, ...] | None = None
+    has_norms_of_sums: bool = False  # norms take the sum of a block's input and output
+    has_final_norm: bool = True
+    embed_norm: bool = False
+    qk_norm: Literal["unit", "behind_rotation"] | None = None  # None: as tensors show
+    rotates_neighbours: bool = False
+    rotates_backwards: bool = False
+    rotates: Literal["all", "windows", "none"] = "all"  # which layers
+    partial_rotary: float = 1.0  # where config.json does not say it
+    # How one tensor holds queries, keys and values: all of each, those of each head of keys, or
+    # blocks of heads with queries, values and keys.
+    qkv_order: Literal["parts", "heads", "blocks"] | None = None
+    stored_in_out: bool = False  # matrices are [inputs, outputs]
+    scores: Literal["softmax", "sigmoid"] = "softmax"  # of the router
+    normalize: bool = True  # weights of a token's experts, where no key says it
+    exact_router: bool = False
+    chooses_by_logits: bool = False  # an expert's bias for the choice is added to its logit
+    scales_embeddings: bool = False  # by the root of the hidden size
+    score_scale: float | None = None  # of attention; None: the root of a head's size
+    divides_logits: bool = True  # by `logits_scaling`, rather than multiplies
+    position_offset: int = 0
+    activation: Activation | None = None  # where config.json has another name for it
+    unused: tuple[str, ...] = ()  # modules of a layer that only an encoder's output would reach
+    inner_per_hidden: int | None = None  # where config.json does not say the inner size
+    factors: tuple[str, ...] = ()
+    # Their names of keys, and ours.
+    keys: Mapping[str, str] = field(default_factory=dict)
+    # Keys whose other values mean something that is not built.
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    without_meaning: tuple[str, ...] = ()
+
+
+PLAIN_MEANING = Meaning()
+BART = Meaning(
+    norms=("self_attn_layer_norm", "final_layer_norm"), has_norms_of_sums=True, norm_eps=1e-5,
+    has_final_norm=False, embed_norm=True, position_offset=2,
+    keys={"d_model": "hidden_size", "decoder_layers": "num_hidden_layers",
+          "decoder_attention_heads": "num_attention_heads",
+          "decoder_ffn_dim": "intermediate_size"},
+    factors=("scale_embedding",), unused=("encoder_attn", "encoder_attn_layer_norm"),
+    without_meaning=(
+        "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "encoder_layerdrop",
+        "decoder_layerdrop", "decoder_start_token_id", "forced_eos_token_id", "init_std",
+        "num_hidden_layers",
+    ),
+)  # fmt: skip
+# Norms before blocks, and after the last layer.
+MBART = replace(BART, has_norms_of_sums=False, has_final_norm=True)
+DEEPSEEK_EXPERTS = Meaning(scores="sigmoid", exact_router=True)
+GPT_KEYS = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers"}
+MEANINGS: Mapping[str, Meaning] = {
+    "AfmoeForCausalLM": Meaning(
+        scores="sigmoid", exact_router=True, rotates="windows",
+        factors=("scale_embedding",),
+        keys={"route_scale": "routed_scaling_factor", "mup_enabled": "scale_embedding"},
+        fixed={"n_group": 1, "topk_group": 1, "num_expert_groups": 1,
+               "num_limited_groups": 1},
+        without_meaning=("global_attn_every_n_layers", "load_balance_coeff", "route_norm",
+                         "score_func", "use_grouped_mm"),
+    ),
+    "AriaTextForCausalLM": Meaning(),
+    "BartForCausalLM": BART,
+    "BigBirdPegasusForCausalLM": replace(
+        MBART, embed_norm=False, position_offset=0,
+        without_meaning=(*BART.without_meaning, "attention_type", "block_size",
+                         "num_random_blocks", "use_bias"),
+    ),
+    "BlenderbotForCausalLM": replace(
+        MBART, embed_norm=False, position_offset=0,
+        without_meaning=(*BART.without_meaning, "encoder_no_repeat_ngram_size"),
+    ),
+    "BioGptForCausalLM": Meaning(
+        position_offset=2, factors=("scale_embedding",), norm_eps=1e-5,
+        without_meaning=("layer_norm_eps",),
+    ),
+    "CodeGenForCausalLM": Meaning(
+        qkv_order="blocks", rotates_neighbours=True, inner_per_hidden=4,
+    ),
+    "Cohere2MoeForCausalLM": Meaning(
+        norm="layer_no_bias", rotates="windows", rotates_neighbours=True, factors=("logit_scale",),
+        fixed={"expert_selection_fn": "softmax", "num_shared_experts": 0, "rms_norm_eps": None},
+        without_meaning=("norm_topk_prob", "shared_expert_combination_strategy",
+                         "sliding_window_pattern", "prefix_dense_intermediate_size",
+                         "prefix_dense_sliding_window_pattern"),
+    ),
+    "CwmForCausalLM": Meaning(),
+    "Dots1ForCausalLM": DEEPSEEK_EXPERTS,
+    "Emu3ForCausalLM": Meaning(),
+    "Ernie4_5_MoeForCausalLM": Meaning(
+        rotates_neighbours=True, exact_router=True,
+        without_meaning=("moe_norm_min", "moe_layer_end_index", "moe_layer_interval",
+                         "moe_layer_start_index"),
+    ),
+    "ExaoneMoeForCausalLM": Meaning(
+        scores="sigmoid", exact_router=True, rotates="windows",
+        without_meaning=("sliding_window_pattern",),
+    ),
+    "FalconForCausalLM": Meaning(
+        qkv_order="heads", keys={"num_kv_heads": "num_key_value_heads"},
+        fixed={"alibi": False}, without_meaning=("num_kv_heads", "num_ln_in_parallel_attn"),
+    ),
+    "FlexOlmoForCausalLM": Meaning(),
+    "FlintForCausalLM": Meaning(scores="sigmoid", exact_router=True, rotates="windows"),
+    "GPTBigCodeForCausalLM": Meaning(
+        qkv_order="heads", inner_per_hidden=4,
+        fixed={"add_cross_attention": False, "scale_attn_weights": True},
+        without_meaning=("multi_query", "attention_softmax_in_fp32", "num_key_value_heads",
+                         "scale_attention_softmax_in_fp32"),
+    ),
+    "GPTJForCausalLM": Meaning(rotates_neighbours=True, inner_per_hidden=4),
+    "GPTNeoForCausalLM": Meaning(
+        score_scale=1.0, inner_per_hidden=4,
+        keys={"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads",
+              "window_size": "sliding_window"},
+        without_meaning=("attention_types",),
+    ),
+    "GraniteMoeSWAForCausalLM": Meaning(factors=GRANITE),
+    "GraniteSWAForCausalLM": Meaning(factors=GRANITE),
+    "HYV3ForCausalLM": Meaning(
+        scores="sigmoid", exact_router=True,
+        keys={"router_scaling_factor": "routed_scaling_factor"},
+        without_meaning=("enable_moe_fp32_combine", "head_dim"),
+    ),
+    "HeliumForCausalLM": Meaning(rotates_neighbours=True),
+    "HunYuanMoEV1ForCausalLM": Meaning(
+        qk_norm="behind_rotation", without_meaning=("eod_token_id", "sep_token_id", "im_start_id"),
+    ),
+    "HyperCLOVAXForCausalLM": Meaning(
+        factors=GRANITE, divides_logits=False, without_meaning=("use_post_norm",),
+    ),
+    "Jais2ForCausalLM": Meaning(),
+    "Kolibri1ForCausalLM": Meaning(
+        scores="sigmoid", exact_router=True, chooses_by_logits=True, normalize=False,
+        rotates="windows",
+    ),
+    "MBartForCausalLM": MBART,
+    "MarianForCausalLM": replace(
+        BART, embed_norm=False, position_offset=0,
+        without_meaning=(*BART.without_meaning, "decoder_vocab_size",
+                         "share_encoder_decoder_embeddings"),
+    ),
+    "MellumForCausalLM": Meaning(),
+    "Ministral3ForCausalLM": Meaning(
+        without_meaning=("rope_parameters.max_position_embeddings",),
+    ),
+    "MinistralForCausalLM": Meaning(),
+    "MvpForCausalLM": replace(
+        BART, fixed={"use_prompt": False},
+        without_meaning=(*BART.without_meaning, "prompt_length", "prompt_mid_dim"),
+    ),
+    "NanoChatForCausalLM": Meaning(
+        norm="rms_bare", norms=(), embed_norm=True, has_final_norm=False, qk_norm="unit",
+        rotates_backwards=True, factors=("final_logit_softcapping",),
+    ),
+    "OlmoForCausalLM": Meaning(
+        norm="layer_bare", norms=(), has_final_norm=False, norm_eps=1e-5,
+        fixed={"clip_qkv": None},
+    ),
+    "OpenAIGPTLMHeadModel": Meaning(
+        norms=("ln_1", "ln_2"), has_norms_of_sums=True, has_final_norm=False, qkv_order="parts",
+        stored_in_out=True, activation="gelu_tanh", fixed={"afn": "gelu"},
+    ),
+    "PLBartForCausalLM": BART,
+    "PegasusForCausalLM": replace(MBART, embed_norm=False, position_offset=0),
+    "SolarOpenForCausalLM": DEEPSEEK_EXPERTS,
+    "TrOCRForCausalLM": replace(
+        BART,
+        fixed={"use_learned_position_embeddings": True, "layernorm_embedding": True},
+        without_meaning=(*BART.without_meaning, "cross_attention_hidden_size",
+                         "layernorm_embedding", "use_learned_position_embeddings"),
+    ),
+    "VaultGemmaForCausalLM": Meaning(
+        norm="rms_one_plus", scales_embeddings=True,
+        factors=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,44 @@
+"""The architectures that the generic reader reads as transformers does.
+
+`proven.json` is made of a run of `python -m jengine.bench.coverage`: per class the keys that its
+config.json must have, because what the reader assumes without them is not what the class does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jengine.errors import CheckpointError
+from jengine.models.importing.keys import ALIASES
+
+FILE = Path(__file__).with_name("proven.json")
+# Without these, a model is read with the base that they would say, or is read elsewhere.
+ROPE = ("rope_parameters", "rope_theta", "rope_scaling")
+ELSEWHERE = {"architectures", "bos_token_id", "eos_token_id", "dtype", "initializer_range"}
+
+
+def is_proven(architecture: object) -> bool:
+    """Whether the generic reader may read this architecture without being asked to."""
+    return architecture in _table()
+
+
+def expect_keys(hf: Mapping[str, object], architecture: str) -> None:
+    """Raise CheckpointError if config.json leaves out what the reader cannot assume."""
+    given = {name for key in hf for name in (key, ALIASES.get(key, key))}
+    if given & set(ROPE):
+        given |= set(ROPE)
+    missing = [key for key in _table()[architecture] if not {key, ALIASES.get(key, key)} & given]
+    if missing:
+        raise CheckpointError(
+            f"config.json: given no {', '.join(missing)}, which the generic reader needs of a"
+            f" {architecture}: it does not know this class's defaults. Add them to config.json, or"
+            " give them as hf_overrides."
+        )
+
+
+def _table() -> dict[str, list[str]]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
