@@ -53,6 +53,7 @@ from jengine.config.recurrent import (
     DeltaConfig,
     Gate,
     Mamba2Config,
+    MambaConfig,
     RecurrentConfig,
     ShortConvConfig,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "LayerConfig",
     "LayerInputsConfig",
     "Mamba2Config",
+    "MambaConfig",
     "MergerConfig",
     "MixerConfig",
     "MlpConfig",

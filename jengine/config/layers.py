@@ -47,7 +47,9 @@ class LayerInputsConfig:
 class RoutingConfig:
     """Expert routing: scores, selection, weights."""
 
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    # `sparse_mixer`: one after the other, each by a softmax over those that are about as good.
+    scores: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    jitter: float = 0.0  # of `sparse_mixer`: half the share by which those may be worse
     # Whether the weights of a token's experts are scaled to a sum of one.
     normalize: bool = True
     scale: float = 1.0  # of the weights, after that

@@ -46,6 +46,48 @@ class ShortConvConfig:
 
 
 @dataclass(frozen=True)
+class MambaConfig:
+    """A selective scan (Mamba): a channel's state is a vector, whose numbers decay on their own."""
+
+    channels: int
+    state_size: int
+    rank: int  # of the matrix that makes time steps
+    width: int  # tokens that the convolution before it sees, the newest included
+    conv_bias: bool = True
+    bias: bool = False  # of the matmuls
+    # RMS norms of what makes time steps, and of both kinds of keys.
+    norms: Literal["weighted", "bare"] | None = None
+    norm_eps: float = 1e-6
+
+    window = 1
+    group = 1
+    rope = None
+
+    @property
+    def cache(self) -> CacheSpec:
+        """Cache spec of this layer."""
+        return recurrent_spec(
+            StateSpec((self.width - 1, self.channels), (None, "mlp")),
+            StateSpec((self.channels, self.state_size), ("mlp", None)),
+        )
+
+    @property
+    def operations(self) -> int:
+        """FLOPs per token besides matmuls."""
+        return 6 * self.channels * self.state_size
+
+    def weights(self, hidden: int) -> int:
+        """Number of weights."""
+        selected = self.rank + 2 * self.state_size
+        return self.channels * (3 * hidden + selected + self.rank)
+
+    @property
+    def largest_activation(self) -> int:
+        """Largest per-token activation besides hidden states, sharded by channel."""
+        return 2 * self.channels
+
+
+@dataclass(frozen=True)
 class Mamba2Config:
     """A state space layer (Mamba-2): a head's state is a matrix that decays as a whole."""
 
@@ -140,8 +182,8 @@ class DeltaConfig:
 
 
 # Every recurrent mixer.
-RecurrentConfig = ShortConvConfig | Mamba2Config | DeltaConfig
-RECURRENT = (ShortConvConfig, Mamba2Config, DeltaConfig)
+RecurrentConfig = ShortConvConfig | MambaConfig | Mamba2Config | DeltaConfig
+RECURRENT = (ShortConvConfig, MambaConfig, Mamba2Config, DeltaConfig)
 
 
 def recurrent_spec(*states: StateSpec) -> CacheSpec:

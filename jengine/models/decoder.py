@@ -22,6 +22,7 @@ from jengine.config import (
     ExpertsConfig,
     LatentConfig,
     Mamba2Config,
+    MambaConfig,
     ModelConfig,
     ShortConvConfig,
     SideBySideConfig,
@@ -35,6 +36,7 @@ from jengine.models.language_model import LanguageModel
 from jengine.models.latent_attention import LatentAttention
 from jengine.models.layer_inputs import LayerInputs, make_ending
 from jengine.models.linear import Embedding, Factory, Linear
+from jengine.models.mamba import Mamba
 from jengine.models.mamba2 import Mamba2
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import NoNorm, Norm, make_norm, norms_around
@@ -118,6 +120,7 @@ MIXERS: dict[type, Callable[..., nnx.Module]] = {
     AttentionConfig: make_attention,
     LatentConfig: LatentAttention,
     ShortConvConfig: ShortConv,
+    MambaConfig: Mamba,
     Mamba2Config: Mamba2,
     DeltaConfig: GatedDelta,
     SideBySideConfig: SideBySide,

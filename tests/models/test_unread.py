@@ -18,6 +18,12 @@ from tests.models.tiny_models import FAMILIES, config_class, tiny_settings
 # Sizes of heads that transformers writes in addition to those that they follow from.
 HEADS = {"head_dim", "qk_head_dim"}
 DRAFTS = {"num_nextn_predict_layers", "num_mtp_layers"}  # layers that are not used
+# First values of parameters, and ways to compute.
+SCANS = {
+    *("time_step_min", "time_step_max", "time_step_floor", "time_step_scale"),
+    *("time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32"),
+    *("use_mambapy", "use_associative_scan", "expand"),
+}
 # Harmless only with the value that a default config has.
 IF_UNUSED = {
     "deepseek_v2": HEADS,
@@ -48,6 +54,10 @@ IF_UNUSED = {
     "glm4_moe_lite": HEADS | {"first_k_dense_replace"},  # with mlp_layer_types
     "hunyuan": {"eod_token_id"},  # transformers' model does not read it either
     "falcon_h1": {"mamba_chunk_size", "num_logits_to_keep", "mamba_expand"},
+    "mamba": SCANS,
+    "falcon_mamba": SCANS,
+    "jamba": {"use_mambapy", "use_associative_scan", "use_mamba_kernels"},
+    "youtu": HEADS | {"embedding_initializer_range"},
     "mamba2": {
         *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size"),
         *("rescale_prenorm_residual", "residual_in_fp32"),

@@ -265,6 +265,16 @@ OWN: Mapping[str, Own] = {
         {**SILU, "state_size": (5, 12, 16)},
         variations=(Variation(("num_heads", "n_groups", "head_dim", "expand"), draw_mamba2),),
     ),
+    "mamba": Own({**SILU, "state_size": (5, 12, 16)}, without=("max_position_embeddings",)),
+    "falcon_mamba": Own({**SILU, "state_size": (5, 12, 16)}, without=("max_position_embeddings",)),
+    "jamba": Own(
+        {**SILU, "attn_layer_period": (2, 3), "attn_layer_offset": (0, 1)},
+        without=("head_dim", "rope_parameters"),
+    ),
+    "lfm2_moe": Own(
+        variations=(Variation(("num_hidden_layers", "layer_types"), mixed_layers("conv")),),
+        without=("hidden_act", "use_bias"),
+    ),
     "cohere2": Own(marks=SLIDING_PATTERN, without=("use_qk_norm",)),
     "olmo3": Own(marks=SLIDING_PATTERN, variations=(TWO_ROPES,)),
     "exaone4": Own(marks=SLIDING_PATTERN),

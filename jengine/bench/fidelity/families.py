@@ -61,6 +61,10 @@ FAMILIES = {
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "youtu": "YoutuForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
     "hunyuan": "HunYuanDenseV1ForCausalLM",
     "apertus": "ApertusForCausalLM",
@@ -120,6 +124,7 @@ DELTA = {
     # itself with other chunks.
     "initializer_range": 0.15,
 }
+SELECTIVE = {"state_size": 12, "time_step_rank": 5}
 SHARED_EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -279,6 +284,26 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "mlp_multipliers": [0.9, 1.1],
     },
     "hunyuan": {"head_dim": 12},
+    "mamba": SELECTIVE,
+    "falcon_mamba": SELECTIVE,
+    "jamba": {
+        "num_hidden_layers": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 12,
+        "mamba_dt_rank": 5,
+        "pad_token_id": 0,
+    },
+    "lfm2_moe": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+    },
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 12},
     "bamba": {**MAMBA2, "num_hidden_layers": 3, "attn_layer_indices": [1]},
     "llama4": {
@@ -309,7 +334,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
 }
 # Families whose config.json has other names for these sizes.
 OWN_NAMES: dict[str, dict[str, str | None]] = {
-    "mamba2": dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads")),
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba", "mamba2"),
+        dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads")),
+    ),
     "gpt2": {
         "hidden_size": "n_embd",
         "intermediate_size": "n_inner",

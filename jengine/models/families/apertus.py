@@ -17,8 +17,9 @@ from jengine.models.reading.hf_config import (
 from jengine.models.reading.hf_write import write_activation, write_decoder, written_attention
 from jengine.models.tensors.checkpoint import Names
 
-ARCHITECTURES = ("ApertusForCausalLM",)
-MODELS = "Apertus"
+TEXT = "Apertus1p5TextForCausalLM"
+ARCHITECTURES = ("ApertusForCausalLM", TEXT)
+MODELS = "Apertus, Apertus 1.5 (text)"
 NAMES = Names(
     before_attention="attention_layernorm",
     before_mlp="feedforward_layernorm",
@@ -68,7 +69,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     is_own = config.layers[0].ffn.activation == "xielu"
     return {
         **write_decoder(config),
-        "model_type": "apertus",
+        "model_type": "apertus1p5_text" if config.architecture == TEXT else "apertus",
         "attention_bias": written_attention(config).qkv_bias,
         "hidden_act": OWN_ACTIVATION if is_own else write_activation(config),
     }

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import itertools
 
-from jengine.config import DeltaConfig, Mamba2Config, RecurrentConfig, ShortConvConfig
+from jengine.config import (
+    DeltaConfig,
+    Mamba2Config,
+    MambaConfig,
+    RecurrentConfig,
+    ShortConvConfig,
+)
 from jengine.models.tensors.checkpoint import EVERY, Index, Piece
 from jengine.models.tensors.matrix_pieces import Pieces
 
@@ -19,6 +25,8 @@ def recurrent_pieces(hidden: int, config: RecurrentConfig, theirs: str) -> Piece
         return _short_conv(hidden, config, theirs)
     if isinstance(config, DeltaConfig):
         return _delta(hidden, config, theirs)
+    if isinstance(config, MambaConfig):
+        return _mamba(hidden, config, theirs)
     return _mamba2(hidden, config, theirs)
 
 
@@ -46,6 +54,35 @@ def _short_conv(hidden: int, config: ShortConvConfig, theirs: str) -> Pieces:
         pieces["attention.gates.bias"] = (Piece(f"{theirs}in_proj.bias", (3 * channels,)),)
         pieces["attention.conv.bias"] = (Piece(f"{theirs}conv.bias", (channels,)),)
         pieces["attention.out.bias"] = (Piece(f"{theirs}out_proj.bias", (hidden,)),)
+    return pieces
+
+
+def _mamba(hidden: int, config: MambaConfig, theirs: str) -> Pieces:
+    channels, size, rank = config.channels, config.state_size, config.rank
+
+    def matrix(name: str, outputs: int, inputs: int) -> tuple[Piece, ...]:
+        return (Piece(f"{theirs}{name}.weight", (outputs, inputs), transpose=True),)
+
+    kernel = Piece(f"{theirs}conv1d.weight", (channels, 1, config.width), transpose=True)
+    pieces: Pieces = {
+        "attention.x_gate.weight": matrix("in_proj", 2 * channels, hidden),
+        "attention.conv.weight": (kernel,),
+        "attention.select": matrix("x_proj", rank + 2 * size, channels),
+        "attention.dt_weight": matrix("dt_proj", channels, rank),
+        "attention.dt_bias": (Piece(f"{theirs}dt_proj.bias", (channels,)),),
+        "attention.rate_logs": (Piece(f"{theirs}A_log", (channels, size)),),
+        "attention.skip": (Piece(f"{theirs}D", (channels,)),),
+        "attention.out.weight": matrix("out_proj", hidden, channels),
+    }
+    if config.conv_bias:
+        pieces["attention.conv.bias"] = (Piece(f"{theirs}conv1d.bias", (channels,)),)
+    if config.bias:
+        pieces["attention.x_gate.bias"] = (Piece(f"{theirs}in_proj.bias", (2 * channels,)),)
+        pieces["attention.out.bias"] = (Piece(f"{theirs}out_proj.bias", (hidden,)),)
+    if config.norms == "weighted":
+        for part, length in (("dt", rank), ("b", size), ("c", size)):
+            name = f"{theirs}{part}_layernorm.weight"
+            pieces[f"attention.{part}_norm"] = (Piece(name, (length,)),)
     return pieces
 
 

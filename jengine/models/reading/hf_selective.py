@@ -1,0 +1,34 @@
+"""Reads what Mamba's selective scans have in common in config.json.
+
+In: its fields. Out: parts of a MambaConfig. Must not know families.
+"""
+
+from __future__ import annotations
+
+from jengine.config import MambaConfig, ModelConfig
+from jengine.errors import CheckpointError
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.hf_config import read_activation
+
+
+def expect_silu(fields: Fields) -> None:
+    """Refuse another activation than the one after the convolution and of the gate."""
+    if read_activation(fields, "hidden_act", "silu") != "silu":
+        fields.refuse("hidden_act", "silu, which Mamba layers have after their convolution")
+
+
+def read_rank(fields: Fields, key: str, hidden: int) -> int:
+    """Rank of the matrix that makes time steps; "auto": a sixteenth of the hidden size."""
+    if fields.values.get(key, "auto") == "auto":
+        return -(-hidden // 16)
+    return fields.integer(key)
+
+
+def written_mamba(config: ModelConfig) -> MambaConfig:
+    """The model's selective scan. Raises CheckpointError if it has none."""
+    for layer in config.layers:
+        if isinstance(layer.mixer, MambaConfig):
+            return layer.mixer
+    raise CheckpointError(
+        f"A config.json of {config.architecture} cannot express a model without Mamba layers."
+    )
