@@ -94,8 +94,13 @@ def checked(folder: Path) -> dict[str, Any]:
         }
     registry.refuse_known(architecture)
     family = importing.ImportedFamily(hf, folders.shapes_of(folder))
+    proven = importlib.import_module("jengine.models.importing.proven")
+    how = "model_impl='generic'"
+    if proven.is_proven(architecture):
+        proven.expect_keys(hf, architecture)
+        how = "the generic reader, compared with transformers,"
     return {
-        "family": f"none for {architecture}; model_impl='generic' reads it as follows",
+        "family": f"none for {architecture}; {how} reads it as follows",
         "layers": family.layout.layers,
         **layouts.shown(family.layout),
         "assumed, since a folder cannot show it": list(importing.ASSUMED),

@@ -37,7 +37,7 @@ from jengine.config.layers import (
     RoutingConfig,
     SingleMixer,
 )
-from jengine.config.model import PLACES, ModelConfig
+from jengine.config.model import PLACES, ModelConfig, NormKind
 from jengine.config.pooling import (
     SEQUENCE_TASKS,
     TOKEN_TASKS,
@@ -108,6 +108,7 @@ __all__ = [
     "MixerConfig",
     "MlpConfig",
     "ModelConfig",
+    "NormKind",
     "PoolerConfig",
     "PoolingConfig",
     "PoolingTask",

@@ -41,6 +41,8 @@ def route(
     softmax: Callable[[Array], Array] = jax.nn.softmax,
 ) -> Picked:
     """Pick the top `count` experts of each token. `bias` affects the choice, not the weights."""
+    if config.scores == "sparse_mixer":
+        return sparse_mixer(logits, count, config.jitter)
     scores = softmax(logits) if config.scores == "softmax" else jax.nn.sigmoid(logits)
     ranked = logits if config.chooses_by_logits else scores
     ranked = ranked if bias is None else ranked + jnp.broadcast_to(bias, ranked.shape)
@@ -53,6 +55,23 @@ def route(
         total = reduce(add, (weights[:, i] for i in range(count))) + SMALLEST_TOTAL
         weights = weights / jnp.broadcast_to(total[:, None], weights.shape)
     return Picked(weights if config.scale == 1.0 else weights * config.scale, experts)
+
+
+def sparse_mixer(logits: Float[Array, "tokens num_experts"], count: int, jitter: float) -> Picked:
+    """Pick the best expert, then the best of the others. An expert's weight is its softmax among
+    those that are left and not worse by more than a share of 2 * jitter (SparseMixer-v2)."""
+    logits, left = logits.astype(jnp.float32), logits.astype(jnp.float32)
+    weights, experts = [], []
+    for _ in range(count):
+        chosen = jnp.argmax(left, axis=-1)
+        best = jnp.max(left, axis=-1, keepdims=True)
+        worse = (best - logits) / jnp.maximum(jnp.abs(logits), best)
+        near = jnp.where(worse > 2 * jitter, -jnp.inf, left)
+        weights.append(1.0 / jnp.sum(jnp.exp(near - best), axis=-1))
+        experts.append(chosen)
+        is_chosen = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool)
+        left = jnp.where(is_chosen, -jnp.inf, left)
+    return Picked(jnp.stack(weights, axis=-1), jnp.stack(experts, axis=-1))
 
 
 def in_top_groups(

@@ -50,6 +50,13 @@ def test_outcomes_are_kept_and_counted(tmp_path: Path) -> None:
     assert len(again.classes["BForCausalLM"]["reason"]) == 300
 
 
+def test_what_is_published_is_what_was_found() -> None:
+    """`python -m jengine.bench.coverage.publish` writes it."""
+    assert publish.main(["--check"]) == 0
+    found = json.loads(publish.RESULT.read_text(encoding="utf-8"))
+    assert found["counts"]["different"] == found["counts"]["broke"] == 0
+
+
 def test_only_classes_that_run_are_listed() -> None:
     classes = {
         "AForCausalLM": {"outcome": "equal", "by": "generic", "error": 0.0, "needs": ["n_head"]},

@@ -89,8 +89,10 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "Kolibri1ForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "MellumForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 2]], "window_size": 16},
-    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 2},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 2, "head_dim": 16},
+    "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 5},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 16},
+    "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1},
     "FlexOlmoForCausalLM": {"num_experts": 8},
     "CohereCompassForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
 }  # fmt: skip

@@ -23,6 +23,7 @@ from jengine.models.reading.hf_rope import ropes_by_layer_type
 
 # Temperatures of queries by position, in the rotation's settings.
 GROWTH = "llama_4_scaling_beta"
+SCALES = ("short_mscale", "long_mscale")
 LONGEST = "max_position_embeddings"  # repeated there
 # GPT-Neo's key and words.
 KINDS = {"global": "full", "local": "sliding"}
@@ -55,11 +56,12 @@ def _attention(
         full, sliding = ropes_by_layer_type(fields.values, "rope_theta")
         own = Fields({**full.values, **(sliding.values if is_sliding else {})})
     growth, own = _growth(own)
+    own = _with_one_scale(own)
     attention = read_attention(
         own, defaults, qkv_bias=layout.qkv_bias, output_bias=layout.output_bias,
         qk_norm=layout.qk_norm,
     )  # fmt: skip
-    rotates = meaning.rotates == "all" or (meaning.rotates == "windows" and is_sliding)
+    rotates = meaning.rotates == "all" or is_sliding
     scale, cap = meaning.score_scale, None
     if "attention_multiplier" in meaning.factors:
         scale = fields.number("attention_multiplier")
@@ -83,6 +85,20 @@ def _growth(fields: Fields) -> tuple[tuple[int, float] | None, Fields]:
     rest = {key: part.values[key] for key in part.values if key not in (GROWTH, LONGEST)}
     found = steps, part.number(GROWTH)
     return found, Fields({**fields.values, "rope_parameters": rest})
+
+
+def _with_one_scale(fields: Fields) -> Fields:
+    """Settings of LongRoPE whose factors for short and long sequences are the same, as the usual
+    one."""
+    part = fields.part("rope_parameters") or fields.part("rope_scaling")
+    if part is None or part.values.get("short_mscale") is None:
+        return fields
+    short, long = part.number("short_mscale"), part.number("long_mscale")
+    if short != long:
+        part.refuse("long_mscale", f"short_mscale ({short}): what depends on length is not built")
+    rest = {key: part.values[key] for key in part.values if key not in SCALES}
+    made = {"rope_parameters": {**rest, "attention_factor": short}, "rope_scaling": None}
+    return Fields({**fields.values, **made})
 
 
 def _windows(fields: Fields, layers: int) -> list[int | None]:
@@ -135,9 +151,13 @@ def _sparse(fields: Fields, layout: Layout, meaning: Meaning) -> FfnConfig | Non
         experts.count, fields.integer("num_experts_per_tok", maximum=experts.count), experts.size,
         read_activation(fields, "hidden_act", ""),
         RoutingConfig(
-            scores=meaning.scores, normalize=fields.flag("norm_topk_prob", meaning.normalize),
+            scores=meaning.scores,
+            normalize=fields.flag("norm_topk_prob", True)
+            if meaning.normalize is None
+            else meaning.normalize,
             scale=fields.number("routed_scaling_factor", 1.0), choice_bias=experts.choice_bias,
             groups=groups, top_groups=fields.optional_integer("topk_group", None) or 1,
+            jitter=fields.number("router_jitter_noise", 0.0),
             exact=meaning.exact_router, chooses_by_logits=meaning.chooses_by_logits,
         ),
         shared_size=experts.shared_size, shared_gate=experts.shared_gate,

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from jengine.config import Activation
-from jengine.config.model import NormKind
+from jengine.config import Activation, NormKind
 
 # Keys that multiply or divide something: read only where the architecture says that it has them.
 GRANITE = (
@@ -32,14 +31,14 @@ class Meaning:
     qk_norm: Literal["unit", "behind_rotation"] | None = None  # None: as tensors show
     rotates_neighbours: bool = False
     rotates_backwards: bool = False
-    rotates: Literal["all", "windows", "none"] = "all"  # which layers
+    rotates: Literal["all", "windows"] = "all"  # which layers
     partial_rotary: float = 1.0  # where config.json does not say it
     # How one tensor holds queries, keys and values: all of each, those of each head of keys, or
     # blocks of heads with queries, values and keys.
     qkv_order: Literal["parts", "heads", "blocks"] | None = None
     stored_in_out: bool = False  # matrices are [inputs, outputs]
-    scores: Literal["softmax", "sigmoid"] = "softmax"  # of the router
-    normalize: bool = True  # weights of a token's experts, where no key says it
+    scores: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"  # of the router
+    normalize: bool | None = None  # weights of a token's experts; None: as `norm_topk_prob` says
     exact_router: bool = False
     chooses_by_logits: bool = False  # an expert's bias for the choice is added to its logit
     scales_embeddings: bool = False  # by the root of the hidden size
@@ -48,7 +47,6 @@ class Meaning:
     position_offset: int = 0
     activation: Activation | None = None  # where config.json has another name for it
     unused: tuple[str, ...] = ()  # modules of a layer that only an encoder's output would reach
-    inner_per_hidden: int | None = None  # where config.json does not say the inner size
     factors: tuple[str, ...] = ()
     # Their names of keys, and ours.
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -101,10 +99,11 @@ MEANINGS: Mapping[str, Meaning] = {
         without_meaning=("layer_norm_eps",),
     ),
     "CodeGenForCausalLM": Meaning(
-        qkv_order="blocks", rotates_neighbours=True, inner_per_hidden=4,
+        qkv_order="blocks", rotates_neighbours=True,
     ),
     "Cohere2MoeForCausalLM": Meaning(
-        norm="layer_no_bias", rotates="windows", rotates_neighbours=True, factors=("logit_scale",),
+        norm="layer_no_bias", rotates="windows", rotates_neighbours=True, normalize=True,
+        factors=("logit_scale",),
         fixed={"expert_selection_fn": "softmax", "num_shared_experts": 0, "rms_norm_eps": None},
         without_meaning=("norm_topk_prob", "shared_expert_combination_strategy",
                          "sliding_window_pattern", "prefix_dense_intermediate_size",
@@ -124,19 +123,20 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "FalconForCausalLM": Meaning(
         qkv_order="heads", keys={"num_kv_heads": "num_key_value_heads"},
-        fixed={"alibi": False}, without_meaning=("num_kv_heads", "num_ln_in_parallel_attn"),
+        fixed={"alibi": False},
+        without_meaning=("num_kv_heads", "num_ln_in_parallel_attn", "new_decoder_architecture"),
     ),
     "FlexOlmoForCausalLM": Meaning(),
     "FlintForCausalLM": Meaning(scores="sigmoid", exact_router=True, rotates="windows"),
     "GPTBigCodeForCausalLM": Meaning(
-        qkv_order="heads", inner_per_hidden=4,
+        qkv_order="heads",
         fixed={"add_cross_attention": False, "scale_attn_weights": True},
         without_meaning=("multi_query", "attention_softmax_in_fp32", "num_key_value_heads",
                          "scale_attention_softmax_in_fp32"),
     ),
-    "GPTJForCausalLM": Meaning(rotates_neighbours=True, inner_per_hidden=4),
+    "GPTJForCausalLM": Meaning(rotates_neighbours=True),
     "GPTNeoForCausalLM": Meaning(
-        score_scale=1.0, inner_per_hidden=4,
+        score_scale=1.0,
         keys={"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads",
               "window_size": "sliding_window"},
         without_meaning=("attention_types",),
@@ -157,7 +157,7 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "Jais2ForCausalLM": Meaning(),
     "Kolibri1ForCausalLM": Meaning(
-        scores="sigmoid", exact_router=True, chooses_by_logits=True, normalize=False,
+        scores="sigmoid", exact_router=True, chooses_by_logits=True,
         rotates="windows",
     ),
     "MBartForCausalLM": MBART,
@@ -186,6 +186,10 @@ MEANINGS: Mapping[str, Meaning] = {
     "OpenAIGPTLMHeadModel": Meaning(
         norms=("ln_1", "ln_2"), has_norms_of_sums=True, has_final_norm=False, qkv_order="parts",
         stored_in_out=True, activation="gelu_tanh", fixed={"afn": "gelu"},
+    ),
+    "PhimoeForCausalLM": Meaning(
+        scores="sparse_mixer",
+        without_meaning=("input_jitter_noise", "lm_head_bias", "original_max_position_embeddings"),
     ),
     "PLBartForCausalLM": BART,
     "PegasusForCausalLM": replace(MBART, embed_norm=False, position_offset=0),
