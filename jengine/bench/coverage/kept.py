@@ -24,14 +24,15 @@ class Kept:
         self._file = file
         self._run = {
             "bench": "coverage",
-            "command": shown_command("jengine.bench.coverage", words),
-            "commit": commit(),
             "hardware": {**machine(), "devices": ["cpu"]},
             "versions": versions(LIBRARIES),
         }
-        self.classes: dict[str, dict[str, Any]] = {}
+        kept: dict[str, Any] = {}
         if file is not None and file.exists():
-            self.classes = json.loads(file.read_text(encoding="utf-8"))["classes"]
+            kept = json.loads(file.read_text(encoding="utf-8"))
+        self.classes: dict[str, dict[str, Any]] = kept.get("classes", {})
+        run = {"command": shown_command("jengine.bench.coverage", words), "commit": commit()}
+        self._runs = [*kept.get("runs", []), run]
 
     def add(self, architecture: str, answer: Mapping[str, Any]) -> None:
         """Record and save a class."""
@@ -47,7 +48,7 @@ class Kept:
     def text(self) -> str:
         """The file's content."""
         classes = dict(sorted(self.classes.items()))
-        whole = {**self._run, "counts": self.counts(), "classes": classes}
+        whole = {**self._run, "runs": self._runs, "counts": self.counts(), "classes": classes}
         return json.dumps(whole, indent=1) + "\n"
 
     def counts(self) -> dict[str, int]:

@@ -92,7 +92,9 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 2, "head_dim": 16},
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 5},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 16},
-    "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1},
+    "Dots1ForCausalLM": {
+        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2
+    },
     "FlexOlmoForCausalLM": {"num_experts": 8},
     "CohereCompassForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
 }  # fmt: skip
