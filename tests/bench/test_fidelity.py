@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jengine import LLM
 from jengine.bench.fidelity.__main__ import main
+from jengine.bench.fidelity.answers import greedy
 from jengine.bench.fidelity.check import check
 from jengine.bench.fidelity.child_process import ChildProcess
 from jengine.bench.fidelity.conditional import CONDITIONAL, drawn_conditional
@@ -33,6 +35,7 @@ from jengine.errors import CheckpointError, ConfigError
 from jengine.models.architectures import FAMILIES as ARCHITECTURES
 from jengine.models.registry import model_config
 from jengine.models.unread import read_keys
+from tests.api.engines import SMALL_DEMO
 from tests.marks import slow
 from tests.models.tiny_models import config_class
 
@@ -202,6 +205,15 @@ def test_ill_conditioned_draws_are_measured_from_float64(
 
 def has_own_keys(given: dict[str, Any]) -> bool:
     return given["num_attention_heads"] == given["num_key_value_heads"] > 1
+
+
+def test_the_second_prompt_is_read_from_the_prefix_cache() -> None:
+    """It was computed anew: parameters kept what scores of a prompt had decided."""
+    begin = [5 + n % 50 for n in range(32)]
+    with LLM("demo", **{**SMALL_DEMO, "max_logprobs": -1}) as llm:
+        greedy(llm, [[*begin, 7], [*begin, 8, 9], [*begin, 4]])
+        # The second alone: scores of the others' prompts pass the cache by.
+        assert llm.engine.client.state().counts.prefix_hits == len(begin)
 
 
 def test_what_transformers_refuses_is_said(theirs: Transformers) -> None:

@@ -49,8 +49,8 @@ def greedy(llm: LLM, prompts: Sequence[Any], adapter: LoRARequest | None = None)
     """jengine's answers: the first prompt alone, then the second (prefix cache hit), then the rest
     batched."""
     first, second, *rest = prompts
-    of_answer = scored(ANSWER)
-    of_answer.prompt_logprobs = None  # they would be computed without the prefix cache
+    # Scores of prompts would be computed without the prefix cache.
+    of_answer = scored(ANSWER).clone(prompt_logprobs=None)
     outputs = [
         output
         for some, params in (

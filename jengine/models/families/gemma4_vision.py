@@ -100,8 +100,7 @@ def _read_vision(top: Fields, fields: Fields, config: ModelConfig, *, ahead: boo
     heads = fields.integer("num_attention_heads", 12)
     if fields.integer("num_key_value_heads", 12) != heads:
         fields.refuse("num_key_value_heads", f"num_attention_heads ({heads})")
-    if fields.flag("attention_bias", False):
-        fields.refuse("attention_bias", "false")
+    fields.expect("attention_bias", False)
     size = fields.integer("head_dim", 64)
     if size % 4:
         fields.refuse("head_dim", "a multiple of 4: halves of a head rotate in pairs")
