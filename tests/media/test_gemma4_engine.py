@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jengine
+from jengine.config import ModelConfig
 from jengine.errors import CheckpointError, RequestError, UnsupportedFeature
 from jengine.media.families import RULES
 from jengine.media.layout import cut, item_of
@@ -160,12 +161,23 @@ def test_images_that_no_step_was_made_for_are_refused(
         RULES["gemma4"](30, 50, vision_of("gemma4_ahead"), settings)
 
 
+def read(part: str = "vision_config", **given: Any) -> ModelConfig:
+    config = gemma4_config(ahead=True)
+    config[part] |= given
+    return registry.model_config({**config, "architectures": ["Gemma4ForConditionalGeneration"]})
+
+
+def test_published_files_have_another_name_for_the_rotation_of_patches() -> None:
+    assert read(rope_parameters={"rope_type": "default", "rope_theta": 100.0}) == read()
+
+
 @pytest.mark.parametrize(
     ("part", "given", "message"),
     [
         ("text_config", {"num_kv_shared_layers": 2}, "num_kv_shared_layers.*is 'vision'"),
         ("vision_config", {"num_key_value_heads": 1}, "num_key_value_heads"),
         ("vision_config", {"head_dim": 10}, "a multiple of 4"),
+        ("vision_config", {"model_type": "gemma4_unified_vision"}, "'gemma4_vision'"),
         ("vision_config", {"attention_bias": True}, "attention_bias"),
         ("vision_config", {"rope_parameters": {"rope_type": "linear"}}, "rope_type.*'axial'"),
     ],
@@ -173,7 +185,5 @@ def test_images_that_no_step_was_made_for_are_refused(
 def test_towers_that_are_not_built_are_refused(
     part: str, given: dict[str, Any], message: str
 ) -> None:
-    config = gemma4_config(ahead=True)
-    changed = {**config, "architectures": ["Gemma4ForConditionalGeneration"]}
     with pytest.raises(CheckpointError, match=message):
-        registry.model_config({**changed, part: {**config[part], **given}})
+        read(part, **given)

@@ -97,6 +97,8 @@ def _seeing(config: ModelConfig) -> ModelConfig:
 
 
 def _read_vision(top: Fields, fields: Fields, config: ModelConfig, *, ahead: bool) -> VisionConfig:
+    if fields.values.get("model_type", "gemma4_vision") != "gemma4_vision":
+        fields.refuse("model_type", "'gemma4_vision'")
     heads = fields.integer("num_attention_heads", 12)
     if fields.integer("num_key_value_heads", 12) != heads:
         fields.refuse("num_key_value_heads", f"num_attention_heads ({heads})")
@@ -105,8 +107,8 @@ def _read_vision(top: Fields, fields: Fields, config: ModelConfig, *, ahead: boo
     if size % 4:
         fields.refuse("head_dim", "a multiple of 4: halves of a head rotate in pairs")
     rope = fields.part("rope_parameters") or Fields({})
-    if rope.values.get("rope_type", "axial") != "axial":
-        rope.refuse("rope_type", "'axial'")
+    if rope.values.get("rope_type", "axial") not in ("axial", "default"):
+        rope.refuse("rope_type", "'axial', which published files call 'default'")
     most = config.vocab_size - 1
     ids = {
         name: top.integer(f"{name}_token_id", usual, minimum=0, maximum=most)
