@@ -13,7 +13,6 @@ import os
 from jengine.cli.flags import add_engine_flags
 from jengine.cli.main import OpenLLM
 from jengine.cli.parser import Parser
-from jengine.cli.serve import engine_args
 from jengine.cli.serving.flags import add_server_flags, server_settings
 from jengine.cli.serving.logs import configure_server_logs
 from jengine.cli.terminal import Terminal
@@ -82,6 +81,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         settings.uvicorn_log_level, debug=arguments.debug, process_name="RunBatch"
     )
     offline = importlib.import_module("jengine.cli.serving.offline")
-    progress = offline.answer_files(arguments, settings, engine_args(arguments))
+    progress = offline.answer_files(arguments, settings)
     terminal.note(f"{progress}.")
     return 0

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from jengine.assembly.engine import Engine
 from jengine.assembly.located import checked_elsewhere, located
 from jengine.assembly.processes.engine_process import shown, start_engine_process
-from jengine.assembly.settings.args import EngineArgs
+from jengine.cli.serve import engine_args
 from jengine.server.batches.files import Results
 from jengine.server.batches.runner import BatchFiles, Progress
 from jengine.server.batches.transfer import is_url, local_output, opened, send
@@ -19,10 +19,9 @@ from jengine.server.offline import run_batch
 from jengine.server.settings import ServerSettings
 
 
-def answer_files(
-    arguments: argparse.Namespace, settings: ServerSettings, args: EngineArgs
-) -> Progress:
+def answer_files(arguments: argparse.Namespace, settings: ServerSettings) -> Progress:
     """Answer a batch, and send what belongs at an address."""
+    args = engine_args(arguments)
 
     def start() -> Engine:
         # Its core is in a separate process: steps and requests do not share a CPU.
