@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from jengine.bench.serve.launched import our_server
 from tests.docs.pictures import PICTURES
 
 ROOT = Path(__file__).parents[2]
@@ -100,3 +103,17 @@ def test_programs_run_and_show_no_babble(page: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert not re.search(r"(\S+)(\W+\1){3}", done.stdout), done.stdout
+    told = re.findall(r"\.text\)  # (.+)$", file.read_text(encoding="utf-8"), flags=re.M)
+    assert [text for text in told if text not in done.stdout] == [], done.stdout
+
+
+@pytest.mark.slow
+def test_the_demo_model_fills_the_tool_call_of_the_page() -> None:
+    page = (DOCS / "pages" / "structured.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^```\n(curl .*?)^```$", page, flags=re.M | re.S)
+    (told,) = re.findall(r"calls `save_pet` with `(.+)`", page)
+    with our_server("demo", ["--max-num-seqs", "1", "--max-model-len", "128"]) as url:
+        words = shlex.split(command.replace("http://127.0.0.1:8000", url))
+        done = subprocess.run([*words, "-sS"], capture_output=True, text=True, check=True)
+    (call,) = json.loads(done.stdout)["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "save_pet", "arguments": told}

@@ -41,8 +41,9 @@ def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
 
 
 def _written(schema: Mapping[str, Any]) -> StructuredOutputsParams:
-    """Constrain to a JSON schema without whitespace, so that short answers hold a whole call."""
-    return StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    """Constrain to a JSON schema with at most one space between tokens: models write calls as they
+    know them, and none fills an answer with whitespace."""
+    return StructuredOutputsParams(json=schema, whitespace_pattern=" ?")
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
