@@ -182,9 +182,8 @@ def live_config(asked: ModelSettings) -> ModelConfig:
     config = vars(asked.model).get("config")
     if not isinstance(config, ModelConfig):
         raise ConfigError(
-            f"model is a {type(asked.model).__name__} without a jengine ModelConfig as .config. "
-            "Build it with jengine.models.registry.build, or subclass "
-            "jengine.models.language_model.LanguageModel."
+            f"model is a module of another library ({type(asked.model).__name__}); expected one "
+            "of jengine's. jengine.from_hf(module, config, mapping=...) makes one of its arrays."
         )
     if with_dtype(config, asked.dtype) != config:
         raise ConfigError(

@@ -66,8 +66,8 @@ def fitting_arrays(model: nnx.Module, params: Any, place: Place) -> dict[str, ja
 
 
 def pytree_paths(tree: Any) -> list[str]:
-    """Dotted paths of a pytree's leaves."""
-    leaves, _ = jax.tree.flatten_with_path(tree)
+    """Dotted paths of a pytree's leaves, as a mapping's rules match them."""
+    leaves, _ = jax.tree.flatten_with_path(tree, is_leaf=lambda one: isinstance(one, nnx.Variable))
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
 
 

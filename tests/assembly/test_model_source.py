@@ -61,6 +61,7 @@ def test_a_wrong_override_is_refused() -> None:
         (b"demo", "model is a bytes"),
         ({"embed": 1}, "model is a dict: parameters without the model.*params="),
         (nnx.State({}), "model is a State: parameters without the model.*or the module itself"),
+        (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), r"another library \(Linear\).*jengine.from_hf"),
         (nnx.split(nnx.Dict()), r"give nnx.merge\(graphdef, state\)"),
     ],
 )

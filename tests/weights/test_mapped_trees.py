@@ -261,7 +261,7 @@ def by_layer(module: str, layers: list[np.ndarray], scanned: bool) -> dict[str, 
 
 
 def test_levanter_layouts() -> None:
-    """The shapes are those of Levanter's layers; its modules are not installed."""
+    """The shapes are those of Levanter's layers; its own modules are in test_levanter.py."""
     heads = {
         "self_attn.q_proj": (LAYERS, KV, HEADS // KV, HEAD, WIDTH),
         "self_attn.k_proj": (LAYERS, KV, HEAD, WIDTH),
@@ -378,3 +378,11 @@ def test_errors_know_what_names_look_like(path: str, said: str) -> None:
     declared = abstract_model(registry.model_config(CONFIG))
     with pytest.raises(ConfigError, match=said):
         fitting_arrays(declared, nested({path: np.zeros(2)}), lambda *given: jnp.zeros(2))
+
+
+def test_errors_name_paths_as_rules_match_them() -> None:
+    own = nnx.Dict(up=nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0)))
+    declared = abstract_model(registry.model_config(CONFIG))
+    for given in (own, nnx.state(own)):
+        with pytest.raises(ConfigError, match=r"Paths such as 'up\.kernel' are neither"):
+            fitting_arrays(declared, given, lambda *given: jnp.zeros(2))
