@@ -62,6 +62,11 @@ PATHS: dict[str, tuple[str, ...]] = {
     "v1.engine": (),
     "v1.engine.async_llm": ("AsyncLLM",),
     "v1.engine.llm_engine": ("LLMEngine",),
+    "v1.metrics": (),
+    "v1.metrics.reader": tuple(
+        f"jengine.metrics.reader:{name}"
+        for name in ("Counter", "Gauge", "Histogram", "Metric", "Vector")
+    ),
     "v1.sample": (),
     "v1.sample.logits_processor": (
         "AdapterLogitsProcessor",
