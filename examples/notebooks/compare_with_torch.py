@@ -31,6 +31,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import jengine
 from jengine import LLM, load_model
 
 llm = LLM("demo", max_num_seqs=2, enforce_eager=True)
@@ -52,13 +53,17 @@ KEPT = Path("jengine", "docs", "pages", "comparison.html")
 
 
 def kept_page():
-    """The documentation's comparison, found from any folder of the repository."""
+    """The documentation's comparison: of the repository that jengine is installed from, or of one
+    around this folder."""
     from IPython.display import HTML
 
-    places = [folder / KEPT for folder in (Path.cwd(), *Path.cwd().parents)]
-    page = next(place for place in places if place.is_file()).read_text(encoding="utf-8")
+    folders = (*Path(jengine.__file__).parents, Path.cwd(), *Path.cwd().parents)
+    found = next((folder / KEPT for folder in folders if (folder / KEPT).is_file()), None)
+    if found is None:
+        return HTML(f"It is <code>{KEPT}</code> of jengine's repository.")
+    page = found.read_text(encoding="utf-8")
     style = "width:100%; height:820px; border:1px solid #8884; border-radius:8px"
-    return HTML(f'<iframe srcdoc="{html.escape(page)}" style="{style}"></iframe>')
+    return HTML(f'<div><iframe srcdoc="{html.escape(page)}" style="{style}"></iframe></div>')
 
 
 comparison = None
