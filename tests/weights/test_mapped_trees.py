@@ -212,7 +212,7 @@ def test_equinox() -> None:
     body = Body(embed, [layer(number) for number in range(LAYERS)], norm("model.norm"))
     model = Model(body, linear("lm_head"))
     assert_reads(model, "equinox")
-    with pytest.raises(ConfigError, match="mapping='equinox' reads them"):
+    with pytest.raises(ConfigError, match="mapping='equinox' reads modules called so"):
         declared = abstract_model(registry.model_config(CONFIG))
         fitting_arrays(declared, model, lambda path, axes, values: jnp.asarray(values))
 
