@@ -31,10 +31,12 @@ class TilesLaunch:
     tile_rows: int
     split: int
     part: int  # inputs that are multiplied at once
+    float8: bool  # whether activations are FP8 too
     constants: tuple[tuple[str, Any], ...]
 
     def __call__(self, capability: int) -> Launch:
-        best = tuned(OPERATION, capability=capability, rows=self.tile_rows, part=self.part)
+        facts = {"capability": capability, "rows": self.tile_rows, "part": self.part}
+        best = tuned(OPERATION, float8=self.float8, **facts)
         constants = {
             **dict(self.constants),
             "ROWS": self.rows,
@@ -86,10 +88,11 @@ def run(
     tile_rows = tile_rows_for(rows)
     split = split_for(rows, columns, tile_rows, blocks)
     kept = jnp.float32 if split > 1 else dtype
+    sizes = rows, columns, tile_rows, split, part, kernel is multiply_float8
     (made,) = call_kernel(
         kernel, *arrays,
         out=[jax.ShapeDtypeStruct((split, rows, columns), kept)],
-        launch=TilesLaunch(rows, columns, tile_rows, split, part, tuple(constants.items())),
+        launch=TilesLaunch(*sizes, tuple(constants.items())),
     )  # fmt: skip
     return made[0] if split == 1 else jnp.sum(made, axis=0).astype(dtype)
 

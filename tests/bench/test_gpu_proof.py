@@ -311,9 +311,20 @@ def test_the_lowest_jax_that_may_be_installed_is_a_proved_one() -> None:
 @pytest.mark.timeout(900)
 def test_kernels_compile_for_a_gpu(result: dict[str, Any]) -> None:
     """A part of the proof that needs nothing but triton."""
-    rows = worker("kernels", "90", "--dtype", "float16")
+    rows = worker("kernels", "90", "--only", "float16 dim")
     assert {row["kernel"] for row in rows} >= {"decode_parts", "prefill_tiles"}
     assert worse({"kernels": rows, "steps": []}, result) == []
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("capability", [100, 120])
+def test_no_kernel_spills_on_devices_that_the_results_leave_out(capability: int) -> None:
+    rows = worker("kernels", str(capability), "--only", "bfloat16 latent", "2048 x 4096 x 6144")
+    assert {"latent_parts", "multiply_coded"} <= {row["kernel"] for row in rows}
+    for row in rows:
+        assert not row["spilled_bytes"], row
 
 
 @needs_plugin

@@ -12,7 +12,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,50 +237,35 @@ def measured(equation: Any, capability: int) -> dict[str, Any]:
     }
 
 
+def all_cases(capability: int) -> Iterator[tuple[Any, Callable[[], Iterator[Any]]]]:
+    """Every case, and what gives its kernel calls."""
+    makers: list[tuple[Iterable[Any], Callable[[Any], Iterator[Any]]]] = [
+        (kernel_cases(), calls),
+        (latent_cases(), latent_calls),
+        (recurrent_cases(), recurrent_calls),
+        (sample_cases(), lambda case: sampling_calls(case.rows, case.vocab)),
+        (expert_cases(), expert_calls),
+        (coded_cases(), lambda case: coded_calls(case, capability)),
+    ]
+    for cases, calls_of in makers:
+        for case in cases:
+            yield case, partial(calls_of, case)
+
+
 def main() -> None:
     """Print one JSON list."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("capability", type=int)
-    parser.add_argument("--dtype", help="only cases of this type, or of `codes`")
-    parser.add_argument("--head-dim", type=int, help="only cases of this head size")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="cases whose name holds one of these"
+    )
     args = parser.parse_args()
     rows = [
         {"case": str(case), **measured(equation, args.capability)}
-        for case in kernel_cases()
-        if args.dtype in (None, case.dtype) and args.head_dim in (None, case.head_dim)
-        for equation in calls(case)
+        for case, calls_of in all_cases(args.capability)
+        if any(part in str(case) for part in args.only)
+        for equation in calls_of()
     ]
-    if args.head_dim is None:
-        rows += [
-            {"case": str(case), **measured(equation, args.capability)}
-            for case in latent_cases()
-            if args.dtype in (None, case.dtype)
-            for equation in latent_calls(case)
-        ]
-    if args.dtype in (None, "float32") and args.head_dim is None:
-        rows += [
-            {"case": str(case), **measured(equation, args.capability)}
-            for case in recurrent_cases()
-            for equation in recurrent_calls(case)
-        ]
-        rows += [
-            {"case": str(case), **measured(equation, args.capability)}
-            for case in sample_cases()
-            for equation in sampling_calls(case.rows, case.vocab)
-        ]
-    if args.head_dim is None:
-        rows += [
-            {"case": str(case), **measured(equation, args.capability)}
-            for case in expert_cases()
-            if args.dtype in (None, case.dtype)
-            for equation in expert_calls(case)
-        ]
-    if args.dtype in (None, "codes") and args.head_dim is None:
-        rows += [
-            {"case": str(case), **measured(equation, args.capability)}
-            for case in coded_cases()
-            for equation in coded_calls(case, args.capability)
-        ]
     print(json.dumps(rows))
 
 
