@@ -83,6 +83,9 @@ OWN_UNVARIED: dict[str, set[str]] = {
     "minimax_m2": {"shared_intermediate_size"},
     "nemotron_h": {"rope_parameters", "tie_word_embeddings"},  # no rotation, and no tied head
     "olmoe": {"head_dim"},
+    # The width follows from others where config.json has none.
+    "mamba": {"intermediate_size", *ACTIVATION}, "falcon_mamba": {"intermediate_size", *ACTIVATION},
+    "jamba": {"head_dim", "rope_parameters", *ACTIVATION},  # no rotation
     "qwen3_5_moe": {"norm_topk_prob", *ACTIVATION},  # false is refused
     **dict.fromkeys(
         ("gpt_oss", "bamba", "mamba2", "qwen3_next", "qwen3_5", "granite_hybrid",
@@ -337,6 +340,7 @@ def test_one_draw_of_each_family_comes_before_the_second_of_any() -> None:
 # Architectures that no draw has, and why.
 UNSEARCHED = {
     "MPTForCausalLM": "another name of MptForCausalLM",
+    "Apertus1p5TextForCausalLM": "the same class as ApertusForCausalLM",
     "HF_ColBERT": "transformers has no such class",
     **dict.fromkeys(
         ("BertForMaskedLM", "RobertaForMaskedLM", "XLMRobertaForMaskedLM", "ModernBertForMaskedLM"),

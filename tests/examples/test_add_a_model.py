@@ -84,11 +84,12 @@ def test_what_it_cannot_honour_is_refused(recipe: ModuleType) -> None:
 
 
 def test_an_unknown_architecture_leads_to_the_recipe(recipe: ModuleType, tmp_path: Path) -> None:
-    folder = folder_with(tmp_path / "model", **recipe.TINY)
+    unknown = {**recipe.TINY, "architectures": ["NovelForCausalLM"]}
+    folder = folder_with(tmp_path / "model", **unknown)
     with pytest.raises(CheckpointError) as error:
         jengine.LLM(folder, load_format="dummy", skip_tokenizer_init=True)
     text = str(error.value)
-    assert "'GPTJForCausalLM' is not supported" in text
+    assert "'NovelForCausalLM' is not supported" in text
     assert all(architecture in text for architecture in registry.FAMILIES)
     assert f"examples/{EXAMPLE.name}" in text and "'Add a model' in CONTRIBUTING.md" in text
     folder_with(folder, **{**recipe.TINY, "auto_map": {"AutoConfig": "configuration.Config"}})

@@ -191,6 +191,10 @@ NO_HEAD_DIM = Own(without=("head_dim",))
 PARTIAL = Own(marks={TURNS_PART: True})
 GLM = Own({"eos_token_id": (2, [3, 5])}, marks=PARTIAL.marks)
 SILU = {"hidden_act": ("silu",)}
+SCANS = {
+    **SILU, "state_size": (5, 12, 16), "hidden_size": (20, 33, 48), "expand": (1, 2),
+    "time_step_rank": ("auto", 3, 5),
+}  # fmt: skip
 DEEPSEEK_ROPES = {KINDS: ("default", "yarn")}
 DELTA = Own(SILU, marks=PARTIAL.marks, variations=(MIXED_DELTA,))
 GEMMA4_KEYS = (
@@ -265,13 +269,18 @@ OWN: Mapping[str, Own] = {
         {**SILU, "state_size": (5, 12, 16)},
         variations=(Variation(("num_heads", "n_groups", "head_dim", "expand"), draw_mamba2),),
     ),
-    "mamba": Own({**SILU, "state_size": (5, 12, 16)}, without=("max_position_embeddings",)),
-    "falcon_mamba": Own({**SILU, "state_size": (5, 12, 16)}, without=("max_position_embeddings",)),
+    "mamba": Own(SCANS),
+    "falcon_mamba": Own({**SCANS, "mixer_rms_eps": (1e-6, 1e-3)}),
     "jamba": Own(
-        {**SILU, "attn_layer_period": (2, 3), "attn_layer_offset": (0, 1)},
+        {
+            **SILU, "attn_layer_period": (2, 3), "attn_layer_offset": (0, 1),
+            "expert_layer_period": (2, 3), "expert_layer_offset": (0, 1),
+            "mamba_dt_rank": ("auto", 3, 5), "mamba_expand": (1, 2),
+        },
         without=("head_dim", "rope_parameters"),
     ),
     "lfm2_moe": Own(
+        {"num_dense_layers": (0, 1), "use_expert_bias": (False, True)},
         variations=(Variation(("num_hidden_layers", "layer_types"), mixed_layers("conv")),),
         without=("hidden_act", "use_bias"),
     ),

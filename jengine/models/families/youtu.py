@@ -23,6 +23,7 @@ DEFAULTS = Defaults(
     head_dim=None,
     max_position=131072,
     tie_embeddings=True,
+    initializer_range=2.0 / (5.0 * 2048) ** 0.5,
     bos_token_id=128000,
     eos_token_id=128001,
 )
