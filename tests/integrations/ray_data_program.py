@@ -54,14 +54,16 @@ def answered(row: dict[str, Any]) -> dict[str, Any]:
 def killed(folder: Path) -> dict[str, Any]:
     """One of four actors on three nodes is killed in the middle."""
     ray.data.DataContext.get_current().wait_for_min_actors_s = 400
-    ray.data.range(COUNT, override_num_blocks=25).write_parquet(str(folder / "in"))
+    ray.data.range(COUNT).write_parquet(str(folder / "in"))
     config = JengineProcessorConfig(
-        model_source="demo", engine_kwargs=SCRIPTED, concurrency=(4, 4), batch_size=8, **LIGHT,
+        model_source="demo", engine_kwargs=dict(SCRIPTED), concurrency=(4, 4), batch_size=8,
+        **LIGHT,
         # Not on the head, which reads and writes files.
         placement_group_config={"bundles": [{"CPU": 1, "engine": 1}]},
     )  # fmt: skip
     processor = build_processor(config, preprocess=asked, postprocess=answered)
-    rows = processor(ray.data.read_parquet(str(folder / "in"), override_num_blocks=25))
+    given = ray.data.read_parquet(str(folder / "in")).repartition(COUNT // 8)  # tasks of 8 rows
+    rows = processor(given)
     seen: list[int] = []
     replaced = threading.Event()
 
@@ -95,7 +97,7 @@ def engine_actors(doing: str = "") -> list[int]:
 def generated(folder: Path) -> dict[str, Any]:
     """The demo model: answers, a row that fails, metrics."""
     config = JengineProcessorConfig(
-        model_source="demo", engine_kwargs=SMALL, batch_size=4, should_continue_on_error=True,
+        model_source="demo", engine_kwargs=dict(SMALL), batch_size=4, should_continue_on_error=True,
         **LIGHT,
     )  # fmt: skip
 
@@ -139,7 +141,7 @@ def slim(row: dict[str, Any]) -> dict[str, Any]:
 def pooled(folder: Path) -> dict[str, Any]:
     """A pooling model's embeddings of texts."""
     config = JengineProcessorConfig(
-        model_source="demo", engine_kwargs=SMALL, task_type="embed", batch_size=4,
+        model_source="demo", engine_kwargs=dict(SMALL), task_type="embed", batch_size=4,
         chat_template_stage=False, detokenize_stage=False,
     )  # fmt: skip
     processor = build_processor(
