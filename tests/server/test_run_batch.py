@@ -163,6 +163,17 @@ def test_another_file_is_not_written_to(tmp_path: Path) -> None:
         Results(tmp_path / "out.jsonl")
 
 
+def test_a_disk_that_fails_is_not_told_as_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Results) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Results, "_read", failing)
+    with pytest.raises(OSError, match="the disk is gone"):
+        Results(tmp_path / "out.jsonl")
+
+
 def test_lines_are_read_as_they_are_needed() -> None:
     text = b"x" * 1023 + b"\n"
 

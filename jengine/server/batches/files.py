@@ -72,10 +72,10 @@ class Results:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()
-        except OSError as error:
+        except BlockingIOError as error:
             self._file.close()
             raise ConfigError(f"{path}: another process writes its results there.") from error
-        except ConfigError:
+        except (OSError, ConfigError):
             self._file.close()
             raise
 
