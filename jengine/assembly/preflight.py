@@ -1,4 +1,5 @@
-"""Whether weights would be of use here, before they are downloaded: by config.json alone.
+"""Whether weights would be of use here, before they are downloaded: by config.json or the header of
+a GGUF file.
 
 As a program: settings on standard input; exit status 3 and the error on standard output if not.
 """
@@ -25,8 +26,12 @@ from jengine.models import registry
 from jengine.models.quantized import as_rounded, with_quantization
 from jengine.plugin_loading import load_plugins
 from jengine.runner.memory.memory_pool import available_bytes
+from jengine.text.vocabulary.made import known_vocabulary
 from jengine.weights.abstract import abstract_model, with_dtype
-from jengine.weights.folder import is_imported, read_config_file
+from jengine.weights.folder import is_imported, read_config_file, read_model_config
+from jengine.weights.gguf.checkpoint import gguf_tensors
+from jengine.weights.gguf.files import open_gguf
+from jengine.weights.resolve import is_gguf
 
 GIB, GIGA = 2**30, 1e9
 
@@ -35,13 +40,20 @@ def checked_here(asked: Groups) -> Check:
     """A check by this process, which will have the engine's devices."""
     model, parallel = asked.model, asked.parallel
 
-    def check(folder: Path) -> None:
-        if not (folder / "config.json").is_file() or model.model_impl == "generic":
+    def check(found: Path) -> None:
+        if is_gguf(found):
+            config = read_model_config(found)
+            gguf_tensors(found)  # each has a place in the model
+            if model.tokenizer is None and not model.skip_tokenizer_init:
+                known_vocabulary(open_gguf(found).metadata, str(found))
+        elif not (found / "config.json").is_file() or model.model_impl == "generic":
             return  # the weights themselves say what the model is
-        hf = read_config_file(folder, model.hf_overrides)
-        if is_imported(hf):
-            return
-        config = with_dtype(registry.model_config(hf), model.dtype)
+        else:
+            hf = read_config_file(found, model.hf_overrides)
+            if is_imported(hf):
+                return
+            config = registry.model_config(hf)
+        config = with_dtype(config, model.dtype)
         if parallel.executor in OWN_PROCESSES and not parallel.nodes.several:
             check_memory(
                 asked.cache,
@@ -80,7 +92,7 @@ def parameter_bytes(config: ModelConfig) -> int:
 
 
 def main() -> int:
-    """Check the folder that the settings name as the model."""
+    """Check the folder or file that the settings name as the model."""
     try:
         load_plugins()
         args = EngineArgs.checked("engine", **msgspec.msgpack.decode(sys.stdin.buffer.read()))

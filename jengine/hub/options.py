@@ -9,10 +9,13 @@ from typing import Any
 
 from jengine.hub.wanted import MODEL, Wanted
 
-# Given a folder with a model's small files, raises if its weights would be of no use here.
+# Given a folder with a model's small files, or a GGUF file of which the header alone is there,
+# raises if its weights would be of no use here.
 Check = Callable[[Path], None]
 # A factory of bars as tqdm's: with total, initial, desc, unit and unit_scale.
 Bar = Callable[..., Any]
+# Whether the first bytes of a file, that many, hold its header.
+HasHeader = Callable[[Path, int], bool]
 
 
 def on_terminals(**options: Any) -> Any:
@@ -40,4 +43,5 @@ class HubOptions:
     ignore_patterns: tuple[str, ...] = ()
     wanted: Wanted = MODEL
     check: Check | None = None
+    has_header: HasHeader | None = None  # None: `check` sees no files of weights
     bar: Bar = on_terminals

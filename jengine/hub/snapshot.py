@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from jengine.errors import CheckpointError, JengineError
 from jengine.hub import cache, failures
+from jengine.hub.beginnings import read_beginnings
 from jengine.hub.blobs import Blob, fetch_blobs, sizes, told
-from jengine.hub.names import HubName
+from jengine.hub.names import GGUF, HubName
 from jengine.hub.options import Bar, HubOptions, silent
 from jengine.hub.wanted import of_quant, without
 
@@ -108,7 +110,9 @@ class _Asked:
         large = wanted.large(paths, snapshot)
         missing = _missing(files, large, snapshot)
         if missing:
-            self._check(missing, snapshot)
+            present, whole = sizes(self.repository, missing.values())
+            _check_disk(self.repository, whole - present)
+            self._check({path: files[path] for path in large}, snapshot)
             self._fetch(missing, info.sha, self.options.bar)
         self._remember(info.sha)
         return wanted.found(snapshot, large)
@@ -120,13 +124,24 @@ class _Asked:
             self.name.repo, revision=self.options.revision, files_metadata=True
         )
 
-    def _check(self, missing: Mapping[str, Blob], snapshot: Path) -> None:
-        """Raise before a download of weights that are unsupported or do not fit the disk or
-        memory."""
-        if self.options.check is not None:
-            self.options.check(snapshot)
-        present, whole = sizes(self.repository, missing.values())
-        _check_disk(self.repository, whole - present)
+    def _check(self, large: Mapping[str, Blob], snapshot: Path) -> None:
+        """Raise before a download of weights that are unsupported or do not fit the memory."""
+        check, has_header = self.options.check, self.options.has_header
+        first = self.options.wanted.found(snapshot, [*large])
+        if check is None:
+            return
+        if first.suffix != GGUF:
+            return check(snapshot)
+        if has_header is None:
+            return
+        commit, token = snapshot.name, self.options.token
+        with tempfile.TemporaryDirectory(prefix="jengine-") as place:
+            folder = Path(place)
+            try:
+                if read_beginnings(folder, self.name.repo, large, commit, token, has_header):
+                    check(folder / first.name)
+            except JengineError as error:  # which names the file where it was looked at
+                raise type(error)(str(error).replace(f"{folder}/", "")) from error
 
     def _fetch(self, missing: Mapping[str, Blob], commit: str, bar: Bar) -> None:
         """Add files to the snapshot: huggingface_hub downloads small ones and links blobs that are

@@ -51,6 +51,8 @@ class Hub:
     spoilt: bool = False  # large files have other bytes than their hash says
     url: str = ""
     slow: float = 0.0  # seconds for each MB
+    serves_ranges: bool = True
+    sent: int = 0  # bytes of large files
 
     def asked(self, method: str, part: str) -> list[tuple[str, str, str | None]]:
         """The requests whose path contains a part."""
@@ -157,12 +159,15 @@ class Handler(BaseHTTPRequestHandler):
         data = next(one for one in every if sha(one) == digest)
         if self.hub.spoilt:
             data = bytes(len(data))
-        start = 0
         headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
-        if given := self.headers.get("Range"):
-            start = int(given.removeprefix("bytes=").split("-")[0])
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self.answer(206 if start else 200, data[start:], headers, breaks=True)
+        status, body, given = 200, data, self.headers.get("Range")
+        if given and self.hub.serves_ranges:
+            first, last = given.removeprefix("bytes=").split("-")
+            start, end = int(first), min(int(last or len(data)) + 1, len(data))
+            status, body = 206, data[start:end]
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        self.hub.sent += len(body)
+        self.answer(status, body, headers, breaks=True)
 
     def answer(
         self, status: int, body: bytes, headers: Mapping[str, str] | None = None, *,

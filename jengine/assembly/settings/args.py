@@ -60,6 +60,7 @@ from jengine.executor.choice import checked_executor
 from jengine.hub.options import HubOptions
 from jengine.scheduler.orders import order_of
 from jengine.speculative.config import speculative_config
+from jengine.weights.gguf.header import has_header
 
 T = TypeVar("T")
 
@@ -525,8 +526,9 @@ class EngineArgs:
     def hub(self) -> HubOptions:
         """Options for downloads from the Hugging Face Hub."""
         return HubOptions(
-            self.revision, self.download_dir, self.hf_token, tuple(self.ignore_patterns or ())
-        )
+            self.revision, self.download_dir, self.hf_token, tuple(self.ignore_patterns or ()),
+            has_header=has_header,
+        )  # fmt: skip
 
     @property
     def adapter_limits(self) -> AdapterLimits | None:

@@ -34,7 +34,7 @@ def made_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     # Importing it takes as long as importing jax, and engines of tokens do without.
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = read_vocabulary(metadata, where)
+    vocabulary = known_vocabulary(metadata, where)
     backend = _backend(vocabulary)
     roles = {f"{role}_token": vocabulary.role(role) for role in ROLES}
     types = ["token_type_ids"] if vocabulary.model == "bert" else []
@@ -48,12 +48,20 @@ def made_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     return Tokenizer(hf)
 
 
-def _backend(vocabulary: Vocabulary) -> Backend:
+def known_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
+    """Read the vocabulary. Raises CheckpointError if its kind or its splitting is not built."""
+    vocabulary = read_vocabulary(metadata, where)
     if vocabulary.model not in BUILDERS:
         raise vocabulary.refuse(
             f"its vocabulary is of the kind {vocabulary.model!r} (tokenizer.ggml.model), which is"
             f" not built: known are {', '.join(BUILDERS)}"
         )
+    if vocabulary.model == "gpt2":
+        splitting_of(vocabulary)
+    return vocabulary
+
+
+def _backend(vocabulary: Vocabulary) -> Backend:
     try:
         found = BUILDERS[vocabulary.model](vocabulary)
         found.add_tokens([_added(vocabulary, *one) for one in added_tokens(vocabulary)])

@@ -121,10 +121,24 @@ class Header:
     tensors: Mapping[str, PackedTensor]
 
 
-def read_header(file: Path) -> Header:
-    """Parse and check a header. Raises CheckpointError."""
+class NotArrived(Exception):
+    """The header goes on behind the bytes that are there."""
+
+
+def read_header(file: Path, arrived: int | None = None) -> Header:
+    """Parse and check a header. `arrived`: bytes that are there, of a file that has the whole size
+    already. Raises CheckpointError or NotArrived."""
     with mapped(file) as memory:
-        return _parse(file, _Reader(file, memory))
+        return _parse(file, _Reader(file, memory, arrived=arrived))
+
+
+def has_header(file: Path, arrived: int) -> bool:
+    """Whether these first bytes hold the header. Raises CheckpointError."""
+    try:
+        read_header(file, arrived)
+    except NotArrived:
+        return False
+    return True
 
 
 @contextmanager
@@ -142,11 +156,14 @@ def mapped(file: Path) -> Iterator[mmap.mmap]:
 class _Reader:
     """Sequential reader of values."""
 
-    def __init__(self, file: Path, memory: mmap.mmap, at: int = 0) -> None:
+    def __init__(
+        self, file: Path, memory: mmap.mmap, at: int = 0, arrived: int | None = None
+    ) -> None:
         self.file = file
         self.memory = memory
         self.at = at
         self.size = len(memory)
+        self.arrived = self.size if arrived is None else arrived
 
     def refuse(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.file}: no GGUF file that can be read: {why}.")
@@ -191,6 +208,8 @@ class _Reader:
         """Skip bytes. Raises CheckpointError at the end of the file."""
         if size > self.size - self.at:
             raise self.refuse(f"{size} bytes are missing at its end")
+        if size > self.arrived - self.at:
+            raise NotArrived(self.file)
         self.at += size
 
 
