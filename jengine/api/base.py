@@ -27,6 +27,7 @@ from jengine.models.taps import TapPoint, tap_points
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.sampling_params import SamplingParams
 from jengine.vllm_names import missing_attribute
+from jengine.weights.pieces import gathered
 
 
 def settings_signature() -> inspect.Signature:
@@ -49,6 +50,7 @@ class BaseLLM:
         if args.multiprocess or args.replicas_in_processes:
             self._hold(start_engine_process(located(args, checked_elsewhere(args))))
         else:
+            args.params = gathered(args.params)
             args = located(args, checked_here(args.groups))
             self._hold(build_engine(args, progress_factory(args.show_progress)))
 

@@ -23,8 +23,8 @@ from jengine.models.stages import stage_layout
 from jengine.weights.abstract import abstract_model, with_dtype, with_values
 from jengine.weights.folder import read_config_file
 from jengine.weights.hf_arrays import GivenTensor, given_tensors, hf_parameters
-from jengine.weights.live import named_arrays
 from jengine.weights.mapped_trees import Mapped, MappedTensor, mapped_tensors
+from jengine.weights.pieces import gathered
 from jengine.weights.resolve import resolve_model
 from jengine.weights.save import Format, Saveable
 from jengine.weights.save import save_model as write_folder
@@ -61,7 +61,6 @@ def load_model(
     return with_values(declared, dict(values))
 
 
-@engine_context()
 def from_hf(
     arrays: Any,
     config: Mapping[str, Any] | str | Path | Any,
@@ -74,7 +73,8 @@ def from_hf(
 
     Args:
         arrays: A flat or nested mapping of numpy, JAX or DLPack arrays, named as in the model's
-            safetensors files ("model.layers.0.self_attn.q_proj.weight").
+            safetensors files ("model.layers.0.self_attn.q_proj.weight"); or, as for
+            `LLM.update_params`, an iterable of pairs or of mappings.
         config: The contents of config.json, a transformers config, or a folder with config.json.
         mapping: How the paths of any pytree become such names; as for `LLM.update_params`.
         dtype: "auto" is what config names, or the arrays' own where it names none.
@@ -87,19 +87,18 @@ def from_hf(
         CheckpointError: A tensor is missing, unknown, or of another shape.
     """
     hf = hf_config(config)
-    given: Mapping[str, GivenTensor | MappedTensor]
-    if mapping is None:
-        given = given_tensors(named_arrays(arrays))
-    else:
-        given = mapped_tensors(arrays, mapping)
-    names_dtype = any(hf.get(key) is not None for key in ("dtype", "torch_dtype"))
-    if isinstance(dtype, str) and dtype == "auto" and not names_dtype:
-        dtype = next((one.array.dtype for one in given.values()), dtype)
-    found = with_dtype(registry.model_config(hf), dtype)
-    asked = engine_args("demo", "auto", mesh, {}).groups
-    place = StagePlaces(placement_for(asked, found), stage_layout(found, 1))
-    model = abstract_model(found)
-    return with_values(model, hf_parameters(found, model, given, place))
+    arrays = gathered(arrays, mapping)
+    with engine_context():
+        given: Mapping[str, GivenTensor | MappedTensor]
+        given = given_tensors(arrays) if mapping is None else mapped_tensors(arrays, mapping)
+        names_dtype = any(hf.get(key) is not None for key in ("dtype", "torch_dtype"))
+        if isinstance(dtype, str) and dtype == "auto" and not names_dtype:
+            dtype = next((one.array.dtype for one in given.values()), dtype)
+        found = with_dtype(registry.model_config(hf), dtype)
+        asked = engine_args("demo", "auto", mesh, {}).groups
+        place = StagePlaces(placement_for(asked, found), stage_layout(found, 1))
+        model = abstract_model(found)
+        return with_values(model, hf_parameters(found, model, given, place))
 
 
 @engine_context()

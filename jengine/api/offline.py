@@ -46,7 +46,9 @@ class OfflineEngine(BaseLLM):
         Args:
             params: a module, an nnx.State, or a tree of arrays, under the paths of `llm.params`,
                 whose arrays are used without a copy where the sharding is right, or under Hugging
-                Face names. With `mapping`, any pytree, whose arrays are copied.
+                Face names. With `mapping`, any pytree, whose arrays are copied. Or such names in
+                pieces: an iterable of (name, array) pairs or of mappings, such as one per file, is
+                read once and copied to the host piece by piece, unless it is a list or a tuple.
             mapping: how the tree's paths become Hugging Face names: "flax", "equinox", "maxtext" or
                 "levanter"; a dict of patterns, `{"blocks.{layer}.up.kernel":
                 MapTo("model.layers.{layer}.mlp.up_proj.weight", inputs=1)}`; or a function (path,
@@ -60,7 +62,8 @@ class OfflineEngine(BaseLLM):
 
         Raises:
             ConfigError, CheckpointError: structure, shapes or dtypes do not fit, or a path matches
-                no pattern. Everything is checked first, so nothing has changed then.
+                no pattern, or two pieces have a name. Everything is checked first, so nothing has
+                changed then; nor if an iterator raises.
         """
         finish_all = self._answering.batches.finish_all
         return parameters.update_params(

@@ -11,12 +11,13 @@ from jengine.api.interrupt import held_back_interrupts
 from jengine.api.sharding_picture import ParamShardings
 from jengine.assembly.engine import Engine
 from jengine.assembly.settings.values import one_of
-from jengine.errors import UnsupportedFeature
+from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.hf_arrays import given_parameters
 from jengine.weights.live import release_moved
 from jengine.weights.mapped_trees import Mapped, mapped_parameters, tree_arrays
+from jengine.weights.pieces import gathered, is_stream
 from jengine.weights.save import save_model, saved_config
 from sharding.jax_settings import engine_context
 
@@ -32,12 +33,17 @@ def update_params(
     `finish_all` returns when every open request has ended. Requests that come meanwhile wait.
     """
     one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
+    if donate and is_stream(params):
+        what = type(params).__name__
+        raise ConfigError(f"donate=True: a {what} frees its arrays itself. Leave donate out.")
+    model, declared, places = engine.model, engine.declared, engine.places
+    given = gathered(params, mapping)
     with engine_context():
-        model, declared, places = engine.model, engine.declared, engine.places
         if mapping is None:
-            values = given_parameters(model, declared, params, places)
+            values = given_parameters(model, declared, given, places)
         else:
-            values = mapped_parameters(model, declared, params, mapping, places)
+            values = mapped_parameters(model, declared, given, mapping, places)
+    del given  # copies on the host
     session = engine.session
     with session.closed_to_new():
         if on_inflight == "finish":

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -22,12 +21,10 @@ from jengine.models import registry
 from jengine.models.reading.hf_config import DTYPES
 from jengine.weights.abstract import Place
 from jengine.weights.live import fitting_arrays, named_arrays
+from jengine.weights.pieces import GIVEN, Gathered, any_array
 from jengine.weights.safetensors_io import check_tensors, present, stream
 from jengine.weights.stored_parameter import ReadableTensor
 from jengine.weights.tree_tables import hint
-
-# Stands for a folder in messages.
-GIVEN = Path("the given arrays")
 
 
 @dataclass(frozen=True)
@@ -51,25 +48,23 @@ class GivenTensor:
         return np.asarray(self.array)
 
 
-def given_tensors(named: Mapping[str, Any]) -> dict[str, GivenTensor]:
+def given_tensors(params: Any) -> dict[str, GivenTensor]:
     """Arrays by dotted name. Raises CheckpointError for anything else."""
-    return {name: GivenTensor(name, as_array(name, one)) for name, one in named.items()}
+    tensors = {}
+    for name, one in named_arrays(params).items():
+        where = params.origin[name] if isinstance(params, Gathered) else GIVEN
+        tensors[name] = GivenTensor(name, as_array(name, one, where), where)
+    return tensors
 
 
-def as_array(name: str, given: Any) -> Any:
-    """Convert to a numpy or JAX array, through DLPack if needed. Raises CheckpointError."""
-    if not isinstance(given, (np.ndarray, jax.Array)):
-        if not hasattr(given, "__dlpack__"):
-            raise CheckpointError(
-                f"{GIVEN}: {name!r} is a {type(given).__name__}, expected an array of numpy, JAX "
-                "or a library with DLPack."
-            )
-        given = jnp.from_dlpack(given)
-    if np.dtype(given.dtype).name not in DTYPES:
+def as_array(name: str, given: Any, where: Path = GIVEN) -> Any:
+    """Convert to a numpy or JAX array of weights. Raises CheckpointError."""
+    array = any_array(name, given, where)
+    if np.dtype(array.dtype).name not in DTYPES:
         raise CheckpointError(
-            f"{GIVEN}: {name!r} is {given.dtype}, expected one of {', '.join(DTYPES)}."
+            f"{where}: {name!r} is {array.dtype}, expected one of {', '.join(DTYPES)}."
         )
-    return given
+    return array
 
 
 def hf_parameters(
@@ -100,8 +95,8 @@ def given_parameters(
     config: ModelConfig, model: nnx.Module, params: Any, place: Place
 ) -> dict[str, jax.Array]:
     """Parameters of a module, a state, or a tree under our paths or Hugging Face names."""
-    if isinstance(params, Mapping) and not isinstance(params, nnx.State):
-        named = named_arrays(params)
-        if are_hf_names(config, named):
-            return hf_parameters(config, model, given_tensors(named), place)
-    return fitting_arrays(model, params, place)
+    is_tree = isinstance(params, Mapping) and not isinstance(params, nnx.State)
+    if is_tree and are_hf_names(config, named_arrays(params)):
+        return hf_parameters(config, model, given_tensors(params), place)
+    origin = params.origin if isinstance(params, Gathered) else {}
+    return fitting_arrays(model, params, place, origin)

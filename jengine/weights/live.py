@@ -7,6 +7,7 @@ where dtype and sharding fit. Everything is checked before anything is replaced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -46,11 +47,14 @@ def _walk(path: str, node: Any, found: dict[str, Any]) -> None:
         _walk(f"{path}.{key}" if path else key, child, found)
 
 
-def fitting_arrays(model: nnx.Module, params: Any, place: Place) -> dict[str, jax.Array]:
-    """Arrays for every declared parameter. Raises ConfigError that lists the differences."""
+def fitting_arrays(
+    model: nnx.Module, params: Any, place: Place, origin: Mapping[str, Path] | None = None
+) -> dict[str, jax.Array]:
+    """Arrays for every declared parameter. Raises ConfigError that lists the differences, with the
+    `origin` of parameters that have one."""
     declared = dict(named_parameters(model))
     given = with_current_names(named_arrays(params), declared)
-    problems = list(differences(declared, given))
+    problems = differences(declared, given, with_current_names(origin or {}, declared))
     if problems:
         shown = "\n  ".join(problems[:FIRST_SHOWN])
         more = len(problems) - FIRST_SHOWN
@@ -71,14 +75,18 @@ def pytree_paths(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
 
 
-def differences(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def differences(
+    declared: Mapping[str, Any], given: Mapping[str, Any], origin: Mapping[str, Path] | None = None
+) -> list[str]:
     """Missing, unknown and mismatched parameters, one line each."""
+    at = {path: f"{path} ({where})" for path, where in (origin or {}).items()}
     lines = [f"{path}: missing" for path in declared if path not in given]
-    lines += [f"{path}: not a parameter of this model" for path in given if path not in declared]
+    unknown = (at.get(path, path) for path in given if path not in declared)
+    lines += [f"{path}: not a parameter of this model" for path in unknown]
     for path, parameter in declared.items():
         if path not in given:
             continue
-        array = given[path]
+        array, path = given[path], at.get(path, path)
         if not isinstance(array, (jax.Array, np.ndarray)):
             lines.append(f"{path}: given a {type(array).__name__}, expected an array")
         elif array.shape != parameter.shape:

@@ -22,8 +22,9 @@ from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models.parameter import named_variables
 from jengine.weights.abstract import Place
-from jengine.weights.hf_arrays import GIVEN, as_array, hf_parameters
+from jengine.weights.hf_arrays import as_array, hf_parameters
 from jengine.weights.map_to import MapTo, Rules
+from jengine.weights.pieces import GIVEN, Gathered
 from jengine.weights.tree_tables import rules_of
 
 # (path, array) -> arrays by Hugging Face name.
@@ -87,6 +88,8 @@ def tree_arrays(tree: Any) -> dict[str, Any]:
         tree = nnx.state(tree, nnx.Param)
     if isinstance(tree, nnx.State):
         return {path: variable[...] for path, variable in named_variables(tree)}
+    if isinstance(tree, Gathered):
+        return dict(tree)
     tree = jax.tree.map(
         lambda one: one[...] if isinstance(one, nnx.Variable) else one,
         tree, is_leaf=lambda one: isinstance(one, nnx.Variable),

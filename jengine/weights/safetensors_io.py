@@ -176,7 +176,8 @@ def check_tensors(
     pieces: Pieces,
     ignored: Sequence[IgnoredTensor],
 ) -> None:
-    """Raise CheckpointError unless the checkpoint holds exactly the needed tensors."""
+    """Raise CheckpointError unless the checkpoint holds exactly the needed tensors. Of several
+    files, messages name a tensor's own."""
     wanted = _by_name(pieces)
     missing = [name for name in wanted if name not in tensors]
     if missing:
@@ -185,12 +186,17 @@ def check_tensors(
     rules = {name: _rule_for(name, ignored) for name in tensors if name not in wanted}
     # One of no numbers says nothing: transformers writes such for shared experts that are none.
     unknown = [name for name, rule in rules.items() if rule is None and tensors[name].size]
+    several = len({one.file for one in tensors.values()}) > 1
+    at = {name: f" ({one.file.name})" if several else "" for name, one in tensors.items()}
     if unknown:
+        unknown = [name + at[name] for name in unknown]
         raise CheckpointError(
             f"{folder}: tensors that the model has no place for: {_first_ten(unknown)}."
             " config.json and the weights do not belong together, or a feature is not supported."
         )
-    problems = [problem for piece in wanted.values() for problem in _misfit(tensors, piece)]
+    problems = [
+        problem + at[piece.name] for piece in wanted.values() for problem in _misfit(tensors, piece)
+    ]
     if problems:
         raise CheckpointError(
             f"{folder}: tensors that do not fit the model: {_first_ten(problems)}."
