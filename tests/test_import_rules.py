@@ -171,6 +171,7 @@ LAZY_TARGETS = {
     "jengine.weights.orbax_io": "orbax takes a second to import, and few need it",
     "jengine.grammar.guidance": "llguidance, for engines whose requests have grammars",
     "jengine.grammar.tokens": "the same",
+    "jengine.weights.gguf.header": "numpy, for settings that `--help` reads without it",
 }
 
 

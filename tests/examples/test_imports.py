@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import jengine
 from jengine.vllm_names import PATHS
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -74,7 +75,9 @@ def test_the_comparison_without_torch_is_the_kept_one(
     monkeypatch.chdir(EXAMPLES / "notebooks")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=lambda text: text))
-    names: dict[str, Any] = {"given": None, "html": html, "importlib": importlib, "Path": Path}
+    names: dict[str, Any] = {
+        "given": None, "html": html, "importlib": importlib, "jengine": jengine, "Path": Path,
+    }  # fmt: skip
     exec(compile(ast.Module(statements, []), "cell", "exec"), names)
     assert isinstance(shown, ast.Expr)
     page = html.unescape(eval(compile(ast.Expression(shown.value), "cell", "eval"), names))

@@ -189,6 +189,7 @@ def test_the_schema_has_a_body_that_each_route_answers(client: TestClient) -> No
                     "/v1/load_lora_adapter": 400,
                     "/scale_elastic_ep": 400,
                     "/v1/unload_lora_adapter": 404,
+                    "/v1/batches": 404,  # off; see test_batches.py
                 }
                 expected |= {one[0]: 404 for one in POOLING}  # see test_pooling.py
                 assert response.status_code == expected.get(path, 200), (path, response.text)

@@ -60,7 +60,6 @@ from jengine.executor.choice import checked_executor
 from jengine.hub.options import HubOptions
 from jengine.scheduler.orders import order_of
 from jengine.speculative.config import speculative_config
-from jengine.weights.gguf.header import has_header
 
 T = TypeVar("T")
 
@@ -525,6 +524,8 @@ class EngineArgs:
     @property
     def hub(self) -> HubOptions:
         """Options for downloads from the Hugging Face Hub."""
+        from jengine.weights.gguf.header import has_header  # numpy: `--help` does without it
+
         return HubOptions(
             self.revision, self.download_dir, self.hf_token, tuple(self.ignore_patterns or ()),
             has_header=has_header,
