@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from jengine.cli.serving import batch_files as transfer
 from jengine.errors import ConfigError, EngineDead
 from jengine.server import offline
 from jengine.server.app import asked_routes
-from jengine.server.batches import transfer
 from jengine.server.batches.asking import asker
 from jengine.server.batches.files import AT_ONCE, Results, some_lines
 from jengine.server.batches.runner import BatchFiles, Progress

@@ -12,9 +12,10 @@ from jengine.assembly.engine import Engine
 from jengine.assembly.located import checked_elsewhere, located
 from jengine.assembly.processes.engine_process import shown, start_engine_process
 from jengine.cli.serve import engine_args
+from jengine.cli.serving.batch_files import local_output, opened, send
+from jengine.client.address import is_url
 from jengine.server.batches.files import Results
 from jengine.server.batches.runner import BatchFiles, Progress
-from jengine.server.batches.transfer import is_url, local_output, opened, send
 from jengine.server.offline import run_batch
 from jengine.server.settings import ServerSettings
 

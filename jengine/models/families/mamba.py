@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jengine.config import LayerConfig, MambaConfig, MlpConfig, ModelConfig
+from jengine.models.families.mamba2 import NAMES
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults, read_decoder, read_num_layers
 from jengine.models.reading.hf_selective import expect_silu, read_rank, written_mamba
 from jengine.models.reading.hf_write import write_common
-from jengine.models.tensors.checkpoint import Names
 
+__all__ = ["ARCHITECTURES", "MODELS", "NAMES", "read_config", "write_config"]
 NORMED = "FalconMambaForCausalLM"
 ARCHITECTURES = ("MambaForCausalLM", NORMED)
 MODELS = "Mamba, Falcon Mamba"
-NAMES = Names(
-    prefix="backbone.",
-    embed="embeddings",
-    final_norm="norm_f",
-    before_attention="norm",
-    recurrent="mixer",
-    older=(("backbone.embedding.", "backbone.embeddings."),),
-)
 DEFAULTS = Defaults(
     vocab_size=50280,
     hidden_size=768,

@@ -1,4 +1,4 @@
-"""Batch files at http and https addresses: fetched to a file before, sent with PUT after.
+"""Batch files at http and https URLs: downloaded before the batch, uploaded with PUT after it.
 
 In: a path or an address. Out: a local file.
 """
@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
+from jengine.client.address import is_url
 from jengine.errors import ConfigError, JengineError
 
 logger = logging.getLogger(__name__)
@@ -27,10 +28,6 @@ TRIES, PAUSE = 5, 5.0
 
 class TransferFailed(JengineError):
     """A file could not be fetched or sent."""
-
-
-def is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
 
 
 def opened(name: str, folder: str | None) -> BinaryIO:
