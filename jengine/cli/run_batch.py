@@ -13,10 +13,9 @@ import os
 from jengine.cli.flags import add_engine_flags
 from jengine.cli.main import OpenLLM
 from jengine.cli.parser import Parser
-from jengine.cli.serving.flags import add_server_flags, server_settings
+from jengine.cli.serving.flags import add_model, add_server_flags, server_settings, take_model
 from jengine.cli.serving.logs import configure_server_logs
 from jengine.cli.terminal import Terminal
-from jengine.errors import ConfigError
 
 USAGE = "MODEL -i FILE -o FILE [flags]"
 EXAMPLES = """\
@@ -40,8 +39,7 @@ SETTINGS = (
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
-    parser.add_argument("--model", dest="model_flag", help=argparse.SUPPRESS)
+    add_model(parser)
     parser.add_argument(
         "-i", "--input-file", required=True, metavar="FILE",
         help="requests, one a line; an http or https address is fetched before",
@@ -73,9 +71,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Answer the batch."""
-    arguments.model = arguments.model or arguments.model_flag
-    if arguments.model is None:
-        raise ConfigError("MODEL is missing: give a model folder, org/name, or demo.")
+    take_model(arguments)
     settings = server_settings(arguments, os.environ)
     configure_server_logs(
         settings.uvicorn_log_level, debug=arguments.debug, process_name="RunBatch"

@@ -19,7 +19,7 @@ from jengine.assembly.settings.nodes import Nodes
 from jengine.cli.flags import add_engine_flags, engine_arguments
 from jengine.cli.main import OpenLLM
 from jengine.cli.parser import Parser
-from jengine.cli.serving.flags import add_server_flags, server_settings
+from jengine.cli.serving.flags import add_model, add_server_flags, server_settings, take_model
 from jengine.cli.serving.logs import configure_server_logs
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
@@ -40,8 +40,7 @@ examples:
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
-    parser.add_argument("--model", dest="model_flag", help=argparse.SUPPRESS)
+    add_model(parser)
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with flags; those given here go before it"
     )
@@ -62,9 +61,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Serve until a signal."""
-    arguments.model = arguments.model or arguments.model_flag
-    if arguments.model is None:
-        raise ConfigError("MODEL is missing: give a model folder, org/name, or demo.")
+    take_model(arguments)
     settings = server_settings(arguments, os.environ)
     args = engine_args(arguments)
     name = "Headless" if arguments.headless else "APIServer"

@@ -95,6 +95,19 @@ ENVIRONMENT = {
 }
 
 
+def add_model(parser: Parser) -> None:
+    """Add MODEL, which may also be given as --model, as in vLLM."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, org/name, or demo")
+    parser.add_argument("--model", dest="model_flag", help=argparse.SUPPRESS)
+
+
+def take_model(arguments: argparse.Namespace) -> None:
+    """Set `arguments.model` to the one that was given. Raises ConfigError without one."""
+    arguments.model = arguments.model or arguments.model_flag
+    if arguments.model is None:
+        raise ConfigError("MODEL is missing: give a model folder, org/name, or demo.")
+
+
 def add_server_flags(parser: Parser, only: Sequence[str] | None = None) -> None:
     """Add a flag per setting, or for those in `only`."""
     group = parser.add_argument_group("server")

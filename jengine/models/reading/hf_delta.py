@@ -6,10 +6,10 @@ In: its fields. Out: a DeltaConfig, and which layers have one. Must not know fam
 from __future__ import annotations
 
 from jengine.config import DeltaConfig, ModelConfig
-from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import read_activation
 from jengine.models.reading.hf_layers import read_layer_types
+from jengine.models.reading.hf_write import written_part
 
 KINDS = {"linear_attention": "recurrent", "full_attention": "full"}
 
@@ -43,12 +43,7 @@ def read_delta_layers(fields: Fields, num_layers: int) -> set[int]:
 
 def write_delta(config: ModelConfig) -> dict[str, object]:
     """Inverse of `read_delta` and `read_delta_layers`."""
-    mixers = [layer.mixer for layer in config.layers]
-    delta = next((mixer for mixer in mixers if isinstance(mixer, DeltaConfig)), None)
-    if delta is None:
-        raise CheckpointError(
-            f"A config.json of {config.architecture} cannot express a model without delta nets."
-        )
+    delta = written_part(config, DeltaConfig, "delta nets")
     names = {ours: theirs for theirs, ours in KINDS.items()}
     return {
         "linear_num_key_heads": delta.key_heads,
@@ -57,6 +52,7 @@ def write_delta(config: ModelConfig) -> dict[str, object]:
         "linear_value_head_dim": delta.value_dim,
         "linear_conv_kernel_dim": delta.width,
         "layer_types": [
-            names["recurrent" if isinstance(mixer, DeltaConfig) else "full"] for mixer in mixers
+            names["recurrent" if isinstance(layer.mixer, DeltaConfig) else "full"]
+            for layer in config.layers
         ],
     }

@@ -6,9 +6,9 @@ In: its fields. Out: a Mamba2Config, and which layers have one. Must not know fa
 from __future__ import annotations
 
 from jengine.config import Mamba2Config, ModelConfig
-from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import read_activation
+from jengine.models.reading.hf_write import written_part
 
 # transformers 4 and 5 have different names for the kinds of layers.
 KINDS = {
@@ -69,13 +69,7 @@ def _number(given: object) -> float:
 
 def written_mamba2(config: ModelConfig) -> Mamba2Config:
     """The model's Mamba-2 config. Raises CheckpointError if it has none."""
-    for layer in config.layers:
-        for mixer in layer.mixers:
-            if isinstance(mixer, Mamba2Config):
-                return mixer
-    raise CheckpointError(
-        f"A config.json of {config.architecture} cannot express a model without Mamba-2 layers."
-    )
+    return written_part(config, Mamba2Config, "Mamba-2 layers")
 
 
 def write_kinds(config: ModelConfig) -> list[str]:

@@ -6,9 +6,9 @@ In: its fields. Out: parts of a MambaConfig. Must not know families.
 from __future__ import annotations
 
 from jengine.config import MambaConfig, ModelConfig
-from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import read_activation
+from jengine.models.reading.hf_write import written_part
 
 
 def expect_silu(fields: Fields) -> None:
@@ -26,9 +26,4 @@ def read_rank(fields: Fields, key: str, hidden: int) -> int:
 
 def written_mamba(config: ModelConfig) -> MambaConfig:
     """The model's selective scan. Raises CheckpointError if it has none."""
-    for layer in config.layers:
-        if isinstance(layer.mixer, MambaConfig):
-            return layer.mixer
-    raise CheckpointError(
-        f"A config.json of {config.architecture} cannot express a model without Mamba layers."
-    )
+    return written_part(config, MambaConfig, "Mamba layers")

@@ -5,6 +5,8 @@ In: a ModelConfig. Out: keys that transformers 4 and 5 both read. Families add t
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from jengine.config import (
     AttentionConfig,
     ExpertsConfig,
@@ -17,6 +19,8 @@ from jengine.errors import CheckpointError
 from jengine.models.reading.hf_config import ACTIVATIONS
 from jengine.models.reading.hf_layers import LAYER_TYPES
 from jengine.models.reading.hf_rope import PARTIAL, write_rope_scaling, written_share
+
+T = TypeVar("T")
 
 
 def write_decoder(config: ModelConfig, norm_eps_key: str = "rms_norm_eps") -> dict[str, object]:
@@ -66,11 +70,18 @@ def written_ffn(config: ModelConfig) -> FfnConfig:
 
 def written_experts(config: ModelConfig) -> ExpertsConfig:
     """The model's experts. Raises CheckpointError if it has none."""
+    return written_part(config, ExpertsConfig, "experts")
+
+
+def written_part(config: ModelConfig, kind: type[T], words: str) -> T:
+    """The first mixer or feed-forward block of this class. Raises CheckpointError without one;
+    `words` name it there."""
     for layer in config.layers:
-        if isinstance(layer.ffn, ExpertsConfig):
-            return layer.ffn
+        for part in (*layer.mixers, layer.ffn):
+            if isinstance(part, kind):
+                return part
     raise CheckpointError(
-        f"A config.json of {config.architecture} cannot express a model without experts."
+        f"A config.json of {config.architecture} cannot express a model without {words}."
     )
 
 
