@@ -43,6 +43,8 @@ _values = attrgetter(*OWN)
 _USUAL = tuple(values[-1] for values in OWN.values())
 _ENTERED = tuple(values[0] for values in OWN.values())
 _precision = jax.default_matmul_precision
+# Of float32 operands; GPUs multiply them in tf32 by default, which keeps 11 bits of each.
+EXACT = "highest"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -52,7 +54,7 @@ class engine_context:
 
     Only settings that differ are entered; a few microseconds if none does. No mesh is set, because
     every array of ours carries its sharding. The matmul precision is the process's, not the
-    thread's.
+    thread's; where the process has none, EXACT.
     """
 
     __slots__ = ("_entered",)
@@ -66,8 +68,8 @@ class engine_context:
                     self._enter(_manager(name)(OWN[name][0]))
             if not jax.sharding.get_abstract_mesh().empty:
                 self._enter(jax.set_mesh(None))
-            if _precision.value != _precision.get_global():
-                self._enter(_precision(_precision.get_global()))
+            if _precision.value != (wanted := matmul_precision()):
+                self._enter(_precision(wanted))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -89,6 +91,11 @@ class engine_context:
     def _enter(self, context: AbstractContextManager[Any]) -> None:
         context.__enter__()
         self._entered.append(context)
+
+
+def matmul_precision() -> str:
+    """Precision of the engine's matmuls: the process's jax_default_matmul_precision, or EXACT."""
+    return _precision.get_global() or EXACT
 
 
 def foreign_settings() -> dict[str, Any]:

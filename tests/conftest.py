@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import signal
 import sys
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 # What tests import is compiled once for all their processes, and for the next run.
@@ -16,22 +14,7 @@ sys.dont_write_bytecode = False
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from jengine.assembly.settings import warm_up  # noqa: E402
-
-
-def is_flag_of_xla(flag: str) -> bool:
-    """Whether the installed XLA knows a flag: it ends the process at one that it does not know.
-
-    The name of a flag is a whole string of a library; that of one which is gone may still stand in
-    the description of a message.
-    """
-    spec = importlib.util.find_spec("jaxlib")
-    assert spec is not None and spec.submodule_search_locations
-    for library in Path(spec.submodule_search_locations[0]).glob("*.so*"):
-        with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            if content.find(b"\0%s\0" % flag.removeprefix("--").encode()) >= 0:
-                return True
-    return False
-
+from jengine.bench.xla_flags import is_flag_of_xla  # noqa: E402
 
 # Before anything imports jax.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

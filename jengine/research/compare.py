@@ -34,6 +34,7 @@ from jengine.research.runs import Reference, Run
 from jengine.research.subject import Subject, folder_subject, live_subject
 from jengine.research.sweeps import Measure, run_sweeps
 from jengine.research.verdict import NOISE, noise_limit
+from sharding.jax_settings import matmul_precision
 
 MOST_ROWS = 8
 # Tokens of one step at most: longer prompts run in pieces.
@@ -125,7 +126,7 @@ def describe(llm: LLM, reference: Reference) -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "device": f"{device.platform} ({device.device_kind})",
-        "matmul precision": str(jax.config.values["jax_default_matmul_precision"] or "default"),
+        "matmul precision": matmul_precision(),
         "deterministic": str(args.deterministic),
         "step": f"{llm.engine.schedule.max_num_batched_tokens} tokens, "
         f"{llm.engine.schedule.max_num_seqs} rows",

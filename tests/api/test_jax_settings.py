@@ -178,6 +178,22 @@ def test_everything_is_set_and_taken_back() -> None:
     assert foreign_settings() == {}
 
 
+@pytest.mark.parametrize(
+    ("chosen", "precision"),
+    [(None, jax.lax.Precision.HIGHEST), ("tensorfloat32", jax.lax.Precision.HIGH)],
+)
+def test_float32_is_multiplied_exactly_unless_the_process_asks_otherwise(
+    chosen: str | None, precision: jax.lax.Precision
+) -> None:
+    with (
+        for_the_process({"jax_default_matmul_precision": chosen}),
+        jax.default_matmul_precision("bfloat16"),
+        engine_context(),
+    ):
+        traced = jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))
+    assert traced.eqns[0].params["precision"] == (precision, precision)
+
+
 def test_an_engine_starts_and_answers_whatever_its_thread_has_set(
     start: Callable[[], LLM], wanted: tuple[list[Any], list[Any]], given: Given
 ) -> None:

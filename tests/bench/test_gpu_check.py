@@ -52,7 +52,7 @@ def kinds(part: dict[str, Any]) -> set[str]:
 
 def test_ceilings(tmp_path: Path) -> None:
     part = measured(ceilings, tmp_path)
-    assert kinds(part) == {"copy", "product bfloat16", "product float16"}
+    assert kinds(part) == {"copy", "reading", "product bfloat16", "product float16"}
     assert all(line["best_us"] > 0 for line in part["lines"])
 
 
@@ -384,7 +384,7 @@ def test_an_error_is_a_line_and_the_next_case_runs(
 
 def test_a_stage_out_of_time_names_what_it_left_out(tmp_path: Path) -> None:
     part = measured(ceilings, tmp_path, seconds=-1)
-    assert kinds(part) == {"copy"}
+    assert kinds(part) == {"copy", "reading"}
     assert part["left_out"] == [
         "bfloat16: no time left", "float16: no time left",
     ]  # fmt: skip
@@ -393,11 +393,11 @@ def test_a_stage_out_of_time_names_what_it_left_out(tmp_path: Path) -> None:
 def test_shares_of_the_ceilings() -> None:
     line = {"what": "decode attention", "gb_s": 30.0}
     parts = {
-        "ceilings": {"lines": [{"what": "copy", "gb_s": 40.0}]},
+        "ceilings": {"lines": [{"what": "copy", "gb_s": 30.0}, {"what": "reading", "gb_s": 40.0}]},
         "kernels": {"lines": [line, {"what": "prefill attention", "tflop_s": 3.0}]},
     }
     shares(parts)
-    assert line["of_copy"] == 0.75
+    assert line["of_memory"] == 0.75
     assert "of_product" not in parts["kernels"]["lines"][1], "no product was measured"
 
 

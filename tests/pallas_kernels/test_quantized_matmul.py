@@ -118,7 +118,9 @@ def test_float8_by_float8_with_scales_of_both(rows: int, implementation: str) ->
     scales = rng.uniform(0.1, 1, (rows, 4)).astype(np.float32)
     found = multiply_float8(x, jnp.asarray(scales), weight, implementation=implementation)
     expected = (np.asarray(x, np.float64) * np.repeat(scales, 128, 1)) @ numbers
-    np.testing.assert_allclose(np.asarray(found), expected, atol=1e-6 * np.abs(expected).max())
+    # Tensor cores of capability 9.0 add FP8 products in 14 bits within a group.
+    error = 1e-6 if jax.default_backend() == "cpu" else 3e-4
+    np.testing.assert_allclose(np.asarray(found), expected, atol=error * np.abs(expected).max())
     narrow = multiply_float8(
         x, jnp.asarray(scales), weight, dtype="bfloat16", implementation=implementation
     )

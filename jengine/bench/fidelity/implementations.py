@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jengine.bench.xla_flags import known_flags
+
 # Half the compile time of a CPU's programs, whose fusions are not what is searched, except where
 # XLA computes the model.
-QUICK_XLA = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+QUICK_XLA = known_flags(
+    ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
+)
 PLAIN_PROCESSOR = "-mno-avx512f -mno-avx2 -mno-fma -mno-avx"
 
 
@@ -42,6 +46,13 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "cpu-basic": Implementation(CPU, {"CXX": f"g++ {PLAIN_PROCESSOR}"}),
     "xla": Implementation({"attention_backend": "xla"}, {"XLA_FLAGS": ""}),
     "triton": Implementation({"attention_backend": "triton"}, {"TRITON_INTERPRET": "1"}),
+    "gpu": Implementation(
+        {"attention_backend": "triton"},
+        {
+            "JAX_PLATFORMS": "cuda", "TRITON_INTERPRET": "0", "XLA_FLAGS": "",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        },
+    ),
     "bfloat16": Implementation(CPU, dtype="bfloat16", rounding={"dtype": "bfloat16"}),
     "int8": Implementation({**CPU, "quantization": "int8"}, largest_code=127),
     "int4": Implementation(

@@ -1,4 +1,4 @@
-"""Stage: achievable copy bandwidth and matmul throughput of this device."""
+"""Stage: achievable memory bandwidth and matmul throughput of this device."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from jengine.bench.gpu.clock import seconds_of
 from jengine.bench.gpu.part import Part, run_stage
 
 CALLS = 8
+ROW = 4096
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
-    """One line for the copy, and one per dtype for matmuls."""
+    """One line for a copy, one for reading alone, and one per dtype for matmuls."""
     chosen = sizes(dry_run=args.dry_run)
     x = jnp.ones(chosen.copy_bytes // 2, jnp.bfloat16)
     timed = partial(seconds_of, repeats=chosen.repeats)
     took = timed(jax.jit(lambda x: x * jnp.bfloat16(1.5)), x)
     bandwidth = 2 * x.nbytes / took.best / 1e9
     part.add(what="copy", bytes=2 * x.nbytes, gb_s=round(bandwidth, 1), **took.as_microseconds())
+    rows = x.reshape(-1, ROW)
+    took = timed(jax.jit(lambda x: x.astype(jnp.float32).sum(axis=1)), rows)
+    bandwidth = x.nbytes / took.best / 1e9
+    part.add(what="reading", bytes=x.nbytes, gb_s=round(bandwidth, 1), **took.as_microseconds())
     for dtype in part.in_time(("bfloat16", "float16")):
         # Random numbers take more power than equal ones, which may lower the device's clock. Scaled
         # so that repeated matmuls neither grow nor vanish.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jengine.bench.gpu.report import ceiling, head, printed
+from jengine.bench.gpu.report import ceiling, head, memory_rate, printed
 from jengine.pictures.chart_parts import (
     BOTTOM,
     HEIGHT,
@@ -43,10 +43,10 @@ def page(whole: Mapping[str, Any]) -> str:
         f"<header><h1>jengine on this GPU</h1>{words}</header>",
         section("Roofline", roofline(parts),
                 "Attention and matmuls: a dot on the line is as fast as this device was seen to "
-                "copy or to multiply."),
+                "read or to multiply."),
         section("Decode steps", steps(parts),
                 "Milliseconds a step, and what reading weights and cache alone takes at the "
-                "measured rate of a copy."),
+                "rate that was measured."),
         section("Everything", f"<pre>{html.escape(printed(whole))}</pre>"),
     ]  # fmt: skip
     return document("jengine on this GPU", "".join(content), "pre { overflow-x: auto }")
@@ -74,17 +74,17 @@ def dots(parts: Parts) -> list[tuple[str, str, float, float]]:
 
 def roofline(parts: Parts) -> str:
     """Roofline plot on logarithmic axes; a note if there is nothing to plot."""
-    copy, product = ceiling(parts, "copy", "gb_s"), ceiling(parts, "product bfloat16", "tflop_s")
+    memory, product = memory_rate(parts), ceiling(parts, "product bfloat16", "tflop_s")
     found = dots(parts)
-    if not copy or not product or not found:
+    if not memory or not product or not found:
         return "<p>The stages ceilings and kernels have no figures.</p>"
-    ridge = product * 1e3 / copy  # operations a byte
+    ridge = product * 1e3 / memory  # operations a byte
     across = [x for _, _, x, _ in found] + [ridge * 4, ridge / 4]
     x = log_axis(across, LEFT, WIDTH - RIGHT)
     y = log_axis(
-        [*(rate for *_, rate in found), product, copy * x.low * 1e-3], HEIGHT - BOTTOM, TOP
+        [*(rate for *_, rate in found), product, memory * x.low * 1e-3], HEIGHT - BOTTOM, TOP
     )
-    roof = [(one, min(copy * one * 1e-3, product)) for one in (x.low, ridge, x.high)]
+    roof = [(one, min(memory * one * 1e-3, product)) for one in (x.low, ridge, x.high)]
     points = " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in roof)
     drawn = [grid(y), grid_below(x, TOP, HEIGHT - BOTTOM),
              f'<polyline class="line apart" points="{points}"/>',
@@ -96,17 +96,17 @@ def roofline(parts: Parts) -> str:
             f'cy="{y.place(rate):.1f}" r="4"/>{tip(name)}</g>'
         )
     names = [("decode attention", "ours"), ("prefill attention", "second"),
-             (f"{copy:,.0f} GB/s and {product:,.0f} TFLOP/s", "apart")]  # fmt: skip
+             (f"{memory:,.0f} GB/s and {product:,.0f} TFLOP/s", "apart")]  # fmt: skip
     return legend(names) + figure(drawn, "Roofline", HEIGHT)
 
 
 def steps(parts: Parts) -> str:
     """Table of decode steps with their bandwidth bound."""
-    copy = ceiling(parts, "copy", "gb_s")
+    memory = memory_rate(parts)
     rows = ["<tr><th>model</th><th>stage</th><th>rows x context</th><th>ms</th><th>floor, ms</th>"
             "<th>share</th></tr>"]  # fmt: skip
     for line in lines_of(parts, STAGES_OF_STEPS, "decode"):
-        floor = line["read_bytes"] / copy * 1e-6 if copy else math.nan
+        floor = line["read_bytes"] / memory * 1e-6 if memory else math.nan
         cells = (
             line["model"], line["stage"], f"{line['rows']} x {line['context']:,}",
             f"{line['queued_ms']:.3f}", f"{floor:.3f}", f"{floor / line['queued_ms']:.0%}",

@@ -12,23 +12,29 @@ DRY_RUN = "DRY RUN on a CPU with tiny sizes: no figure below means anything."
 # Columns of a line after its name.
 SHOWN = (
     "model", "case", "implementation", "rows", "context", "new_tokens", "best_us", "queued_ms",
-    "reading_ms", "gap_ms", "submit_ms", "ms", "tok_s", "gb_s", "of_copy", "tflop_s", "of_product",
-    "error", "different", "of", "verdict", "right", "failed",
+    "reading_ms", "gap_ms", "submit_ms", "ms", "tok_s", "gb_s", "of_memory", "tflop_s",
+    "of_product", "error", "different", "of", "verdict", "right", "failed",
 )  # fmt: skip
 Part = Mapping[str, Any]
 
 
 def shares(parts: Mapping[str, Part]) -> None:
     """Add to each rate its share of the device's measured ceiling, where known."""
-    copy, product = ceiling(parts, "copy", "gb_s"), ceiling(parts, "product bfloat16", "tflop_s")
+    memory, product = memory_rate(parts), ceiling(parts, "product bfloat16", "tflop_s")
     for name, part in parts.items():
         for line in part.get("lines", []):
             if name == "ceilings":
                 continue
-            if copy and "gb_s" in line:
-                line["of_copy"] = round(line["gb_s"] / copy, 3)
+            if memory and "gb_s" in line:
+                line["of_memory"] = round(line["gb_s"] / memory, 3)
             if product and "tflop_s" in line:
                 line["of_product"] = round(line["tflop_s"] / product, 3)
+
+
+def memory_rate(parts: Mapping[str, Part]) -> float | None:
+    """GB/s of the faster one of a copy and of reading alone."""
+    rates = [ceiling(parts, what, "gb_s") for what in ("copy", "reading")]
+    return max(filter(None, rates), default=None)
 
 
 def ceiling(parts: Mapping[str, Part], what: str, unit: str) -> float | None:
