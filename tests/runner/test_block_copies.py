@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jengine.config import CacheGroup, CacheSpec
 from jengine.config.cache import StateSpec
 from jengine.runner.transfers.device_blocks import COUNTS, BlockPrograms
-from jengine.runner.transfers.host_memory import HostMemory
+from jengine.runner.transfers.host_memory import HostMemory, through_pinned
 
 FULL = CacheGroup(CacheSpec("full", 2, 4), (0, 1))
 LATENT = CacheGroup(CacheSpec("latent", 1, 6), (0,))
@@ -86,3 +86,11 @@ def test_a_write_copies_no_cache() -> None:
     analysis = compiled.memory_analysis()
     assert analysis.alias_size_in_bytes >= arrays[0].nbytes, "the cache is not donated"
     assert analysis.temp_size_in_bytes < arrays[0].nbytes
+
+
+def test_values_reach_the_devices_own_memory_through_pinned_memory() -> None:
+    device = jax.devices()[0]
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    found = through_pinned(values, device)
+    assert found.sharding.memory_kind == device.default_memory().kind
+    np.testing.assert_array_equal(found, values)

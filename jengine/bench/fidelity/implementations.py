@@ -47,7 +47,10 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation({"attention_backend": "xla"}, {"XLA_FLAGS": ""}),
     "triton": Implementation({"attention_backend": "triton"}, {"TRITON_INTERPRET": "1"}),
     "gpu": Implementation(
-        {"attention_backend": "triton"},
+        {  # recurrent layers take tiles of 128 tokens there
+            "attention_backend": "triton",
+            "compilation_config": {"decode_rows": [4], "prefill_tokens": [128], **NOT_KEPT},
+        },
         {
             "JAX_PLATFORMS": "cuda", "TRITON_INTERPRET": "0", "XLA_FLAGS": "",
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -108,8 +108,14 @@ def on_device(values: np.ndarray, device: jax.Device) -> Array:
     """Copy to a device; to GPUs through pinned memory."""
     if device.platform == "cpu":
         return jax.device_put(values, device)
-    pinned = jax.sharding.SingleDeviceSharding(device, memory_kind=PINNED)
-    return jax.device_put(jax.device_put(values, pinned), device)
+    return through_pinned(values, device)
+
+
+def through_pinned(values: np.ndarray, device: jax.Device) -> Array:
+    """Copy to pinned memory, and from there to the device's own."""
+    there = jax.sharding.SingleDeviceSharding(device)
+    # JAX refuses the device itself as the target of an array that is in its pinned memory.
+    return jax.device_put(jax.device_put(values, there.with_memory_kind(PINNED)), there)
 
 
 def on_host(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
