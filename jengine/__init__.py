@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.structured_outputs import StructuredOutputsParams
     from jengine.weights.map_to import MapTo
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "AdapterLogitsProcessor": "jengine.logits_processor",

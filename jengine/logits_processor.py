@@ -143,8 +143,17 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], T | None],
 ) -> bool:
-    """Keep a dict of states by place up to date; `new_state` is None for requests without one.
-    Whether anything in it has changed."""
+    """Apply a batch's changes to a dict of per-request states by place.
+
+    Args:
+        req_entries: The dict, changed in place.
+        batch_update: What `update_state` was given.
+        new_state: Makes an added request's state from its parameters, prompt ids and output ids;
+            None for a request that needs none.
+
+    Returns:
+        Whether the dict has changed.
+    """
     if batch_update is None:
         return False
     before = dict(req_entries)

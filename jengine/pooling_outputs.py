@@ -14,9 +14,9 @@ O = TypeVar("O")  # noqa: E741 - an output
 
 @dataclass
 class PoolingOutput:
-    """A pooled result: one row, or one per token."""
+    """What `LLM.encode` and `LLM.reward` return: f32 [size], or [tokens, size] per token."""
 
-    data: np.ndarray  # f32
+    data: np.ndarray
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PoolingOutput) and np.array_equal(self.data, other.data)
@@ -26,7 +26,7 @@ class PoolingOutput:
 
 @dataclass
 class EmbeddingOutput:
-    """The embedding of a prompt."""
+    """What `LLM.embed` returns for a prompt."""
 
     embedding: list[float]
 
@@ -36,7 +36,6 @@ class EmbeddingOutput:
 
     @classmethod
     def of(cls, data: np.ndarray) -> EmbeddingOutput:
-        """The embedding in one row."""
         if data.ndim != 1:
             raise RequestError("pooled_data should be a 1-D embedding vector")
         return cls(data.tolist())
@@ -47,18 +46,17 @@ class EmbeddingOutput:
 
 @dataclass
 class ClassificationOutput:
-    """The probability of each class, or its score without an activation."""
+    """What `LLM.classify` returns for a prompt: a probability per class, or a score where
+    `use_activation=False`."""
 
     probs: list[float]
 
     @property
     def num_classes(self) -> int:
-        """The number of classes."""
         return len(self.probs)
 
     @classmethod
     def of(cls, data: np.ndarray) -> ClassificationOutput:
-        """The probabilities in one row."""
         if data.ndim != 1:
             raise RequestError("pooled_data should be a 1-D probability vector")
         return cls(data.tolist())
@@ -69,13 +67,12 @@ class ClassificationOutput:
 
 @dataclass
 class ScoringOutput:
-    """A relevance score of two texts."""
+    """What `LLM.score` returns for a pair of texts: their relevance."""
 
     score: float
 
     @classmethod
     def of(cls, data: np.ndarray) -> ScoringOutput:
-        """The only number of a row."""
         if data.size != 1:
             raise RequestError("pooled_data should be a scalar score")
         return cls(float(data.reshape(())))
@@ -86,7 +83,15 @@ class ScoringOutput:
 
 @dataclass
 class PoolingRequestOutput(Generic[O]):
-    """A prompt and what a pooling model made of it."""
+    """The result for one prompt of a pooling call.
+
+    Attributes:
+        request_id: The request's id.
+        outputs: The result; its class depends on the call.
+        prompt_token_ids: The prompt as token ids.
+        num_cached_tokens: Prompt tokens that the prefix cache had.
+        finished: Always true: pooling does not stream.
+    """
 
     request_id: str
     outputs: O
@@ -103,34 +108,30 @@ class PoolingRequestOutput(Generic[O]):
 
     @classmethod
     def with_outputs(cls, base: PoolingRequestOutput[PoolingOutput], outputs: Any) -> Any:
-        """Copy with other outputs."""
         return cls(
             base.request_id, outputs, base.prompt_token_ids, base.num_cached_tokens, base.finished
         )
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """A prompt and its embedding."""
+    """A result of `LLM.embed`."""
 
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
-        """The embedding that was pooled."""
         return cls.with_outputs(base, EmbeddingOutput.of(base.outputs.data))
 
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
-    """A prompt and its classes."""
+    """A result of `LLM.classify`."""
 
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
-        """The classes that were pooled."""
         return cls.with_outputs(base, ClassificationOutput.of(base.outputs.data))
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """Two texts and how well they fit."""
+    """A result of `LLM.score`."""
 
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
-        """The score that was pooled."""
         return cls.with_outputs(base, ScoringOutput.of(base.outputs.data))

@@ -69,9 +69,10 @@ def begin_cpu() -> None:
     importlib.import_module("pallas_kernels.cpu.background").begin()
 
 
-def cpu_library() -> Path | None:
-    """Path of the loaded CPU kernel library, or None if none is loaded."""
-    return importlib.import_module("pallas_kernels.cpu.library").loaded_file()
+def compiled_cpu_library() -> Path | None:
+    """Path of the loaded CPU kernel library if it was compiled after the installation, or None."""
+    library = importlib.import_module("pallas_kernels.cpu.library")
+    return None if library.is_prebuilt() else library.loaded_file()
 
 
 def cpu_library_folder() -> Path:
@@ -81,7 +82,9 @@ def cpu_library_folder() -> Path:
 
 
 def cpu_compiler() -> str:
-    """Description of the compiler that built the CPU kernels."""
+    """Description of what built the loaded CPU kernels."""
+    if importlib.import_module("pallas_kernels.cpu.library").is_prebuilt():
+        return "the build of this wheel"
     return importlib.import_module("pallas_kernels.cpu.compiler").described_compiler()
 
 

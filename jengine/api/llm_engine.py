@@ -70,7 +70,7 @@ class LLMEngine(OfflineEngine):
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; the outputs of requests that have something new.
+        """Run one step and return an output for each request that has new tokens.
 
         Raises:
             JengineError: A request has failed; it is not open any more, and the others go on.

@@ -28,7 +28,7 @@ from jengine.runner.disk.warm_bundle import (
     used_entries,
 )
 from jengine.sampling_params import SamplingParams
-from pallas_kernels.choice import cpu_library, cpu_library_folder
+from pallas_kernels.choice import compiled_cpu_library, cpu_library_folder
 from pallas_kernels.cpu.compiler import NoKernels
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
             "or keeps nothing as small as this. See JAX's settings of its compilation cache."
         )
     about = described(arguments, settings, directory)
-    manifest = save_bundle(file, directory, used.names, about, cpu_library())
+    manifest = save_bundle(file, directory, used.names, about, compiled_cpu_library())
     terminal.say(
         f"{file}: {programs} programs of steps and small helpers, {len(manifest.entries)} entries, "
         f"{manifest.size / 1e6:.1f} MB."

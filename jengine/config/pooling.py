@@ -80,7 +80,23 @@ class PoolingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig:
-    """The user's pooling settings; None: the model's, or the default of its kind."""
+    """How an engine pools, by vLLM's names; None keeps what the model says.
+
+    Attributes:
+        task: What `LLM.encode` returns: embeddings or class scores, per prompt or per token.
+        pooling_type: One of the next two, by the value.
+        seq_pooling_type: Which hidden state stands for a prompt: first, last, or the mean of all.
+        tok_pooling_type: Which tokens have results: all, or those whose id is `step_tag_id`.
+        use_activation: Whether embeddings are normalized, and class scores passed through sigmoid
+            or softmax.
+        dimensions: Length that Matryoshka embeddings are cut to.
+        enable_chunked_processing: Refused: long texts are not embedded in parts.
+        max_embed_len: Refused, alike.
+        logit_mean: Subtracted from class scores before the activation.
+        logit_sigma: Class scores are divided by it, after `logit_mean`.
+        step_tag_id: The token that ends a step, for process reward models.
+        returned_token_ids: With STEP pooling, the only classes that are returned.
+    """
 
     task: PoolingTask | None = None
     pooling_type: SequencePooling | TokenPooling | None = None

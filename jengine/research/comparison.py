@@ -24,7 +24,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison. In a notebook, a cell with it shows its report."""
+    """What `compare` found. As the last line of a notebook cell it shows its report."""
 
     results: Results
 

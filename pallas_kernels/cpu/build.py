@@ -30,6 +30,7 @@ from pallas_kernels.cpu.compiler import (
     runnable_key,
     units,
 )
+from pallas_kernels.cpu.prebuilt import prebuilt_library
 
 LONGEST_COMPILE_S = 300
 BETWEEN_LOOKS_S = 0.02
@@ -41,8 +42,11 @@ SHOWN_OF_ERRORS = 600
 def compiled_library() -> Path:
     """Return the library for this machine, compiling it if needed.
 
-    Without a compiler, a library built elsewhere with the same key is used if it is in the folder.
+    $CXX asks for one that is compiled here; else the wheel's comes first. Without a compiler, a
+    library built elsewhere with the same key is used if it is in the folder.
     """
+    if not os.environ.get("CXX", "").strip() and (ready := prebuilt_library()):
+        return ready
     folder = private_folder()
     try:
         compiler = find_compiler()

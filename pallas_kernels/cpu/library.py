@@ -11,6 +11,7 @@ import jax
 
 from pallas_kernels.cpu.background import begin
 from pallas_kernels.cpu.compiler import NoKernels, source_digest
+from pallas_kernels.cpu.prebuilt import FOLDER
 
 HANDLERS = (
     "pack", "pack_codes", "matmul", "low_rank", "normalize", "attention", "empty_cache",
@@ -32,6 +33,12 @@ def problem() -> str | None:
 def loaded_file() -> Path | None:
     made = begin().result() if _load.cache_info().currsize else None
     return made if isinstance(made, Path) else None
+
+
+def is_prebuilt() -> bool:
+    """Whether the loaded library came with the wheel."""
+    made = loaded_file()
+    return made is not None and made.parent == FOLDER
 
 
 def load() -> None:

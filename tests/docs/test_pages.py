@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+import jengine
 from jengine.bench.serve.launched import our_server
 from tests.docs.pictures import PICTURES
 
@@ -48,6 +49,19 @@ def test_readme_is_short() -> None:
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_public_name_has_its_reference() -> None:
+    text = (DOCS / "pages" / "api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^::: ([\w.]+)$", text, flags=re.M))
+    expected = {f"{home}.{name}" for name, home in jengine._HOMES.items() if name != "EngineArgs"}
+    assert expected - listed == set()
+    assert "[EngineArgs](settings.md)" in text
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    text = (DOCS / "pages" / "changelog.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, flags=re.M)[0] == jengine.__version__
 
 
 def test_pictures_are_those_that_the_script_makes() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -75,3 +77,17 @@ def test_keys_come_from_the_variables_that_the_files_name() -> None:
     text = "".join(path.read_text() for path in DEPLOY.iterdir())
     known = {name for names in ENVIRONMENT.values() for name in names}
     assert "JENGINE_API_KEY" in text and {"JENGINE_API_KEY", "JENGINE_ADMIN_KEY"} <= known
+
+
+def test_the_image_serves_what_its_health_check_asks() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    lists = dict(re.findall(r"^\s*(ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE))
+    command = json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[0])
+    assert json.loads(lists["ENTRYPOINT"]) == ["jengine"] and command[0] == "serve"
+    _, settings = settings_of(command[1:])
+    address, path = re.findall(r"urlopen\(\'http://127.0.0.1:(\d+)([^\']*)", text)[0]
+    assert int(address) == settings.port == int(re.findall(r"EXPOSE (\d+)", text)[0])
+    assert settings.host == "0.0.0.0" and path in PUBLIC
+    (cache,) = re.findall(r"VOLUME (.*)", text)
+    (container,) = documents()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert cache in {mount["mountPath"] for mount in container["volumeMounts"]}
