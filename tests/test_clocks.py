@@ -14,7 +14,6 @@ OF_DAY = {
     "jengine/connectors/kv_events.py",
     "jengine/engine/answer.py",
     "jengine/metrics/exporter.py",
-    "jengine/runner/disk/broken_entries.py",
     "jengine/runner/disk/compile_cache.py",
     "pallas_kernels/cpu/build.py",
 }

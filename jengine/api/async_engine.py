@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
 from jengine.api import parameters
 from jengine.api.async_requests import AsyncRequests, PauseMode
 from jengine.api.base import BaseLLM
-from jengine.api.done import Done
 from jengine.api.offline import OfflineEngine
 from jengine.api.parameters import OnInflight
 from jengine.api.sleep import NewRequests, SleepOrder, waking
@@ -217,3 +216,22 @@ class AsyncEngine(BaseLLM):
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
+
+
+class Done(Coroutine[None, None, None]):
+    """A finished coroutine: it can be awaited, made a task or dropped without a warning."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+    def send(self, _value: None) -> None:
+        """End at once."""
+        raise StopIteration
+
+    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> None:
+        """Raise the exception thrown in."""
+        raise typ if val is None else val
+
+    def close(self) -> None:
+        """Nothing is left to close."""

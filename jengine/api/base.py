@@ -14,7 +14,6 @@ from jengine.api.front import Front
 from jengine.api.memory_picture import MemoryPicture, memory_picture
 from jengine.api.parameters import param_shardings
 from jengine.api.sharding_picture import ParamShardings
-from jengine.api.summary import engine_summary
 from jengine.assembly.build import build_engine
 from jengine.assembly.engine import Engine
 from jengine.assembly.located import checked_elsewhere, located
@@ -23,8 +22,11 @@ from jengine.assembly.processes.engine_process import start_engine_process
 from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.values import field_types
+from jengine.executor.choice import OWN_PROCESSES
 from jengine.models.taps import TapPoint, tap_points
 from jengine.runner.programs.ledger import CompileLedger
+from jengine.runner.step.attention_backend import cache_dtype_name
+from jengine.runner.step.group_arrays import each_array
 from jengine.sampling_params import SamplingParams
 from jengine.vllm_names import missing_attribute
 from jengine.weights.pieces import gathered
@@ -144,3 +146,53 @@ class BaseLLM:
     def memory(self) -> MemoryPicture:
         """The parts of this engine's memory: printable, and a picture in notebooks."""
         return memory_picture(self.engine)
+
+
+def engine_summary(owner: object, engine: Engine | None) -> str:
+    """The class of `owner`, and the engine's model, devices, cache and programs."""
+    name = type(owner).__name__
+    if engine is None:
+        return f"<{name}: shut down>"
+    model, cache = engine.model, engine.cache
+    source = "live module" if engine.folder is None else str(engine.folder)
+    parts = [
+        f"{source} ({model.architecture}, {len(model.layers)} layers, {model.dtype})",
+        f"context {engine.schedule.max_model_len:,} tokens",
+        devices(engine),
+        f"cache {(cache.fewest_blocks - 1) * cache.block_size:,} tokens{cache_type(engine)}",
+        programs(engine),
+    ]
+    return f"<{name}: {', '.join(part for part in parts if part)}>"
+
+
+def devices(engine: Engine) -> str:
+    """How many devices of which kind run the steps."""
+    if engine.devices is None and engine.args.executor in OWN_PROCESSES:
+        return f"{engine.platform} in another process"
+    if engine.devices is None:
+        return f"devices of {engine.args.executor} workers"
+    mesh = engine.placement.mesh
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind}"
+
+
+def cache_type(engine: Engine) -> str:
+    """The number type of the KV cache, where it is in this process."""
+    if engine.devices is None:
+        return ""
+    names = {
+        cache_dtype_name(array.dtype): None
+        for cache in engine.loaded.programs.compiler.state.caches
+        for array in each_array(cache)
+    }
+    return f" in {' and '.join(names)}"
+
+
+def programs(engine: Engine) -> str:
+    """How many step programs are compiled, how many are still to come, and how many variants are
+    compiled for the first request that needs them."""
+    if engine.devices is None:
+        return ""
+    counts = engine.loaded.program_counts()
+    to_come = f" and {counts.programs_to_come} to come" if counts.programs_to_come else ""
+    late = f", {len(counts.on_first_use)} variants on first use" if counts.on_first_use else ""
+    return f"{counts.programs} programs{to_come}{late}"

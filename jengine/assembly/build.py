@@ -23,16 +23,17 @@ from jengine.assembly.model_source import open_model_source
 from jengine.assembly.nodes import join_nodes
 from jengine.assembly.process_checks import checked_options
 from jengine.assembly.recording import recorder_for
-from jengine.assembly.remote_engine import job_of, started
 from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.plain_settings import plain_settings
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.plain_settings import plain_settings, refuse_arrays
 from jengine.assembly.settings.setting import WORKER
 from jengine.assembly.start_log import log_capacity, log_long_rotation
 from jengine.engine.core import EngineCore
 from jengine.engine.in_process import InProcessClient
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.choice import OWN_PROCESSES, starting_executor
 from jengine.executor.multihost.directing import Direction
+from jengine.executor.protocol import Capacity, EngineJob, StartedExecutor
 from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.plugin_loading import load_plugins
@@ -109,3 +110,43 @@ def remote_engine(args: EngineArgs, told_tokenizer: SharedTokenizer | None) -> E
     return engine_of(
         args, source, InProcessClient(core), capacity.schedule, capacity.cache, capacity.platform
     )
+
+
+WORKER_PROGRAM = "jengine.assembly.worker:run"
+
+
+def job_of(asked: Groups, settings: Callable[[str], dict[str, Any]]) -> EngineJob:
+    """The job for the workers. `settings` makes plain data of the engine's settings; it takes what
+    errors call the executor."""
+    parallel = asked.parallel
+    where = f"executor={parallel.executor!r}"
+    if (parallel.data_parallel_size or 1) > 1:
+        raise UnsupportedFeature(
+            f"{where} with data_parallel_size={parallel.data_parallel_size}: "
+            "replicas are in processes of their own: data_parallel_backend='process', or 'ray'."
+        )
+    if (parallel.pipeline_parallel_size or 1) > 1:
+        raise UnsupportedFeature(
+            f"{where} with pipeline_parallel_size={parallel.pipeline_parallel_size}:"
+            " stages over workers are not built yet; use tensor_parallel_size, or start the same "
+            "program in every process."
+        )
+    refuse_arrays(where, asked.model.params, parallel.mesh, asked.steps.logits_processors)
+    return EngineJob(
+        settings=settings(where),
+        options=dict(parallel.executor_options or {}),
+        multihost=dict(parallel.multihost or {}),
+        program=WORKER_PROGRAM,
+    )
+
+
+def started(kind: type[StartedExecutor], job: EngineJob) -> StartedExecutor:
+    """The executor, ready to run steps; the capacity that it reports is checked."""
+    executor = kind.start(job)
+    if not isinstance(executor.capacity, Capacity):
+        executor.shutdown()
+        raise ConfigError(
+            f"{kind.__name__}.start(): expected an executor with a Capacity as .capacity, found "
+            f"{executor.capacity!r}."
+        )
+    return executor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,33 +17,45 @@ from flax import nnx
 import jengine
 from jengine.assembly.backend import await_kernels, start_backend
 from jengine.assembly.block_transfers import transfers_of, with_room_outside
-from jengine.assembly.device_settings import DeviceSettings, device_settings
 from jengine.assembly.engine import DeviceSide
 from jengine.assembly.grammars import CoreGrammars, core_grammars
+from jengine.assembly.guesser import GuesserSource, open_guesser, with_guess_cost
 from jengine.assembly.host_weights import with_layers_on_host
+from jengine.assembly.mesh_placement import placement_for
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.model_source import is_live, load_parameters
+from jengine.assembly.nodes import check_nodes
 from jengine.assembly.peer_weights import serve_weights
+from jengine.assembly.process_checks import check_processes, refuse_halves, starts_early
 from jengine.assembly.processors import engine_processors
 from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.recording import recorder_for
 from jengine.assembly.settings.groups import Groups, ModelSettings
+from jengine.assembly.sizes.determinism import batch_dependence
+from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH, device_defaults
+from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_experts import balancer_of
-from jengine.assembly.start_log import log_copies
-from jengine.config import CacheConfig
+from jengine.assembly.sizes.step_sizes import runner_config, with_sizes
+from jengine.assembly.start_log import log_copies, log_stages
+from jengine.config import CacheConfig, ScheduleConfig
 from jengine.device_advice import Doing, explained
 from jengine.distributed.process_group import CoreParts, ProcessGroup, process_group_of
 from jengine.distributed.shared_compile_cache import agree_on_compile_cache
 from jengine.executor.multihost.directing import Direction
+from jengine.executor.multihost.settings import MultihostSettings
+from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import build_runners
 from jengine.runner.disk.compile_cache import what_compiling_costs
 from jengine.runner.guesser import LoadedGuesser
 from jengine.runner.joint_runner import launch_of
 from jengine.runner.runner import PlanRunner
+from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.transfers.fork_runner import ForkRunner
 from jengine.weights.stages import StagePlaces
 from sharding.jax_settings import engine_context
+from sharding.mesh import steps_may_queue
+from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -196,3 +208,70 @@ def core_parts(
         transfers=transfers_of(asked, source, cache, settings.placement.num_stages),
         launch=engine_context()(launch_of(runners)),
     )
+
+
+# Entries of generation_config.json that give every request a penalty, and their neutral values.
+NO_PENALTY = (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0))
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """Settings of the device side: placement, step programs and limits."""
+
+    placement: Placement
+    layout: StageLayout
+    schedule: ScheduleConfig
+    steps: RunnerConfig
+    guesser: GuesserSource | None
+    # Whether a step may be queued while another runs, here or in another replica.
+    independent: bool
+    depth: int  # steps in flight besides the one that runs
+    multihost: MultihostSettings
+
+
+def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
+    """Decide placement, steps and limits, and check them against the processes that own the
+    devices."""
+    config = source.config
+    penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
+    placement = placement_for(asked, config)
+    devices = placement.replicas[0].mesh.size
+    schedule = schedule_config(
+        asked, config, penalises=penalises, devices=devices, stages=placement.num_stages
+    )
+    guesser = open_guesser(asked.model, source, schedule.speculative)
+    schedule = with_guess_cost(schedule, guesser, config)
+    layout = stage_layout(config, placement.num_stages)
+    log_stages(layout, len(config.layers))
+    independent = steps_may_queue((placement if placement.joint else placement.replicas[0]).mesh)
+    overlap = OVERLAP_DEPTH if asked.schedule.overlap and independent else 0
+    steps = runner_config(
+        asked, config, schedule, layout.num_stages,
+        penalises=penalises, same_bits=batch_dependence(asked.steps, config, devices) is None,
+        guesser_specs=() if guesser is None else guesser.cache_specs,
+    )  # fmt: skip
+    schedule = with_sizes(schedule, steps.ladders)
+    multihost = MultihostSettings.checked(
+        asked.parallel.multihost, asked.parallel.data_parallel_secret
+    )
+    return DeviceSettings(
+        placement=placement,
+        layout=layout,
+        schedule=schedule,
+        steps=fitting_steps(asked, steps, placement.processes),
+        guesser=guesser,
+        independent=independent,
+        depth=overlap + layout.num_stages - 1,
+        multihost=multihost,
+    )
+
+
+def fitting_steps(asked: Groups, steps: RunnerConfig, processes: list[int]) -> RunnerConfig:
+    """The runner's settings for steps that these processes run, or an error."""
+    check_processes(asked.parallel.executor, processes)
+    check_nodes(asked.parallel, processes)
+    refuse_halves(steps, processes)
+    chosen = "wait_for" in asked.steps.compilation
+    usual = device_defaults().early_start
+    early = starts_early(steps, processes, chosen=chosen, usual=usual)
+    return replace(steps, early_start=early)

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
+import msgspec
+
 import jengine
-from jengine.cli.config_file import with_config_file
+from jengine.assembly.settings.flags import flag_of
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.leaving import leave
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal, standard_terminal
-from jengine.errors import JengineError, nearest_name
+from jengine.errors import ConfigError, JengineError, nearest_name
 from pallas_kernels.cpu.background import begin_if_jax_has_only_cpus
 
 if TYPE_CHECKING:
@@ -163,3 +167,44 @@ def configure_logging(debug: bool) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     if debug:
         logging.getLogger("jengine").setLevel(logging.DEBUG)
+
+
+def with_config_file(parser: Parser, arguments: argparse.Namespace, file: str) -> Any:
+    """Merge the file's values; the command line takes precedence."""
+    words = list[str]()
+    parser.where = f"{file}: "
+    for name, value in content(file).items():
+        if isinstance(value, list) and not parser.takes_several(flag_of(name)):
+            parser.error(f"{name} is a list; expected one value.")
+        words += words_of(name, value)
+    found = vars(parser.parse(words))
+    parser.where = ""
+    for name, value in found.items():
+        if vars(arguments).get(name, argparse.SUPPRESS) in (parser.get_default(name),
+                                                            argparse.SUPPRESS):  # fmt: skip
+            setattr(arguments, name, value)
+    return arguments
+
+
+def content(file: str) -> dict[str, Any]:
+    """Parse the file. Raises ConfigError."""
+    try:
+        return msgspec.yaml.decode(Path(file).read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}.") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--config {file}: expected YAML with a value for each flag, such as `port: 8000` "
+            f"({error})."
+        ) from None
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """A YAML value as command-line words; none for null."""
+    if isinstance(value, bool):
+        return [flag_of(name if value else f"no-{name}")]
+    if isinstance(value, list):
+        return [word for one in value for word in words_of(name, one)]
+    if isinstance(value, Mapping):
+        return [f"{flag_of(name)}={json.dumps(value)}"]
+    return [] if value is None else [f"{flag_of(name)}={value}"]

@@ -5,21 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jengine.bench.serve.settings import objectives_of
-from jengine.cli.flags import engine_arguments
+from jengine.assembly.settings.args import settings_of
+from jengine.assembly.settings.flags import flag_of
+from jengine.bench.serve.settings import OBJECTIVES, objectives_of
+from jengine.capacity.accelerators import ACCELERATORS
+from jengine.cli.flags import add_engine_flags, check_file, engine_arguments, flag_words
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
-from jengine.cli.simulate_flags import (
-    TRACE_FLAGS,
-    add_simulation_flags,
-    check,
-    command_line,
-    failures_of,
-)
 from jengine.cli.terminal import Terminal
+from jengine.errors import ConfigError
 from jengine.models.reading.published import PUBLISHED
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
         scenario = scenario_of(arguments, settings, failures)
         command = command_line(arguments, settings)
         result = room.simulate(scenario, command, objectives, arguments.price)
-        report = importlib.import_module("jengine.capacity.simulation.report")
+        report = importlib.import_module("jengine.capacity.simulation.page")
     terminal.say(json.dumps(result, indent=1) if arguments.json else report.as_text(result))
     if arguments.output_json:
         text = json.dumps(result, indent=1) + "\n"
@@ -105,3 +104,143 @@ def scenario_of(
         failures=[room.Failure(*failure) for failure in failures],
         groups=arguments.groups,
     )
+
+
+ENGINE_FLAGS = settings_of("simulate")
+ROUTINGS = ("prefix", "load", "turns")
+
+
+class Flag(NamedTuple):
+    """Type, default, unit or choices, and help of a flag."""
+
+    kind: type
+    default: Any
+    unit: str | tuple[str, ...]
+    words: str
+    several: bool = False
+
+
+REPLICA_FLAGS = {
+    "replicas": Flag(int, 1, "N", "replicas"),
+    "table": Flag(str, None, "FILE", "measured steps of an engine, in place of a MODEL's by "
+                  "jengine plan; jengine bench growth --step-table writes them"),
+    "device": Flag(str, "h200", tuple(sorted(ACCELERATORS)), "what a MODEL runs on"),
+    "tp": Flag(int, 1, "N", "devices per layer"),
+    "pp": Flag(int, 1, "N", "pipeline stages"),
+    "ep": Flag(int, 0, "N", "devices of all replicas that share the experts, each with some whole"),
+    "prefill_ep": Flag(int, 0, "N", "the same of the prefill replicas"),
+    "network": Flag(float, 400.0, "GBIT", "network port of each device, Gbit/s"),
+    "routing": Flag(str, "prefix", ROUTINGS, "by cached prefix and load, by load, or in turns"),
+    "groups": Flag(int, 1, "N", "routers, each with its share of requests and replicas, and "
+                   "simulated in a process of its own"),
+    "prefill_replicas": Flag(int, 0, "N", "replicas that run prompts only; --replicas then only "
+                             "decode"),
+    "prefill_tp": Flag(int, None, "N", "devices per layer of these"),
+    "link": Flag(float, 50.0, "GB/S", "at which one of these sends keys and values"),
+    "host_memory": Flag(float, 0.0, "GB", "of each replica, for blocks that leave its cache"),
+    "copy_rate": Flag(float, 50.0, "GB/S", "between a replica's devices and host memory"),
+    "fail": Flag(str, [], "REPLICA@SECONDS[-SECONDS]", "a replica that dies, and when it is back; "
+                 "prefill:0@60 is one of the prefill replicas", several=True),
+}  # fmt: skip
+TRACE_FLAGS = {
+    "requests": Flag(int, 10_000, "N", "requests"),
+    "rate": Flag(float, 10.0, "N", "requests per second, of all replicas together"),
+    "burstiness": Flag(float, 1.0, "N", "shape of intervals: 1 is a Poisson process, less comes "
+                       "in bursts"),
+    "input_len": Flag(int, 512, "N", "prompt tokens, beyond those of a shared prefix"),
+    "output_len": Flag(int, 128, "N", "tokens of an answer"),
+    "spread": Flag(float, 0.0, "N", "standard deviation of lengths over their mean"),
+    "prefixes": Flag(int, 0, "N", "prompts begin with one of so many texts"),
+    "prefix_len": Flag(int, 0, "N", "tokens of each of these texts"),
+    "turns": Flag(int, 1, "N", "turns of a conversation, each of which repeats those before"),
+    "think": Flag(float, 5.0, "SECONDS", "between an answer and the next turn, on average"),
+    "seed": Flag(int, 0, "N", "of times, lengths and contents"),
+}  # fmt: skip
+OTHER_FLAGS = {
+    "csv": Flag(str, None, "FILE", "requests of a file in place of these: arrival, prompt_tokens, "
+                "output_tokens, and if wanted prefix, prefix_tokens, conversation"),
+    "goodput": Flag(str, [], "METRIC:MS", f"objectives of a good request, as ttft:500, of "
+                    f"{', '.join(OBJECTIVES)}", several=True),
+    "price": Flag(float, None, "DOLLARS", "of one device for an hour"),
+}  # fmt: skip
+POSITIVE = (
+    "requests", "rate", "burstiness", "input_len", "output_len", "turns", "replicas", "link",
+    "copy_rate", "network",
+)  # fmt: skip
+AT_LEAST_0 = ("spread", "prefixes", "prefix_len", "think", "host_memory", "prefill_replicas")
+FAIL = re.compile(r"(prefill:)?(\d+)@(\d+\.?\d*)(?:-(\d+\.?\d*))?")
+
+
+def add_simulation_flags(parser: Parser) -> None:
+    """Add simulation flags, and engine flags that capacity planning uses."""
+    tables = (("replicas", REPLICA_FLAGS), ("requests", TRACE_FLAGS), ("results", OTHER_FLAGS))
+    for title, flags in tables:
+        group = parser.add_argument_group(title)
+        for name, flag in flags.items():
+            choices = None if isinstance(flag.unit, str) else flag.unit
+            shown = "" if flag.default in (None, []) else f" [{flag.default}]"
+            group.add_argument(
+                flag_of(name),
+                type=flag.kind,
+                default=flag.default,
+                choices=choices,
+                metavar=flag.unit if choices is None else None,
+                nargs="+" if flag.several else None,
+                help=flag.words + shown,
+            )
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print JSON")
+    group.add_argument("--output-json", metavar="FILE", help="write JSON to this file as well")
+    group.add_argument("--html", metavar="FILE", help="write a page with charts")
+    group.add_argument(
+        "--beside", nargs="+", default=[], metavar="FILE",
+        help="results of --output-json to draw beside this one, up to two",
+    )  # fmt: skip
+    add_engine_flags(parser, only=ENGINE_FLAGS)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for combinations that argparse accepts."""
+    if (arguments.model is None) == (arguments.table is None):
+        raise ConfigError("simulate: expected a MODEL, or --table with the steps of one.")
+    for name in POSITIVE:
+        value = getattr(arguments, name)
+        if not value > 0:
+            raise ConfigError(f"{flag_of(name)} {value:g}: expected more than 0.")
+    for name in AT_LEAST_0:
+        value = getattr(arguments, name)
+        if value < 0:
+            raise ConfigError(f"{flag_of(name)} {value:g}: expected 0 or more.")
+    if len(arguments.beside) > 2:
+        raise ConfigError("--beside: a page compares up to three results, so expected up to two.")
+    for name in ("output_json", "html"):
+        if file := getattr(arguments, name):
+            check_file(flag_of(name), file)
+
+
+def failures_of(arguments: argparse.Namespace) -> list[tuple[int, float, float | None, int]]:
+    """Parse --fail: (replica, time of death, time of return, pool; 0 is the first pool)."""
+    found = []
+    for word in arguments.fail:
+        match = FAIL.fullmatch(word)
+        if match is None or (match[1] and not arguments.prefill_replicas):
+            raise ConfigError(
+                f"--fail {word!r}: expected REPLICA@SECONDS or REPLICA@SECONDS-SECONDS, as "
+                "2@60-120; before it prefill: only with --prefill-replicas."
+            )
+        stage = 1 if arguments.prefill_replicas and not match[1] else 0
+        until = None if match[4] is None else float(match[4])
+        found.append((int(match[2]), float(match[3]), until, stage))
+    return found
+
+
+def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
+    """The command kept with a result: everything that affects it, files by name."""
+    words = ["jengine", "simulate", *([Path(arguments.model).name] if arguments.model else [])]
+    for name, flag in {**REPLICA_FLAGS, **TRACE_FLAGS, **OTHER_FLAGS}.items():
+        value = getattr(arguments, name)
+        if value != flag.default:
+            given = value if isinstance(value, list) else [value]
+            is_file = flag.unit == "FILE"
+            words += [flag_of(name), *(Path(one).name if is_file else f"{one}" for one in given)]
+    return shlex.join([*words, *flag_words(settings)])

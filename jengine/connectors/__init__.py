@@ -30,7 +30,7 @@ reads and writes in threads; a fetch that fails is a miss, and the request compu
 Where the processes of a mesh have pieces of a block, each stores its own under a name that says
 which part it is (`runner/transfers/pieces.py`), so meshes with the same pieces share them; the
 scheduler takes a block for stored when all pieces are, and a fetch has ended when it has in every
-process (`executor/multihost/fetch_tally.py`). Hashes of blocks are the same in every process, but
+process (`executor/multihost/executors.py`). Hashes of blocks are the same in every process, but
 for what only one knows: functions of taps, updated weights. Folders are named by a digest of the
 model's files, the cache and the version. `examples/nixl_connector.py` is a connector over a library
 of others, also for meshes of several processes: a worker's half in each, which stores its piece

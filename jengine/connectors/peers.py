@@ -18,7 +18,6 @@ import msgspec
 import zmq
 
 from jengine.config import WHOLE_BLOCKS
-from jengine.connectors.peer_addresses import address_in, said_of, source_of
 from jengine.connectors.settings import PeerSettings
 from jengine.errors import ConfigError, RequestError
 from jengine.request import WireRequest
@@ -156,3 +155,58 @@ class PeerStore:
             if data is not None:
                 self._kept.move_to_end(asked.key)
         return data
+
+
+AT = "@"
+
+
+def said_of(own: PeerSettings, pieces: Sequence[str]) -> dict[str, Any]:
+    """The entries of `kv_transfer_params` that tell consumers the address of each process.
+    `pieces`: what each process stores of a block, in order."""
+    said: dict[str, Any] = {"remote_host": own.host, "remote_port": own.port}
+    if any(pieces):
+        places: dict[str, list[Any]] = {}
+        for index, piece in enumerate(pieces):
+            process = own.of_process(index)
+            places.setdefault(piece, [process.host, process.port])
+        said["remote_pieces"] = places
+    return said
+
+
+def source_of(
+    said: Mapping[str, Any], pieces: Sequence[str], peers: Sequence[str] = ()
+) -> str | None:
+    """The source string under which this engine's processes, which need these pieces, fetch from
+    the producer. None if a piece is missing or an address is not among `peers` (empty: any address
+    is allowed)."""
+    places = said.get("remote_pieces")
+    if places is None:
+        places = {"": (said.get("remote_host"), said.get("remote_port"))}
+    if not isinstance(places, Mapping):
+        return None
+    found = {piece: address(places.get(piece), peers) for piece in pieces}
+    if not all(found.values()):
+        return None
+    if not any(pieces):
+        return found[""]
+    return " ".join(f"{piece}{AT}{place}" for piece, place in found.items())
+
+
+def address(place: Any, peers: Sequence[str]) -> str | None:
+    """Format host and port as an address; None if malformed or not among `peers`."""
+    if not isinstance(place, (list, tuple)) or len(place) != 2:
+        return None
+    host, port = place
+    if not isinstance(host, str) or not host or " " in host:
+        return None
+    if not isinstance(port, int) or not 0 < port < 2**16:
+        return None
+    return tcp(host, port) if not peers or f"{host}:{port}" in peers else None
+
+
+def address_in(source: str, piece: str) -> str | None:
+    """The address at which a source serves this piece."""
+    if not piece:
+        return source
+    named = dict(one.split(AT, 1) for one in source.split(" ") if AT in one)
+    return named.get(piece)

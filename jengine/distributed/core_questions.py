@@ -6,18 +6,22 @@ Must not know how requests are placed, or what becomes of those of a core that d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
+
+import msgspec
 
 from jengine.counts import Counts, together
 from jengine.distributed.core_roster import CoreRoster
-from jengine.distributed.repeated_calls import RepeatedCalls
 from jengine.distributed.replica_state import Part, whole_health, whole_state
 from jengine.distributed.router import Router
 from jengine.engine.core_state import CoreState
 from jengine.engine.process.client import ProcessClient
-from jengine.engine.questions import AskHealth, AskStats, CoreQuestion, Pause
-from jengine.errors import EngineDead
+from jengine.engine.questions import AskHealth, AskStats, CallWorkers, CoreQuestion, Pause
+from jengine.errors import EngineDead, RequestError
+from jengine.executor.calls import DropAdapter, decoded_answers
 from jengine.grammar.shared_tokenizer import TokenizerData
 
 A = TypeVar("A")
@@ -92,3 +96,33 @@ class CoreQuestions:
             )
             for index, core in enumerate(roster.cores)
         ]
+
+
+class RepeatedCalls:
+    """Remembers adapters that were added and not dropped since."""
+
+    def __init__(self) -> None:
+        self._added: list[tuple[str, bytes]] = []  # digests, and the arguments of the calls
+        self._lock = threading.Lock()
+
+    def note(self, question: CoreQuestion[Any], answers: Any) -> None:
+        if not isinstance(question, CallWorkers):
+            return
+        method, arguments = question.method, question.arguments
+        if method == "add_adapter" and answers:
+            with suppress(RequestError), self._lock:  # whoever made the call is told
+                (report, *_) = decoded_answers(method, answers)
+                self._added.append((report.digest, arguments))
+        elif method == "drop_adapter":
+            dropped = msgspec.msgpack.decode(arguments, type=DropAdapter).digest
+            with self._lock:
+                last = next((one for one in self._added if one[0] == dropped), None)
+                if last is not None:
+                    self._added.remove(last)
+
+    def repeat(self, ask: Callable[[CallWorkers], object]) -> None:
+        """Replay the remembered calls to a new core."""
+        with self._lock:
+            added = list(self._added)
+        for _, arguments in added:
+            ask(CallWorkers("add_adapter", arguments))

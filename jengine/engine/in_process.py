@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from jengine.counts import Counts
-from jengine.engine.bell import Bell
 from jengine.engine.core_state import CoreState
 from jengine.engine.interpreter_end import check_not_ending, end_steps_at_exit
 from jengine.engine.own_process import OwnProcess
@@ -226,3 +226,26 @@ def refused(wire: WireRequest, error: RequestError) -> TokenDelta:
         message=str(error),
         refused=True,
     )
+
+
+class Bell:
+    """A one-waiter event. `ring` is reentrant: a finalizer may call it inside any other method,
+    which only SimpleQueue allows."""
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        """Wake the waiter, or prevent the next wait."""
+        self._rings.put(None)
+
+    def hush(self) -> None:
+        """Clear earlier rings; their causes are handled from here on."""
+        with suppress(Empty):
+            while True:
+                self._rings.get_nowait()
+
+    def wait(self, seconds: float) -> None:
+        """Return when rung since `hush`, or after `seconds`."""
+        with suppress(Empty):
+            self._rings.get(timeout=seconds)

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import astuple
 
-from jengine.errors import EngineDead
+from jengine.adapters import AdapterReport
+from jengine.errors import EngineDead, RequestError
 from jengine.executor.calls import CALLS, decoded_arguments, encoded_answer, encoded_problem
-from jengine.executor.own_functions import OwnFunctions, watched
 from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
-from jengine.executor.worker_calls import RUN
-from jengine.outputs import StepOutput
-from jengine.plan import Plan
+from jengine.outputs import REFUSED, Refusal, StepOutput
+from jengine.plan import NewRow, Plan
+from jengine.runner.expert_placement import expert_placement, place_experts
+from jengine.runner.loaded_model import LoadedModel
+from jengine.runner.profiler import PROFILER
+from jengine.runner.reports import device_memory
 from jengine.runner.runner import PlanRunner
+from jengine.runner.sleep import put_to_sleep, reload, wake
+from jengine.sampling.raised import Raised
 from sharding.jax_settings import engine_context
 
 
@@ -79,3 +87,118 @@ def read(step: PendingOutput) -> StepOutput:
 
 def this_process() -> str:
     return f"{platform.node()} process {os.getpid()}"
+
+
+def no_recording(_: LoadedModel) -> str:
+    """Refused: with a flight recorder the call would have been answered before it got here."""
+    raise RequestError(
+        "this engine keeps no recording of its steps. Create it with flight_recorder=FOLDER."
+    )
+
+
+def add_adapter(
+    loaded: LoadedModel,
+    folder: str,
+    matrices: Mapping[str, np.ndarray],
+    alpha: float | None,
+    use_rslora: bool,
+) -> AdapterReport:
+    """Load a LoRA adapter into this process's memory."""
+    store = loaded.adapter_store
+    if folder:
+        digest, adapter = store.add_files(folder)
+    else:
+        digest, adapter = store.add_live(matrices, alpha, stabilized=use_rslora)
+    return AdapterReport(digest, adapter.rank, adapter.nbytes, len(adapter.parts))
+
+
+def resized(loaded: LoadedModel, num_bytes: int) -> list[int]:
+    """Resize the KV cache; returns the blocks of each group."""
+    assert loaded.resizing is not None, "set when the model was built"
+    return loaded.resizing.resize(loaded, num_bytes)
+
+
+# What each call runs, of the loaded model and the fields of its arguments.
+RUN: dict[str, Callable[..., Any]] = {
+    "memory_profile": lambda _: PROFILER.memory(),
+    "memory": device_memory,
+    "programs": LoadedModel.program_counts,
+    "reload_weights": reload,
+    "expert_placement": expert_placement,
+    "place_experts": place_experts,
+    "resize_cache": resized,
+    "sleep": put_to_sleep,
+    "start_profile": lambda _, folder: PROFILER.start(folder),
+    "stop_profile": lambda _: PROFILER.stop(),
+    "wake_up": wake,
+    "write_recording": no_recording,
+    "add_adapter": add_adapter,
+    "drop_adapter": lambda loaded, digest: loaded.adapter_store.drop(digest),
+}
+
+
+@dataclass(eq=False)
+class Owner:
+    """A running request that has functions of its own."""
+
+    sets: tuple[Raised, ...]
+    problem: str | None = None  # told with its next token: a chunk of its prompt may have none
+
+
+class Use(NamedTuple):
+    """One request with its own functions in one step."""
+
+    owner: Owner
+    item: int | None  # of the output; None: the step samples no token for it
+    before: tuple[int, ...]  # errors of its sets when the step was queued
+
+
+class OwnFunctions:
+    """Tracks, by row, the running requests that have functions of their own."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, Owner] = {}  # by row
+
+    def uses(self, plan: Plan, sets_of: Callable[[NewRow], Sequence[Raised]]) -> list[Use]:
+        """The entries of a plan, about to be queued, whose requests have functions of their own."""
+        for new in plan.new_rows:
+            self._owners.pop(new.row, None)
+            if sets := sets_of(new):
+                self._owners[new.row] = Owner(tuple(sets))
+        return list(self._found(plan)) if self._owners else []
+
+    def _found(self, plan: Plan) -> Iterator[Use]:
+        items = 0
+        for row, wanted in zip(
+            plan.entries.rows.tolist(), plan.entries.wants_tokens.tolist(), strict=True
+        ):
+            if owner := self._owners.get(row):
+                before = tuple(one.count for one in owner.sets)
+                yield Use(owner, items if wanted else None, before)
+            items += wanted
+
+
+def watched(uses: Sequence[Use], step: PendingOutput) -> PendingOutput:
+    """Wrap a queued step so that its output refuses requests whose functions raised."""
+    return ReadStep(step, partial(told, uses))
+
+
+def told(uses: Sequence[Use], step: PendingOutput) -> StepOutput:
+    """Read the step and replace the tokens of requests whose functions raised by refusals."""
+    output = step.result()
+    refusals: dict[int, Refusal] = {}
+    for owner, item, before in uses:
+        for one, count in zip(owner.sets, before, strict=True):
+            if one.count > count:
+                owner.problem = one.last
+        if owner.problem is not None and item is not None:
+            refusals[item] = Refusal(
+                f"A callback in a function of this request (intervene=, logits_processors=) has "
+                f"raised {owner.problem}. Other requests are not affected.",
+                by_request=True,
+            )
+    if not refusals:
+        return output
+    tokens = np.array(output.tokens)  # the original may be read-only
+    tokens[list(refusals)] = REFUSED
+    return output._replace(tokens=tokens, refusals={**output.refusals, **refusals})

@@ -5,10 +5,16 @@ In: GrammarSpecs and tokenizers. Out: matchers and threads. Must not know deadli
 
 from __future__ import annotations
 
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+import json
+import re
+from collections.abc import Callable
+from typing import Any
 
-from jengine.grammar.sources import llguidance_grammar
-from jengine.structured_outputs import GrammarSpec
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from jengine.errors import RequestError
+from jengine.grammar.structural_tags import grammar_of_tags
+from jengine.structured_outputs import NAME, GrammarSpec, parsed
 
 
 def limits() -> LLParserLimits:
@@ -33,3 +39,78 @@ def compiled(spec: GrammarSpec, tokenizer: LLTokenizer | None) -> tuple[LLMatche
 def mask_threads() -> LLExecutor:
     """llguidance's thread pool for masks."""
     return LLExecutor()
+
+
+# The longest text of a grammar, and how deep its brackets may be nested.
+MOST_BYTES = 1 << 20
+MOST_NESTING = 64
+MOST_CHOICES = 20_000
+_OUTSIDE_OF_BRACKETS = re.compile(r"\\.|[^\\()\[\]{}]+", re.DOTALL)
+
+
+def llguidance_grammar(spec: GrammarSpec) -> str:
+    _check_size(spec)
+    try:
+        return _MAKERS[spec.kind](spec)
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{NAME}.{spec.kind}: {error}") from error
+
+
+def _check_size(spec: GrammarSpec) -> None:
+    size = len(spec.text.encode("utf-8", "replace"))
+    if size > MOST_BYTES:
+        raise RequestError(
+            f"{NAME}.{spec.kind} has {size} bytes; the most is {MOST_BYTES}. Make it smaller."
+        )
+    depth = nesting(spec.text)
+    if depth > MOST_NESTING:
+        raise RequestError(
+            f"{NAME}.{spec.kind} is nested {depth} deep; the most is {MOST_NESTING}. Name its "
+            "parts ($defs with $ref, or rules) instead."
+        )
+
+
+def nesting(text: str) -> int:
+    """Maximum nesting depth of brackets; an estimate, as strings count too."""
+    depth = deepest = 0
+    for character in _OUTSIDE_OF_BRACKETS.sub("", text):
+        depth = depth + 1 if character in "([{" else max(depth - 1, 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _of_schema(spec: GrammarSpec) -> str:
+    schema = parsed(f"{NAME}.json", spec.text)
+    if not isinstance(schema, dict | bool):
+        raise RequestError(
+            f"{NAME}.json is a {type(schema).__name__}: expected a JSON schema, an object."
+        )
+    options: Any = {"whitespace_flexible": spec.whitespace}
+    if spec.whitespace_pattern is not None:
+        options["whitespace_pattern"] = spec.whitespace_pattern
+    # A schema of `true` allows everything, which llguidance spells as the empty object.
+    text = {True: "{}", False: '{"not": {}}'}[schema] if isinstance(schema, bool) else spec.text
+    return LLMatcher.grammar_from_json_schema(text, defaults=options)
+
+
+def _of_choice(spec: GrammarSpec) -> str:
+    choices = json.loads(spec.text)
+    if len(choices) > MOST_CHOICES:
+        raise RequestError(f"{NAME}.choice has {len(choices)} items; the most is {MOST_CHOICES}.")
+    return grammar_from("choice", spec.text)
+
+
+def _of_tags(spec: GrammarSpec) -> str:
+    given = parsed(f"{NAME}.structural_tag", spec.text)
+    return grammar_of_tags(given, whitespace=spec.whitespace)
+
+
+_MAKERS: dict[str, Callable[[GrammarSpec], str]] = {
+    "json": _of_schema,
+    "regex": lambda spec: LLMatcher.grammar_from_regex(spec.text),
+    "choice": _of_choice,
+    "grammar": lambda spec: grammar_from("grammar", spec.text),
+    "structural_tag": _of_tags,
+}

@@ -7,16 +7,33 @@ error that names it and changes nothing.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jengine.config import ModelConfig
-from jengine.lora.adapter import Adapter
-from jengine.lora.live import read_live_adapter
-from jengine.lora.peft_files import CONFIG_FILE, WEIGHTS_FILE, places_of, read_adapter
+from jengine.errors import CheckpointError
+from jengine.lora.adapter import Adapter, LowRank
+from jengine.lora.peft_files import (
+    CONFIG_FILE,
+    DOWN,
+    PREFIX,
+    TABLE_DOWN,
+    TABLE_UP,
+    UP,
+    WEIGHTS_FILE,
+    Matrices,
+    Place,
+    Places,
+    by_path,
+    joined_parts,
+    owners_of,
+    places_of,
+    read_adapter,
+)
 from jengine.lora.weights import wanted_places
 
 
@@ -87,3 +104,124 @@ def digest_of_arrays(adapter: Adapter) -> str:
             found.update(name)
             found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()
+
+
+OWN_DOWN, OWN_UP = ".a", ".b"
+SOURCE = "the adapter's matrices"
+
+
+def read_live_adapter(
+    matrices: Mapping[str, np.ndarray],
+    places: Places,
+    alpha: float | None,
+    *,
+    max_rank: int,
+    stabilized: bool = False,
+) -> Adapter:
+    """Build the adapter. With `alpha` None, b is scaled already. Raises CheckpointError."""
+    paths = by_path(places)
+    found: dict[str, Matrices] = {}
+    parts: dict[str, LowRank] = {}
+    for name in matrices:
+        short = name.removeprefix(PREFIX)
+        module = short.removesuffix(TABLE_DOWN).removesuffix(DOWN)
+        if module != short and module in places and short == module + places[module][0].names[0]:
+            place = places[module][0]
+            found[module] = _module(matrices, name, place, alpha, max_rank, stabilized)
+        elif name.endswith(OWN_DOWN) and name.removesuffix(OWN_DOWN) in paths:
+            path = name.removesuffix(OWN_DOWN)
+            parts[path] = _own(matrices, path, paths[path], alpha, max_rank, stabilized)
+        elif not (short.endswith((UP, TABLE_UP, OWN_UP)) and _partner(name) in matrices):
+            raise CheckpointError(
+                f"{SOURCE}: {name!r} fits nothing that an adapter can change here; expected pairs "
+                f"MODULE{DOWN} and MODULE{UP}, or PATH{OWN_DOWN} and PATH{OWN_UP}."
+            )
+    both = sorted({place.path for module in found for place in places[module]} & {*parts})
+    if both:
+        raise CheckpointError(f"{SOURCE}: {both[0]!r} is given by both kinds of names.")
+    parts.update(joined_parts(places, found))
+    ranks = [len(one.down) for one in found.values()]
+    return Adapter(max([*ranks, *(part.rank for part in parts.values())], default=0), parts)
+
+
+def _partner(name: str) -> str:
+    """Name of the A matrix that goes with a B matrix."""
+    for down, up in ((DOWN, UP), (TABLE_DOWN, TABLE_UP)):
+        if name.endswith(up):
+            return name.removesuffix(up) + down
+    return name.removesuffix(OWN_UP) + OWN_DOWN
+
+
+def _module(
+    matrices: Mapping[str, np.ndarray],
+    name: str,
+    place: Place,
+    alpha: float | None,
+    max_rank: int,
+    stabilized: bool,
+) -> Matrices:
+    inputs, outputs = place.matrix
+    rank = _rank(matrices, name, 0, max_rank)
+    first, second = place.names
+    down = _array(matrices, name, (rank, inputs))
+    up = _array(matrices, name.removesuffix(first) + second, (outputs, rank))
+    return Matrices(down, up * scale(alpha, rank, stabilized))
+
+
+def _own(
+    matrices: Mapping[str, np.ndarray],
+    path: str,
+    modules: Sequence[Place],
+    alpha: float | None,
+    max_rank: int,
+    stabilized: bool,
+) -> LowRank:
+    """Update of a weight named by our own path, whose inputs and outputs may have several
+    dimensions.
+
+    Each fused module gets the pair, restricted to its own outputs.
+    """
+    place, owners = modules[0], owners_of(modules)
+    rank = _rank(matrices, path + OWN_DOWN, -1, max_rank)
+    inputs, outputs = math.prod(place.inputs), math.prod(place.outputs)
+    down = _array(matrices, path + OWN_DOWN, (*place.inputs, rank), (inputs, rank))
+    up = _array(matrices, path + OWN_UP, (rank, *place.outputs), (rank, outputs))
+    up = up * scale(alpha, rank, stabilized)
+    numbers = range(len(modules))
+    parts = [np.where(owners == number, up, np.float32(0.0)) for number in numbers]
+    down = np.concatenate([down.reshape(-1, rank)] * len(modules), axis=1)
+    return LowRank(down, np.concatenate(parts), (rank,) * len(modules))
+
+
+def scale(alpha: float | None, rank: int, stabilized: bool) -> np.float32:
+    """Factor of down @ up: alpha / rank, or alpha / sqrt(rank) for rank-stabilised LoRA."""
+    if alpha is None:
+        return np.float32(1.0)
+    return np.float32(alpha / (math.sqrt(rank) if stabilized else rank))
+
+
+def _rank(matrices: Mapping[str, np.ndarray], name: str, axis: int, max_rank: int) -> int:
+    shape = np.shape(matrices[name])
+    rank = shape[axis] if shape else 0
+    if not 1 <= rank <= max_rank:
+        raise CheckpointError(
+            f"{SOURCE}: {name!r} has rank {rank}, expected 1 to max_lora_rank={max_rank}."
+        )
+    return rank
+
+
+def _array(
+    matrices: Mapping[str, np.ndarray],
+    name: str,
+    shape: tuple[int, ...],
+    flat: tuple[int, ...] | None = None,
+) -> np.ndarray:
+    """A matrix in `shape`; it may be given flattened to `flat`. Raises CheckpointError."""
+    if name not in matrices:
+        raise CheckpointError(f"{SOURCE}: {name!r} is missing.")
+    array = np.asarray(matrices[name], np.float32)
+    if array.shape not in (shape, flat):
+        raise CheckpointError(f"{SOURCE}: {name!r} is {array.shape}, expected {shape}.")
+    if not np.isfinite(array).all():
+        raise CheckpointError(f"{SOURCE}: {name!r} holds NaN or infinity.")
+    return array.reshape(shape)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import binascii
 import http.client
+import os
+import stat
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from jengine.errors import RequestError
-from jengine.media.addresses import is_public
 from jengine.media.downloads import (
     SECONDS,
     Connect,
@@ -25,7 +27,6 @@ from jengine.media.downloads import (
     download,
     resolved,
 )
-from jengine.media.folder_files import folder_file
 from jengine.media.images import MOST_BYTES
 
 LONGEST_SHOWN = 80
@@ -143,3 +144,76 @@ def data_bytes(url: str, what: str) -> bytes:
         return base64.b64decode(unquote(body) if "%" in body else body, validate=True)
     except (binascii.Error, ValueError):
         raise RequestError(f"{what}: the data: URL is no valid base64.") from None
+
+
+# Networks whose addresses hold one of IPv4 in their last 32 bits: IPv4-compatible, NAT64.
+LAST_BITS = (IPv6Network("::/96"), IPv6Network("64:ff9b::/96"))
+LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
+
+
+def is_public(address: str) -> bool:
+    """Whether an address, and any IPv4 address embedded in it, is globally routable and unicast."""
+    one = ip_address(address.split("%")[0])
+    if isinstance(one, IPv6Address):
+        if one in LOCAL_NAT64:
+            return False
+        if inner := held(one):
+            return all(is_public(str(each)) for each in inner)
+    return one.is_global and not one.is_multicast
+
+
+def held(one: IPv6Address) -> tuple[IPv4Address, ...]:
+    """IPv4 addresses embedded in an IPv6 one (mapped, 6to4, Teredo, NAT64)."""
+    if any(one in network for network in LAST_BITS):
+        return (IPv4Address(int(one) & 0xFFFFFFFF),)
+    found = (one.ipv4_mapped, one.sixtofour, *(one.teredo or ()))
+    return tuple(each for each in found if each is not None)
+
+
+# Whoever opens a FIFO for reading would wait for its writer.
+HOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def folder_file(folder: Path, path: str, most: int, what: str) -> bytes:
+    """Contents of a regular file below the folder. Raises RequestError."""
+    parts = parts_below(folder, path, what)
+    try:
+        found = opened_below(folder, parts)
+    except OSError as error:
+        raise RequestError(
+            f"{what}: cannot read {Path(*parts)}: {error.strerror}; expected a file that is no "
+            "link, nor behind one."
+        ) from None
+    about = os.fstat(found)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(found)
+        raise RequestError(f"{what}: {Path(*parts)} is no regular file.")
+    with open(found, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise RequestError(
+            f"{what}: {Path(*parts)} has {about.st_size} bytes; expected at most {most}."
+        )
+    return content
+
+
+def parts_below(folder: Path, path: str, what: str) -> tuple[str, ...]:
+    """Path components below the folder. Raises RequestError for paths outside."""
+    plain = Path(os.path.normpath(path))
+    for root in (folder.absolute(), folder.resolve()):
+        if plain.is_relative_to(root) and plain != root:
+            return plain.relative_to(root).parts
+    raise RequestError(f"{what}: the file path is not a subpath of `--allowed-local-media-path`.")
+
+
+def opened_below(folder: Path, parts: tuple[str, ...]) -> int:
+    """Open a file with O_NOFOLLOW at every component; returns its descriptor."""
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for place, name in enumerate(parts):
+        is_last = place == len(parts) - 1
+        try:
+            below = os.open(name, HOW if is_last else HOW | os.O_DIRECTORY, dir_fd=at)
+        finally:
+            os.close(at)
+        at = below
+    return at

@@ -8,7 +8,7 @@ a whole tensor or of a block is repeated for its outputs, so that modules with d
 share one matmul. Loading, sharding and updates then work as for plain parameters. With
 `quantization="int8"` plain weights are declared and rounded as they are prepared, one at a time
 (`quantization/on_load.py`), to four bits by the scales and zeros that change them least
-(`least_error.py`); such zeros are eighths of a step, so files hold them as integers of eight bits.
+(`on_load.py`); such zeros are eighths of a step, so files hold them as integers of eight bits.
 `save` writes compressed-tensors, but for gpt-oss, whose experts are one tensor. `kv_b_proj` of
 latent attention is multiplied from both sides, so it is plain in a step and dequantized as it is
 read. A GGUF file stands for a folder (`weights/gguf`): its header is the config (`architectures.py`

@@ -7,7 +7,9 @@ so that what is wrong with it is known before an engine starts.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ import numpy as np
 import jengine
 from jengine.api.llm import LLM
 from jengine.config import ModelConfig
-from jengine.errors import unknown_argument
+from jengine.errors import ConfigError, unknown_argument
+from jengine.research.bundle import read_bundle
 from jengine.research.comparison import Comparison
 from jengine.research.measure import (
     continuation_results,
@@ -28,12 +31,14 @@ from jengine.research.measure import (
 )
 from jengine.research.options import TORCH, Options, check_options, wanted_points
 from jengine.research.ours import SETTINGS, run_prompt
-from jengine.research.reference import check_same_model, make_reference
+from jengine.research.prompts import built_in, tokenized
 from jengine.research.results import LOGITS, Inputs, Results, SweepResult
-from jengine.research.runs import Reference, Run
+from jengine.research.runs import ModelFacts, Reference, Run
 from jengine.research.subject import Subject, folder_subject, live_subject
 from jengine.research.sweeps import Measure, run_sweeps
+from jengine.research.torch_process import Job, find_python, make_bundle, wider
 from jengine.research.verdict import NOISE, noise_limit
+from jengine.weights.save import new_folder
 from sharding.jax_settings import matmul_precision
 
 MOST_ROWS = 8
@@ -191,3 +196,72 @@ def notes(config: ModelConfig, reference: Reference, codes: str | None = None) -
             f"all others as one token; '{LOGITS}' are the logits that are kept."
         )
     return found
+
+
+def make_reference(subject: Subject, options: Options) -> Reference:
+    """The reference run: a saved bundle, or computed by torch now."""
+    if options.against != TORCH:
+        return read_bundle(Path(options.against).expanduser())
+    python = find_python(options.torch_python)
+    prompts = prompt_ids(subject, options)
+    dtype = subject.config.dtype
+    with bundle_folder(options.save_bundle) as out, subject.exported() as model:
+        truth = wider(dtype)
+        options.note(f"Running torch in {truth} and {dtype} ...")
+        job = Job(
+            model=str(model),
+            dtype=dtype,
+            truth_dtype=truth,
+            device=options.torch_device,
+            prompts=prompts,
+            new_tokens=options.new_tokens,
+            out=str(out),
+        )
+        make_bundle(python, job)
+        return read_bundle(out)
+
+
+@contextmanager
+def bundle_folder(wanted: str | Path | None) -> Iterator[Path]:
+    """The bundle's folder, as given or temporary."""
+    if wanted is not None:
+        with new_folder(wanted) as folder:
+            yield folder
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def prompt_ids(subject: Subject, options: Options) -> list[list[int]]:
+    """The prompts as token ids that fit the model."""
+    encode = None if subject.tokenizer is None else subject.tokenizer.encode
+    config = subject.config
+    given = options.prompts
+    if given is None:
+        given = built_in(encode, config.vocab_size)
+    # One token more than the continuation: an answer has at least one.
+    longest = config.longest_context - max(options.new_tokens, 1) - 1
+    return tokenized(given, encode, config.vocab_size, longest)
+
+
+def check_same_model(reference: Reference, config: ModelConfig, points: Sequence[str]) -> None:
+    """A bundle of another model, dtype or selection cannot be compared with."""
+    own = ModelFacts(config.architecture, config.vocab_size, config.hidden_size, len(config.layers))
+    for name, expected in vars(own).items():
+        found = vars(reference.model)[name]
+        if found != expected:
+            raise ConfigError(
+                f"the bundle is of another model: its {name} is {found!r}, this model's is "
+                f"{expected!r}. Make one of this model: --against torch --save-bundle FOLDER."
+            )
+    if reference.dtype != config.dtype:
+        raise ConfigError(
+            f"the bundle compares {reference.dtype}, and this model runs in {config.dtype}. Give "
+            f"dtype={reference.dtype!r}, or make a bundle for {config.dtype}."
+        )
+    seen = reference.truth[0].points
+    lacking = [name for name in points if name not in seen]
+    if lacking:
+        raise ConfigError(
+            f"the bundle holds no values of {lacking[0]!r}. It has: {', '.join(seen)}."
+        )

@@ -1,7 +1,7 @@
 """Cross-attention (encoder-decoder models): runs the encoder before a plan's step, and tells each
 step which rows of the encoder's array every engine row reads.
 
-An encoder program turns audio (Whisper: a spectrogram made in `media/log_mel.py`) or text into keys
+An encoder program turns audio (Whisper: a spectrogram made in `media/speech.py`) or text into keys
 and values of every decoder layer. They are written once, to the kind of array that holds image
 embeddings, found by content, allocated by the same cache and gate, and kept until the request ends.
 A layer with `LayerConfig.cross` reads them without a mask (`runner/step/across.py`). Block hashes

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jengine.sampling.filters import cut_logits
-from jengine.sampling.noise import gumbel, row_keys
 from pallas_kernels.cpu import logits as kernels
 from pallas_kernels.cpu.sampling import gumbel_noise, noise_keys
 from pallas_kernels.token_sampling import best_tokens
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32, Int32, Key, UInt32
 
 # [S, V] to the highest logit of each row and the sum of exp(logit - highest).
 SoftmaxParts = Callable[[Array], tuple[Array, Array]]
@@ -66,3 +68,28 @@ ROW_OPERATIONS = {
 def row_operations(implementation: str | None) -> RowOperations:
     """Operations of an implementation; XLA's if it has none of its own."""
     return ROW_OPERATIONS.get(implementation or "", XLA)
+
+
+def row_keys(
+    key_data: UInt32[Array, "2"], seed: UInt32[Array, "slots 2"], positions: Int32[Array, " slots"]
+) -> Key[Array, " slots"]:
+    """Key per slot from the engine's key, the request's seed and the token's position."""
+    base = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+
+    def row_key(words: Array, position: Array) -> Array:
+        key = jax.random.fold_in(jax.random.fold_in(base, words[0]), words[1])
+        return jax.random.fold_in(key, position)
+
+    return jax.vmap(row_key)(seed, positions.astype(jnp.uint32))
+
+
+def gumbel(keys: Key[Array, " slots"], vocab: int) -> Float32[Array, "slots vocab"]:
+    """Finite Gumbel noise from 32 random bits.
+
+    jax.random.gumbel draws from 2^23 values, too coarse in the tail: among 10^5 tokens, unlikely
+    ones would be drawn far too rarely.
+    """
+    bits = jax.vmap(lambda key: jax.random.bits(key, (vocab,), jnp.uint32))(keys)
+    uniform = (bits.astype(jnp.float32) + 0.5) * 2.0**-32  # (0, 1], fine near 0
+    uniform = jnp.minimum(uniform, 1 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-uniform))

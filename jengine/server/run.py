@@ -8,6 +8,7 @@ loads. Must not know command-line flags.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
@@ -15,7 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 import uvloop
@@ -28,7 +29,6 @@ from jengine.server.app import make_app
 from jengine.server.batches.batches import Batches
 from jengine.server.http.listening import listening_socket, url_of
 from jengine.server.http.patience import PatientProtocol
-from jengine.server.large_blocks import return_large_blocks
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase
 from jengine.server.serving.adapters import load_modules
@@ -215,3 +215,20 @@ async def in_daemon_thread(work: Callable[[], Any]) -> Any:
 
     threading.Thread(target=run, name="jengine-start", daemon=True).start()
     return await result
+
+
+# glibc maps large blocks by themselves, but once it has seen some freed it keeps blocks of up to 32
+# MiB on the heap, where what is small and lives on pins the holes that long texts leave: a server
+# would grow by what strangers send. Not for a process that runs steps, which reuses large blocks.
+
+M_MMAP_THRESHOLD: Final = -3  # of glibc
+LARGE = 2**20
+
+
+def return_large_blocks() -> None:
+    """Make glibc return freed blocks of 1 MiB and more to the system, by mallopt."""
+    try:
+        tune = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    tune(M_MMAP_THRESHOLD, LARGE)

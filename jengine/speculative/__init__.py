@@ -5,11 +5,11 @@ plans, devices. Host proposers (n-gram, suffix) are here; draft models, and what
 the rooms below.
 
 **What is exact.** A row's token at a position is a function of its logits, its seed and the
-position (`sampling/noise.py`). A step runs the row's last token and its drafts, and samples after
-each of them as plain decoding would. A draft is accepted if it is the token sampled before it;
-then the logits after it are those of plain decoding too. So every token is the one that plain
-decoding gives, for greedy and for sampled rows, with all filters, penalties and masks, and a bad
-draft costs only time. (Programs of different sizes may round differently, see
+position (`sampling/row_operations.py`). A step runs the row's last token and its drafts, and
+samples after each of them as plain decoding would. A draft is accepted if it is the token sampled
+before it; then the logits after it are those of plain decoding too. So every token is the one that
+plain decoding gives, for greedy and for sampled rows, with all filters, penalties and masks, and a
+bad draft costs only time. (Programs of different sizes may round differently, see
 `assembly/sizes/step_programs.py`.)
 
 **What that costs.** A proposer that does not draw its draft, as those here, has it accepted with

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,11 @@ from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.models.language_model import LanguageModel
-from jengine.models.parameter import named_parameters
+from jengine.models.parameter import named_parameters, with_current_names
 from jengine.models.reading.hf_config import DTYPES
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orbax, stored_trees
-from jengine.weights.orbax_names import (
-    ABOVE_PARAMETERS,
-    dotted,
-    nested,
-    parameters_prefix,
-    stored_names,
-)
 
 __all__ = ["is_orbax", "load_orbax", "save_orbax"]
 
@@ -223,3 +217,69 @@ def _orbax_errors(checkpoint: Path) -> Iterator[None]:
             f"{checkpoint}: this Orbax checkpoint cannot be read: {cause}. It may be damaged or"
             " incomplete: copy it again. Or save nnx.state(model), or nested dicts of arrays."
         ) from error
+
+
+# Keys that parameters may be stored under. Others may be optimizer moments or averaged weights.
+ABOVE_PARAMETERS = (
+    "params", "parameters", "model", "weights", "state", "train_state", "default", "pytree",
+)  # fmt: skip
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{'a.b': 1} as {'a': {'b': 1}}."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return tree
+
+
+def dotted(tree: str | None, path: Sequence[Any]) -> str:
+    """A leaf's dotted name, without the level added by nnx variables."""
+    name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+    return name.removesuffix(".value") if tree is None else f"{tree}.{name.removesuffix('.value')}"
+
+
+def parameters_prefix(
+    checkpoint: Path, stored: Mapping[str, Any], declared: Mapping[str, Any]
+) -> str:
+    """Prefix of the parameters' names: '', 'params.', 'state.model.', ... Raises
+    CheckpointError."""
+    counts = Counter(
+        prefix
+        for name in stored
+        for prefix in _possible_prefixes(name)
+        if name.removeprefix(prefix) in declared
+    )
+    best = [prefix for prefix, count in counts.items() if count == max(counts.values())]
+    if len(best) == 1:
+        return best[0]
+    if best:
+        raise CheckpointError(
+            f"{checkpoint}: the model's parameters are there more than once, under"
+            f" {' and '.join(repr(prefix.rstrip('.')) for prefix in best)}. Save only one of them."
+        )
+    raise CheckpointError(
+        f"{checkpoint}: holds none of the model's parameters. Expected names such as"
+        f" {', '.join(list(declared)[:3])} at the top, or under one or more of"
+        f" {', '.join(ABOVE_PARAMETERS)}; found {', '.join(list(stored)[:FIRST_SHOWN])}."
+    )
+
+
+def _possible_prefixes(name: str) -> Iterator[str]:
+    prefix = ""
+    yield prefix
+    for key in name.split("."):
+        if key not in ABOVE_PARAMETERS:
+            return
+        prefix += f"{key}."
+        yield prefix
+
+
+def stored_names(stored: Iterable[str], declared: Mapping[str, Any], above: str) -> dict[str, str]:
+    """Stored names below `above`, by parameter path."""
+    below = {name.removeprefix(above): name for name in stored if name.startswith(above)}
+    return with_current_names(below, declared)

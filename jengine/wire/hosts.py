@@ -5,9 +5,9 @@ In: hosts as users name them. Out: an address of this host, or a door. Must not 
 A rank on another host is a core with a door: beside its local socket it listens on one TCP address,
 with keys that follow from a shared secret (`wire/curve.py`). Hosts join at the front's address
 (`distributed/joining.py`) and end when the front has gone. Ranks on Ray are such hosts of one rank,
-in actors that a process beside the front starts (`assembly/processes/ray_ranks.py`): Ray takes over
-the signals of the process that joins it. One that comes back takes its former place, in every API
-process (`assembly/processes/core_return.py`).
+in actors that a process beside the front starts (`assembly/processes/other_ranks.py`): Ray takes
+over the signals of the process that joins it. One that comes back takes its former place, in every
+API process (`assembly/processes/core_return.py`).
 """
 
 from __future__ import annotations

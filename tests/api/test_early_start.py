@@ -18,7 +18,7 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.assembly import device_settings
+from jengine.assembly import device_side
 from jengine.assembly.process_checks import starts_early
 from jengine.assembly.settings import warm_up
 from jengine.assembly.settings.args import EngineArgs
@@ -337,7 +337,7 @@ def test_an_engine_with_a_seed_starts_early_on_the_cpu_kernels_alone(
         found.append(starts_early(steps, *given, **more))
         raise RuntimeError("seen")
 
-    monkeypatch.setattr(device_settings, "starts_early", refused)
+    monkeypatch.setattr(device_side, "starts_early", refused)
     with pytest.raises(RuntimeError, match="seen"):
         jengine.LLM(folder, seed=0, attention_backend=backend, **SETTINGS)
     assert found == [early]

@@ -15,7 +15,7 @@ import jengine
 from jengine import LLM, SamplingParams
 from jengine.errors import CheckpointError, ConfigError
 from jengine.weights.folder import open_checkpoint
-from jengine.weights.orbax_names import nested
+from jengine.weights.orbax_io import nested
 from jengine.weights.resolve import resolve_model
 
 FOLDER = resolve_model("demo")

@@ -12,7 +12,7 @@ import pytest
 import jengine
 from jengine import SamplingParams
 from jengine.errors import ConfigError, UnsupportedFeature
-from jengine.metrics.core_values import core_values
+from jengine.metrics.exporter import core_values
 from jengine.request import WireRequest
 from jengine.scheduler.tiered_transfers import TieredTransfers
 from tests.api.engines import SMALL_DEMO, WINDOW, random_prompts, tiny_engine

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from jengine import LLM, SamplingParams
+from jengine.api.base import engine_summary
 from jengine.api.memory_picture import MemoryPart, MemoryPicture, in_units
-from jengine.api.summary import engine_summary
 from jengine.runner.step.attention_backend import cache_dtype_name
 from jengine.runner.step.group_arrays import block_bytes
 from pallas_kernels.layout import BFLOAT16_BITS

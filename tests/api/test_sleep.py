@@ -23,7 +23,7 @@ import jengine
 from jengine import AsyncLLM, SamplingParams
 from jengine.engine.questions import Resume
 from jengine.errors import EngineAsleep, RequestError
-from jengine.executor.worker_calls import RUN
+from jengine.executor.local import RUN
 from tests.api.async_reading import last, run
 from tests.api.engines import answers, is_idle, random_prompts, tiny_engine
 from tests.engine.scripted import script_of, scripted_engine, told

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jengine.layers.moe import Picked
 from jengine.models.norms import NoNorm
-from jengine.quantization import codes, expert_exchange, least_error, placed_experts
+from jengine.quantization import codes, expert_exchange, on_load, placed_experts
 from jengine.runner.step.arrivals import Arrivals
 from jengine.sampling import (
     SamplingInput,
@@ -72,7 +72,7 @@ def trace_codes() -> None:
     for kind in ("int8", "fp8"):
         jax.eval_shape(lambda x, kind=kind: codes.rounded(x, kind), numbers)
         jax.eval_shape(lambda x, kind=kind: codes.scale_of(x, kind, 0), numbers)
-    jax.eval_shape(lambda x: least_error.least_error_steps(x, 0, jnp.float16), numbers)
+    jax.eval_shape(lambda x: on_load.least_error_steps(x, 0, jnp.float16), numbers)
 
 
 def trace_exchanges() -> None:

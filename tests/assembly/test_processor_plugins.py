@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jengine.assembly.processor_plugins import installed_processors
-from jengine.assembly.processors import engine_processors, host_processors
+from jengine.assembly.processors import engine_processors, host_processors, installed_processors
 from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError
 from tests.api.processor_functions import OneToken, only_seven

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from jengine.bench.coverage import publish
+from jengine.bench.coverage.__main__ import walk
 from jengine.bench.coverage.kept import Kept
 from jengine.bench.coverage.tiny import shrunk, tiny, varied
-from jengine.bench.coverage.walk import walk
 from jengine.bench.coverage.worker import answer
 from jengine.bench.fidelity.transformers_process import Refused, Transformers
 from jengine.errors import ConfigError

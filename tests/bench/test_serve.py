@@ -16,8 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from jengine.bench.serve import figures, report
-from jengine.bench.serve.arrivals import arrivals
-from jengine.bench.serve.load import Load
+from jengine.bench.serve.load import Load, arrivals
 from jengine.bench.serve.measure import Target, send
 from jengine.bench.serve.printed import printed
 from jengine.bench.serve.reply import Reply

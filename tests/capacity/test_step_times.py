@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jengine.capacity.accelerators import ACCELERATORS
 from jengine.capacity.layout import Layout
 from jengine.capacity.paper import paper_plan
-from jengine.capacity.simulation.model_times import ModelTimes
+from jengine.capacity.simulation.paper_kind import ModelTimes
 from jengine.capacity.simulation.step_times import Load, StepTimes, pure_decode, stepwise
 from jengine.capacity.simulation.table_times import TableTimes
 

@@ -14,11 +14,10 @@ import msgspec
 import pytest
 
 from jengine.assembly.settings.args import ENGINE_HELP, EngineArgs
-from jengine.assembly.settings.flag_values import VERBATIM, flag_settings
+from jengine.assembly.settings.flags import VERBATIM, flag_settings
 from jengine.assembly.settings.values import check_types, field_types, fits
 from jengine.cli import serve
-from jengine.cli.config_file import with_config_file
-from jengine.cli.main import command_parser, main
+from jengine.cli.main import command_parser, main, with_config_file
 from jengine.cli.serving.flags import SERVER_HELP
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError, UnsupportedFeature

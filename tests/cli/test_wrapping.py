@@ -9,8 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from jengine.cli.terminal import Terminal
-from jengine.cli.wrapping import WordWrap, columns
+from jengine.cli.terminal import Terminal, WordWrap, columns
 
 
 def wrapped(pieces: list[str], width: int) -> str:

@@ -14,8 +14,7 @@ import pytest
 
 from jengine.confined import errand as errands
 from jengine.confined.errand import Errand, GivenUp
-from jengine.confined.pool import ConfinedPool
-from jengine.confined.process import NotStarted
+from jengine.confined.pool import ConfinedPool, NotStarted
 from jengine.errors import CapacityError, RequestError
 from tests.server.listening import PATIENCE, until
 

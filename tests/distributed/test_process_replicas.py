@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from jengine.distributed import core_placement
+from jengine.distributed import process_replicas
 from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
@@ -257,7 +257,7 @@ def test_a_core_takes_the_place_of_one_that_has_died() -> None:
 def test_a_core_that_says_nothing_gets_no_requests_while_others_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(core_placement, "SLOW", 1.0)
+    monkeypatch.setattr(process_replicas, "SLOW", 1.0)
     with replicas(2) as client:
         stopped = client.cores[0].child.process
         os.kill(stopped, signal.SIGSTOP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jengine.adapters import AdapterReport
-from jengine.distributed.repeated_calls import RepeatedCalls
+from jengine.distributed.core_questions import RepeatedCalls
 from jengine.engine.questions import CallWorkers
 from jengine.executor.calls import AddAdapter, DropAdapter, Outcome, encoded_answer
 

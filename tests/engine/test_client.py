@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from jengine.engine.bell import Bell
+from jengine.engine.in_process import Bell
 from jengine.engine.questions import (
     AskHealth,
     AskStats,

@@ -16,7 +16,7 @@ from jengine.engine.questions import (
     Settle,
 )
 from jengine.executor.calls import CALLS
-from jengine.executor.worker_calls import RUN
+from jengine.executor.local import RUN
 
 
 def test_every_question_can_be_sent() -> None:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from jengine.assembly.settings.expert_settings import balance_config
 from jengine.config import BalanceConfig
 from jengine.errors import ConfigError
-from jengine.executor.balanced_experts import BalancedExperts, SpreadExperts
+from jengine.executor.balanced_experts import BalancedExperts, SpreadExperts, balanced, balancedness
 from jengine.executor.calls import encoded_answer
-from jengine.executor.expert_balance import balanced, balancedness
 from jengine.outputs import StepOutput
 from jengine.plan import NO_ENTRIES, Plan
 

@@ -19,8 +19,8 @@ from jengine.errors import JengineError, RequestError, UnsupportedFeature
 from jengine.grammar import compiler as compiling
 from jengine.grammar import guidance
 from jengine.grammar.compiler import GrammarCompiler, explained
+from jengine.grammar.guidance import MOST_NESTING, nesting
 from jengine.grammar.shared_tokenizer import data_of
-from jengine.grammar.sources import MOST_NESTING, nesting
 from jengine.grammar.tokenizer_check import check_tokenizer
 from jengine.grammar.tokens import llguidance_tokenizer
 from jengine.structured_outputs import StructuredOutputsParams
@@ -140,6 +140,8 @@ def test_a_first_mask_is_computed_while_compiling(monkeypatch: pytest.MonkeyPatc
     threads = list[str]()
 
     class Noted:
+        grammar_from_regex = staticmethod(LLMatcher.grammar_from_regex)
+
         def __init__(self, *given: Any, **options: Any) -> None:
             self.real = LLMatcher(*given, **options)
 

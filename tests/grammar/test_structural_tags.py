@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jengine.errors import RequestError
-from jengine.grammar.sources import llguidance_grammar
+from jengine.grammar.guidance import llguidance_grammar
 from jengine.structured_outputs import StructuredOutputsParams
 from tests.grammar.letters import ids, matcher
 

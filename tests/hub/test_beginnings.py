@@ -12,7 +12,7 @@ from jengine.assembly.located import checked_elsewhere, located
 from jengine.assembly.preflight import checked_here
 from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import CapacityError, CheckpointError
-from jengine.hub import beginnings
+from jengine.hub import snapshot
 from jengine.weights.gguf.blocks import plain_array
 from jengine.weights.gguf.header import has_header, read_header
 from tests.hub.loopback import Hub, Repo
@@ -26,7 +26,7 @@ PIECES = ["bytes=0-1023", "bytes=1024-2047", "bytes=2048-4095", "bytes=4096-8191
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A file whose header is longer than several first pieces."""
-    monkeypatch.setattr(beginnings, "FIRST", 1 << 10)
+    monkeypatch.setattr(snapshot, "FIRST", 1 << 10)
     return write_model(tmp_path).read_bytes()
 
 
@@ -107,7 +107,7 @@ def test_without_a_header_nothing_is_checked(
     odd = model.replace(text("llama"), text("other"))
     hub.repos["a/odd"] = Repo({"m.gguf": odd})
     hub.serves_ranges = why != "no ranges"
-    monkeypatch.setattr(beginnings, "MOST", 1 << 12)
+    monkeypatch.setattr(snapshot, "MOST", 1 << 12)
     assert opened("a/odd").read_bytes() == odd
     tried = ["bytes=0-1023"] if why == "no ranges" else PIECES[:3]
     assert ranges(hub) == [*tried, None]

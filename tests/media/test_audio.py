@@ -13,9 +13,8 @@ from jengine.config import SpeechConfig
 from jengine.errors import CapacityError, RequestError
 from jengine.media import audio, budget
 from jengine.media.audio import resampled, samples_of
-from jengine.media.log_mel import log_mel
 from jengine.media.sound_files import Head, one_channel, read_file
-from jengine.media.speech import SpeechProcessor
+from jengine.media.speech import SpeechProcessor, log_mel
 from tests.media.tiny_whisper import extractor, sound
 
 SPEECH = SpeechConfig(32, 48, 1, 2, mels=16, positions=50, start_token=90)

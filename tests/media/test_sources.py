@@ -22,12 +22,11 @@ from jengine.confined import errand as errands
 from jengine.errors import CapacityError, RequestError
 from jengine.media import images
 from jengine.media import sources as sources_module
-from jengine.media.addresses import is_public
 from jengine.media.decoding_process import Cut, Decoders
 from jengine.media.downloads import MOST_LOOKUPS, Lookups
 from jengine.media.images import decoded, pixels_of
 from jengine.media.layout import Part
-from jengine.media.sources import MediaSources
+from jengine.media.sources import MediaSources, is_public
 from tests.server.listening import until
 
 

@@ -14,7 +14,7 @@ from jengine.config import ModelConfig, ScheduleConfig, SpeculativeConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.registry import model_config
-from jengine.runner.step import decoded_states
+from jengine.runner.step import recurrent
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.guesses import HostGuesses
 from jengine.weights.dummy import dummy_model
@@ -102,8 +102,8 @@ def test_kernels_update_states_in_place(
     and go on from snapshots, with guesses, and where one row runs after the other."""
     stepped: list[str] = []
     for name in ("delta_step", "state_space_step"):
-        step = getattr(decoded_states, name)
-        monkeypatch.setattr(decoded_states, name, recorded(step, name, stepped))
+        step = getattr(recurrent, name)
+        monkeypatch.setattr(recurrent, name, recorded(step, name, stepped))
     model = dummy_model(tiny(family), seed=2)
     sizes = {"decode_rows": [rows], "prefill_tokens": [32], "variants": ["greedy"]}
     settings = {

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from jengine.executor.multihost.fetch_tally import FetchTally
+from jengine.executor.multihost.executors import FetchTally
 from jengine.plan import Fetch, Transfers
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=40)

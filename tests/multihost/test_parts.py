@@ -21,7 +21,7 @@ from jengine.executor.multihost import channel as channels
 from jengine.executor.multihost import rendezvous
 from jengine.executor.multihost.agreement import problem_in
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
-from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor
+from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor, Trace
 from jengine.executor.multihost.messages import (
     FetchesEnded,
     RequestAborted,
@@ -33,7 +33,6 @@ from jengine.executor.multihost.messages import (
 from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import address_towards
 from jengine.executor.multihost.settings import MultihostSettings
-from jengine.executor.multihost.trace import Trace
 from jengine.executor.remote.job import Job
 from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import (

@@ -14,7 +14,7 @@ import pytest
 
 import pallas_kernels
 from jengine.sampling import SamplingFeatures, SamplingInput, sample, seed_words
-from jengine.sampling.noise import gumbel, row_keys
+from jengine.sampling.row_operations import gumbel, row_keys
 from jengine.sampling_params import GREEDY_BELOW as HOSTS
 from pallas_kernels.token_sampling import sample_tokens
 from pallas_kernels.token_sampling.xla import GREEDY_BELOW

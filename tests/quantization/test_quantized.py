@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from jengine.quantization.codes import FP8, paired, unpaired
-from jengine.quantization.least_error import codes_of, least_error_steps
-from jengine.quantization.on_load import QuantizedOnLoad
+from jengine.quantization.on_load import QuantizedOnLoad, codes_of, least_error_steps
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED

@@ -15,11 +15,12 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jengine.errors import ConfigError
-from jengine.runner.disk import broken_entries, compile_cache
-from jengine.runner.disk.broken_entries import STAMP, remove_broken_entries
+from jengine.runner.disk import compile_cache
 from jengine.runner.disk.compile_cache import (
+    STAMP,
     enable_compile_cache,
     names_directory,
+    remove_broken_entries,
     wait_for_writes,
     what_compiling_costs,
 )
@@ -219,7 +220,7 @@ def test_an_entry_that_was_cut_short_gives_no_wrong_result_and_is_replaced(
 
 def test_entries_are_checked_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
-    monkeypatch.setattr(broken_entries, "is_broken", lambda file: bool(checked.append(file.name)))
+    monkeypatch.setattr(compile_cache, "is_broken", lambda file: bool(checked.append(file.name)))
     now = time.time()
     home.mkdir(parents=True, mode=0o700)
     for name, age in (("a-cache", 5), ("b-cache", 4), ("size-record", 4)):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jengine.logits_processor import BatchUpdate, MoveDirectionality, process_dict_updates
 from jengine.plan import NO_ENTRIES, KnownTokens, NewRow, Plan, RowSampling, packed_tokens
-from jengine.runner.host_batch import HostBatch, params_of
+from jengine.runner.host_processors import HostBatch, params_of
 from jengine.sampling_params import SamplingParams
 
 PROMPT = [4, 5]

@@ -19,7 +19,7 @@ from jengine.sampling import (
     seed_words,
 )
 from jengine.sampling.features import LogprobsMode
-from jengine.sampling.noise import gumbel, row_keys
+from jengine.sampling.row_operations import gumbel, row_keys
 from tests.marks import slow
 from tests.sampling.oracle import KEY, descending, jit_sample, log_softmax, make_inputs
 

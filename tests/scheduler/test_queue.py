@@ -12,8 +12,8 @@ from jengine.outputs import StepLogprobs
 from jengine.request import Request
 from jengine.scheduler.lanes import Place
 from jengine.scheduler.orders import order_of
-from jengine.scheduler.prompt_scores import PromptScores
 from jengine.scheduler.queue import WaitingQueue
+from jengine.scheduler.side_results import PromptScores
 from tests.scheduler.scheduler_loop import make_wire
 
 

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jengine.errors import RequestError
-from jengine.executor.multihost.fetch_tally import FetchTally
+from jengine.executor.multihost.executors import FetchTally
 from jengine.plan import Fetch, Transfers
 from jengine.request import WireRequest
 from jengine.scheduler.tiered_transfers import TieredTransfers

@@ -10,7 +10,7 @@ import pytest
 # Texts of 2 MiB, each with something small behind it that lives on.
 CODE = """
 from pathlib import Path
-from jengine.server.large_blocks import return_large_blocks
+from jengine.server.run import return_large_blocks
 def mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
 if {tuned}:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jengine.cli.serving import batch_files as transfer
+from jengine.cli.serving import offline as transfer
 from jengine.errors import ConfigError, EngineDead
 from jengine.server import offline
 from jengine.server.app import asked_routes

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from jengine.bench.marathon.server import free_port
-from jengine.distributed.core_placement import SLOW
+from jengine.distributed.process_replicas import SLOW
 from tests.server.listening import Client, until
 from tests.server.test_program import (
     COMPLETIONS,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jengine.errors import RequestError
-from jengine.text.stop_strings import Checked, StopChecker
+from jengine.text.transcript import Checked, StopChecker
 
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=4)
 PIECES = st.lists(st.text(alphabet="abc", max_size=4), max_size=12)

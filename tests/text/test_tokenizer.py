@@ -133,7 +133,7 @@ def test_token_text_shows_special_tokens_and_hides_half_characters(byte_level: T
 
 def test_the_host_half_stays_light() -> None:
     code = (
-        "import sys, jengine.text.transcript, jengine.text.stop_strings\n"
+        "import sys, jengine.text.transcript, jengine.text.transcript\n"
         "assert not {'jax', 'transformers', 'torch'} & sys.modules.keys()\n"
         "sys.modules['torch'] = None  # as if it were not installed\n"
         "import jengine.text.tokenizer, jengine.text.chat_template\n"

@@ -7,13 +7,16 @@ what was not given is absent from the namespace. Must not know commands.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
-from jengine.assembly.settings.flag_values import flag_settings
-from jengine.assembly.settings.values import field_types
+from jengine.assembly.settings.values import field_types, human_integer
+from jengine.assembly.settings.vllm_tuning import nearest
+from jengine.errors import ConfigError
 
 
 def flag_of(name: str) -> str:
@@ -61,3 +64,143 @@ def shown_default(field: Field[Any]) -> str:
         return ""
     told = " ".join(field.default) if isinstance(field.default, tuple) else field.default
     return f" [{told}]"
+
+
+# Lists of texts that may hold commas and brackets themselves: each word is one of them.
+VERBATIM = ("api_key", "admin_key", "lora_modules", "lora_dirs", "served_model_name")
+# Settings that are JSON objects, though their type is Any.
+OBJECTS = ("pooler_config",)
+# Keys of the compilation config that hold no list.
+ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs", "encoder_tokens", "capture_collectives",
+            "matmuls", "short_graphs")  # fmt: skip
+
+
+def flag_settings(name: str, kind: Any) -> dict[str, Any]:
+    """The argparse settings for a field of this type."""
+    parts = get_args(kind) or (kind,)
+    origins = {get_origin(part) or part for part in (kind, *parts)}
+    if get_origin(kind) is Literal:
+        choices = tuple(str(part).lower() for part in parts)
+        return {"choices": choices, "type": functools.partial(nearest, "jengine", name)}
+    if name == "compilation_config":
+        return {"action": MergeObjects, "type": checked(json_object), "metavar": "JSON"}
+    if Mapping in origins or name in OBJECTS:
+        return {"action": MergeObjects, "type": checked(options_object), "metavar": "JSON"}
+    if name == "stop":
+        return {"action": "append", "metavar": "TEXT"}
+    if origins & {Sequence, tuple, list}:
+        read = one_word if name in VERBATIM else checked(words_of)
+        return {"nargs": "+", "action": JoinWords, "type": read, "metavar": "TEXT"}
+    if int in parts:
+        return {"type": checked(functools.partial(whole_number, name)), "metavar": "N"}
+    if float in parts:
+        return {"type": float, "metavar": "X"}
+    return {"metavar": "TEXT"}
+
+
+class JoinWords(argparse.Action):
+    """All words of a flag, each of which may stand for several, as one list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = vars(namespace).get(self.dest, [])
+        setattr(namespace, self.dest, [*before, *(one for part in values for one in part)])
+
+
+def one_word(text: str) -> list[str]:
+    """A word that stands for itself."""
+    return [text]
+
+
+def words_of(text: str) -> list[str]:
+    """The texts of a JSON list, or of a list with commas."""
+    if not text.lstrip().startswith(("[", "{")):
+        words = [word.strip() for word in text.split(",")]
+    else:
+        words = json_or_text(text)
+    if not isinstance(words, list) or not all(isinstance(one, str) and one for one in words):
+        raise ConfigError(f"{text!r}: expected words, words with commas, or a JSON list of texts.")
+    return words
+
+
+class MergeObjects(argparse.Action):
+    """Several JSON objects for one flag become one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, {**vars(namespace).get(self.dest, {}), **values})
+
+
+def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`read` for argparse, which shows the text of this one kind of error only."""
+
+    def reader(text: str) -> Any:
+        try:
+            return read(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return reader
+
+
+def whole_number(name: str, text: str) -> int | None:
+    """Read an integer: plain, signed, or with a suffix such as 32k."""
+    try:
+        return int(text)
+    except ValueError:
+        return human_integer(name, text)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object; a string in it may be JSON too, or a list with commas."""
+    return {key: plain_value(key, value) for key, value in free_object(text).items()}
+
+
+def options_object(text: str) -> dict[str, Any]:
+    """Read a JSON object of any keys; a string in it may be JSON too."""
+    return {key: json_or_text(value) for key, value in free_object(text).items()}
+
+
+def json_or_text(value: Any) -> Any:
+    """Decode a string that is JSON; return anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def free_object(text: str) -> dict[str, Any]:
+    """Decode a JSON object without checking its values."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r}: expected a JSON object ({error}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{text!r}: expected a JSON object.")
+    return found
+
+
+def plain_value(key: str, value: Any) -> Any:
+    """The value typed for one key; all keys but those in ONE_WORD hold lists."""
+    value = json_or_text(value)
+    if isinstance(value, str) and key not in ONE_WORD:
+        value = [plain_word(part) for part in value.split(",")]
+    return value if key in ONE_WORD or isinstance(value, list) else [value]
+
+
+def plain_word(text: str) -> str | int:
+    """One entry of a list with commas."""
+    text = text.strip()
+    return int(text) if text.isdecimal() else text

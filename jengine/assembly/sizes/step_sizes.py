@@ -5,11 +5,12 @@ In: what the user asked for, the model's config and the limits of a step. Out: a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from jengine.assembly.processors import host_processors
 from jengine.assembly.settings.dict_settings import compiler_settings
-from jengine.assembly.settings.groups import Groups, StepSettings
+from jengine.assembly.settings.groups import CacheSettings, Groups, StepSettings
 from jengine.assembly.sizes.device_defaults import (
     OVERLAP_DEPTH,
     DeviceDefaults,
@@ -17,12 +18,11 @@ from jengine.assembly.sizes.device_defaults import (
     device_defaults,
 )
 from jengine.assembly.sizes.encoder_sizes import patch_sizes, refuse_beside_images, takes_images
-from jengine.assembly.sizes.snapshots import kept_states, snapshot_distance, with_snapshots
 from jengine.assembly.sizes.step_adapters import adapter_config
 from jengine.assembly.sizes.step_experts import chosen_experts
 from jengine.assembly.sizes.step_programs import step_programs
 from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, cache_groups
-from jengine.errors import UnsupportedFeature
+from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.kvcache.kinds import blocks_needed
 from jengine.logits_processor import LogitsProcessor
 from jengine.models.stages import stage_layout
@@ -234,3 +234,38 @@ def with_sizes(
     if not (defaults.cut_prompts and schedule.enable_chunked_prefill):
         return schedule
     return replace(schedule, prefill_sizes=ladders.prefill_tokens, full_step=ladders.full_step)
+
+
+# Tokens between kept states by default. A prompt longer than this takes one step more.
+SNAPSHOT_EVERY = 256
+# Kept states for each running request for which there is to be room.
+KEPT_FOR_EACH = 2
+
+
+def snapshot_distance(asked: CacheSettings, block_size: int) -> int | None:
+    """Every how many tokens a state is kept; None: never."""
+    given = asked.mamba_block_size
+    if given is not None and given % block_size:
+        raise ConfigError(
+            f"mamba_block_size={given}: expected a multiple of block_size={block_size}, because "
+            "states are kept where a block of the KV cache ends."
+        )
+    if asked.mamba_cache_mode == "none" or not asked.enable_prefix_caching:
+        return None
+    return given or -(-SNAPSHOT_EVERY // block_size) * block_size
+
+
+def with_snapshots(
+    layer_specs: Iterable[tuple[CacheSpec, ...]], every: int | None
+) -> tuple[tuple[CacheSpec, ...], ...]:
+    """The specs of each layer; those of states say where states are kept."""
+
+    def kept(spec: CacheSpec) -> CacheSpec:
+        return replace(spec, snapshot_every=every) if spec.is_state else spec
+
+    return tuple(tuple(map(kept, specs)) for specs in layer_specs)
+
+
+def kept_states(spec: CacheSpec) -> int:
+    """Units of a group that are useful for each request beside those that it needs."""
+    return KEPT_FOR_EACH if spec.snapshot_every is not None else 0

@@ -5,11 +5,14 @@ In: a Paper. Out: a ReplicaKind. Must not know traces.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
 from jengine.capacity.device_memory import gigabytes
 from jengine.capacity.paper import Paper
-from jengine.capacity.simulation.model_times import ModelTimes
 from jengine.capacity.simulation.replica import ReplicaKind
+from jengine.capacity.simulation.step_times import Load, stepwise
+from jengine.capacity.timing import Timing
 from jengine.config import CacheConfig, ModelConfig
 from jengine.errors import ConfigError
 from jengine.kvcache.kinds import blocks_needed
@@ -57,3 +60,78 @@ def token_bytes(config: ModelConfig, codes: str | None) -> int:
     size = ITEM_BYTES.get(config.dtype, 4)
     specs = (spec for spec in config.cache_specs if not spec.is_state)
     return sum(kept_bytes(spec, size, has_codes=bool(codes)) for spec in specs)
+
+
+# The context at which the growth of what a token reads and computes is taken, with windows.
+FAR = 1 << 20
+
+
+@dataclass
+class ModelTimes:
+    """Step times predicted by a roofline model of devices that need not be present."""
+
+    timing: Timing
+    _fixed: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        timing = self.timing
+        assumed, device = timing.assumed, timing.device
+        self._read = 1 / (device.bandwidth * assumed.bandwidth_share)
+        self._compute = 1 / (device.flops * assumed.flops_share)
+        layers = len(timing.memory.stage) * assumed.between_launches
+        self._launches = (layers * assumed.decode_launches, layers * assumed.prefill_launches)
+        self._token = timing.operations()
+        self._head = timing.head_operations()
+        self._is_linear = not any(spec.window for spec in timing.memory.config.cache_specs)
+        self._context_bytes = timing.memory.read_bytes(FAR) / FAR
+        self._context_operations = timing.attention(FAR) / FAR
+
+    def seconds(self, load: Load) -> float:
+        """max(memory time, compute time) plus launches and communication."""
+        tokens = load.decode_rows + load.prefill_tokens
+        fixed = self._fixed.get(tokens)
+        if fixed is None:
+            fixed = self._fixed[tokens] = self._of(tokens)
+        weights, exchanges = fixed
+        if self._is_linear:
+            cache = self._context_bytes * (load.decode_context + load.prefill_read)
+            attention = self._context_operations * (load.decode_context + load.attended)
+        else:
+            cache, attention = self._by_mean(load)
+        operations = tokens * self._token + load.sampled * self._head + attention
+        busy = max((weights + cache) * self._read, operations * self._compute)
+        return busy + self._launches[load.prefill_tokens > 0] + exchanges
+
+    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+        """Decode-only steps differ in context alone, in which time is linear without windows."""
+        rows, context, ends = load.decode_rows, load.decode_context, []
+        if load.prefill_tokens or not self._is_linear:
+            return stepwise(self, load, at, runs, until)
+        weights, exchanges = self._fixed.get(rows) or self._fixed.setdefault(rows, self._of(rows))
+        operations, launches = rows * self._token + load.sampled * self._head, self._launches[0]
+        read, compute = self._read, self._compute
+        while len(ends) < runs and at <= until:
+            memory = (weights + self._context_bytes * context) * read
+            arithmetic = (operations + self._context_operations * context) * compute
+            at += (memory if memory >= arithmetic else arithmetic) + launches + exchanges
+            ends.append(at)
+            context += rows
+        return ends
+
+    def _of(self, tokens: int) -> tuple[float, float]:
+        """Weight bytes read for `tokens` tokens, and seconds of communication."""
+        exchanges = sum(one.seconds for one in self.timing.exchanges(tokens))
+        return self.timing.weights_read(tokens), exchanges
+
+    def _by_mean(self, load: Load) -> tuple[float, float]:
+        """Attention bytes and FLOPs under sliding windows, from mean contexts."""
+        timing, cache, operations = self.timing, 0.0, 0.0
+        if load.decode_rows:
+            mean = load.decode_context // load.decode_rows
+            cache += load.decode_rows * timing.memory.read_bytes(mean)
+            operations += load.decode_rows * timing.attention(mean)
+        if load.prefill_tokens:
+            cache += timing.memory.read_bytes(load.prefill_read)
+            mean = load.attended // load.prefill_tokens
+            operations += load.prefill_tokens * timing.attention(mean)
+        return cache, operations

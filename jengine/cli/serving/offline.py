@@ -6,14 +6,25 @@ In: flags, settings of server and engine. Out: how many lines have results.
 from __future__ import annotations
 
 import argparse
+import http.client
+import logging
+import os
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
 from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
 
 from jengine.assembly.engine import Engine
 from jengine.assembly.located import checked_elsewhere, located
 from jengine.assembly.processes.engine_process import shown, start_engine_process
 from jengine.cli.serve import engine_args
-from jengine.cli.serving.batch_files import local_output, opened, send
 from jengine.client.address import is_url
+from jengine.errors import ConfigError, JengineError
 from jengine.server.batches.files import Results
 from jengine.server.batches.runner import BatchFiles, Progress
 from jengine.server.offline import run_batch
@@ -43,3 +54,69 @@ def answer_files(arguments: argparse.Namespace, settings: ServerSettings) -> Pro
                 send(path, name)
                 path.unlink()
     return progress
+
+
+logger = logging.getLogger(__name__)
+# Seconds without a byte after which a transfer has failed.
+SILENCE = 300.0
+TRIES, PAUSE = 5, 5.0
+
+
+class TransferFailed(JengineError):
+    """A file could not be fetched or sent."""
+
+
+def opened(name: str, folder: str | None) -> BinaryIO:
+    """A file to read. That of an address is fetched to a nameless file in `folder` first, as a
+    server would not wait while its lines are answered."""
+    if not is_url(name):
+        try:
+            return Path(name).open("rb")
+        except OSError as error:
+            raise ConfigError(f"{name!r} cannot be read: {error.strerror}.") from error
+    file: BinaryIO = tempfile.TemporaryFile(dir=folder)  # type: ignore[assignment]  # noqa: SIM115
+    try:
+        with urllib.request.urlopen(name, timeout=SILENCE) as response:  # noqa: S310 - see is_url
+            shutil.copyfileobj(response, file)
+            if response.length:
+                raise TransferFailed(f"{name} ended {response.length} bytes too early.")
+    except (OSError, http.client.HTTPException) as error:
+        raise TransferFailed(f"{name} cannot be fetched: {error}.") from error
+    file.seek(0)
+    return file
+
+
+def local_output(name: str, folder: str | None) -> Path:
+    """Where results are written: `name` itself, or for an address a file in `folder`, by which a
+    batch that was interrupted goes on. Without a folder it is a new one each time."""
+    if not is_url(name):
+        return Path(name)
+    if folder is None:
+        handle, path = tempfile.mkstemp(prefix="jengine_batch_", suffix=".jsonl")
+        os.close(handle)
+        return Path(path)
+    return Path(folder) / f"jengine_batch_{blake2b(name.encode(), digest_size=8).hexdigest()}.jsonl"
+
+
+def send(file: Path, url: str) -> None:
+    """PUT a file, several times if need be. Raises TransferFailed, and leaves the file."""
+    for left in reversed(range(TRIES)):
+        try:
+            put(file, url)
+            return
+        except (OSError, http.client.HTTPException) as error:
+            if not left:
+                raise TransferFailed(
+                    f"{url} did not take the results: {error}. They are in {file}."
+                ) from error
+            logger.warning("%s did not take the results: %s. Trying again in %g s.",
+                           url, error, PAUSE)  # fmt: skip
+            time.sleep(PAUSE)
+
+
+def put(file: Path, url: str) -> None:
+    headers = {"Content-Type": "application/jsonl", "Content-Length": str(file.stat().st_size)}
+    with file.open("rb") as data:
+        request = urllib.request.Request(url, data, headers, method="PUT")  # noqa: S310
+        with urllib.request.urlopen(request, timeout=SILENCE):  # noqa: S310
+            pass

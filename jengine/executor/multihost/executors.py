@@ -5,18 +5,19 @@ In: plans. Out: steps of the local runner, the same ones everywhere. Must not kn
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from jengine.errors import RequestError
 from jengine.executor.local import LocalExecutor
 from jengine.executor.multihost.agreement import digest_of
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
-from jengine.executor.multihost.fetch_tally import FetchTally
 from jengine.executor.multihost.messages import (
     FetchesEnded,
     Report,
@@ -24,11 +25,10 @@ from jengine.executor.multihost.messages import (
     SampleDigest,
     StepRead,
 )
-from jengine.executor.multihost.trace import Trace
 from jengine.executor.protocol import PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
 from jengine.outputs import StepOutput
-from jengine.plan import Plan
+from jengine.plan import Plan, Transfers
 from jengine.runner.transfers.transfer_runner import REST
 
 # No process can be further behind: a step runs in all processes or in none.
@@ -154,3 +154,66 @@ def call_report(local: LocalExecutor, method: str, arguments: bytes) -> Report:
     """Digest a worker call for comparison, with this process's answer attached."""
     (own,) = local.call_workers(method, arguments)
     return reports("calls", [(method, digest_of(arguments))], answer=own)
+
+
+DIGEST_SIZE = 16
+
+
+class Trace:
+    """Running digest of steps in order, due for comparison after every `every` steps."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
+        self._steps = 0
+
+    def add(self, plan: Plan, output: StepOutput) -> Iterator[tuple[int, bytes]]:
+        """Add a finished step; yields (step number, digest) when one is due. Plans that run no step
+        are not counted: processes may differ in how many they have seen."""
+        self._digest.update(msgspec.msgpack.encode((plan, output.tokens.tolist())))
+        self._steps += plan.runs_step
+        if plan.runs_step and self._steps % self._every == 0:
+            yield plan.step, self._digest.digest()
+
+
+class FetchTally:
+    """Fetches still in progress in at least one process."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks = frozenset(ranks)
+        self._missing: dict[int, set[int]] = {}  # number -> processes in which it has not ended
+        self._failed: set[int] = set()
+        self._ended: dict[int, bool] = {}  # everywhere, and not taken yet
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._missing)
+
+    def began(self, transfers: Transfers) -> None:
+        """Note the fetches of a plan that every process runs; a reset forgets earlier ones."""
+        if transfers.reset:
+            self._missing.clear()
+            self._failed.clear()
+            self._ended.clear()
+        for fetch in transfers.fetches:
+            self._missing[fetch.number] = set(self._ranks)
+
+    def ended(self, rank: int, done: Mapping[int, bool]) -> None:
+        """Note that process `rank` has completed fetches: number → success."""
+        for number, succeeded in done.items():
+            missing = self._missing.get(number)
+            if missing is None:
+                continue  # it began before a reset
+            missing.discard(rank)
+            if not succeeded:
+                self._failed.add(number)
+            if not missing:
+                del self._missing[number]
+                self._ended[number] = number not in self._failed
+                self._failed.discard(number)
+
+    def take(self) -> dict[int, bool]:
+        """Return, since the last call, the fetches that all processes have completed: number →
+        whether all succeeded."""
+        ended, self._ended = self._ended, {}
+        return ended

@@ -29,7 +29,6 @@ from jengine.runner.step.draft_input import (
 from jengine.runner.step.hidden import Forwarded, Ran, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
-from jengine.runner.step.planes import rotary_planes, row_of_token
 from jengine.runner.step.pool import with_sums
 from jengine.runner.step.program import Models, Program
 from jengine.runner.step.recurrent import HeldStates
@@ -42,7 +41,7 @@ from jengine.runner.step.step_input import (
 )
 from jengine.runner.step.stripes import Stripes
 from jengine.runner.step.taps import StepTaps
-from jengine.runner.variants.buckets import ChosenExperts
+from jengine.runner.variants.buckets import Bucket, ChosenExperts, StepShapes
 from jengine.sampling import SamplingInput
 from jengine.sampling.acceptance import Drafted
 
@@ -244,3 +243,25 @@ def experts_of_tokens(
         return jnp.pad(picked, ((0, 0), (0, wanted.chosen - picked.shape[1])))
 
     return jnp.stack([of_layer(layer) for layer in range(wanted.layers)], axis=1)
+
+
+def row_of_token(inputs: StepInput, bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
+    """Row of each token; out of range for padding."""
+    tiles = jnp.repeat(inputs.tiles.rows, shapes.prefill_tile)
+    return jnp.concatenate([inputs.tokens.decode_rows, tiles])
+
+
+def rotary_planes(
+    positions: Int32[Array, " tokens"],
+    rows: Int32[Array, " tokens"],
+    offsets: Int32[Array, " rows"] | None,
+    given: Int32[Array, "3 tokens"] | None,
+) -> Int32[Array, "3 tokens"] | None:
+    """Frame, row and column positions of each token; None where all equal `positions`. `offsets`:
+    added to positions of tokens behind a row's images; `given`: those of image tokens, -1 for
+    others."""
+    if offsets is None:
+        return None
+    shifted = positions + offsets.at[rows].get(mode="fill", fill_value=0)
+    planes = jnp.broadcast_to(shifted, (3, *shifted.shape))
+    return planes if given is None else jnp.where(given >= 0, given, planes)

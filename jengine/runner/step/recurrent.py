@@ -11,7 +11,7 @@ from the next step on, since no row may read what another writes in the same ste
 prefix is being computed waits for it (`scheduler/gates.py`).
 
 Prompts run in tiles, decodes one token per row, on NVIDIA GPUs by one kernel per layer that updates
-states in place (`runner/step/decoded_states.py`). A state cannot be rolled back, so drafts run on a
+states in place (`decoded_states` below). A state cannot be rolled back, so drafts run on a
 copy of it; after verification the accepted tokens run again on the state itself
 (`layers/drafted_states.py`). In between only the inputs of the recurrence are kept, not a state per
 draft.
@@ -19,19 +19,23 @@ draft.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
+from jengine.layers.delta_rule import EPS, DeltaRule
 from jengine.layers.drafted_states import draft_turns, run_again, run_on_copies
+from jengine.layers.mamba2 import StateSpace
 from jengine.layers.recurrent import NOWHERE, RecurrentInputs, StateView, run_recurrent
 from jengine.runner.step.batch import Batch
-from jengine.runner.step.decoded_states import kernel_decoder
 from jengine.runner.step.group_arrays import STATE_AXES
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Bucket, StepShapes
+from pallas_kernels.recurrent_decode import IN_PLACE, delta_step, state_space_step
 from sharding.placement import Placement
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -137,3 +141,86 @@ def _units(
     page = (positions - batch.table_starts[group]) // shapes.block_size
     page = jnp.clip(page, 0, table.shape[1] - 1)
     return jnp.take_along_axis(table, page[:, None], axis=1)[:, 0]
+
+
+# A kernel updates the states of all rows in place and in any order, so no row may read a state unit
+# that another writes in the same step. The cache guarantees that: a row reads either its own unit
+# or a prefix snapshot that no row writes.
+
+# Logical axes of arrays by head, their tokens first, and of parameters.
+OF_HEADS = (None, "heads", None)
+EVERYWHERE = PartitionSpec()
+
+
+def kernel_decoder(implementation: str | None, placement: Placement) -> KernelDecoder | None:
+    """The kernels' decoder, or None where no kernel is available."""
+    if implementation not in IN_PLACE:
+        return None
+    return KernelDecoder(implementation, placement)
+
+
+class KernelDecoder(NamedTuple):
+    """Runs the recurrences of `scan_states` by kernels."""
+
+    implementation: str
+    placement: Placement
+
+    def __call__(
+        self,
+        recurrence: DeltaRule | StateSpace,
+        tokens: dict[str, Array],
+        states: Array,
+        layer: int,
+        view: StateView,
+    ) -> tuple[Array, Array]:
+        """Run one token per row. Returns outputs and states."""
+        # One number for each row: the unit with its state, or -1 for none.
+        places = jnp.where(view.fresh, -1, view.reads), view.writes
+        if isinstance(recurrence, DeltaRule):
+            return self._delta(recurrence, tokens, states, layer, places)
+        return self._state_space(recurrence, tokens, states, layer, places)
+
+    def _delta(
+        self, rule: DeltaRule, tokens: dict[str, Array], states: Array, layer: int, places: Any
+    ) -> tuple[Array, Array]:
+        arrays = [tokens[name] for name in ("qkv", "dt", "beta")]
+        axes: list[Any] = [OF_HEADS] * 3
+        for parameter in (rule.rate_logs, rule.dt_bias):
+            arrays.append(parameter)
+            axes.append(("heads", None))
+        out_shape = (*arrays[1].shape, states.shape[-1])
+        step = partial(delta_step, eps=EPS, implementation=self.implementation)
+        return self._run(step, states, layer, places, arrays, axes, ((*OF_HEADS, None), out_shape))
+
+    def _state_space(
+        self, rule: StateSpace, tokens: dict[str, Array], states: Array, layer: int, places: Any
+    ) -> tuple[Array, Array]:
+        x, keys = tokens["x"], tokens["keys"]
+        heads = x.shape[1]
+        # By head, so that a device knows the groups of those that it has.
+        groups = jnp.arange(heads, dtype=jnp.int32) // (heads // keys.shape[2])
+        arrays = [x, keys, groups, tokens["dt"], rule.rate_logs, rule.dt_bias]
+        of_each = ("heads",)
+        axes = [OF_HEADS, (None,) * 4, of_each, (None, *of_each), of_each, of_each]
+        step = partial(state_space_step, limits=rule.limits, implementation=self.implementation)
+        return self._run(step, states, layer, places, arrays, axes, (OF_HEADS, x.shape))
+
+    def _run(
+        self, step: Any, states: Array, layer: int, places: Any, arrays: list[Array],
+        axes: list[Any], result: tuple[Any, tuple[int, ...]],
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Map over devices by head. `result`: axes and shape of the output."""
+        placement = self.placement
+        state_axes = (*STATE_AXES, "heads", *[None] * (states.ndim - 3))
+        held = [placement.held(x, given) for x, given in zip(arrays, axes, strict=True)]
+        specs = [placement.spec(given, x.shape) for x, given in zip(arrays, axes, strict=True)]
+        state_spec = placement.spec(state_axes, states.shape)
+
+        def own_heads(states: Array, reads: Array, writes: Array, *own: Array) -> Any:
+            return step(states, layer, reads, writes, *own)
+
+        run = placement.on_each_device(
+            own_heads, (state_spec, EVERYWHERE, EVERYWHERE, *specs),
+            (placement.spec(*result), state_spec),
+        )  # fmt: skip
+        return run(states, *places, *held)

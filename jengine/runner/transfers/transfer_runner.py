@@ -11,7 +11,9 @@ still write blocks that were freed meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -31,7 +33,6 @@ from jengine.runner.transfers.device_blocks import (
 )
 from jengine.runner.transfers.host_copies import HostCopies
 from jengine.runner.transfers.host_memory import HostMemory, on_host
-from jengine.runner.transfers.waiting_saves import SaveQueue, WaitingSaves
 
 # Seconds that a plan without anything to run waits for fetches.
 REST = 5e-3
@@ -186,3 +187,50 @@ def with_transfers(
     programs = programs_of(runner.loaded)
     memories = [HostMemory(own, count) for own, count in zip(programs, slots, strict=True)]
     return TransferRunner(runner, programs, HostCopies(memories, far))
+
+
+@dataclass
+class WaitingSaves:
+    """The saves of one plan."""
+
+    after: StepHandle | None  # the step of the plan, or the last one before it; None: there is none
+    copies: Sequence[BlockCopies]
+    is_settled: bool = False  # queued, or dropped
+
+    @property
+    def may_run(self) -> bool:
+        """Whether all programs that write the blocks are queued."""
+        return self.after is None or self.after.has_left
+
+
+class SaveQueue:
+    """Pending saves of plans in the pipeline; without a pipeline nothing waits.
+
+    A plan's blocks are pinned until it is committed, and it is not committed before its saves are
+    queued: no later plan writes the blocks in between.
+    """
+
+    def __init__(self, save: Callable[[BlockCopies], None]) -> None:
+        self._save = save
+        self._waiting: deque[WaitingSaves] = deque()
+
+    def add(self, after: StepHandle | None, copies: Sequence[BlockCopies]) -> WaitingSaves:
+        """Queue these copies once that step has passed the last stage."""
+        added = WaitingSaves(after, copies)
+        self._waiting.append(added)
+        self.run()
+        return added
+
+    def run(self) -> None:
+        """Dispatch the copies whose steps are dispatched; the device runs them after these."""
+        while self._waiting and self._waiting[0].may_run:
+            saves = self._waiting.popleft()
+            for copies in saves.copies:
+                self._save(copies)
+            saves.is_settled = True
+
+    def drop(self) -> None:
+        """Discard pending saves: their plans are forgotten, so their blocks are no longer
+        pinned."""
+        while self._waiting:
+            self._waiting.popleft().is_settled = True

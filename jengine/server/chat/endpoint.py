@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,10 @@ from jengine.prompts import TokensPrompt
 from jengine.sampling_params import SamplingParams
 from jengine.server.chat.chunks import ChatChunks
 from jengine.server.chat.fields import ChatRequest, check_chat
-from jengine.server.chat.forced_calls import forced_calls
 from jengine.server.chat.rendering import lane_of_chat, rendered_chat
 from jengine.server.chat.texts import ChatTexts
 from jengine.server.chat.types import ChatResponse
+from jengine.server.errors import ApiError
 from jengine.server.formats.logprobs import prompt_logprobs
 from jengine.server.formats.request_metrics import told_metrics
 from jengine.server.formats.sampling_fields import answer_length, sampling_params, tokenization
@@ -140,3 +140,60 @@ class ChatJob:
             self.texts, self.service.settings, self.request_id, self.created, self.model
         )
         return chunks.of(outputs)
+
+
+ANYTHING: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
+    """Return the JSON schema that forces tool calls, or None if tool_choice forces none.
+
+    For a named function it is the schema of its arguments, otherwise that of a list of calls.
+    """
+    tools = [tool["function"] for tool in request.tools or ()]
+    if request.forced_name is not None:
+        named = next(tool for tool in tools if tool["name"] == request.forced_name)
+        return _written(_parameters(named))
+    if request.tool_choice != "required":
+        return None
+    definitions: dict[str, Any] = {}
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": [_call(tool, definitions) for tool in tools]},
+    }
+    if request.parallel_tool_calls is False:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return _written(schema)
+
+
+def _written(schema: Mapping[str, Any]) -> StructuredOutputsParams:
+    """Constrain to a JSON schema with at most one space between tokens: models write calls as they
+    know them, and none fills an answer with whitespace."""
+    return StructuredOutputsParams(json=schema, whitespace_pattern=" ?")
+
+
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(function.get("parameters") or ANYTHING)
+
+
+def _call(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Schema of one call. `$defs` are hoisted to the root, to which `$ref`s point."""
+    parameters = _parameters(function)
+    for name, one in (parameters.pop("$defs", None) or {}).items():
+        if definitions.setdefault(name, one) != one:
+            raise ApiError(
+                400,
+                f"tools: $defs has {name!r:.80} with two meanings, in {function['name']!r:.80} and "
+                "in another tool. Rename one of them.",
+                param="tools",
+            )
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [function["name"]]},
+                       "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }  # fmt: skip

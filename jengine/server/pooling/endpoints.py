@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
+import base64
+import sys
+from typing import Any, cast
 
+import ml_dtypes
 import msgspec
 import numpy as np
 from starlette.requests import Request
@@ -14,7 +17,6 @@ from jengine.engine.pooling_input import VALID
 from jengine.pooling_params import REMOVED_TASKS
 from jengine.server.errors import ApiError
 from jengine.server.http.body import read_body
-from jengine.server.pooling.encoding import encoded, raw_bytes
 from jengine.server.pooling.fields import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -134,3 +136,28 @@ async def encoded_answer(service: Service, http: Request, job: EncodedJob) -> Re
     if not as_bytes:
         return await answer(service, http, job)
     return await answer(service, http, job, lambda outputs: job.numbers(job.pooled(outputs)))
+
+
+DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+
+def raw_bytes(data: np.ndarray, request: EncodedFields) -> bytes:
+    """Cast to the requested dtype and byte order."""
+    found = np.ascontiguousarray(data.astype(DTYPES[request.embed_dtype or "float32"]))
+    wanted = request.endianness or "native"
+    if wanted in ("native", sys.byteorder) or found.itemsize == 1:
+        return found.tobytes()
+    return found.view(f"u{found.itemsize}").byteswap().tobytes()
+
+
+def encoded(data: np.ndarray, request: EncodedFields) -> list[Any] | str:
+    """Encode numbers for JSON: a list, or base64."""
+    if request.encoding_format == "base64":
+        return base64.b64encode(raw_bytes(data, request)).decode("ascii")
+    return data.tolist()

@@ -6,8 +6,10 @@ clients can ask for them and go on from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,13 +17,12 @@ from jengine.outputs import RequestOutput
 from jengine.sampling_params import SamplingParams
 from jengine.server.chat.endpoint import ChatJob
 from jengine.server.chat.fields import check_chat
-from jengine.server.errors import ApiError
+from jengine.server.errors import ApiError, api_error
 from jengine.server.http.json_response import json_response
 from jengine.server.http.sse import Chunks
-from jengine.server.responses.events import ResponseEvents
 from jengine.server.responses.fields import CHAT_NAMES, ResponsesRequest, as_chat, check_responses
 from jengine.server.responses.input import chat_messages, input_items
-from jengine.server.responses.items import Item, new_id
+from jengine.server.responses.items import Event, Item, new_id
 from jengine.server.responses.progress import ResponseProgress
 from jengine.server.responses.types import ResponseObject
 from jengine.server.serving import everywhere
@@ -143,3 +144,77 @@ async def _earlier_items(service: Service, request: ResponsesRequest) -> list[It
             param="previous_response_id",
         )  # fmt: skip
     return earlier.items
+
+
+_encoder = msgspec.json.Encoder()
+
+
+class Progress(Protocol):
+    """Builds the events of one response from outputs."""
+
+    def begin(self) -> ResponseObject:
+        """The response object before its first item."""
+        ...
+
+    def advance(self, output: RequestOutput) -> list[Event]:
+        """Events of the next engine output."""
+        ...
+
+    async def count_reasoning(self) -> None:
+        """Tokenize the reasoning to count it; to be called before `end`."""
+        ...
+
+    def end(self) -> tuple[list[Event], ResponseObject]:
+        """Return the closing events, and the completed response."""
+        ...
+
+    def fail(self, message: str) -> ResponseObject:
+        """Return the failed response."""
+        ...
+
+    def give_up(self) -> None:
+        """Cancelled by disconnect or error. No-op after `end`."""
+        ...
+
+
+class ResponseEvents:
+    """SSE events of one response. `response.created` is sent with the first output."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._number = 0
+
+    async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        """Yield all events. An error before the first one is raised; later ones become events."""
+        progress, begun = self._progress, False
+        try:
+            async for _, output in outputs:
+                if not begun:
+                    begun = True
+                    response = progress.begin()
+                    yield self._about("response.created", response)
+                    yield self._about("response.in_progress", response)
+                for event in progress.advance(output):
+                    yield self._event(event)
+            await progress.count_reasoning()
+            last, response = progress.end()
+            for event in last:
+                yield self._event(event)
+            name = "completed" if response.status == "completed" else "incomplete"
+            yield self._about(f"response.{name}", response)
+        except Exception as error:
+            if not begun:
+                raise
+            response = progress.fail(api_error(error).body.error.message)
+            yield self._about("response.failed", response)
+        finally:
+            progress.give_up()
+            await outputs.aclose()
+
+    def _about(self, name: str, response: ResponseObject) -> bytes:
+        return self._event({"type": name, "response": response})
+
+    def _event(self, event: dict[str, Any]) -> bytes:
+        data = _encoder.encode({**event, "sequence_number": self._number})
+        self._number += 1
+        return b"event: " + event["type"].encode() + b"\ndata: " + data + b"\n\n"

@@ -15,7 +15,7 @@ from jengine.layers.delta_rule import DeltaRule
 from jengine.layers.mamba2 import StateSpace
 from jengine.layers.recurrent import NOWHERE, StateView
 from jengine.layers.state_scan import scan_states
-from jengine.runner.step.decoded_states import kernel_decoder
+from jengine.runner.step.recurrent import kernel_decoder
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.guesses import HostGuesses
 from sharding.mesh import engine_mesh
