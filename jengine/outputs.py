@@ -73,8 +73,8 @@ class StepOutput(NamedTuple):
     transfers_done: dict[int, bool] = {}
     pooled: Any = None  # f32[entries, width]: what a pooling model makes of each row
     pooled_tokens: Any = None  # f32[tokens of prefill chunks, width]: and of each token
-    # i32[rows, drafts], by row: guesses of the step at what follows its last token, -1: none.
-    guesses: Any = None
+    # i32[rows, drafts], by row: what the step drafts after its last token, -1: none.
+    next_drafts: Any = None
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, gc=False):

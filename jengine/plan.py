@@ -237,11 +237,11 @@ class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
 
 
 NO_ENTRIES = Entries(b"")
-NO_GUESSER = -1  # in place of a number of guesses
+NO_DRAFTER = -1  # in place of a number of drafts
 
 
 class Drafts(msgspec.Struct, frozen=True, array_like=True):
-    """Guesses at a row's next tokens, by position. The host may not know yet how many of the drafts
+    """Drafts of a row's next tokens, by position. The host may not know yet how many of the drafts
     in flight were accepted: the step takes those that follow the tokens that the row really has."""
 
     row: int
@@ -314,9 +314,9 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     masks: TokenMasks | None = None  # those that are new
     known: list[KnownTokens] = []  # run by the prefill chunks of rows that are not new
     drafts: list[Drafts] = []
-    # Tokens that the step itself guesses, at its end, for each row that it samples; NO_GUESSER: the
-    # model that guesses does not even read the step's tokens.
-    guesses: int = 0
+    # Tokens that the step itself drafts, at its end, for each row that it samples; NO_DRAFTER: the
+    # model that drafts does not even read the step's tokens.
+    next_drafts: int = 0
     transfers: Transfers | None = None
     encode: list[MediaSpan] = []  # images to encode before the step
     forks: list[Forks] = []

@@ -23,7 +23,7 @@ from tests.array_shapes.parts import (
     trace_what_steps_leave_out,
 )
 from tests.array_shapes.steps import (
-    GUESSERS,
+    DRAFTERS,
     tiny,
     tiny_pooling,
     tiny_speech,
@@ -50,7 +50,7 @@ INTERFACES = {
     "jengine.quantization.scheme.WeightScheme.lookup",
     "jengine.quantization.scheme.WeightScheme.multiply",
     "jengine.quantization.scheme.WeightScheme.multiply_groups",
-    "jengine.runner.step.guessing.Guesser.__call__",
+    "jengine.runner.step.draft_stage.Drafter.__call__",
 }
 BUCKET = Bucket(4, 16, 16)
 
@@ -90,7 +90,7 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
     ):
         trace_step(tiny(family), BUCKET, known["scored"])
     trace_step(tiny("mistral"), Bucket(4, 0, 16, repeats=3), known["greedy"])
-    for method in GUESSERS:
+    for method in DRAFTERS:
         trace_step(tiny("mistral"), BUCKET, known["sampled"], method=method)
     trace_step(tiny("mistral"), BUCKET, known["sampled"], stored="int8")
     trace_chain(tiny("mistral"), BUCKET, known["scored"])

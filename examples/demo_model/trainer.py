@@ -31,7 +31,7 @@ SIZES = {
     "demo": (192, 5, 6, 2, 32, 448),
     "small": (128, 3, 4, 2, 32, 384),
     "tiny": (32, 2, 2, 1, 16, 64),
-    "draft": (96, 2, 3, 1, 32, 256),  # guesses tokens for the demo model
+    "draft": (96, 2, 3, 1, 32, 256),  # drafts tokens for the demo model
 }
 HELD_OUT_BATCHES = 8
 

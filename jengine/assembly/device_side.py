@@ -17,9 +17,9 @@ from flax import nnx
 import jengine
 from jengine.assembly.backend import await_kernels, start_backend
 from jengine.assembly.block_transfers import transfers_of, with_room_outside
+from jengine.assembly.drafter import DrafterSource, open_drafter, with_draft_cost
 from jengine.assembly.engine import DeviceSide
 from jengine.assembly.grammars import CoreGrammars, core_grammars
-from jengine.assembly.guesser import GuesserSource, open_guesser, with_guess_cost
 from jengine.assembly.host_weights import with_layers_on_host
 from jengine.assembly.mesh_placement import placement_for
 from jengine.assembly.model_facts import ModelSource
@@ -46,7 +46,7 @@ from jengine.executor.multihost.settings import MultihostSettings
 from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import build_runners
 from jengine.runner.disk.compile_cache import what_compiling_costs
-from jengine.runner.guesser import LoadedGuesser
+from jengine.runner.drafter import LoadedDrafter
 from jengine.runner.joint_runner import launch_of
 from jengine.runner.runner import PlanRunner
 from jengine.runner.runner_config import RunnerConfig
@@ -61,12 +61,12 @@ logger = logging.getLogger(__name__)
 
 
 class PlacedModel(NamedTuple):
-    """A placed model and its guesser."""
+    """A placed model and its drafter."""
 
     declared: nnx.Module
     order: LeafOrder
     leaves: Leaves
-    guesser: LoadedGuesser | None
+    drafter: LoadedDrafter | None
 
 
 @engine_context()
@@ -132,9 +132,9 @@ def place_model(
     log_copies(order.copied_bytes(leaves), live=is_live(asked.model))
     group.agree_on_weights()
     loaded = None
-    if settings.guesser is not None:  # its parameters may have the names of the model's
+    if settings.drafter is not None:  # its parameters may have the names of the model's
         first = len(source.config.layers)
-        loaded = settings.guesser.load(places.all_on_devices, matmuls, first, group.noted)
+        loaded = settings.drafter.load(places.all_on_devices, matmuls, first, group.noted)
         group.agree_on_weights()
     return PlacedModel(model, order, leaves, loaded)
 
@@ -151,7 +151,7 @@ def ready_runners(
     with explained_if_slow(what_compiling_costs, asked.watch.show_progress is not False):
         runners, cache = build_runners(
             model.declared, model.leaves, source.config, settings.steps, model.order, bar,
-            group.least, model.guesser,
+            group.least, model.drafter,
         )  # fmt: skip
     for runner in runners:
         # Of replicas that step together the first one has the parameters.
@@ -222,7 +222,7 @@ class DeviceSettings:
     layout: StageLayout
     schedule: ScheduleConfig
     steps: RunnerConfig
-    guesser: GuesserSource | None
+    drafter: DrafterSource | None
     # Whether a step may be queued while another runs, here or in another replica.
     independent: bool
     depth: int  # steps in flight besides the one that runs
@@ -239,8 +239,8 @@ def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
     schedule = schedule_config(
         asked, config, penalises=penalises, devices=devices, stages=placement.num_stages
     )
-    guesser = open_guesser(asked.model, source, schedule.speculative)
-    schedule = with_guess_cost(schedule, guesser, config)
+    drafter = open_drafter(asked.model, source, schedule.speculative)
+    schedule = with_draft_cost(schedule, drafter, config)
     layout = stage_layout(config, placement.num_stages)
     log_stages(layout, len(config.layers))
     independent = steps_may_queue((placement if placement.joint else placement.replicas[0]).mesh)
@@ -248,7 +248,7 @@ def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
     steps = runner_config(
         asked, config, schedule, layout.num_stages,
         penalises=penalises, same_bits=batch_dependence(asked.steps, config, devices) is None,
-        guesser_specs=() if guesser is None else guesser.cache_specs,
+        drafter_specs=() if drafter is None else drafter.cache_specs,
     )  # fmt: skip
     schedule = with_sizes(schedule, steps.ladders)
     multihost = MultihostSettings.checked(
@@ -259,7 +259,7 @@ def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
         layout=layout,
         schedule=schedule,
         steps=fitting_steps(asked, steps, placement.processes),
-        guesser=guesser,
+        drafter=drafter,
         independent=independent,
         depth=overlap + layout.num_stages - 1,
         multihost=multihost,

@@ -13,8 +13,8 @@ from typing import Any
 
 from jengine.config import ModelConfig
 from jengine.models import registry
-from jengine.models.guess_heads.heads import GuessHeads, Pieces
-from jengine.models.guess_heads.mtp import COPIES, SHARED_HEAD, layer_prefix, read_mtp
+from jengine.models.draft_heads.heads import DraftHeads, Pieces
+from jengine.models.draft_heads.mtp import COPIES, SHARED_HEAD, layer_prefix, read_mtp
 from jengine.models.quantized import with_schemes
 from jengine.models.tensors.checkpoint import Piece
 from jengine.models.tensors.quantized_pieces import WEIGHT, quantized_pieces, stored_modules
@@ -30,7 +30,7 @@ HEAD_MODULE = SHARED_HEAD.removesuffix(WEIGHT)
 
 def mtp_layer(
     folder: Path, hf: Mapping[str, Any], config: ModelConfig, tensors: Stored
-) -> tuple[GuessHeads, Tensors]:
+) -> tuple[DraftHeads, Tensors]:
     """The MTP layer of a model, and its tensors. `tensors` is empty for random weights."""
     names = registry.tensor_names(config)
     tensors = registry.full_names(config, tensors) if tensors else tensors
@@ -51,8 +51,8 @@ def mtp_layer(
 
 
 def as_stored(
-    folder: Path, heads: GuessHeads, own: Stored, prefix: str, config: ModelConfig
-) -> tuple[GuessHeads, Tensors]:
+    folder: Path, heads: DraftHeads, own: Stored, prefix: str, config: ModelConfig
+) -> tuple[DraftHeads, Tensors]:
     """Apply the model's quantization to the layer, except to matrices stored unquantized:
     DeepSeek's `eh_proj` is, and quantization tools often leave the layer out without noting it in
     config.json."""

@@ -129,7 +129,7 @@ class CacheConfig:
     # What keys and values are stored as: content under another name is other content.
     stored_as: str = ""
     # Positions after those that a plan runs for which a request holds blocks as well: the step's
-    # own guesses at tokens are run there.
+    # own drafts at tokens are run there.
     lookahead: int = 0
     # Whether steps say more of each token, which is kept for those that are found in the cache.
     keeps_records: bool = False

@@ -23,11 +23,11 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float = 0.1
     # Whether a row's drafts become fewer, or none, while few of them are accepted. Not in vLLM.
     adaptive: bool = True
-    model: str | None = None  # the folder of the model that guesses; None: none, or the model's own
-    # Whether it guesses all tokens in one pass, which it must have been trained for.
+    model: str | None = None  # the folder of the model that drafts; None: none, or the model's own
+    # Whether it drafts all tokens in one pass, which it must have been trained for.
     parallel_drafting: bool = False
-    # What one guess of it costs, as a share of a step that gives one token.
-    guess_cost: float = 0.0
+    # What one draft of it costs, as a share of a step that gives one token.
+    draft_cost: float = 0.0
 
     @property
     def on_device(self) -> bool:
@@ -49,7 +49,7 @@ class SpeculativeConfig:
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 MAX_LOGPROB_IDS = 128  # ids of its own that a row may have scored
-# Methods whose guesses come from a model on the device, and those of them with a KV cache.
+# Methods whose drafts come from a model on the device, and those of them with a KV cache.
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
 CACHING_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 

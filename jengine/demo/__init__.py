@@ -1,4 +1,4 @@
-"""The demo model: a tiny Qwen3 model that ships inside the package, a head that guesses tokens for
+"""The demo model: a tiny Qwen3 model that ships inside the package, a head that drafts tokens for
 it, and how they were made.
 
 In: nothing. Out: folders in Hugging Face format, by name.

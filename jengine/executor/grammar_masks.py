@@ -22,10 +22,10 @@ class GrammarMasks:
         self.update_weights, self.call_workers = executor.update_weights, executor.call_workers
         self.health, self.shutdown = executor.health, executor.shutdown
 
-    def checked_drafts(self, row: int, guesses: Sequence[int] | None, most: int) -> list[int]:
-        """Draft tokens, at most `most`, that the row's grammar accepts next: of `guesses`, or if
+    def checked_drafts(self, row: int, given: Sequence[int] | None, most: int) -> list[int]:
+        """Draft tokens, at most `most`, that the row's grammar accepts next: of `given`, or if
         None, of those that the row's last step has proposed on the device."""
-        return self._rows.checked(row, guesses, most)
+        return self._rows.checked(row, given, most)
 
     def submit(self, plan: Plan) -> PendingOutput:
         """Add the grammars' masks to the plan and queue its step."""

@@ -163,7 +163,7 @@ class Selection:
             masks=plan.masks,  # of all rows: those of absent ones are read by none
             known=[one for one in plan.known if one.row in self.tables],
             drafts=[one for one in plan.drafts if one.row in self.tables],
-            guesses=plan.guesses,
+            next_drafts=plan.next_drafts,
         )  # fmt: skip
         return Part(made, kept)
 

@@ -26,9 +26,9 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
   cuts them at the first token that the grammar refuses, or that ends the answer; where the grammar
   forces tokens, those are the drafts. The plan brings a mask for the row's next token and for the
   one after each draft, so every slot samples as it would without drafts. When the step is read, the
-  copy behind the last accepted draft is the row's matcher. Guesses that a device makes itself are
-  read with the tokens of the step that has made them (`StepOutput.guesses`), in time for the next
-  plan, and cut in the same way; there tokens that the grammar forces are no drafts.
+  copy behind the last accepted draft is the row's matcher. Drafts that a device makes itself are
+  read with the tokens of the step that has made them (`StepOutput.next_drafts`), in time for the
+  next plan, and cut in the same way; there tokens that the grammar forces are no drafts.
 - **The mask's way to the device**: a row with a grammar has a row in the sampler's pool, as one
   with penalties has, and the pool keeps the row's masks (i32[1 + K, V / 32], one bit per token, K:
   the most drafts).

@@ -37,7 +37,7 @@ class MaskedRow:
     jumps: bool = False  # whether forced tokens may be appended without sampling
     mask: bytes | None = None  # for its next token, i32[words]; None: not computed yet
     sent: bytes | None = None  # the one that the device has
-    guesses: Sequence[int] = ()  # of its last step, at what follows; -1: none
+    next_drafts: Sequence[int] = ()  # of its last step, at what follows; -1: none
 
 
 class CheckedDraft(NamedTuple):
@@ -64,18 +64,18 @@ class GrammarRows:
         self._rows: dict[int, MaskedRow] = {}
         self._drafts: dict[int, list[CheckedDraft]] = {}  # of rows in the plan being made
 
-    def checked(self, row: int, guesses: Sequence[int] | None, most: int) -> list[int]:
-        """Drafts that a row may run, at most `most`: tokens forced by its grammar, else guesses up
+    def checked(self, row: int, next_drafts: Sequence[int] | None, most: int) -> list[int]:
+        """Drafts that a row may run, at most `most`: tokens forced by its grammar, else drafts up
         to the first rejected or final one.
 
-        `guesses` None: those the device made in the row's last step, which it runs whatever is
+        `next_drafts` None: those the device made in the row's last step, which it runs whatever is
         forced.
         """
         masked = self._rows.get(row)
         if masked is None:
             return []
         ahead, found = masked.matcher.copy(), list[CheckedDraft]()
-        given = masked.guesses if guesses is None else ahead.forced() or guesses
+        given = masked.next_drafts if next_drafts is None else ahead.forced() or next_drafts
         for token in given[:most]:
             ahead = ahead.copy()
             if token < 0 or not ahead.advance([token]) or ahead.is_terminated:
@@ -149,10 +149,10 @@ class GrammarRows:
         output."""
         refused: dict[int, int] = {}  # item -> place of the refused token
         going: list[MaskedEntry] = []
-        tokens, guesses = output.tokens.tolist(), output.guesses
+        tokens, next_drafts = output.tokens.tolist(), output.next_drafts
         for entry in entries:
             item, row, ahead = entry
-            row.guesses = () if guesses is None else guesses[row.number].tolist()
+            row.next_drafts = () if next_drafts is None else next_drafts[row.number].tolist()
             sampled = [token for token in tokens[item] if token != NO_TOKEN]
             if len(sampled) > 1:  # all but the last one are drafts
                 row.matcher = ahead[len(sampled) - 2]

@@ -23,7 +23,7 @@ class Reach(NamedTuple):
     settled: int  # tokens before this position are not computed again by any step in flight
     hit: Sequence[bytes] = ()  # of a new holder: contents of the cached blocks it begins with
     start: int = 0  # position of the first token that is to run
-    ahead: int = 0  # tokens up to `end` that do not run: a guesser writes its guesses there
+    ahead: int = 0  # tokens up to `end` that do not run: a drafter writes its drafts there
     # Of a new holder: the content of the block behind those of the hit that it begins with a copy
     # of, which need not be full; empty: none.
     tail: bytes = b""

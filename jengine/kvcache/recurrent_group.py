@@ -44,7 +44,7 @@ class StateTable:
 
     def __init__(self, blocks: list[int], spans: list[Span], ahead: int) -> None:
         self.blocks = blocks
-        self.ahead = ahead  # tokens behind the blocks that a guesser may write: no state does
+        self.ahead = ahead  # tokens behind the blocks that a drafter may write: no state does
         self.spans = spans
         self.kept: dict[int, int] = {}  # tokens in blocks -> unit with the state after them
         self.published = len(blocks)  # leading blocks for which a snapshot was published, or not

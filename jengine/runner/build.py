@@ -14,9 +14,9 @@ from jengine.logits_processor import ProcessorConfig
 from jengine.lora.stacks import AdapterStacks
 from jengine.lora.store import AdapterStore
 from jengine.lora.weights import adapted_weights, stack_dtype
+from jengine.runner.drafter import LoadedDrafter
 from jengine.runner.encoder_output import EncoderOutput
 from jengine.runner.given_embeds import GivenEmbeds
-from jengine.runner.guesser import LoadedGuesser
 from jengine.runner.host_processors import HostProcessors
 from jengine.runner.host_sampling import HostSampling
 from jengine.runner.images import Images
@@ -58,12 +58,12 @@ def build_runners(
     order: LeafOrder,
     bar: ProgressBar,
     agree_on_bytes: Callable[[int], int] = int,
-    guesser: LoadedGuesser | None = None,
+    drafter: LoadedDrafter | None = None,
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
     """A runner for each replica, ready to serve, and the size of each one's KV cache.
 
     `model` has the declarations, `leaves` the parameters. `agree_on_bytes` turns the bytes
-    available to this process into those available to all. `guesser` drafts tokens on the device.
+    available to this process into those available to all. `drafter` drafts tokens on the device.
     """
     own_leaves, sizings = [], []
     make_stacks = stacks_for(model_config, config)
@@ -77,10 +77,10 @@ def build_runners(
         own = (
             order if is_all else LeafOrder(model, replace(order.places, whole=part), order.backend)
         )
-        own_guesser = None if guesser is None else guesser.on(part)
+        own_drafter = None if drafter is None else drafter.on(part)
         stacks = make_stacks(part)
         sizings.append(
-            Sizing(model_config, config, own, agree_on_bytes, own_guesser, stacks, joint, kernels)
+            Sizing(model_config, config, own, agree_on_bytes, own_drafter, stacks, joint, kernels)
         )
     cache, first = sizings[0].settle([one.device for one in sizings])
     programs = replica_programs([one.compiler(cache) for one in sizings], config)
@@ -92,7 +92,7 @@ def build_runners(
         LoadedModel(
             leaves, sizing.state_maker(cache), compiled, config.ladders, model_config.vocab_size,
             taps, processors, joint or sizing.order,
-            () if sizing.guesser is None else sizing.guesser.leaves, sizing.adapters,
+            () if sizing.drafter is None else sizing.drafter.leaves, sizing.adapters,
         )
         for leaves, sizing, compiled in zip(own_leaves, sizings, programs, strict=True)
     )  # fmt: skip

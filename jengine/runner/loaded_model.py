@@ -53,11 +53,11 @@ class LoadedModel:
         taps: TapSets,
         processors: ProcessorSets,
         order: LeafOrder,
-        guesser_leaves: Leaves = (),
+        drafter_leaves: Leaves = (),
         adapters: AdapterStacks | None = None,
     ) -> None:
         self.leaves = leaves
-        self.guesser_leaves = guesser_leaves  # of a model that guesses the drafts of steps
+        self.drafter_leaves = drafter_leaves  # of the model that makes the drafts of steps
         self.adapters = adapters
         self._make_state = make_state
         # Made when what is compiled before serving is compiled: a compiler measures candidates on
@@ -130,7 +130,7 @@ class LoadedModel:
         """Parameter leaves that a program takes."""
         features = found.entry.features
         stacks = self.adapters.leaves if features.adapters and self.adapters is not None else ()
-        leaves, compiler = self.leaves + self.guesser_leaves, self.programs.compiler
+        leaves, compiler = self.leaves + self.drafter_leaves, self.programs.compiler
         of_taps = [taps.operands.on(compiler.everywhere, jax.device_put) for taps in features.taps]
         return compiler.used(leaves, features, stacks, tuple(chain.from_iterable(of_taps)))
 

@@ -21,7 +21,7 @@ from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found
-from jengine.runner.step.guessing import GuessInput
+from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.hidden import Forwarded
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
@@ -142,9 +142,9 @@ class Runner:
         if forwarded is None:  # of several steps
             return output
         output = forwarded.completing(output)
-        if Part.GUESS in parts:
-            given = GuessInput(forwarded.ran, forwarded.slots, output.tokens)
-            output = output._replace(guesses=self.loaded.run(parts[Part.GUESS], given))
+        if Part.DRAFT in parts:
+            given = DraftStageInput(forwarded.ran, forwarded.slots, output.tokens)
+            output = output._replace(next_drafts=self.loaded.run(parts[Part.DRAFT], given))
         return with_prompts(self.loaded, packed, parts, output)
 
     def _sampled(

@@ -15,7 +15,7 @@ import jengine
 from jengine.config import CacheConfig, ModelConfig
 from jengine.lora.stacks import AdapterStacks
 from jengine.runner.disk.size_record import SizeRecord
-from jengine.runner.guesser import LoadedGuesser
+from jengine.runner.drafter import LoadedDrafter
 from jengine.runner.memory.cache_size import (
     BlockDemand,
     available_on_each,
@@ -55,7 +55,7 @@ class Sizing:
     config: RunnerConfig
     order: LeafOrder
     agree_on_bytes: Callable[[int], int]
-    guesser: LoadedGuesser | None = None
+    drafter: LoadedDrafter | None = None
     adapters: AdapterStacks | None = None
     joint: LeafOrder | None = None  # of all replicas, if they run each step together
     # Of what its compilers compile; None: kernels may be loaded while steps run.
@@ -99,8 +99,8 @@ class Sizing:
 
     def without_weights(self) -> Sizing:
         """A copy that does not hold the draft model's parameters."""
-        guesser = self.guesser
-        return replace(self, guesser=None if guesser is None else guesser._replace(leaves=()))
+        drafter = self.drafter
+        return replace(self, drafter=None if drafter is None else drafter._replace(leaves=()))
 
     def cache_for(self, num_bytes: int, held: int) -> CacheConfig:
         """The cache config for this many bytes, replacing a cache that occupies `held` over all
@@ -156,7 +156,7 @@ class Sizing:
     def _cache(self, blocks: tuple[int, ...]) -> CacheConfig:
         shapes, caches = self.config.shapes, self.config.enable_prefix_caching
         keeps_records = shapes.experts is not None and shapes.experts.returned
-        # A copy in a pipeline would have to wait for all of its stages; guessers write ahead.
+        # A copy in a pipeline would have to wait for all of its stages; drafters write ahead.
         copies = caches and not (shapes.packed_tables or shapes.most_drafts or self.joint)
         return CacheConfig(
             shapes.groups, shapes.block_size, blocks, caches,
@@ -173,17 +173,17 @@ class Sizing:
 
     def compiler(self, cache: CacheConfig) -> StepCompiler:
         """Compiles steps for a cache of this size."""
-        running, guesser = self.joint or self.order, self.guesser
+        running, drafter = self.joint or self.order, self.drafter
         leaves, cross = running.shapes(), self.model.cross_encoder
         return StepCompiler(
             self.config.shapes,
             running.rebuild,
-            leaves + (() if guesser is None else guesser.order.shapes()),
+            leaves + (() if drafter is None else drafter.order.shapes()),
             self.state(cache),
             self.placement,
             stages_of(self.order, self.config.ladders),
             replace(self.config.choices, arriving=running.arriving),
-            None if guesser is None else guesser.program(len(leaves)),
+            None if drafter is None else drafter.program(len(leaves)),
             splits=bool(self.config.host_processors),
             width=self.model.hidden_size,
             hidden=self.config.given_embeds,
@@ -224,7 +224,7 @@ class Sizing:
             held_by(self.placement, self.config.ladders, self.model.hidden_size),
             shapes.max_adjusted,
             None if self.placement.is_split else shapes.attention,
-            shapes.most_drafts if shapes.makes_guesses else 0,
+            shapes.most_drafts if shapes.makes_drafts else 0,
             shapes.most_drafts,
             self.model.rotates_by_planes,
             self.model.hidden_size if pooling is not None and pooling.sums_tokens else 0,

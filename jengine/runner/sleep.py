@@ -56,7 +56,7 @@ class Asleep:
 
     tags: set[str] = field(default_factory=set)
     weights: Kept | None = None  # None: they were dropped, or do not sleep
-    guesser: Kept | None = None
+    drafter: Kept | None = None
 
 
 def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list[str]:
@@ -65,12 +65,12 @@ def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list
     asleep = loaded.asleep
     if WEIGHTS in tags and WEIGHTS not in asleep.tags:
         asleep.weights = Kept.of(loaded.leaves)
-        # Updates do not bring a guesser's weights: those are kept at every level. Adapters are in
+        # Updates do not bring a drafter's weights: those are kept at every level. Adapters are in
         # the host's memory anyway.
-        asleep.guesser = Kept.of(loaded.guesser_leaves)
+        asleep.drafter = Kept.of(loaded.drafter_leaves)
         if loaded.adapters is not None:
             loaded.adapters.drop()
-        loaded.leaves, loaded.guesser_leaves = (), ()
+        loaded.leaves, loaded.drafter_leaves = (), ()
         asleep.tags.add(WEIGHTS)
     if WEIGHTS in tags and level >= 2:
         asleep.weights = None
@@ -96,11 +96,11 @@ def take_weights(loaded: LoadedModel, leaves: Leaves) -> None:
     """Install parameters, and restore those of the draft model and the LoRA slots."""
     asleep = loaded.asleep
     loaded.leaves = leaves
-    if asleep.guesser is not None:
-        loaded.guesser_leaves = asleep.guesser.on_devices()
+    if asleep.drafter is not None:
+        loaded.drafter_leaves = asleep.drafter.on_devices()
     if loaded.adapters is not None:
         loaded.adapters.fill()
-    asleep.weights = asleep.guesser = None
+    asleep.weights = asleep.drafter = None
     asleep.tags.discard(WEIGHTS)
 
 

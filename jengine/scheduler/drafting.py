@@ -1,12 +1,12 @@
-"""Drafts for the decodes of plans: which guesses run, and what comes of them.
+"""Drafts for the decodes of plans: which drafts run, and what comes of them.
 
-In: guesses, or how many of them the device has made. Out: `Drafts` in plans, and after a commit
-the tokens that were reserved for drafts and not accepted, taken back. Must not know how guesses are
+In: drafts, or how many of them the device has made. Out: `Drafts` in plans, and after a commit
+the tokens that were reserved for drafts and not accepted, taken back. Must not know how drafts are
 made, or how the step accepts them.
 
 A row may have drafts in flight. `Request.num_computed` counts all of them as accepted, so the row's
 real length is between the tokens that it surely has (those known, and one for each plan in flight)
-and that. The host's guesses of a plan cover the drafts after each of these lengths.
+and that. The host's drafts of a plan cover the drafts after each of these lengths.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from jengine.config import FREE_TOKENS
 from jengine.counts import DraftCounts
 from jengine.kvcache.coordinator import CacheCoordinator
-from jengine.plan import NO_GUESSER, Drafts
+from jengine.plan import NO_DRAFTER, Drafts
 from jengine.request import FINISHED, RUNNING, Request
+from jengine.scheduler.draft_sources import DraftSource, OfferedDrafts
 from jengine.scheduler.flights import Flight
-from jengine.scheduler.guesses import Guesses, RowGuesses
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.speculative.draft_length import (
     FIRST_ESTIMATE,
@@ -41,13 +41,13 @@ class Drafting:
 
     `adaptive`: rows whose drafts are not accepted get fewer, and so do all of a large batch.
     `sizes`: compiled numbers of decode tokens; a step takes as long as the next one above its own.
-    `free_tokens` are computed while a step reads all weights. `guess_cost` is what making a guess
+    `free_tokens` are computed while a step reads all weights. `draft_cost` is what making a draft
     adds to a step, as a share of one without drafts.
     """
 
     def __init__(
         self,
-        source: Guesses,
+        source: DraftSource,
         cache: CacheCoordinator,
         *,
         most: int,
@@ -56,7 +56,7 @@ class Drafting:
         sizes: tuple[int, ...] = (),
         adaptive: bool = True,
         free_tokens: int = FREE_TOKENS,
-        guess_cost: float = 0.0,
+        draft_cost: float = 0.0,
     ) -> None:
         self.source = source
         self.most = most
@@ -67,9 +67,9 @@ class Drafting:
         self._plans = 0
         self._cache = cache
         self._free_tokens = free_tokens
-        self._guess_cost = guess_cost
+        self._draft_cost = draft_cost
         self._rows: dict[str, RowDrafts] = {}
-        self._has_old_guesses = False  # rows may count on guesses of steps before their last one
+        self._has_old_drafts = False  # rows may count on drafts of steps before their last one
         self._usual = FIRST_ESTIMATE  # what was accepted of the requests that have ended
         self._drafts = 0
         self._drafted_at = [0] * most
@@ -84,29 +84,29 @@ class Drafting:
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
         """Add drafts to each decode, as budget and free blocks allow.
 
-        If no guess can pay off, the draft model is not run.
+        If no draft can pay off, the draft model is not run.
         """
         self._close_finished(builder)
         self._plans += 1
         cost = token_cost(len(builder.decodes) + builder.prompt_tokens, self._free_tokens)
-        cost += self._guess_cost
+        cost += self._draft_cost
         if self._is_too_large(builder):
             # Without a look at the rows, which in a large batch takes a share of the step.
-            builder.guesses = 0 if builder.chunks else NO_GUESSER
-            self._has_old_guesses = True
+            builder.next_drafts = 0 if builder.chunks else NO_DRAFTER
+            self._has_old_drafts = True
             return
-        if self._has_old_guesses:
-            self._drop_guesses(self._rows.values())
+        if self._has_old_drafts:
+            self._drop_drafts(self._rows.values())
         rows = [self._row(request) for request in builder.decodes]
         wanted = [self._wanted(row, cost) for row in rows]
-        if self._leaves_guesser_out(builder, rows, wanted):
-            builder.guesses = NO_GUESSER
-            self._drop_guesses(rows)
+        if self._leaves_drafter_out(builder, rows, wanted):
+            builder.next_drafts = NO_DRAFTER
+            self._drop_drafts(rows)
             return
         if any(wanted):
             self._add_drafts(builder, rows, wanted)
         if self.source.on_device:
-            builder.guesses = self._expect_guesses(builder, cost)
+            builder.next_drafts = self._expect_drafts(builder, cost)
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
         """Count accepted drafts, and give back the blocks reserved for rejected ones."""
@@ -135,14 +135,14 @@ class Drafting:
         if not (self.source.on_device and self.adaptive):
             return False
         rows = len(builder.decodes) + len(builder.chunks)
-        return not may_pay(token_cost(rows, self._free_tokens) + self._guess_cost)
+        return not may_pay(token_cost(rows, self._free_tokens) + self._draft_cost)
 
-    def _leaves_guesser_out(
+    def _leaves_drafter_out(
         self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]
     ) -> bool:
         """Whether to skip the draft model in this step.
 
-        Tokens that it has not read make its later guesses worse, so it always reads prompts, whose
+        Tokens that it has not read make its later drafts worse, so it always reads prompts, whose
         prefixes others may share.
         """
         source = self.source
@@ -150,11 +150,11 @@ class Drafting:
             return False
         return not source.has_cache or all(row.has_given_up for row in rows)
 
-    def _drop_guesses(self, rows: Iterable[RowDrafts]) -> None:
-        """Mark that these rows' last steps have produced no guesses."""
-        self._has_old_guesses = False
+    def _drop_drafts(self, rows: Iterable[RowDrafts]) -> None:
+        """Mark that these rows' last steps have produced no drafts."""
+        self._has_old_drafts = False
         for row in rows:
-            row.guesses.expect(0)
+            row.offered.expect(0)
 
     def _add_drafts(self, builder: PlanBuilder, rows: list[RowDrafts], wanted: list[int]) -> None:
         """Add up to `wanted` drafts to each of the decodes' rows."""
@@ -175,14 +175,14 @@ class Drafting:
         gain = sum(row.length.gain(count) for row, count in zip(rows, wanted, strict=True))
         return best_size(decodes, sum(wanted), gain, self._sizes, self._free_tokens) - decodes
 
-    def _expect_guesses(self, builder: PlanBuilder, cost: float) -> int:
+    def _expect_drafts(self, builder: PlanBuilder, cost: float) -> int:
         """Number of tokens that the device drafts for each row in this step: the largest that a row
         wants."""
         chunks = (request for request, _ in builder.chunks)
         rows = [self._row(request) for request in (*builder.decodes, *chunks)]
         count = max((self._wanted(row, cost) for row in rows), default=0)
         for row in rows:
-            row.guesses.expect(count)
+            row.offered.expect(count)
         return count
 
     def _wanted(self, row: RowDrafts, cost: float) -> int:
@@ -224,32 +224,32 @@ class Drafting:
             return  # all of them run
         ended = [row for row in self._rows.values() if row.request.status is FINISHED]
         for row in ended:
-            row.guesses.close(row.request)
+            row.offered.close(row.request)
             if row.length.was_tried:
                 self._usual += FORGETTING_REQUESTS * (row.length.estimate - self._usual)
             del self._rows[row.request.request_id]
 
 
-# After so many lookups that found nothing to guess, the next ones are so many tokens apart: text
+# After so many lookups that found nothing to draft, the next ones are so many tokens apart: text
 # that begins to repeat itself goes on doing so.
 LOOKUPS_IN_VAIN, LONGEST_STRIDE = 8, 4
 
 
 class RowDrafts:
-    """One request's guesses, and its number of drafts.
+    """One request's drafts, and its number of drafts.
 
-    The host's drafts of steps up to `stale_until` were guessed before it knew that one before them
+    The host's drafts of steps up to `stale_until` were drafted before it knew that one before them
     was rejected, so they say little about the proposer.
     """
 
     __slots__ = (
-        "goes_stale", "guesses", "in_vain", "length", "look_at", "request", "stale_until",
+        "goes_stale", "in_vain", "length", "look_at", "offered", "request", "stale_until",
         "takes_any",
     )  # fmt: skip
 
-    def __init__(self, request: Request, source: Guesses, length: DraftLength) -> None:
+    def __init__(self, request: Request, source: DraftSource, length: DraftLength) -> None:
         self.request = request
-        self.guesses: RowGuesses = source.begin(request)
+        self.offered: OfferedDrafts = source.begin(request)
         self.takes_any = takes_drafts(request) and source.serves(request)
         self.length = length
         self.goes_stale = not source.on_device
@@ -258,8 +258,8 @@ class RowDrafts:
         self.look_at = 0  # tokens at which the next one is worth its time
 
     def window(self, count: int) -> tuple[int, list[int]]:
-        """Guesses for a step that may run `count` of them, as `RowGuesses.window`."""
-        count, window = self.guesses.window(self.request, count)
+        """Drafts for a step that may run `count` of them, as `OfferedDrafts.window`."""
+        count, window = self.offered.window(self.request, count)
         self.in_vain = 0 if count else self.in_vain + 1
         # Where a grammar forces tokens, those are the drafts, whatever was found before.
         if self.goes_stale and not self.request.reads_each_token:

@@ -13,9 +13,9 @@ from jengine.config import ScheduleConfig
 from jengine.counts import NO_DRAFT_COUNTS, DraftCounts
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import Request
+from jengine.scheduler.draft_sources import CheckDrafts, DeviceDrafts, HostDrafts
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.flights import Flight
-from jengine.scheduler.guesses import CheckDrafts, DeviceGuesses, HostGuesses
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.speculative.choice import host_proposer
 
@@ -42,9 +42,9 @@ def lengthening_of(
         return MultiStepDecode(config.num_scheduler_steps, cache)
     method = config.speculative
     source = (
-        DeviceGuesses(check, has_cache=method.has_cache)
+        DeviceDrafts(check, has_cache=method.has_cache)
         if method.on_device
-        else HostGuesses(host_proposer(method), check)
+        else HostDrafts(host_proposer(method), check)
     )
     return Drafting(
         source,
@@ -55,7 +55,7 @@ def lengthening_of(
         sizes=config.decode_sizes,
         adaptive=method.adaptive,
         free_tokens=config.free_tokens,
-        guess_cost=method.guess_cost,
+        draft_cost=method.draft_cost,
     )
 
 

@@ -50,7 +50,7 @@ class PlanBuilder:
     """Entries of one step. A decode costs 1 token of the budget, a chunk costs whole tiles."""
 
     __slots__ = (
-        "budget", "decodes", "chunks", "draft_counts", "drafts", "encode", "forks", "guesses",
+        "budget", "decodes", "chunks", "draft_counts", "drafts", "encode", "forks", "next_drafts",
         "known",
         "new_blocks",
         "new_rows", "order", "preempted", "prompt_tokens", "prompt_limit", "repeats", "tile",
@@ -72,7 +72,7 @@ class PlanBuilder:
         self.repeats = 1  # how often its decodes run
         self.drafts: list[Drafts] = []
         self.draft_counts: dict[int, int] = {}  # by row, of those that have any
-        self.guesses = 0  # that the step makes itself, for each row
+        self.next_drafts = 0  # that the step makes itself, for each row
         self.transfers: Transfers | None = None  # copies of blocks that go with the step
         self.encode: list[MediaSpan] = []  # images of rows that begin
         self.forks: list[Forks] = []  # copies of blocks for rows that begin
@@ -143,7 +143,7 @@ class PlanBuilder:
             repeats=self.repeats,
             known=self.known,
             drafts=self.drafts,
-            guesses=self.guesses,
+            next_drafts=self.next_drafts,
             transfers=self.transfers,
             encode=self.encode,
             forks=self.forks,

@@ -18,6 +18,7 @@ from jengine.plan import NO_ENTRIES, Plan
 from jengine.request import RUNNING, ReadPrompt, Request, WireRequest
 from jengine.scheduler.adapter_turns import AdapterTurns
 from jengine.scheduler.commit import Committer
+from jengine.scheduler.draft_sources import CheckDrafts
 from jengine.scheduler.flights import Flight, Flights
 from jengine.scheduler.gates import (
     AdmissionGate,
@@ -27,7 +28,6 @@ from jengine.scheduler.gates import (
     NotInFlight,
     PrefixWritten,
 )
-from jengine.scheduler.guesses import CheckDrafts
 from jengine.scheduler.lengthening import Lengthening, lengthening_of
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.plan_builder import PlanBuilder, decode_order

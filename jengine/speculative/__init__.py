@@ -1,8 +1,8 @@
 """Speculative decoding: several tokens of a row in one step, the same tokens as without.
 
-In: committed tokens. Out: draft tokens, guesses at the tokens that follow. Must not know requests,
-plans, devices. Host proposers (n-gram, suffix) are here; draft models, and what runs drafts, are in
-the rooms below.
+In: committed tokens. Out: draft tokens, proposals of the tokens that follow. Must not know
+requests, plans, devices. Host proposers (n-gram, suffix) are here; draft models, and what runs
+drafts, are in the rooms below.
 
 **What is exact.** A row's token at a position is a function of its logits, its seed and the
 position (`sampling/row_operations.py`). A step runs the row's last token and its drafts, and
@@ -31,7 +31,7 @@ which slots count. The row's length on the device grows by the number that count
 many drafts were accepted. It counts all of them (`Request.num_computed` is what the row has
 reserved: blocks, the length cap) and takes back what was rejected at commit. Entries carry this
 upper bound; the step uses the lengths on the device. Drafts are therefore given by absolute
-position: a `Drafts` of a plan is a window of guesses from the first position where the row's next
+position: a `Drafts` of a plan is a window of drafts from the first position where the row's next
 token can stand, and the step takes those that follow the length that the row really has. If a
 draft in flight is rejected the window is most likely wrong, and that step gives one token.
 
@@ -41,7 +41,7 @@ back by committed tokens, never by the upper bound. Only committed tokens are pu
 that cannot forget tokens (recurrent layers) has drafts run on copies of its states, and the tokens
 that count run again on the states themselves (`layers/drafted_states.py`). Its drafts end where a
 snapshot is kept, and tokens behind it write to another unit. A draft model with such layers
-is refused: its guesses would change its states.
+is refused: its drafts would change its states.
 
 **Sampling.** Penalties, bad words and min_tokens see the drafts before a slot as if they had been
 sampled (`SamplingInput.earlier`); accepted tokens alone are counted in the state. Log-probabilities
@@ -50,35 +50,35 @@ token, within the accepted run; stop strings where text is made, which aborts th
 
 **Who gets how many.** `DraftLength` per row, from what was accepted of it and, at first, of the
 requests before it; no drafts while a prompt runs, beyond the length cap, or where they would
-preempt a request. A step of decodes that has no drafts and makes no guesses runs in a program
-without any of this (`Features.drafts`). So it is where no guess can pay in so large a batch, and
-where all rows have given up for long; then a guesser with a cache misses tokens, and its next
-guesses are worse until the next request.
+preempt a request. A step of decodes that has no drafts and makes no drafts runs in a program
+without any of this (`Features.drafts`). So it is where no draft can pay in so large a batch, and
+where all rows have given up for long; then a drafter with a cache misses tokens, and its next
+drafts are worse until the next request.
 
-**Grammars** say which guesses run (`scheduler.guesses.CheckDrafts`), and bring a mask for each slot
-(`jengine.grammar`). Guesses of the device are read for that with the tokens of their step, for
+**Grammars** say which drafts run (`scheduler.draft_sources.CheckDrafts`), and bring a mask for each
+slot (`jengine.grammar`). Drafts of the device are read for that with the tokens of their step, for
 which rows with a grammar wait anyway.
 
 **Multi-step decode** is the loop of the same step without a proposer: each run gives one token.
 With a device proposer the runs of the loop give up to 1 + K tokens each; tokens of an entry are
 marked where none was accepted (`outputs.NO_TOKEN`), so a run may leave gaps.
 
-**Guesses of the device** (`runner/step/guessing.py`). A guesser runs at the end of each step, after
-acceptance, and so never from a rejected draft. It is given all tokens that the step ran with their
-hidden states, and per row the last token that counts; it leaves K guesses per row in the step's
-state, where the next step finds its drafts. The host plans a number of drafts for such rows without
-knowing them (`scheduler/guesses.py`), and a number of guesses for the step to make. A guesser's
-parameters follow the model's as further leaves, its layers are numbered after the model's, and what
-they keep is in cache groups like any other: allocated, found by prefix and given back together. A
-guesser writes into its cache beyond the row's length, so a request holds blocks for as many
-positions more (`CacheConfig.lookahead`). A draft model runs whatever the step ran, rejected drafts
-included, and then decodes K times from the last token; one that was trained for it reads mask
-tokens in place of its own guesses, and makes all of them in one pass (`parallel_drafting`). It
-draws each guess with the noise that the token will be drawn with, so that a good model is right
-about drawn tokens as well. Heads (`models/guess_heads`: EAGLE, EAGLE-3, MTP, Medusa) read the
-hidden states in its place: those after the last norm or, EAGLE-3, those that passed certain tap
-points, which the step's context keeps. Under an adapter these are the adapted model's; guesses are
-never made with adapters of their own.
+**Drafts of the device** (`runner/step/draft_stage.py`). A drafter runs at the end of each step,
+after acceptance, and so never from a rejected draft. It is given all tokens that the step ran with
+their hidden states, and per row the last token that counts; it leaves K drafts per row in the
+step's state, where the next step finds its drafts. The host plans a number of drafts for such rows
+without knowing them (`scheduler/draft_sources.py`), and a number of drafts for the step to make. A
+drafter's parameters follow the model's as further leaves, its layers are numbered after the
+model's, and what they keep is in cache groups like any other: allocated, found by prefix and given
+back together. A drafter writes into its cache beyond the row's length, so a request holds blocks
+for as many positions more (`CacheConfig.lookahead`). A draft model runs whatever the step ran,
+rejected drafts included, and then decodes K times from the last token; one that was trained for it
+reads mask tokens in place of its own drafts, and makes all of them in one pass
+(`parallel_drafting`). It draws each draft with the noise that the token will be drawn with, so that
+a good model is right about drawn tokens as well. Heads (`models/draft_heads`: EAGLE, EAGLE-3, MTP,
+Medusa) read the hidden states in its place: those after the last norm or, EAGLE-3, those that
+passed certain tap points, which the step's context keeps. Under an adapter these are the adapted
+model's; drafts are never made with adapters of their own.
 
 **Pipelines** pack positions with each plan and refuse drafts.
 """

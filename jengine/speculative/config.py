@@ -83,7 +83,7 @@ def check_values(config: SpeculativeConfig) -> None:
     if config.parallel_drafting and config.method != "draft_model":
         raise UnsupportedFeature(
             f"parallel_drafting=True with method={config.method!r} is not built: expected "
-            "method='draft_model', with a model that was trained to guess in one pass."
+            "method='draft_model', with a model that was trained to draft in one pass."
         )
 
 
@@ -113,14 +113,14 @@ def method_of(keys: Mapping[str, Any]) -> str:
     if method in MODEL_METHODS and not own_layer and not isinstance(model, str | Path):
         raise ConfigError(
             f"speculative_config with method={method!r} and model={model!r}: expected the folder "
-            "of the model that guesses."
+            "of the model that drafts."
         )
     return str(method)
 
 
 def check_names(keys: Mapping[str, Any]) -> None:
     """Raise UnsupportedFeature or ConfigError for a key that is not supported."""
-    known = [field.name for field in fields(SpeculativeConfig) if field.name != "guess_cost"]
+    known = [field.name for field in fields(SpeculativeConfig) if field.name != "draft_cost"]
     for name in keys:
         if name in DRAFT_MODEL_KEYS:
             raise UnsupportedFeature(

@@ -1,7 +1,7 @@
-"""Interface of host proposers, which guess a row's next tokens from the committed ones.
+"""Interface of host proposers, which draft a row's next tokens from the committed ones.
 
-In: committed tokens. Out: draft tokens. A guess may be wrong: the step keeps a draft only if it
-samples the same token. Must not know requests, plans, or which guesses were kept.
+In: committed tokens. Out: draft tokens. A draft may be wrong: the step keeps a draft only if it
+samples the same token. Must not know requests, plans, or which drafts were kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RowProposer(Protocol):
         """Append newly committed tokens."""
 
     def propose(self, count: int, ahead: int = 0) -> np.ndarray:
-        """Guess up to `ahead` + `count` tokens after the committed ones, i32; empty for no guess.
+        """Draft up to `ahead` + `count` tokens after the committed ones, i32; empty for no draft.
 
         The first `ahead` are being sampled by steps in flight; the next step takes at most `count`.
         """

@@ -24,7 +24,7 @@ from jengine.speculative.proposer import NO_DRAFTS, TokenText
 MATCHES_TRIED = 4
 
 
-class Guess(NamedTuple):
+class Proposal(NamedTuple):
     """Draft tokens and the expected number accepted."""
 
     drafts: list[int]
@@ -45,14 +45,16 @@ class SuffixProposer:
     def begin(self, tokens: Sequence[int], prompt_length: int) -> SuffixRow:
         return SuffixRow(self, tokens, prompt_length)
 
-    def best_guess(self, text: np.ndarray, matches: list[Match], count: int, ahead: int) -> Guess:
-        """Best guess over these matches, ordered by length."""
-        best = Guess([], 0.0)
+    def best_proposal(
+        self, text: np.ndarray, matches: list[Match], count: int, ahead: int
+    ) -> Proposal:
+        """Best draft over these matches, ordered by length."""
+        best = Proposal([], 0.0)
         for match in reversed(matches[-MATCHES_TRIED:]):
             most = min(count, int(self.factor * match.length))
             if most > 0:
-                guess = walk(text, match.places, ahead + most, self.least_probability)
-                best = max(best, guess, key=lambda one: one.expected)
+                proposal = walk(text, match.places, ahead + most, self.least_probability)
+                best = max(best, proposal, key=lambda one: one.expected)
         return best
 
 
@@ -69,10 +71,10 @@ class SuffixRow:
 
     def propose(self, count: int, ahead: int = 0) -> np.ndarray:
         settings, tokens = self._settings, self._text.tokens
-        best = settings.best_guess(tokens, own_matches(tokens, settings.depth), count, ahead)
+        best = settings.best_proposal(tokens, own_matches(tokens, settings.depth), count, ahead)
         if settings.past is not None:
             matches = settings.past.matches(tokens[-settings.depth :])
-            other = settings.best_guess(settings.past.tokens, matches, count, ahead)
+            other = settings.best_proposal(settings.past.tokens, matches, count, ahead)
             best = max(best, other, key=lambda one: one.expected)
         return np.array(best.drafts, np.int32) if best.drafts else NO_DRAFTS
 
@@ -82,7 +84,7 @@ class SuffixRow:
             self._settings.past.add(self._text.tokens[self._prompt_length :])
 
 
-def walk(text: np.ndarray, places: np.ndarray, most: int, least_probability: float) -> Guess:
+def walk(text: np.ndarray, places: np.ndarray, most: int, least_probability: float) -> Proposal:
     """Most frequent continuation after these places of a text.
 
     A negative token ends an output. A single occurrence is copied; at the end of the text the copy
@@ -93,7 +95,7 @@ def walk(text: np.ndarray, places: np.ndarray, most: int, least_probability: flo
     while len(drafts) < most:
         if len(places) == 1:
             copied = copied_from(text, int(places[0]), most - len(drafts), drafts)
-            return Guess(drafts + copied, expected + probability * len(copied))
+            return Proposal(drafts + copied, expected + probability * len(copied))
         inside = places[places < len(text)]
         found, counts = np.unique(text[inside], return_counts=True)
         counts[found < 0] = 0
@@ -106,7 +108,7 @@ def walk(text: np.ndarray, places: np.ndarray, most: int, least_probability: flo
         drafts.append(int(found[best]))
         expected += probability
         places = inside[text[inside] == found[best]] + 1
-    return Guess(drafts, expected)
+    return Proposal(drafts, expected)
 
 
 def copied_from(text: np.ndarray, place: int, most: int, before: list[int]) -> list[int]:

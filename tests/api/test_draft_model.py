@@ -1,4 +1,4 @@
-"""A draft model guesses on the device; answers are those of plain decoding, however good it is."""
+"""A draft model drafts on the device; answers are those of plain decoding, however good it is."""
 
 from __future__ import annotations
 
@@ -74,22 +74,22 @@ def test_the_same_tokens_and_logprobs_as_without(
         assert speculating.stats().prefix_hits > 0
 
 
-def test_steps_in_which_no_guess_can_pay_leave_the_draft_model_out(
+def test_steps_in_which_no_draft_can_pay_leave_the_draft_model_out(
     llm: jengine.LLM, expected: list[jengine.RequestOutput]
 ) -> None:
-    """What it has not read makes guesses worse, and changes no token."""
+    """What it has not read makes drafts worse, and changes no token."""
     drafts = llm.engine.schedule.speculative
     for cost in (5.0, 0.0):
-        with rebuilt(llm, speculative=replace(drafts, adaptive=True, guess_cost=cost)) as adaptive:
+        with rebuilt(llm, speculative=replace(drafts, adaptive=True, draft_cost=cost)) as adaptive:
             same(adaptive.generate(PROMPTS, params()), expected)
 
 
-def test_requests_hold_blocks_for_guesses(llm: jengine.LLM) -> None:
+def test_requests_hold_blocks_for_drafts(llm: jengine.LLM) -> None:
     assert llm.engine.cache.lookahead == DRAFTS
     assert llm.engine.cache.measured_blocks == 0
 
 
-def test_preempted_requests_go_on_with_guesses(llm: jengine.LLM) -> None:
+def test_preempted_requests_go_on_with_drafts(llm: jengine.LLM) -> None:
     """Four requests of up to 78 tokens, with room for 208."""
     prompts = random_prompts(15, 15, 15, 15, seed=2)
     sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -102,7 +102,7 @@ def test_preempted_requests_go_on_with_guesses(llm: jengine.LLM) -> None:
 
 @pytest.mark.slow
 def test_a_model_that_drafts_for_itself_is_right(target: Path) -> None:
-    """Drawn tokens too: guesses are drawn with the noise of the token that they are to be."""
+    """Drawn tokens too: drafts are drawn with the noise of the token that they are to be."""
     kinds = [{"temperature": 0}, {"temperature": 1.0, "seed": 3}]
     sampling = [SamplingParams(max_tokens=24, ignore_eos=True, **kind) for kind in kinds]
     with tiny_engine(target, **drafting(target)) as llm:
@@ -115,7 +115,7 @@ def test_a_model_that_drafts_for_itself_is_right(target: Path) -> None:
 
 @pytest.mark.slow
 def test_near_the_end_of_the_context(target: Path) -> None:
-    """Guesses would stand beyond the longest context."""
+    """Drafts would stand beyond the longest context."""
     settings = {**drafting(target), "max_model_len": 64}
     sampling = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     with tiny_engine(target, **settings) as llm:
@@ -146,10 +146,10 @@ def with_config(folder: Path, **more: Any) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["pard_token", "ptd_token_id"])
-def test_guesses_in_one_pass_read_masks_after_the_last_token(
+def test_drafts_in_one_pass_read_masks_after_the_last_token(
     target: Path, tmp_path: Path, key: str
 ) -> None:
-    """The guesses are the most likely tokens after the text with masks at its end."""
+    """The drafts are the most likely tokens after the text with masks at its end."""
     mask, sampling = 7, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     one_layer = {**SIZES, "num_hidden_layers": 1}
     draft = with_config(write_tiny_native(tmp_path, "mistral", seed=3, **one_layer), **{key: mask})
@@ -160,7 +160,7 @@ def test_guesses_in_one_pass_read_masks_after_the_last_token(
         for prompt in random_prompts(1, 150, seed=5):
             with rebuilt(llm, max_num_batched_tokens=64) as fresh:
                 [output] = fresh.generate([prompt], sampling)
-                found = np.asarray(fresh.engine.loaded.state.guesses)[0].tolist()
+                found = np.asarray(fresh.engine.loaded.state.next_drafts)[0].tolist()
             known = prompt + output.outputs[0].token_ids
             texts = [known + [mask] * count for count in range(DRAFTS)]
             after = alone.generate(texts, sampling)
@@ -172,7 +172,7 @@ def test_guesses_in_one_pass_read_masks_after_the_last_token(
         assert drafted(llm).drafted > 0
 
 
-def test_guessing_in_one_pass_needs_a_token_that_says_so(target: Path, tmp_path: Path) -> None:
+def test_drafting_in_one_pass_needs_a_token_that_says_so(target: Path, tmp_path: Path) -> None:
     draft = write_tiny_native(tmp_path, "mistral", **SIZES)
     for more in ({}, {"pard_token": 128}):
         with pytest.raises(CheckpointError, match=r"pard_token or ptd_token_id = .* below 128"):

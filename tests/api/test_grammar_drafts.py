@@ -75,7 +75,7 @@ def test_rows_with_grammars_alone_take_fewer_steps(drafting: jengine.LLM) -> Non
 
 
 @pytest.mark.slow
-def test_guesses_of_the_device_give_the_same_answers(
+def test_drafts_of_the_device_give_the_same_answers(
     full_folder: Path, letters: Any, text_engine: jengine.LLM
 ) -> None:
     """A model that drafts for itself without masks is right where the grammar allows its token."""

@@ -19,9 +19,9 @@ from jengine.models.parameter import named_parameters
 from jengine.weights.abstract import with_values
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.safetensors_io import check_tensors, load_model, stream
+from tests.api.draft_heads import heads_engine, write_mtp_model, write_tensors
 from tests.api.engines import random_prompts
-from tests.api.guess_heads import heads_engine, write_mtp_model, write_tensors
-from tests.api.test_guess_heads import check_answers, decoded_guesses
+from tests.api.test_draft_heads import check_answers, decoded_drafts
 from tests.marks import slow
 from tests.weights.quantized_models import LAYOUTS, Folders, Layout, is_quantized
 
@@ -144,8 +144,8 @@ def test_modules_that_config_json_ignores_are_not_decoded(tmp_path: Path) -> Non
     ("family", "layout"),
     [("glm4_moe", "W4A16 channel"), ("deepseek_v3", "DeepSeek FP8"), ("qwen3_next", "FP8 channel")],
 )
-def test_engines_guess_by_it(family: str, layout: str, tmp_path: Path) -> None:
-    """The tokens of plain decoding, and the guesses of the plain checkpoint's layer."""
+def test_engines_draft_by_it(family: str, layout: str, tmp_path: Path) -> None:
+    """The tokens of plain decoding, and the drafts of the plain checkpoint's layer."""
     ignored = {"ignore": PLAIN_IN_QWEN} if family == "qwen3_next" else {}
     folders = write_both(tmp_path, family, LAYOUTS[layout], **ignored)
     check_answers(folders.quantized, folders.quantized, "mtp")
@@ -156,5 +156,5 @@ def test_engines_guess_by_it(family: str, layout: str, tmp_path: Path) -> None:
     with heads_engine(folders.quantized, folders.quantized, "mtp", variant="greedy") as llm:
         for prompt in random_prompts(1, 40, seed=5):
             [output] = llm.generate([prompt], sampling)
-            found = np.asarray(llm.engine.loaded.state.guesses)[0].tolist()
-            assert found == decoded_guesses(model, layer, prompt + output.outputs[0].token_ids)
+            found = np.asarray(llm.engine.loaded.state.next_drafts)[0].tolist()
+            assert found == decoded_drafts(model, layer, prompt + output.outputs[0].token_ids)

@@ -23,8 +23,8 @@ from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.counts import DraftCounts
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.scheduler.draft_sources import HostDrafts
 from jengine.scheduler.drafting import Drafting
-from jengine.scheduler.guesses import HostGuesses
 from tests.api.engines import (
     VOCAB,
     answers,
@@ -141,7 +141,7 @@ def test_the_same_tokens_and_logprobs_as_without(
     ]
 
     def drafting(cache: CacheCoordinator) -> Drafting:
-        source = HostGuesses(AnswerProposer(texts, wrong))
+        source = HostDrafts(AnswerProposer(texts, wrong))
         return Drafting(source, cache, most=DRAFTS, most_rows=32, adaptive=False)
 
     with rebuilt(llm, lengthening=drafting, overlap=overlap) as speculating:

@@ -25,23 +25,23 @@ from jengine.config import (
 from jengine.lora.weights import adapted_weights
 from jengine.models import registry
 from jengine.models.decoder import Decoder
-from jengine.models.guess_heads.eagle import Eagle
-from jengine.models.guess_heads.eagle3 import Eagle3, Form
-from jengine.models.guess_heads.medusa import Medusa
-from jengine.models.guess_heads.mtp import Mtp
+from jengine.models.draft_heads.eagle import Eagle
+from jengine.models.draft_heads.eagle3 import Eagle3, Form
+from jengine.models.draft_heads.medusa import Medusa
+from jengine.models.draft_heads.mtp import Mtp
 from jengine.models.reading.pooling import PoolingFacts, read_pooling
 from jengine.models.vision_language import Pictures
 from jengine.runner.build import cross_packer
 from jengine.runner.programs.encoders import encoding
 from jengine.runner.step.across import CrossInput
 from jengine.runner.step.attention_backend import cache_dtype
+from jengine.runner.step.draft_stage import DraftStageInput
+from jengine.runner.step.drafters import METHODS, ParallelDraftModel
 from jengine.runner.step.forward import MediaInput
-from jengine.runner.step.guessers import METHODS, ParallelDraftModel
-from jengine.runner.step.guessing import GuessInput
 from jengine.runner.step.heads import ChosenInput
 from jengine.runner.step.parts import BODIES, body_of
 from jengine.runner.step.patches import PatchPacker
-from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program
+from jengine.runner.step.program import AdapterProgram, DrafterProgram, Program
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState, empty_state
 from jengine.runner.step.step_input import packed_size
@@ -57,10 +57,10 @@ from tests.media.tiny_whisper import CONFIG as WHISPER
 from tests.models.split import split_model
 from tests.models.tiny_models import FAMILIES, tiny_settings
 
-GUESSERS = {**METHODS, "parallel": partial(ParallelDraftModel, mask=5)}
+DRAFTERS = {**METHODS, "parallel": partial(ParallelDraftModel, mask=5)}
 # Sizes that no other test has, so that functions jitted by themselves are traced again here.
 SIZES = {"vocab_size": 89, "hidden_size": 40, "intermediate_size": 52}
-GUESSES, MAX_ROWS, MAX_LENGTH, BLOCK = 2, 4, 128, 8
+DRAFTS, MAX_ROWS, MAX_LENGTH, BLOCK = 2, 4, 128, 8
 KEPT_EMBEDDINGS = 11
 
 
@@ -155,8 +155,8 @@ def kept_embeddings(config: ModelConfig) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((KEPT_EMBEDDINGS, config.vision.width), jnp.float32)
 
 
-def guesser_of(method: str | None, config: ModelConfig) -> Any:
-    """A model without data that guesses in this way."""
+def drafter_of(method: str | None, config: ModelConfig) -> Any:
+    """A model without data that drafts in this way."""
     match method:
         case "draft_model" | "parallel":
             return Decoder(config, dtype=jnp.bfloat16, rngs=None)
@@ -176,32 +176,32 @@ def trace_step(
     method: str | None = None,
     slots: int = 0,
 ) -> None:  # fmt: skip
-    """Trace a step through the paged cache, which may guess, with a model of its own or heads. A
+    """Trace a step through the paged cache, which may draft, with a model of its own or heads. A
     step of a model with a tower takes embeddings of images, one of a mixture returns experts."""
-    guesser = guesser_of(method, config)
-    own_config = getattr(guesser, "config", None)
+    drafter = drafter_of(method, config)
+    own_config = getattr(drafter, "config", None)
     own_specs = () if own_config is None else own_config.layer_specs
     groups = cache_groups(config.layer_specs + own_specs)
     shapes = StepShapes(
         groups, BLOCK, 8, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, attention="xla",
         most_drafts=2, draft_window=4,
-        makes_guesses=guesser is not None, adapter_slots=slots, experts=chosen_experts(config),
+        makes_drafts=drafter is not None, adapter_slots=slots, experts=chosen_experts(config),
         most_ahead=0 if config.vision is None else config.vision.most_ahead,
     )  # fmt: skip
     leaves, rebuild = abstract_model(config)
-    count, program_of_guesser = len(leaves), None
+    count, program_of_drafter = len(leaves), None
     if method is not None:
-        own, rebuild_guesser = split_model(guesser)
-        program_of_guesser = GuesserProgram(
-            GUESSERS[method], rebuild_guesser, len(leaves), len(config.layers),
-            getattr(guesser, "points", ()),
+        own, rebuild_drafter = split_model(drafter)
+        program_of_drafter = DrafterProgram(
+            DRAFTERS[method], rebuild_drafter, len(leaves), len(config.layers),
+            getattr(drafter, "points", ()),
         )  # fmt: skip
         leaves += own
     held = cache_dtype("bfloat16", "xla", stored)
-    state = abstract_state(config, groups, held, guesses=GUESSES if program_of_guesser else 0)
+    state = abstract_state(config, groups, held, next_drafts=DRAFTS if program_of_drafter else 0)
     program = Program(
         bucket, replace(features, drafts=True), shapes, rebuild,
-        Placement(one_device_mesh()), guesser=program_of_guesser,
+        Placement(one_device_mesh()), drafter=program_of_drafter,
         adapters=adapters_of(config, slots) if slots else None,
         head_leaves=tuple(range(count)), num_leaves=count,
     )  # fmt: skip
@@ -214,9 +214,9 @@ def trace_step(
     found = jax.eval_shape(partial(body_of(program), program=program), leaves, state, packed)
     if method is not None:
         state, (forwarded, output) = found
-        given = GuessInput(forwarded.ran, forwarded.slots, output.tokens)
-        own_program = replace(program, features=program.features.of(Part.GUESS))
-        jax.eval_shape(partial(BODIES[Part.GUESS], program=own_program), leaves, state, given)
+        given = DraftStageInput(forwarded.ran, forwarded.slots, output.tokens)
+        own_program = replace(program, features=program.features.of(Part.DRAFT))
+        jax.eval_shape(partial(BODIES[Part.DRAFT], program=own_program), leaves, state, given)
 
 
 def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None:
@@ -228,7 +228,7 @@ def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None
         **({"most_drafts": 2, "draft_window": 4} if config.pooling is None else {}),
     )  # fmt: skip
     leaves, rebuild = abstract_model(config)
-    state = abstract_state(config, groups, cache_dtype("bfloat16", "xla", None), guesses=0)
+    state = abstract_state(config, groups, cache_dtype("bfloat16", "xla", None), next_drafts=0)
     rows = (bucket.prefill_tokens, config.hidden_size)
     state = state._replace(prompts=jax.ShapeDtypeStruct(rows, jnp.float32))
 
@@ -257,14 +257,14 @@ def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None
 
 
 def abstract_state(
-    config: ModelConfig, groups: tuple[CacheGroup, ...], held: Any, *, guesses: int
+    config: ModelConfig, groups: tuple[CacheGroup, ...], held: Any, *, next_drafts: int
 ) -> StepState:
     """The shapes of what a device keeps between steps."""
     cache = CacheConfig(groups, BLOCK, tuple(30 for _ in groups))
     sums = config.pooling is not None and config.pooling.sums_tokens
     return jax.eval_shape(
         lambda: empty_state(
-            cache, held, MAX_ROWS, config.vocab_size, MAX_LENGTH, guesses=guesses,
+            cache, held, MAX_ROWS, config.vocab_size, MAX_LENGTH, next_drafts=next_drafts,
             offsets=config.rotates_by_planes, summed=config.hidden_size if sums else 0,
         )
     )  # fmt: skip

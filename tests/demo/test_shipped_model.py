@@ -47,8 +47,8 @@ def test_folder_is_complete_and_small():
 
 
 @pytest.mark.slow
-def test_the_shipped_head_guesses_well_and_changes_nothing():
-    """Half of its guesses and more are accepted in a story, which is the same without them."""
+def test_the_shipped_head_drafts_well_and_changes_nothing():
+    """Half of its drafts and more are accepted in a story, which is the same without them."""
     method = {"model": "demo-eagle", "num_speculative_tokens": 3, "adaptive": False}
     params = SamplingParams(temperature=0, max_tokens=48)
     with LLM("demo", speculative_config=method, **ONE_REQUEST) as llm:

@@ -18,7 +18,7 @@ from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import StepOutput
 from jengine.plan import Entries, Entry, Plan, Wanted
 from tests.executor.scripted_cache import ScriptedCache
-from tests.executor.scripted_rows import MirrorRow, guesses_by_row, next_token
+from tests.executor.scripted_rows import MirrorRow, drafts_by_row, next_token
 from tests.executor.scripted_rows import scripted_tokens as scripted_tokens
 from tests.executor.scripted_scores import filled, joined, prompt_scores, sampled_scores
 from tests.executor.scripted_states import ScriptedStates
@@ -51,12 +51,12 @@ class ScriptedExecutor:
         vocab_size: int,
         *,
         breaks: Callable[[Sequence[int]], bool] | None = None,
-        guess: Callable[[Sequence[int], int], list[int]] | None = None,
+        draft: Callable[[Sequence[int], int], list[int]] | None = None,
     ) -> None:
         self.cache = cache
         self.vocab_size = vocab_size
         self._breaks = breaks  # texts after which the logits are not finite
-        self._guess = guess  # what a device proposer guesses after a text; None: there is none
+        self._draft = draft  # what a device proposer drafts after a text; None: there is none
         self._rows: dict[int, MirrorRow] = {}
         self._cache = ScriptedCache(cache)
         self._states = ScriptedStates(cache)
@@ -128,26 +128,24 @@ class ScriptedExecutor:
         self._states.write([self._rows[row] for row in ran])
         logprobs = sampled_scores([self._rows[row] for row in sampled], tokens, self.vocab_size)
         for row in sampled:
-            self._make_guesses(row, max(plan.guesses, 0))
-        return StepOutput(filled(tokens), logprobs, prompts, guesses=self._made_guesses())
+            self._make_drafts(row, max(plan.next_drafts, 0))
+        return StepOutput(filled(tokens), logprobs, prompts, next_drafts=self._made_drafts())
 
-    def _made_guesses(self) -> np.ndarray | None:
-        """What the last step of each row has guessed."""
-        return None if self._guess is None else guesses_by_row(self._rows)
+    def _made_drafts(self) -> np.ndarray | None:
+        """What the last step of each row has drafted."""
+        return None if self._draft is None else drafts_by_row(self._rows)
 
-    def _make_guesses(self, row: int, count: int) -> None:
-        """What the step guesses of the row's next tokens, which it runs behind the last one."""
+    def _make_drafts(self, row: int, count: int) -> None:
+        """What the step drafts of the row's next tokens, which it runs behind the last one."""
         mirror = self._rows[row]
-        assert self._guess is not None or not count, (
-            "a plan wants guesses of a step without a model"
-        )
-        mirror.guesses = [] if self._guess is None else self._guess(mirror.token_ids, count)
+        assert self._draft is not None or not count, "a plan wants drafts of a step without a model"
+        mirror.next_drafts = [] if self._draft is None else self._draft(mirror.token_ids, count)
         if mirror.lost or mirror.computed is None:
             return
-        assert count <= self.cache.lookahead, f"row {row}: no blocks for {count} guesses"
+        assert count <= self.cache.lookahead, f"row {row}: no blocks for {count} drafts"
         for table, group in zip(mirror.tables, self.cache.groups, strict=True):
             if group.spec.kind == "recurrent":
-                continue  # no state is written for a guess
+                continue  # no state is written for a draft
             reserved = len(table) * self.cache.block_size
             assert mirror.computed + self.cache.lookahead <= reserved, f"row {row} lacks blocks"
 
@@ -159,9 +157,9 @@ class ScriptedExecutor:
         for drafts in plan.drafts:
             mirror = self._rows[drafts.row]
             first, window = drafts.first, drafts.token_ids
-            if self._guess is not None:
-                assert not window, "a plan has guesses, and the step before has made some"
-                first, window = len(mirror.token_ids), mirror.guesses
+            if self._draft is not None:
+                assert not window, "a plan has drafts, and the step before has made some"
+                first, window = len(mirror.token_ids), mirror.next_drafts
             skipped = len(mirror.token_ids) - first
             assert skipped >= 0, f"row {drafts.row}: no draft for position {first - 1}"
             assert all(token >= 0 for token in window), "a draft is a token"

@@ -55,7 +55,7 @@ class MirrorRow:
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.computed: int | None = None  # None until its first entry says where it starts
         self.drafts: list[int] = []  # that this step runs after the last token
-        self.guesses: list[int] = []  # that its last step has made for the one after it
+        self.next_drafts: list[int] = []  # that its last step has made for the one after it
         self.ran = (0, 0)  # positions of the last step's tokens, from and to
         self.was_drafted = False  # it has had drafts, so plans may count more tokens than it has
         # A multi-step decode ended before its turn: the host must not count on its tokens any more.
@@ -85,10 +85,10 @@ class MirrorRow:
         return marks
 
 
-def guesses_by_row(rows: Mapping[int, MirrorRow]) -> np.ndarray:
-    """The guesses of rows, i32[rows, drafts], -1 where there is none."""
-    most = max((len(mirror.guesses) for mirror in rows.values()), default=0)
+def drafts_by_row(rows: Mapping[int, MirrorRow]) -> np.ndarray:
+    """The drafts of rows, i32[rows, drafts], -1 where there is none."""
+    most = max((len(mirror.next_drafts) for mirror in rows.values()), default=0)
     found = np.full((1 + max(rows, default=0), most), -1, np.int32)
     for row, mirror in rows.items():
-        found[row, : len(mirror.guesses)] = mirror.guesses
+        found[row, : len(mirror.next_drafts)] = mirror.next_drafts
     return found

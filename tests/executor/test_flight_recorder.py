@@ -22,8 +22,8 @@ from jengine.grammar.rows import GrammarRows
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan
+from jengine.scheduler.draft_sources import HostDrafts
 from jengine.scheduler.drafting import Drafting
-from jengine.scheduler.guesses import HostGuesses
 from jengine.scheduler.scheduler import Scheduler
 from jengine.speculative.proposer import Proposer
 from tests.executor.scripted import ScriptedExecutor, ScriptedResult
@@ -72,7 +72,7 @@ class Recorded:
         cache = CacheCoordinator(self.cache)
         drafting = None
         if proposer is not None:
-            drafting = Drafting(HostGuesses(proposer), cache, most=3, most_rows=16, adaptive=False)
+            drafting = Drafting(HostDrafts(proposer), cache, most=3, most_rows=16, adaptive=False)
         scheduler = Scheduler(self.schedule, cache, lengthening=drafting)
         self.core = EngineCore(scheduler, self.recorder, depth=1)
 

@@ -59,7 +59,7 @@ def test_a_request_holds_one_unit_and_one_more_after_a_snapshot() -> None:
 @pytest.mark.parametrize("wrong", [0, 2, 3])
 def test_decodes_with_drafts_leave_snapshots(wrong: int, on_device: bool) -> None:
     """Drafts end at the next snapshot, and the tokens behind it change another unit, however many
-    of the drafts before it count. What a guesser writes beyond them is in no state."""
+    of the drafts before it count. What a drafter writes beyond them is in no state."""
     source = {"device_wrong": wrong} if on_device else {"proposer": TruthProposer(wrong)}
     loop = Loop(FULL, recurrent(8), blocks=(30, 9), most_drafts=3, **source)
     loop.add(make_wire(5, "a", max_tokens=24))

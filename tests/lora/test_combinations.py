@@ -13,8 +13,8 @@ import jengine
 from jengine import LoRARequest, Patch, SamplingParams, Steer
 from jengine.errors import RequestError
 from jengine.weights.folder import read_model_config
+from tests.api.draft_heads import write_heads
 from tests.api.engines import is_idle, tiny_engine
-from tests.api.guess_heads import write_heads
 from tests.lora.adapters import ATTENTION, MLP, RECURRENT, write_adapter, write_merged
 from tests.lora.engines import (
     GREEDY,
@@ -52,8 +52,8 @@ def drawn_adapter(number: int) -> dict[str, Any]:
         "gate_up": pair(32, (2, 48))}}}}  # fmt: skip
 
 
-def guesses_for(base: Path, folder: Path, method: str) -> Path:
-    """A model that guesses, with random weights."""
+def drafts_for(base: Path, folder: Path, method: str) -> Path:
+    """A model that drafts, with random weights."""
     if method == "draft_model":
         return write_tiny_native(folder, "mistral", seed=3)
     folder.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ def test_with_drafts_the_tokens_are_the_same(
     drafts = {**DRAFTS, "method": method}
     if method != "ngram":
         del drafts["prompt_lookup_min"]
-        drafts["model"] = str(guesses_for(models.base, tmp_path, method))
+        drafts["model"] = str(drafts_for(models.base, tmp_path, method))
     settings = {**SETTINGS, "max_loras": 3, "speculative_config": drafts}
     compilation = {"decode_rows": [32]}
     with tiny_engine(models.base, **settings, compilation_config=compilation) as llm:
@@ -130,7 +130,7 @@ def test_drafts_for_adapters_of_recurrent_layers(family: str, method: str, tmp_p
             expected[name] = llm.generate(PROMPTS, LONGER, use_tqdm=False)
     drafts = {**DRAFTS, "method": method}
     if method != "ngram":
-        drafts = {**drafts, "model": str(guesses_for(base, tmp_path / "heads", method))}
+        drafts = {**drafts, "model": str(drafts_for(base, tmp_path / "heads", method))}
         del drafts["prompt_lookup_min"]
     settings = {"enable_lora": True, "max_lora_rank": 8, "speculative_config": drafts}
     compilation = {"decode_rows": [32]}

@@ -15,8 +15,8 @@ from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.models.registry import model_config
 from jengine.runner.step import recurrent
+from jengine.scheduler.draft_sources import HostDrafts
 from jengine.scheduler.drafting import Drafting
-from jengine.scheduler.guesses import HostGuesses
 from jengine.weights.dummy import dummy_model
 from tests.api.engines import answers, rebuilt
 from tests.api.test_deterministic import facts
@@ -76,7 +76,7 @@ def test_states_are_those_of_whole_sequences(family: str) -> None:
             assert small.stats().preemptions > 0
 
 
-GUESSES = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
 
 
 @pytest.mark.slow
@@ -85,10 +85,10 @@ GUESSES = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 
     ("family", "rows", "options"),
     [
         ("qwen3_5", 2, {}),
-        ("qwen3_5", 6, {"speculative_config": GUESSES}),
+        ("qwen3_5", 6, {"speculative_config": DRAFTS}),
         ("qwen3_5", None, {"deterministic": True, "max_num_batched_tokens": 16}),
         ("bamba", 2, {}),
-        ("falcon_h1", 6, {"speculative_config": GUESSES}),
+        ("falcon_h1", 6, {"speculative_config": DRAFTS}),
     ],
 )
 def test_kernels_update_states_in_place(
@@ -99,7 +99,7 @@ def test_kernels_update_states_in_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In Triton's interpreter: the tokens of XLA's path, for rows that come and go beside prompts
-    and go on from snapshots, with guesses, and where one row runs after the other."""
+    and go on from snapshots, with drafts, and where one row runs after the other."""
     stepped: list[str] = []
     for name in ("delta_step", "state_space_step"):
         step = getattr(recurrent, name)
@@ -181,21 +181,21 @@ def test_drafts_give_the_tokens_of_plain_decoding(family: str) -> None:
         own = sorted(set(map(tuple, texts)))
 
         def drafting(cache: CacheCoordinator) -> Drafting:
-            source = HostGuesses(AnswerProposer([list(text) for text in own], wrong))
+            source = HostDrafts(AnswerProposer([list(text) for text in own], wrong))
             return Drafting(source, cache, most=3, most_rows=16, adaptive=False)
 
         for wrong, blocks in ((1, None), (3, None), (1000, None), (3, 16)):
-            with rebuilt(llm, lengthening=drafting, num_blocks=blocks) as guessing:
-                assert answers(guessing.generate(prompts(), wanted)) == expected
-                stats, counts = guessing.stats(), drafts_of(guessing)
+            with rebuilt(llm, lengthening=drafting, num_blocks=blocks) as own_engine:
+                assert answers(own_engine.generate(prompts(), wanted)) == expected
+                stats, counts = own_engine.stats(), drafts_of(own_engine)
                 assert (wrong == 1 and not counts.accepted) or counts.accepted > 0
                 assert counts.accepted == counts.drafted or wrong < 1000
                 assert stats.preemptions > 0 or blocks is None
                 # Snapshots that decodes with drafts have left, and what goes on from them.
-                [alone] = answers(guessing.generate(prompts()[4:5], wanted))
-                before = guessing.stats().prefix_hits
-                assert answers(guessing.generate([texts[4]], wanted)) == [followed[4]]
-                assert guessing.stats().prefix_hits - before == (len(texts[4]) - 1) // 16 * 16
+                [alone] = answers(own_engine.generate(prompts()[4:5], wanted))
+                before = own_engine.stats().prefix_hits
+                assert answers(own_engine.generate([texts[4]], wanted)) == [followed[4]]
+                assert own_engine.stats().prefix_hits - before == (len(texts[4]) - 1) // 16 * 16
                 assert [alone] == [expected[4]]
 
 

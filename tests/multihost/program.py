@@ -77,7 +77,7 @@ def drafting(folder: Path, rank: int) -> None:
     drafted_by(folder, method="ngram", prompt_lookup_min=1)
 
 
-def guessing(folder: Path, rank: int) -> None:
+def device_drafting(folder: Path, rank: int) -> None:
     """Drafts by a model that all processes share."""
     drafted_by(folder, method="draft_model", model=str(folder.parent / "other"))
 
@@ -358,7 +358,7 @@ SCENARIOS = {
         ruled,
         adapting,
         drafting,
-        guessing,
+        device_drafting,
         offloading,
         offloading_stages,
         producing,

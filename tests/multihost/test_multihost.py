@@ -10,8 +10,8 @@ import pytest
 
 from jengine.executor.multihost.ending import EXIT_STATUS
 from tests.api import grammar_requests
+from tests.api.draft_heads import write_heads
 from tests.api.engines import answers, tiny_engine
-from tests.api.guess_heads import write_heads
 from tests.models.tiny_models import write_tiny_native
 from tests.multihost.launch import launched
 from tests.multihost.program import MULTIHOST, OFFLOADED, PARAMS, PROMPTS, in_turn
@@ -87,7 +87,7 @@ def test_nodes_with_own_compile_caches_do_without(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["drafting", "guessing"])
+@pytest.mark.parametrize("scenario", ["drafting", "device_drafting"])
 def test_same_tokens_with_drafts(folder: Path, on_one: list[Any], scenario: str) -> None:
     found = said(scenario, folder)
     assert found["tokens"] == found["again"] == on_one

@@ -10,7 +10,7 @@ import pytest
 
 from jengine.config import CacheGroup, CacheSpec
 from jengine.plan import (
-    NO_GUESSER,
+    NO_DRAFTER,
     Drafts,
     Entries,
     Entry,
@@ -123,9 +123,9 @@ def test_with_drafts_common_variants_come_in_two_kinds() -> None:
         ({}, False, False),
         ({"drafts": [Drafts(0, 1, [3])]}, False, True),
         ({"num_decodes": 0}, False, True),  # prompts always do
-        ({"guesses": 2}, True, True),
-        ({"guesses": 0}, True, True),  # the model that guesses reads the step
-        ({"guesses": NO_GUESSER}, True, False),
+        ({"next_drafts": 2}, True, True),
+        ({"next_drafts": 0}, True, True),  # the model that drafts reads the step
+        ({"next_drafts": NO_DRAFTER}, True, False),
     ],
 )
 def test_which_steps_need_a_program_with_drafts(
@@ -133,7 +133,7 @@ def test_which_steps_need_a_program_with_drafts(
 ) -> None:
     made = Plan(0, Entries.of([Entry(0, 0, 1)]), **{"num_decodes": 1, **plan})
     window = 0 if on_device else 4
-    shapes = replace(SHAPES, most_drafts=2, draft_window=window, makes_guesses=on_device)
+    shapes = replace(SHAPES, most_drafts=2, draft_window=window, makes_drafts=on_device)
     assert runs_drafts(made, shapes) == runs
     assert not runs_drafts(made, SHAPES)
 

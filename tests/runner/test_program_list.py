@@ -90,16 +90,16 @@ def test_drafts_add_few_programs(device: str, rows: int, more: int) -> None:
     assert programs.first[0][1].drafts
 
 
-def test_guesses_are_programs_of_their_own() -> None:
+def test_drafts_are_programs_of_their_own() -> None:
     """For each size that reads drafts, with and without noise; of sampling they know no more."""
-    shapes = replace(defaults("cpu").shapes, makes_guesses=True, most_drafts=3)
+    shapes = replace(defaults("cpu").shapes, makes_drafts=True, most_drafts=3)
     tiers = tuple(variants(20, "raw_logprobs", drafts=True).values())
     programs = ProgramList(LADDERS, tiers, shapes)
     read = [bucket for bucket, tier in programs.models if tier.drafts]
-    assert len(programs.guesses) == 2 * len(read)
-    assert {tier.sampling.random for _, tier in programs.guesses} == {False, True}
+    assert len(programs.next_drafts) == 2 * len(read)
+    assert {tier.sampling.random for _, tier in programs.next_drafts} == {False, True}
     for first in (programs.first, programs.largest):
-        assert [tier.part for _, tier in first] == [Part.FORWARD, Part.GUESS, Part.SAMPLE]
+        assert [tier.part for _, tier in first] == [Part.FORWARD, Part.DRAFT, Part.SAMPLE]
 
 
 def test_drafts_with_recurrent_layers_are_sampled_with_the_model() -> None:

@@ -14,9 +14,9 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.plan import Plan, RowSampling, Wanted
 from jengine.request import WireRequest
+from jengine.scheduler.draft_sources import CheckDrafts, DeviceDrafts, HostDrafts
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.gates import MakeGate
-from jengine.scheduler.guesses import CheckDrafts, DeviceGuesses, HostGuesses
 from jengine.scheduler.scheduler import Scheduler
 from jengine.scheduler.tiered_transfers import TieredTransfers
 from jengine.speculative.proposer import Proposer
@@ -74,7 +74,7 @@ def samples(plan: Plan | None) -> list[bool]:
     return [entry.wanted is Wanted.TOKENS for entry in plan.entries]
 
 
-def guessed(wrong: int, known: Sequence[int], count: int) -> list[int]:
+def drafted(wrong: int, known: Sequence[int], count: int) -> list[int]:
     """The next tokens of a scripted row, but for each `wrong`-th position (0: none)."""
     right = scripted_tokens(known, count, VOCAB)
     return [
@@ -105,7 +105,7 @@ class TruthRow:
         self.tokens += tokens
 
     def propose(self, count: int, ahead: int = 0) -> np.ndarray:
-        return np.array(guessed(self.wrong, self.tokens, ahead + count), np.int32)
+        return np.array(drafted(self.wrong, self.tokens, ahead + count), np.int32)
 
     def close(self) -> None:
         self.is_closed = True
@@ -126,11 +126,11 @@ class Loop:
         breaks: Callable[[Sequence[int]], bool] | None = None,
         proposer: Proposer | None = None,
         device_wrong: int | None = None,
-        guess: Callable[[Sequence[int], int], list[int]] | None = None,
+        draft: Callable[[Sequence[int], int], list[int]] | None = None,
         most_drafts: int = 3,
         adaptive: bool = False,
         check_drafts: CheckDrafts | None = None,
-        guess_cost: float = 0.0,
+        draft_cost: float = 0.0,
         transfers: Callable[[CacheCoordinator], TieredTransfers] | None = None,
         **schedule: Any,
     ) -> None:
@@ -152,14 +152,14 @@ class Loop:
         self.drafting: Drafting | None = None
         if drafts:
             self.drafting = Drafting(
-                DeviceGuesses(check_drafts)
+                DeviceDrafts(check_drafts)
                 if proposer is None
-                else HostGuesses(proposer, check_drafts),
+                else HostDrafts(proposer, check_drafts),
                 self.cache,
                 most=most_drafts,
                 most_rows=settings["max_num_seqs"] * (1 + most_drafts),
                 adaptive=adaptive,
-                guess_cost=guess_cost,
+                draft_cost=draft_cost,
             )
         self.scheduler = Scheduler(
             ScheduleConfig(**settings),
@@ -170,9 +170,9 @@ class Loop:
             gates=gates,
             transfers=self.transfers,
         )
-        if device_wrong is not None and guess is None:
-            guess = partial(guessed, device_wrong)
-        self.executor = ScriptedExecutor(config, VOCAB, breaks=breaks, guess=guess)
+        if device_wrong is not None and draft is None:
+            draft = partial(drafted, device_wrong)
+        self.executor = ScriptedExecutor(config, VOCAB, breaks=breaks, draft=draft)
         self.in_flight: deque[tuple[Plan, ScriptedResult]] = deque()
         self.plans: list[Plan] = []
         self.tokens: dict[str, list[int]] = {}

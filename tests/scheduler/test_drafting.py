@@ -10,7 +10,7 @@ import pytest
 
 from jengine.config import FREE_TOKENS
 from jengine.counts import DraftCounts, ProgramTotals, together
-from jengine.plan import NO_GUESSER, RowSampling
+from jengine.plan import NO_DRAFTER, RowSampling
 from jengine.scheduler.scheduler import Scheduler
 from jengine.speculative.draft_length import token_cost
 from jengine.speculative.proposer import NO_DRAFTS
@@ -74,7 +74,7 @@ def test_any_drafts_give_the_tokens_of_plain_decoding(
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("wrong", [0, 1, 3])
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, sliding(6))])
-def test_guesses_of_the_device_give_the_tokens_of_plain_decoding(
+def test_drafts_of_the_device_give_the_tokens_of_plain_decoding(
     depth: int, wrong: int, groups: tuple[Any, ...]
 ) -> None:
     loop = Loop(*groups, device_wrong=wrong, depth=depth, blocks=30, block_size=2)
@@ -87,18 +87,18 @@ def test_guesses_of_the_device_give_the_tokens_of_plain_decoding(
     assert (counts.accepted == counts.drafted) == (wrong == 0)
 
 
-def test_the_device_never_guesses_from_a_rejected_draft() -> None:
+def test_the_device_never_drafts_from_a_rejected_draft() -> None:
     loop = Loop(device_wrong=7, depth=1)
     wire = make_wire(5, max_tokens=15)
     loop.add(wire)
     loop.drain()
     loop.assert_truth(wire)
-    # The guesses at 7 and 14 are wrong; those after the token that stands there instead are right.
+    # The drafts at 7 and 14 are wrong; those after the token that stands there instead are right.
     assert [len(delta.token_ids) for delta in loop.deltas] == [1, 2, 4, 3, 4, 1]
     assert not any(drafts.token_ids for plan in loop.plans for drafts in plan.drafts)
 
 
-def test_steps_guess_as_many_tokens_as_a_row_wants() -> None:
+def test_steps_draft_as_many_tokens_as_a_row_wants() -> None:
     for wrong, few in ((1, True), (0, False)):
         loop = Loop(
             device_wrong=wrong, depth=0, adaptive=True, max_model_len=256, blocks=80,
@@ -106,12 +106,12 @@ def test_steps_guess_as_many_tokens_as_a_row_wants() -> None:
         )  # fmt: skip
         loop.add(make_wire(2, max_tokens=200))
         loop.drain()
-        guesses = sum(plan.guesses for plan in loop.plans)
-        assert (guesses < 50) == few
+        next_drafts = sum(plan.next_drafts for plan in loop.plans)
+        assert (next_drafts < 50) == few
 
 
-def test_the_guesser_reads_prompts_alone_where_no_guess_can_pay() -> None:
-    loop = Loop(device_wrong=0, depth=1, adaptive=True, guess_cost=1.0)
+def test_the_drafter_reads_prompts_alone_where_no_draft_can_pay() -> None:
+    loop = Loop(device_wrong=0, depth=1, adaptive=True, draft_cost=1.0)
     wires = [make_wire(5, f"r{n}", max_tokens=20) for n in range(3)]
     loop.add(*wires[:2])
     for _ in range(8):
@@ -121,14 +121,14 @@ def test_the_guesser_reads_prompts_alone_where_no_guess_can_pay() -> None:
     loop.assert_truth(*wires)
     for plan in loop.plans:
         only_decodes = plan.num_decodes == len(plan.entries)
-        assert plan.guesses == (NO_GUESSER if only_decodes else 0)
+        assert plan.next_drafts == (NO_DRAFTER if only_decodes else 0)
 
 
-def test_guesses_begin_again_where_a_batch_has_become_small() -> None:
+def test_drafts_begin_again_where_a_batch_has_become_small() -> None:
     """Rows count on none that steps of the large batch left out."""
     pays_for_two = 0.8 - token_cost(2, FREE_TOKENS) - 1e-3
     loop = Loop(
-        device_wrong=0, depth=1, adaptive=True, guess_cost=pays_for_two, max_model_len=256,
+        device_wrong=0, depth=1, adaptive=True, draft_cost=pays_for_two, max_model_len=256,
         blocks=80,
     )  # fmt: skip
     wires = [make_wire(5, f"r{n}", max_tokens=20 if n else 160) for n in range(4)]
@@ -136,13 +136,13 @@ def test_guesses_begin_again_where_a_batch_has_become_small() -> None:
     loop.drain()
     loop.assert_truth(*wires)
     decodes = [plan for plan in loop.plans if plan.num_decodes == len(plan.entries)]
-    assert {plan.guesses for plan in decodes if plan.num_decodes > 2} == {NO_GUESSER}
-    guessing = [plan for plan in decodes if plan.guesses != NO_GUESSER]
-    assert not guessing[0].drafts and guessing[1].drafts
+    assert {plan.next_drafts for plan in decodes if plan.num_decodes > 2} == {NO_DRAFTER}
+    drafting = [plan for plan in decodes if plan.next_drafts != NO_DRAFTER]
+    assert not drafting[0].drafts and drafting[1].drafts
 
 
 class Silent:
-    """A proposer that never guesses, and counts how often it was asked."""
+    """A proposer that never drafts, and counts how often it was asked."""
 
     def __init__(self) -> None:
         self.asked = 0

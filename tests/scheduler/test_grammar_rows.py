@@ -368,15 +368,15 @@ def test_forced_tokens_are_drafts_that_are_accepted() -> None:
     assert logprobs == len(loop.tokens["a"]), "and have log-probabilities"
 
 
-def test_guesses_of_the_device_are_cut_where_the_grammar_refuses_them() -> None:
+def test_drafts_of_the_device_are_cut_where_the_grammar_refuses_them() -> None:
     plain = followed()
     plain.add(ruled("a", regex("[a-z]{8}")))
     plain.drain()
     text = answer(plain, "a")
-    guesses = ids(text[:4] + "7" + text[5:])
+    next_drafts = ids(text[:4] + "7" + text[5:])
     loop = followed(
         device_wrong=0, most_drafts=6,
-        guess=lambda known, count: guesses[len(known) - 5 :][:count],
+        draft=lambda known, count: next_drafts[len(known) - 5 :][:count],
     )  # fmt: skip
     loop.add(ruled("a", regex("[a-z]{8}")))
     loop.drain()
@@ -389,8 +389,8 @@ def test_guesses_of_the_device_are_cut_where_the_grammar_refuses_them() -> None:
     assert loop.drafting is not None and loop.drafting.counts.accepted >= 3
 
 
-def test_guesses_of_the_device_for_rows_whose_grammar_nobody_follows() -> None:
-    """Another executor may not say what was guessed: such rows have no drafts."""
+def test_drafts_of_the_device_for_rows_whose_grammar_nobody_follows() -> None:
+    """Another executor may not say what was drafted: such rows have no drafts."""
     loop = Loop(device_wrong=0)
     loop.add(ruled("a"), make_wire(5, "free", max_tokens=20))
     loop.drain()

@@ -281,16 +281,16 @@ def test_a_prompt_that_waits_for_room_is_not_looked_up_at_every_step(monkeypatch
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize(("guesses", "tokens"), [(5, 1), (5, 9), (3, 4), (1, 12)])
-def test_a_request_is_refused_or_runs_in_a_small_cache_with_room_for_guesses(
-    depth: int, guesses: int, tokens: int
+@pytest.mark.parametrize(("next_drafts", "tokens"), [(5, 1), (5, 9), (3, 4), (1, 12)])
+def test_a_request_is_refused_or_runs_in_a_small_cache_with_room_for_drafts(
+    depth: int, next_drafts: int, tokens: int
 ):
-    """Of a window's blocks, those of a chunk and of the guesses after it are held at a time."""
+    """Of a window's blocks, those of a chunk and of the drafts after it are held at a time."""
     refused, ran = [], []
     for blocks in range(4, 40):
         loop = Loop(
             sliding(3), blocks=blocks, block_size=1, depth=depth, device_wrong=7,
-            most_drafts=guesses, max_num_batched_tokens=16, max_model_len=32,
+            most_drafts=next_drafts, max_num_batched_tokens=16, max_model_len=32,
         )  # fmt: skip
         try:
             loop.add(make_wire(13, max_tokens=tokens))

@@ -97,8 +97,8 @@ def test_the_most_frequent_continuation_is_drafted() -> None:
 
 def test_a_probability_is_a_share_of_all_places() -> None:
     text = array_of([5, 1, -1, 5, 2, -1, 5])
-    guess = walk(text, np.array([1, 4, 7]), 3, 0.4)
-    assert guess.drafts == []  # each is 1 of 3, as one output ends there
+    draft = walk(text, np.array([1, 4, 7]), 3, 0.4)
+    assert draft.drafts == []  # each is 1 of 3, as one output ends there
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])

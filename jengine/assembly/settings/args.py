@@ -343,7 +343,7 @@ class EngineArgs:
     )] = 1  # fmt: skip
     # {"method": "ngram", "num_speculative_tokens": 4}
     speculative_config: Annotated[Mapping[str, Any] | None, Setting(
-        "JSON with vLLM's keys, or --speculative-config.KEY VALUE: guess several tokens of a "
+        "JSON with vLLM's keys, or --speculative-config.KEY VALUE: draft several tokens of a "
         "row for one step, with method ngram, suffix, draft_model, eagle, eagle3, medusa or mtp",
         short="-sc", recorded=True, check=speculative_config
     )] = None  # fmt: skip

@@ -119,7 +119,7 @@ def refuse_beside_images(
         **asked.in_use("enable_lora"),
         "cpu_offload_gb and mm_encoder_tp_mode='data'": bool(asked.cache.cpu_offload_gb) and apart,
         **asked.in_use("executor"),
-        "speculative_config with a model that guesses": bool(drafts and drafts.model),
+        "speculative_config with a model that drafts": bool(drafts and drafts.model),
         **(refused_across(asked, config) if config.cross_encoder is not None else {}),
     }
     for name, is_asked in others.items():

@@ -42,17 +42,17 @@ def runner_config(
     defaults: DeviceDefaults | None = None,
     penalises: bool = False,
     same_bits: bool = False,
-    guesser_specs: tuple[CacheSpec, ...] = (),
+    drafter_specs: tuple[CacheSpec, ...] = (),
 ) -> RunnerConfig:
     """The runner's settings. `penalises`: requests have penalties unless they say otherwise.
-    `same_bits`: kernels give a row the same bits in any program. `guesser_specs`: what the layers
-    of the model that guesses keep of a token."""
+    `same_bits`: kernels give a row the same bits in any program. `drafter_specs`: what the layers
+    of the model that drafts keep of a token."""
     defaults = defaults or device_defaults()
     refuse_several_steps(schedule, stages)
     refuse_beside_images(asked, config, schedule, stages)
-    refuse_drafts(schedule, stages, guesser_specs)
+    refuse_drafts(schedule, stages, drafter_specs)
     splitting = splitting_processors(asked.steps, schedule, stages)
-    shapes = step_shapes(asked, config, schedule, stages, guesser_specs)
+    shapes = step_shapes(asked, config, schedule, stages, drafter_specs)
     adapters = adapter_config(asked, stages)
     programs = step_programs(
         asked, config, schedule, shapes, defaults,
@@ -163,15 +163,15 @@ def step_shapes(
     config: ModelConfig,
     schedule: ScheduleConfig,
     stages: int,
-    guesser_specs: tuple[CacheSpec, ...],
+    drafter_specs: tuple[CacheSpec, ...],
 ) -> StepShapes:
     """Shapes common to all buckets."""
     # A stage's slots are built like the first layers of the model.
     own_specs = config.layer_specs[: stage_layout(config, stages).num_slots]
-    guessing = tuple((spec,) for spec in guesser_specs)
+    drafting = tuple((spec,) for spec in drafter_specs)
     block_size = block_tokens(asked)
     every = snapshot_distance(asked.cache, block_size)
-    groups = cache_groups(with_snapshots(own_specs + guessing, every))
+    groups = cache_groups(with_snapshots(own_specs + drafting, every))
     speculative = schedule.speculative
     on_device = speculative is not None and speculative.on_device
     lookahead = 0 if speculative is None else speculative.lookahead
@@ -189,7 +189,7 @@ def step_shapes(
         most_drafts=schedule.most_drafts,
         # Those of the step, and of each step that may be in flight.
         draft_window=0 if on_device else schedule.most_drafts * (1 + OVERLAP_DEPTH),
-        makes_guesses=on_device,
+        makes_drafts=on_device,
         lookahead=lookahead,
         joined_tiles=schedule.joined_tiles,
         reads_together=schedule.shared_blocks > 0,
@@ -204,7 +204,7 @@ def step_shapes(
 
 
 def refuse_drafts(
-    schedule: ScheduleConfig, stages: int, guesser_specs: tuple[CacheSpec, ...]
+    schedule: ScheduleConfig, stages: int, drafter_specs: tuple[CacheSpec, ...]
 ) -> None:
     """Raise for what drafts cannot be combined with."""
     if not schedule.most_drafts:
@@ -213,8 +213,8 @@ def refuse_drafts(
         f"{stages} pipeline stages, whose plans carry every position": stages > 1,
         f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
         "deterministic=True without kernels of its own": schedule.one_segment,
-        "a draft model with recurrent layers, whose state cannot forget its guesses": any(
-            spec.is_state for spec in guesser_specs
+        "a draft model with recurrent layers, whose state cannot forget its drafts": any(
+            spec.is_state for spec in drafter_specs
         ),
     }
     for name, is_used in others.items():

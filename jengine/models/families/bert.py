@@ -17,7 +17,7 @@ NAMES = encoder_names(
     "bert.",
     IgnoredTensor(r"bert\.pooler\.dense\.(weight|bias)", "it is not used by this class"),
     IgnoredTensor(r"bert\.embeddings\.position_ids", "old files store 0, 1, 2, ..."),
-    IgnoredTensor(r"cls\..*", "the head that guesses masked tokens is not used"),
+    IgnoredTensor(r"cls\..*", "the head that predicts masked tokens is not used"),
 )
 POOLER = HeadLayer(0, "bert.pooler.dense", "tanh")
 COLBERT_WIDTH = 128

@@ -21,7 +21,7 @@ NAMES = encoder_names(
     "roberta.",
     IgnoredTensor(r"roberta\.pooler\.dense\.(weight|bias)", "it is not used by this class"),
     IgnoredTensor(r"roberta\.embeddings\.position_ids", "old files store 0, 1, 2, ..."),
-    IgnoredTensor(r"lm_head\..*", "the head that guesses masked tokens is not used"),
+    IgnoredTensor(r"lm_head\..*", "the head that predicts masked tokens is not used"),
 )
 
 

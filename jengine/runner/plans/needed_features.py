@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jengine.plan import NO_GUESSER, Plan
+from jengine.plan import NO_DRAFTER, Plan
 from jengine.request import WireRequest
 from jengine.runner.plans.rows import Rows, wanted_columns
 from jengine.runner.variants.buckets import StepShapes
@@ -71,8 +71,8 @@ def runs_drafts(plan: Plan, shapes: StepShapes) -> bool:
     avoid compiling two programs per size."""
     if not shapes.most_drafts:
         return False
-    guesses = shapes.makes_guesses and plan.guesses != NO_GUESSER
-    return guesses or bool(plan.drafts) or plan.num_decodes < len(plan.entries)
+    next_drafts = shapes.makes_drafts and plan.next_drafts != NO_DRAFTER
+    return next_drafts or bool(plan.drafts) or plan.num_decodes < len(plan.entries)
 
 
 def most_wanted(columns: np.ndarray, vocab_size: int) -> int | None:

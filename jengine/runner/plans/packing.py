@@ -106,7 +106,7 @@ def pack(
         samplers, ends = np.repeat(samplers, widths), np.repeat(ends, widths)
         places = np.repeat(slots, widths) + within_each(widths)
     fill_sampling(inputs.sampling, places, samplers, ends, rows.settings)
-    inputs.drafts.count[:] = plan.guesses
+    inputs.drafts.count[:] = plan.next_drafts
     if bucket.is_multi_step:
         inputs.multi_step.repeats[0] = plan.repeats
         inputs.multi_step.endings[slots] = rows.settings["endings"][owners]
@@ -203,7 +203,7 @@ def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: n
     """Fill the draft section: windows of draft tokens, and each decode row's window."""
     section.offsets[: len(offsets)] = offsets
     if not len(section.firsts):
-        return  # the device has the guesses
+        return  # the device has the drafts
     window_of = {}
     for index, drafts in enumerate(plan.drafts):
         window_of[drafts.row] = index

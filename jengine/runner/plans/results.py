@@ -56,7 +56,7 @@ class PendingStep:
             experts,
             pooled=pooled_of(output.pooled, packed.slots),
             pooled_tokens=pooled_of(whole(output.pooled_tokens), packed.chunk_tokens),
-            guesses=None if output.guesses is None else np.asarray(output.guesses),
+            next_drafts=None if output.next_drafts is None else np.asarray(output.next_drafts),
         )
 
     def _by_entry(self, found: np.ndarray) -> np.ndarray:

@@ -20,8 +20,8 @@ from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
 from jengine.runner.step.across import CrossInput
+from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.forward import EmbedsInput, MediaInput
-from jengine.runner.step.guessing import GuessInput
 from jengine.runner.step.heads import ChosenInput
 from jengine.runner.step.hidden import Ran, SlotInput
 from jengine.runner.step.joined import JoinedReplicas
@@ -36,7 +36,7 @@ from jengine.runner.step.parts import (
     read_fields,
 )
 from jengine.runner.step.pipeline_step import PACKED_AXES
-from jengine.runner.step.program import AdapterProgram, GuesserProgram, Program, Stages
+from jengine.runner.step.program import AdapterProgram, DrafterProgram, Program, Stages
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import packed_size, section_size
@@ -67,7 +67,7 @@ class StepCompiler:
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
     choices: CompilerChoices = field(default_factory=CompilerChoices)
-    guesser: GuesserProgram | None = None  # None: steps make no guesses
+    drafter: DrafterProgram | None = None  # None: steps make no drafts
     hidden: int = 0  # width of embeddings that are given
     width: int = 0  # of hidden states
     # Whether the host changes logits before a token is sampled from them.
@@ -173,14 +173,14 @@ class StepCompiler:
     @property
     def _model_leaves(self) -> int:
         """Number of the model's own leaves; the drafter's follow."""
-        return len(self.leaves) if self.guesser is None else self.guesser.first_leaf
+        return len(self.leaves) if self.drafter is None else self.drafter.first_leaf
 
     def _program(self, size: Bucket | Slots, features: Features) -> Program:
         reads = READS_HEAD | {Part.STEP}
         of_head = self.head_leaves if features.part in reads else ()
         bucket = size if isinstance(size, Bucket) else NO_TOKENS
         return Program(
-            bucket, features, self.shapes, self.rebuild, self._running, self.stages, self.guesser,
+            bucket, features, self.shapes, self.rebuild, self._running, self.stages, self.drafter,
             self.adapters if features.adapters else None, of_head, self._model_leaves,
         )  # fmt: skip
 
@@ -252,14 +252,14 @@ def chosen_input(compiler: StepCompiler, size: Size, shape: Shape) -> ChosenInpu
     return ChosenInput(slot_input(compiler, size, shape), logits, logits)
 
 
-def guess_input(compiler: StepCompiler, size: Size, shape: Shape) -> GuessInput:
-    assert isinstance(size, Bucket) and compiler.guesser is not None, "the device guesses"
+def draft_stage_input(compiler: StepCompiler, size: Size, shape: Shape) -> DraftStageInput:
+    assert isinstance(size, Bucket) and compiler.drafter is not None, "the device drafts"
     tokens, slots = (size.num_tokens,), slot_input(compiler, size, shape)
     rows = shape((*tokens, compiler.width), dtype=np.float32)
-    kept = dict.fromkeys(compiler.guesser.points, rows)
+    kept = dict.fromkeys(compiler.drafter.points, rows)
     packed = shape((packed_size(size, compiler.shapes),))
     ran = Ran(packed, shape(tokens), rows, shape(tokens), kept)
-    return GuessInput(ran, slots, slots.positions)
+    return DraftStageInput(ran, slots, slots.positions)
 
 
 def prompt_chunk(compiler: StepCompiler, size: Size, shape: Shape) -> PromptChunk:
@@ -272,7 +272,7 @@ GIVEN: dict[Part, Callable[[StepCompiler, Size, Shape], Any]] = {
     Part.SAMPLE: slot_input,
     Part.LOGITS: slot_input,
     Part.CHOOSE: chosen_input,
-    Part.GUESS: guess_input,
+    Part.DRAFT: draft_stage_input,
     Part.SCORE: prompt_chunk,
     Part.POOL: slot_input,
     Part.POOL_TOKENS: prompt_chunk,

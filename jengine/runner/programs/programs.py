@@ -120,8 +120,8 @@ class Programs:
         is_chained = shapes.is_chained(smallest)
         own = needed.of(Part.FORWARD if is_chained else Part.STEP)
         behind = [needed.of(part) for part in self._slot_parts if is_chained]
-        if shapes.makes_guesses and needed.drafts:
-            behind.append(needed.of(Part.GUESS))
+        if shapes.makes_drafts and needed.drafts:
+            behind.append(needed.of(Part.DRAFT))
         bucket = self.bucket_for(smallest, own, behind)
         found = {one.part: self.find(self._size(one, bucket), one) for one in (own, *behind)}
         for part in self._prompt_parts(needed):
@@ -217,7 +217,7 @@ class Programs:
         found = [key for part in self._slot_parts for key in self._lacking(slots, needed.of(part))]
         for part in self._prompt_parts(needed):
             found += self._lacking([Slots(shapes.scored_at_once)], needed.of(part))
-        parts = (Part.FORWARD, Part.GUESS) if shapes.makes_guesses else (Part.FORWARD,)
+        parts = (Part.FORWARD, Part.DRAFT) if shapes.makes_drafts else (Part.FORWARD,)
         for part in parts:
             found += self._lacking([self._largest], needed.of(part))
         return found

@@ -37,11 +37,11 @@ def row_lengths(inputs: StepInput, state: StepState) -> Int32[Array, " decodes"]
     return state.lengths.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
 
 
-def row_guesses(inputs: StepInput, state: StepState) -> Int32[Array, "decodes drafts"] | None:
+def row_drafts(inputs: StepInput, state: StepState) -> Int32[Array, "decodes drafts"] | None:
     """Draft tokens of each decode row from the last step; None without a drafter on the device."""
-    if state.guesses is None:
+    if state.next_drafts is None:
         return None
-    return state.guesses.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
+    return state.next_drafts.at[inputs.tokens.decode_rows].get(mode="fill", fill_value=-1)
 
 
 def batch_of(

@@ -25,9 +25,9 @@ class DraftInput(NamedTuple):
 
     offsets: Any  # i32[D] 0: the row's last token, or padding; j: its j-th draft
     window: Any  # i32[D] the window that a draft is taken from
-    firsts: Any  # i32[N] the position of a window's first guess
-    tokens: Any  # i32[N, W] the guesses; -1: none
-    count: Any  # i32[1] tokens that the step guesses for each row; of length 0 if it makes none
+    firsts: Any  # i32[N] the position of a window's first draft
+    tokens: Any  # i32[N, W] the drafts; -1: none
+    count: Any  # i32[1] tokens that the step drafts for each row; of length 0 if it makes none
 
 
 def draft_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
@@ -39,7 +39,7 @@ def draft_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
         "window": Field((rows,)),
         "firsts": Field((windows,)),
         "tokens": Field((windows, shapes.draft_window), padding=-1),
-        "count": Field((int(shapes.makes_guesses),)),
+        "count": Field((int(shapes.makes_drafts),)),
     }
 
 
@@ -53,7 +53,7 @@ class RunDrafts(NamedTuple):
 def run_drafts(
     inputs: DraftInput,
     lengths: Int32[Array, " decodes"],
-    guesses: Int32[Array, "decodes drafts"] | None,
+    next_drafts: Int32[Array, "decodes drafts"] | None,
     shapes: StepShapes,
     *,
     runs_any: bool,
@@ -62,10 +62,10 @@ def run_drafts(
     the plan's window that come next at the request's length. None: the program runs none."""
     if not runs_any:
         return None
-    if guesses is None:
+    if next_drafts is None:
         return RunDrafts(inputs.offsets, planned_drafts(inputs, lengths, shapes))
     index = jnp.maximum(inputs.offsets - 1, 0)[:, None]
-    own = jnp.take_along_axis(guesses, index, axis=1)[:, 0]
+    own = jnp.take_along_axis(next_drafts, index, axis=1)[:, 0]
     return RunDrafts(inputs.offsets, jnp.where(inputs.offsets > 0, own, -1))
 
 
@@ -76,8 +76,8 @@ def planned_drafts(
     place = lengths + inputs.offsets - inputs.firsts[inputs.window]
     inside = (inputs.offsets > 0) & (place >= 0)
     place = jnp.where(inside, place, shapes.draft_window)  # past the end: no draft
-    guesses = jnp.asarray(inputs.tokens)
-    return guesses.at[inputs.window, place].get(mode="fill", fill_value=-1)
+    next_drafts = jnp.asarray(inputs.tokens)
+    return next_drafts.at[inputs.window, place].get(mode="fill", fill_value=-1)
 
 
 def with_draft_tokens(

@@ -16,7 +16,7 @@ from jengine.runner.step.across import CrossInput, cross_reader
 from jengine.runner.step.batch import (
     Batch,
     batch_of,
-    row_guesses,
+    row_drafts,
     row_lengths,
     with_new_blocks,
 )
@@ -144,7 +144,7 @@ def passed(
     model, bucket, shapes = models.model, program.bucket, program.shapes
     embeds, planes, ahead, cross = beside_of(given, inputs, program, model)
     drafts = run_drafts(
-        inputs.drafts, row_lengths(inputs, state), row_guesses(inputs, state), shapes,
+        inputs.drafts, row_lengths(inputs, state), row_drafts(inputs, state), shapes,
         runs_any=program.has_drafts,
     )  # fmt: skip
     tokens = input_tokens(inputs.tokens, state, drafts)
@@ -180,7 +180,7 @@ def passed(
     ends = stripes.taken(striped, inputs.heads.logit_index)
     packed = getattr(given, "packed", given)
     ran = None
-    if program.guesses:
+    if program.makes_drafts:
         kept = {point: found.astype(jnp.float32) for point, found in context.kept.items()}
         ran = Ran(packed, tokens, hidden, batch.positions, kept)
     experts = None

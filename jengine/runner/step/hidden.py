@@ -40,7 +40,7 @@ class Ran(NamedTuple):
     tokens: Any  # i32[D + T]
     hidden: Any  # f32[D + T, hidden] after the last norm
     positions: Any  # i32[D + T]; -1 for padding
-    kept: Any  # tap point -> f32[D + T, hidden], those that the guesser reads
+    kept: Any  # tap point -> f32[D + T, hidden], those that the drafter reads
 
 
 class SlotInput(NamedTuple):
@@ -64,7 +64,7 @@ class Forwarded(NamedTuple):
     slots: SlotInput
     captured: dict[tuple[int, int], dict[str, Any]]  # as in StepOutput
     experts: Any
-    ran: Ran | None = None  # None: nothing guesses after it
+    ran: Ran | None = None  # None: nothing drafts after it
 
     def completing(self, output: StepOutput) -> StepOutput:
         """Merge a head's output with the forward's."""

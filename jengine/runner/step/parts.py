@@ -13,8 +13,8 @@ from typing import Any, cast
 from jax import Array
 
 from jengine.runner.step.composed import multi_step, step
+from jengine.runner.step.draft_stage import make_drafts
 from jengine.runner.step.forward import forward
-from jengine.runner.step.guessing import guess
 from jengine.runner.step.heads import choose, sample, score, slot_logits
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.pipeline_step import pipeline_forward
@@ -27,7 +27,7 @@ from jengine.runner.variants.parts import Part
 BODIES: dict[Part, Callable[..., tuple[StepState, Any]]] = {
     Part.STEP: step,
     Part.FORWARD: forward,
-    Part.GUESS: guess,
+    Part.DRAFT: make_drafts,
     Part.SAMPLE: sample,
     Part.LOGITS: slot_logits,
     Part.CHOOSE: choose,
@@ -64,8 +64,8 @@ def owned_fields(features: Features) -> tuple[str, ...]:
     match features.part:
         case Part.STEP:
             return StepState._fields
-        case Part.GUESS:
-            return "caches", "guesses"
+        case Part.DRAFT:
+            return "caches", "next_drafts"
         case Part.FORWARD:
             return "caches", "tables", "held", "prompts", "sums"
         case Part.SAMPLE | Part.CHOOSE:
@@ -78,8 +78,8 @@ def read_fields(features: Features) -> tuple[str, ...]:
     """State fields that a part only reads."""
     match features.part:
         case Part.FORWARD:
-            return "last_token", "lengths", "offsets", "guesses"
-        case Part.GUESS:
+            return "last_token", "lengths", "offsets", "next_drafts"
+        case Part.DRAFT:
             return "last_token", "lengths", "tables"
         case Part.SCORE | Part.POOL_TOKENS:
             return ("prompts",)

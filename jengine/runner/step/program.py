@@ -29,10 +29,10 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class GuesserProgram:
+class DrafterProgram:
     """The drafter; its leaves follow the model's."""
 
-    method: Callable[[Any], Any]  # the model -> a `guessing.Guesser`
+    method: Callable[[Any], Any]  # the model -> a `drafting.Drafter`
     rebuild: Callable[[Leaves], Any]  # its leaves -> the model
     first_leaf: int
     first_layer: int  # the number of its first layer among all layers with a cache
@@ -75,7 +75,7 @@ class Program:
     rebuild: Callable[[Leaves], Any]  # flat leaves -> the model; called only while tracing
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
-    guesser: GuesserProgram | None = None  # None: steps make no guesses
+    drafter: DrafterProgram | None = None  # None: steps make no drafts
     adapters: AdapterProgram | None = None  # None: rows have none
     # Indices of the leaves that the output head reads, among so many; programs behind a forward
     # are given these alone.
@@ -87,7 +87,7 @@ class Program:
         end = len(leaves) - (0 if self.adapters is None else len(self.adapters.leaves))
         of_taps = leaves[end - sum(len(taps.shapes) for taps in self.features.taps) : end]
         own = leaves[: end - len(of_taps)]
-        first = len(own) if self.guesser is None else self.guesser.first_leaf
+        first = len(own) if self.drafter is None else self.drafter.first_leaf
         model, slots = self.rebuild(own[:first]), None
         if self.adapters is not None:
             slots = token_slots(inputs.adapters.slots, self.bucket, self.shapes)
@@ -95,12 +95,12 @@ class Program:
             add_adapters(model, adapted.weights, leaves[end:], slots, adapted.implementation)
         return Models(model, slots, of_taps)
 
-    def guessing(self, leaves: Leaves) -> tuple[Any, Any]:
+    def drafting(self, leaves: Leaves) -> tuple[Any, Any]:
         """The model and its drafter."""
-        assert self.guesser is not None, "an engine whose device guesses"
-        first = self.guesser.first_leaf
-        guesser = self.guesser.method(self.guesser.rebuild(leaves[first:]))
-        return self.rebuild(leaves[:first]), guesser
+        assert self.drafter is not None, "an engine whose device drafts"
+        first = self.drafter.first_leaf
+        drafter = self.drafter.method(self.drafter.rebuild(leaves[first:]))
+        return self.rebuild(leaves[:first]), drafter
 
     def of_head(self, leaves: Leaves) -> Leaves:
         """Leaves that `head` takes."""
@@ -123,12 +123,12 @@ class Program:
     @property
     def kept_points(self) -> tuple[str, ...]:
         """Tap points whose activations the step keeps for its drafter."""
-        return self.guesser.points if self.guesser is not None and self.guesses else ()
+        return self.drafter.points if self.drafter is not None and self.makes_drafts else ()
 
     @property
-    def guesses(self) -> bool:
+    def makes_drafts(self) -> bool:
         """Whether a drafter on the device runs after this step."""
-        return self.guesser is not None and self.features.drafts
+        return self.drafter is not None and self.features.drafts
 
     @property
     def has_drafts(self) -> bool:

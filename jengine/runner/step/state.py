@@ -37,9 +37,9 @@ class StepState(NamedTuple):
     tables: Array | None
     # f32[stages, tokens, hidden] activations between stages. None: there is one stage.
     held: Array | None = None
-    # i32[rows, drafts] guesses at the tokens after each row's last one, -1: none. None: steps make
-    # no guesses.
-    guesses: Array | None = None
+    # i32[rows, drafts] drafts of the tokens after each row's last one, -1: none. None: steps make
+    # no drafts.
+    next_drafts: Array | None = None
     # i32[rows] what is added to positions for the rotation of tokens behind a row's images. None:
     # the model does not rotate by places in images.
     offsets: Array | None = None
@@ -61,15 +61,15 @@ class Held(NamedTuple):
 def empty_state(
     cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
     held: Held | None = None, max_adjusted: int | None = None, kernels: str | None = None,
-    guesses: int = 0, masked_drafts: int = 0, offsets: bool = False, summed: int = 0,
+    next_drafts: int = 0, masked_drafts: int = 0, offsets: bool = False, summed: int = 0,
     prompts: tuple[int, int] | None = None,
 ) -> StepState:  # fmt: skip
     """An empty state. Its `jax.eval_shape` gives the sizes of a state without memory.
 
     The cache's layers are those of one stage; without `held` there is only one. `max_adjusted`:
     rows of the sampler's pool; None: `max_rows`. `kernels`: the implementation that makes the
-    caches of a lone device. `guesses`: tokens that steps guess for a row. `masked_drafts`: drafts
-    of a row after which a token mask may hold. `offsets`: whether images shift positions.
+    caches of a lone device. `next_drafts`: tokens that steps draft for a row. `masked_drafts`:
+    drafts of a row after which a token mask may hold. `offsets`: whether images shift positions.
     `summed`: width of hidden states that each row sums. `prompts`: the most prompt tokens of a
     forward, and the width of their hidden states; None: a step is one program.
     """
@@ -86,7 +86,7 @@ def empty_state(
         rows=empty_row_state(max_adjusted or max_rows, vocab_size, max_model_len, masked_drafts),
         tables=jnp.zeros((len(cache.groups), max_rows, pages), jnp.int32) if held is None else None,
         held=None if held is None else jnp.zeros(held, jnp.float32),
-        guesses=jnp.full((max_rows, guesses), -1, jnp.int32) if guesses else None,
+        next_drafts=jnp.full((max_rows, next_drafts), -1, jnp.int32) if next_drafts else None,
         offsets=jnp.zeros(max_rows, jnp.int32) if offsets else None,
         sums=jnp.zeros((max_rows, summed), jnp.float32) if summed else None,
         prompts=None if prompts is None else jnp.zeros((*split, *prompts), jnp.float32),

@@ -110,7 +110,8 @@ class StepShapes:
     # In a pipeline the block tables of a plan's rows are packed with it, since later stages run it
     # after other plans were submitted. Otherwise tables are on the device, and plans change them.
     packed_tables: bool = False
-    # Speculative decoding: the most drafts of a row, and the guesses that a step is given for them.
+    # Speculative decoding: the most drafts of a row, and the window of tokens that a step is
+    # given for them.
     most_drafts: int = 0
     draft_window: int = 0
     # Tiles that follow each other in a chunk and that prefill attention takes as one, where its
@@ -119,8 +120,8 @@ class StepShapes:
     # Whether attention may read the blocks with which neighbouring decode rows begin once for
     # several of them. Then a row's bits depend on its neighbours.
     reads_together: bool = False
-    # Whether each step guesses the drafts of the next one, with a model of its own.
-    makes_guesses: bool = False
+    # Whether each step makes the drafts of the next one, with a model of its own.
+    makes_drafts: bool = False
     # Positions after a row's last token at which that model writes into its cache.
     lookahead: int = 0
     # Slots for LoRA adapters; 0: rows have none.

@@ -22,14 +22,14 @@ class Features:
     prompt_logprobs: int | None = None
     taps: tuple[TapSet, ...] = ()
     adapters: bool = False
-    drafts: bool = False  # decode rows may be drafts, and a model that guesses reads the step
+    drafts: bool = False  # decode rows may be drafts, and a model that drafts reads the step
     embeds: bool = False  # some tokens come as embeddings
     part: Part = Part.STEP  # the program of a step that has them
 
     def of(self, part: Part) -> Features:
         """Restrict to the features that this part of the step depends on."""
         found = Features(part=part, **{name: getattr(self, name) for name in FEATURES_OF[part]})
-        if part is not Part.GUESS:
+        if part is not Part.DRAFT:
             return found
         return replace(found, sampling=SamplingFeatures(random=self.sampling.random))
 

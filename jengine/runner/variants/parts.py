@@ -15,7 +15,7 @@ class Part(Enum):
     # SAMPLE in two, for logits processors that run on the host in between.
     LOGITS = "logits"
     CHOOSE = "choose"
-    GUESS = "guess"  # all that a step ran and sampled to drafts of the next step
+    DRAFT = "draft"  # all that a step ran and sampled to drafts of the next step
     SCORE = "score"  # hidden states of prompt tokens to log-probabilities, a chunk at a time
     # Of pooling models: hidden states of slots to vectors, and those of prompt tokens, in chunks.
     POOL = "pool"
@@ -30,7 +30,7 @@ IN_WORDS = {
     Part.SAMPLE: "the sampler",
     Part.LOGITS: "the output head",
     Part.CHOOSE: "the sampler",
-    Part.GUESS: "the heads that draft",
+    Part.DRAFT: "the heads that draft",
     Part.SCORE: "log-probabilities of prompts",
     Part.POOL: "the pooler",
     Part.POOL_TOKENS: "the pooler of tokens",
@@ -61,7 +61,7 @@ FEATURES_OF: dict[Part, tuple[str, ...]] = {
     Part.LOGITS: ("adapters",),
     Part.CHOOSE: ("sampling",),
     Part.SCORE: ("prompt_logprobs", "adapters"),
-    Part.GUESS: ("sampling",),
+    Part.DRAFT: ("sampling",),
     Part.POOL: (),
     Part.POOL_TOKENS: (),
     Part.ENCODER: (),
@@ -70,6 +70,6 @@ FEATURES_OF: dict[Part, tuple[str, ...]] = {
 # Parts that read a chunk of the prompt tokens of the last forward.
 READS_PROMPTS = frozenset({Part.SCORE, Part.POOL_TOKENS})
 # Parts whose size is that of the step's forward.
-BY_BUCKET = frozenset({Part.STEP, Part.FORWARD, Part.GUESS})
+BY_BUCKET = frozenset({Part.STEP, Part.FORWARD, Part.DRAFT})
 # Parts that run a model on tokens or patches, which their ledger entries count.
 RUNS_TOKENS = frozenset({Part.STEP, Part.FORWARD, Part.ENCODER})

@@ -39,7 +39,7 @@ class ProgramList:
 
     @cached_property
     def all(self) -> tuple[Key, ...]:
-        return (*self.models, *self.guesses, *self.heads)
+        return (*self.models, *self.next_drafts, *self.heads)
 
     @cached_property
     def models(self) -> tuple[StepKey, ...]:
@@ -69,12 +69,12 @@ class ProgramList:
         return self.ladders.buckets() if is_usual else self.ladders.rare_buckets()
 
     @cached_property
-    def guesses(self) -> tuple[StepKey, ...]:
+    def next_drafts(self) -> tuple[StepKey, ...]:
         """Draft programs, one per bucket whose tokens they read."""
-        if not self.shapes.makes_guesses:
+        if not self.shapes.makes_drafts:
             return ()
         read = dict.fromkeys(bucket for bucket, tier in self.models if tier.drafts)
-        return tuple((bucket, tier) for tier in of_part(self.tiers, Part.GUESS) for bucket in read)
+        return tuple((bucket, tier) for tier in of_part(self.tiers, Part.DRAFT) for bucket in read)
 
     @cached_property
     def heads(self) -> tuple[Key, ...]:
@@ -115,9 +115,9 @@ class ProgramList:
     def _largest(self, tier: Features) -> tuple[Key, ...]:
         bucket, slots = self.ladders.largest, Slots(self.shapes.slot_rungs[-1])
         model = bucket, of_part(self.tiers, self._main(bucket))[-1]
-        guesses = [(bucket, tier.of(Part.GUESS))] if self.shapes.makes_guesses else []
+        next_drafts = [(bucket, tier.of(Part.DRAFT))] if self.shapes.makes_drafts else []
         parts = slot_parts(self.shapes.pooling, splits=self.splits) if self.shapes.chained else ()
-        return (model, *guesses, *((slots, tier.of(part)) for part in parts))
+        return (model, *next_drafts, *((slots, tier.of(part)) for part in parts))
 
     @property
     def later(self) -> tuple[Key, ...]:

@@ -9,8 +9,8 @@ import pytest
 
 import jengine
 from jengine.errors import UnsupportedFeature
+from tests.api.draft_heads import write_heads
 from tests.api.engines import tiny_engine
-from tests.api.guess_heads import write_heads
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.same_answers import run
 

@@ -16,12 +16,12 @@ from jengine.layers.mamba2 import StateSpace
 from jengine.layers.recurrent import NOWHERE, StateView
 from jengine.layers.state_scan import scan_states
 from jengine.runner.step.recurrent import kernel_decoder
+from jengine.scheduler.draft_sources import HostDrafts
 from jengine.scheduler.drafting import Drafting
-from jengine.scheduler.guesses import HostGuesses
 from sharding.mesh import engine_mesh
 from sharding.placement import Placement
+from tests.api.draft_heads import write_heads
 from tests.api.engines import answers, rebuilt, tiny_engine
-from tests.api.guess_heads import write_heads
 from tests.api.test_speculation import AnswerProposer, drafts_of
 from tests.marks import slow
 from tests.models.tiny_models import write_tiny_native
@@ -72,12 +72,12 @@ def test_drafts_give_the_same_tokens_on_several_devices(family: str, tmp_path: P
         texts = [[*prompt, *found[0]] for prompt, found in zip(PROMPTS, expected, strict=True)]
 
         def drafting(cache: CacheCoordinator) -> Drafting:
-            source = HostGuesses(AnswerProposer(texts, 3))
+            source = HostDrafts(AnswerProposer(texts, 3))
             return Drafting(source, cache, most=3, most_rows=32, adaptive=False)
 
-        with rebuilt(llm, lengthening=drafting) as guessing:
-            assert answers(guessing.generate(PROMPTS, PARAMS)) == expected
-            assert 0 < drafts_of(guessing).accepted < drafts_of(guessing).drafted
+        with rebuilt(llm, lengthening=drafting) as own_engine:
+            assert answers(own_engine.generate(PROMPTS, PARAMS)) == expected
+            assert 0 < drafts_of(own_engine).accepted < drafts_of(own_engine).drafted
 
 
 @pytest.mark.slow

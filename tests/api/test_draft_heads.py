@@ -1,4 +1,4 @@
-"""EAGLE, MTP and Medusa heads: they guess what their definitions say, and change no token."""
+"""EAGLE, MTP and Medusa heads: they draft what their definitions say, and change no token."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import pytest
 from flax import nnx
 
 from jengine import SamplingParams
-from jengine.assembly.guesser import numbers_of_a_guess, numbers_read
+from jengine.assembly.drafter import numbers_of_a_draft, numbers_read
 from jengine.errors import CheckpointError, ConfigError
 from jengine.models.context import whole_sequences
-from jengine.models.guess_heads.eagle import read_eagle
-from jengine.models.guess_heads.eagle3_file import AUX_LAYERS, read_eagle3
-from jengine.models.guess_heads.medusa import read_medusa
+from jengine.models.draft_heads.eagle import read_eagle
+from jengine.models.draft_heads.eagle3_file import AUX_LAYERS, read_eagle3
+from jengine.models.draft_heads.medusa import read_medusa
 from jengine.weights.abstract import with_values
 from jengine.weights.folder import read_model_config
 from jengine.weights.safetensors_io import load_model, stream
-from tests.api.engines import is_idle, random_prompts, rebuilt
-from tests.api.guess_heads import (
+from tests.api.draft_heads import (
     METHODS,
     OWN,
     heads_engine,
@@ -31,6 +30,7 @@ from tests.api.guess_heads import (
     write_mtp_model,
     write_target,
 )
+from tests.api.engines import is_idle, random_prompts, rebuilt
 from tests.api.test_draft_model import DRAFTS, PROMPTS, SIZES, drafted
 from tests.api.test_speculation import params, same
 from tests.marks import slow
@@ -88,22 +88,22 @@ def loaded(folder: Path, method: str, target: Path) -> tuple[Any, nnx.Module]:
     return load_model(target), with_values(heads.model, values)
 
 
-def decoded_guesses(model: Any, head: Any, known: list[int]) -> list[int]:
-    """By one pass over whole sequences for each guess."""
+def decoded_drafts(model: Any, head: Any, known: list[int]) -> list[int]:
+    """By one pass over whole sequences for each draft."""
     tokens = jnp.array([known[:-1]])
     context = whole_sequences(tokens.shape, keep=getattr(head, "points", ()))
     hidden = model(tokens, context)
     states = head.states(hidden, context.kept)
-    following, guesses = known[1:], []
+    following, next_drafts = known[1:], []
     for _ in range(DRAFTS):
         context = whole_sequences((1, len(following)))
         last = head(jnp.array([following]), states, context, model)[:, -1:]
-        guesses.append(int(head.logits(last[0], jnp.zeros(1, jnp.int32), model)[0].argmax()))
-        following, states = [*following, guesses[-1]], jnp.concatenate([states, last], axis=1)
-    return guesses
+        next_drafts.append(int(head.logits(last[0], jnp.zeros(1, jnp.int32), model)[0].argmax()))
+        following, states = [*following, next_drafts[-1]], jnp.concatenate([states, last], axis=1)
+    return next_drafts
 
 
-def medusa_guesses(model: Any, medusa: Any, known: list[int]) -> list[int]:
+def medusa_drafts(model: Any, medusa: Any, known: list[int]) -> list[int]:
     tokens = jnp.array([known[:-1]])
     hidden = jax.jit(lambda tokens: model(tokens, whole_sequences(tokens.shape)))(tokens)
     last = hidden[0, -1:]
@@ -114,12 +114,12 @@ def medusa_guesses(model: Any, medusa: Any, known: list[int]) -> list[int]:
     "method",
     ["medusa", *slow("eagle", "eagle3", "mtp")],
 )
-def test_guesses_are_those_of_whole_sequences(tmp_path: Path, method: str) -> None:
+def test_drafts_are_those_of_whole_sequences(tmp_path: Path, method: str) -> None:
     """A prompt of several chunks, and one of a single token."""
     (tmp_path / "heads").mkdir()
     target = write_target(tmp_path / "model", method)
     folder = write_heads(tmp_path / "heads", method, target)
-    by_hand = medusa_guesses if method == "medusa" else decoded_guesses
+    by_hand = medusa_drafts if method == "medusa" else decoded_drafts
     model, head = loaded(folder, method, target)
     sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     with heads_engine(target, folder, method, variant="greedy") as llm:
@@ -127,7 +127,7 @@ def test_guesses_are_those_of_whole_sequences(tmp_path: Path, method: str) -> No
             with rebuilt(llm, max_num_batched_tokens=64) as fresh:
                 [output] = fresh.generate([prompt], sampling)
                 state = fresh.engine.loaded.state
-                found = np.asarray(state.guesses)[0].tolist()
+                found = np.asarray(state.next_drafts)[0].tolist()
             assert found == by_hand(model, head, prompt + output.outputs[0].token_ids)
 
 
@@ -136,11 +136,11 @@ def test_guesses_are_those_of_whole_sequences(tmp_path: Path, method: str) -> No
     # fc, a layer without its first norm, the model's head; Medusa: two layers with biases, a head.
     [("eagle", 2 * 32 * 32 + LAYER - 32 + 128 * 32), ("medusa", 2 * (32 * 32 + 32) + 128 * 32)],
 )
-def test_a_guess_costs_what_it_reads(tmp_path: Path, method: str, read: int) -> None:
+def test_a_draft_costs_what_it_reads(tmp_path: Path, method: str, read: int) -> None:
     target = write_target(tmp_path)
     config = read_model_config(target)
     heads, _ = read_heads(write_heads(new_folder(tmp_path, method), method, target), method, target)
-    assert numbers_of_a_guess(heads.model, config) == read
+    assert numbers_of_a_draft(heads.model, config) == read
     # Two layers, the last norm, and the head, but not the table of embeddings.
     assert numbers_read(load_model(target)) == 2 * LAYER + 32 + 128 * 32
 

@@ -16,8 +16,8 @@ from jax import Array
 from jengine.config import ModelConfig
 from jengine.models.context import StepContext
 from jengine.models.decoder import DecoderLayer
-from jengine.models.guess_heads.heads import (
-    GuessHeads,
+from jengine.models.draft_heads.heads import (
+    DraftHeads,
     another_model,
     embedded,
     matrix,
@@ -74,7 +74,7 @@ class Eagle(nnx.Module):
 
 def read_eagle(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
-) -> GuessHeads:
+) -> DraftHeads:
     """Build the head described by an EAGLE config.json for the target `config`. `stored`: tensor
     names in its file. Raises CheckpointError."""
     own, family = read_layers(hf, config)
@@ -87,4 +87,4 @@ def read_eagle(
         pieces |= layer_pieces(own, layer, names, f"layers.{index}.", theirs)
     del pieces["layers.0.before_attention.weight"]
     pieces["fc.weight"] = matrix_pieces("fc", 2 * own.hidden_size, own.hidden_size)
-    return GuessHeads(Eagle(own, embed), pieces, own.cache_specs)
+    return DraftHeads(Eagle(own, embed), pieces, own.cache_specs)

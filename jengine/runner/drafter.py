@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from jengine.runner.step.leaves import LeafOrder, Leaves
-from jengine.runner.step.program import GuesserProgram
+from jengine.runner.step.program import DrafterProgram
 from sharding.placement import Placement
 
 
-class LoadedGuesser(NamedTuple):
+class LoadedDrafter(NamedTuple):
     """A drafter on the device: how to build it from the model, and its parameters."""
 
-    method: Callable[[Any], Any]  # the model -> a `step.guessing.Guesser`
+    method: Callable[[Any], Any]  # the model -> a `step.draft_stage.Drafter`
     model: nnx.Module
     order: LeafOrder
     leaves: Leaves
     first_layer: int  # the number of its first layer among all layers with a cache
     points: tuple[str, ...] = ()  # tap points of the model whose values it reads
 
-    def on(self, part: Placement) -> LoadedGuesser:
+    def on(self, part: Placement) -> LoadedDrafter:
         """The drafter on one replica's devices."""
         whole = self.order.places.whole
         if part == whole:
@@ -32,8 +32,8 @@ class LoadedGuesser(NamedTuple):
         order = LeafOrder(self.model, places, self.order.backend)
         return self._replace(order=order, leaves=tuple(map(part.part, self.leaves)))
 
-    def program(self, first_leaf: int) -> GuesserProgram:
+    def program(self, first_leaf: int) -> DrafterProgram:
         """The static description of the drafter that compiled programs take."""
-        return GuesserProgram(
+        return DrafterProgram(
             self.method, self.order.rebuild, first_leaf, self.first_layer, self.points
         )

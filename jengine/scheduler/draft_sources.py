@@ -1,6 +1,6 @@
 """Where the drafts of plans come from: a proposer on the host, or the device itself.
 
-In: a request, and how many drafts its next step may run. Out: the guesses that the plan carries.
+In: a request, and how many drafts its next step may run. Out: the drafts that the plan carries.
 Must not know budgets, blocks, or what comes of drafts.
 """
 
@@ -12,12 +12,12 @@ from typing import Protocol
 from jengine.request import Request
 from jengine.speculative.proposer import Proposer, RowProposer
 
-# Row, guesses at the tokens that follow its known ones (None: those that its last step has made),
+# Row, drafts of the tokens that follow its known ones (None: those that its last step has made),
 # and the most drafts -> the drafts that its grammar lets it run.
 CheckDrafts = Callable[[int, Sequence[int] | None, int], list[int]]
 
 
-class RowGuesses(Protocol):
+class OfferedDrafts(Protocol):
     """Draft source of one request."""
 
     def window(self, request: Request, count: int) -> tuple[int, list[int]]:
@@ -31,22 +31,22 @@ class RowGuesses(Protocol):
         """The request has ended."""
 
 
-class Guesses(Protocol):
+class DraftSource(Protocol):
     """Draft source of all requests."""
 
-    # Whether each step guesses for the next one, at its end and so never from a rejected draft.
+    # Whether each step drafts for the next one, at its end and so never from a rejected draft.
     on_device: bool
-    # Whether a step that the model that guesses has not read makes its later guesses worse.
+    # Whether a step that the model that drafts has not read makes its later drafts worse.
     has_cache: bool
 
     def serves(self, request: Request) -> bool:
         """Whether this request gets drafts."""
 
-    def begin(self, request: Request) -> RowGuesses:
+    def begin(self, request: Request) -> OfferedDrafts:
         """Start drafting for an admitted request."""
 
 
-class HostGuesses:
+class HostDrafts:
     """Drafts of a host proposer (n-gram, suffix). `check` trims those of requests with a grammar;
     without it they get none."""
 
@@ -85,8 +85,8 @@ class HostRow:
         surely = request.num_known + request.num_in_flight
         uncertain = request.num_computed + 1 - surely
         self._catch_up(request)
-        guesses = self._proposer.propose(count, request.num_in_flight + uncertain)
-        window = guesses[request.num_in_flight :].tolist()
+        next_drafts = self._proposer.propose(count, request.num_in_flight + uncertain)
+        window = next_drafts[request.num_in_flight :].tolist()
         if self._check is not None:  # nothing of it is in flight: these follow its last token
             window = self._check(request.row, window, count)
         return min(count, len(window)), window
@@ -105,7 +105,7 @@ class HostRow:
             self._seen = request.num_known
 
 
-class DeviceGuesses:
+class DeviceDrafts:
     """Drafts that each step makes on the device for the next one; plans carry only their number.
 
     Those of requests with a grammar are read back and trimmed by `check`; without it they get none.

@@ -11,9 +11,9 @@ import pytest
 
 from jengine.errors import CheckpointError
 from jengine.models.context import whole_sequences
-from jengine.models.guess_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
-from jengine.models.guess_heads.heads import EMBED, HEAD, GuessHeads
-from jengine.models.guess_heads.mtp import COPIES, read_mtp
+from jengine.models.draft_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
+from jengine.models.draft_heads.heads import EMBED, HEAD, DraftHeads
+from jengine.models.draft_heads.mtp import COPIES, read_mtp
 from jengine.models.registry import model_config, tensor_names
 from jengine.weights.abstract import with_values
 from jengine.weights.draft_places import DraftPlaces
@@ -64,7 +64,7 @@ def fed(x: np.ndarray, of: Numbers, prefix: str) -> np.ndarray:
 def eagle3_by_hand(
     of: Numbers, hf: dict[str, Any], points: list[np.ndarray], prefix: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the next guess reads, and the logits."""
+    """What the next draft reads, and the logits."""
     if hf.get("fc_norm"):
         points = [normed(x, of[f"fc_norm.{i}.weight"]) for i, x in enumerate(points)]
     read = np.concatenate(points, axis=-1)
@@ -80,7 +80,7 @@ def eagle3_by_hand(
     return last if hf.get("norm_output") else x, last @ of[HEAD].T
 
 
-def written(folder: Path, heads: GuessHeads, prefix: tuple[str, str] = ("", "")) -> Numbers:
+def written(folder: Path, heads: DraftHeads, prefix: tuple[str, str] = ("", "")) -> Numbers:
     """Random tensors for the heads, written to a file; some names may have another beginning."""
     rng = np.random.default_rng(3)
     found: Numbers = {}
@@ -142,7 +142,7 @@ QWEN = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), 1.0
 )
 def test_mtp(tmp_path: Path, family: str, of_family: tuple[tuple[str, ...], float]) -> None:
     """Embedding before hidden state, each normalized, in some families none at the first position;
-    and the norm that the next guess reads too. The layer between is the model's own kind."""
+    and the norm that the next draft reads too. The layer between is the model's own kind."""
     architecture = {"architectures": [FAMILIES[family]], "num_nextn_predict_layers": 1}
     hf = {**tiny_settings(family), **architecture, "mtp_num_hidden_layers": 1}
     hf["rms_norm_eps"] = EPS

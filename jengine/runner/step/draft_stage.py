@@ -1,6 +1,6 @@
 """Drafting on the device: proposes the next step's draft tokens from this step's outputs.
 
-In: what the step ran and sampled, and a guesser: a draft model, or heads of the model itself. Out:
+In: what the step ran and sampled, and a drafter: a draft model, or heads of the model itself. Out:
 the state with draft tokens for each row that sampled, and the drafter's KV cache written. Does not
 affect what is sampled: a bad draft costs time only.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.models.context import Mixer, MixInputs, StepContext
-from jengine.plan import NO_GUESSER
+from jengine.plan import NO_DRAFTER
 from jengine.runner.step.batch import Batch, batch_at, first_pages, tables_of
 from jengine.runner.step.hidden import Ran, SlotInput
 from jengine.runner.step.leaves import Leaves
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int32
 
 
-class GuessInput(NamedTuple):
+class DraftStageInput(NamedTuple):
     """What the step ran and sampled, as the drafter's input."""
 
     ran: Ran
@@ -48,15 +48,15 @@ class Ends(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Guessing:
+class DrafterInput:
     """A drafter's inputs, and how it samples and attends."""
 
-    target: Any  # the model that it guesses for
+    target: Any  # the model that it drafts for
     inputs: StepInput
     ran: Ran
     hidden: Array  # f32[S, hidden] at the sampling slots
     sampling: SamplingInput
-    sampled: Array  # i32[S] as in GuessInput
+    sampled: Array  # i32[S] as in DraftStageInput
     ends: Ends
     state: StepState
     program: Program
@@ -104,11 +104,11 @@ class Guessing:
         """Attention context over all tokens that the step ran, for the drafter's layers; all
         padding if the plan wants no drafts."""
         program, bucket, shapes = self.program, self.program.bucket, self.program.shapes
-        assert self.state.tables is not None, "in a pipeline there are no guesses"
+        assert self.state.tables is not None, "in a pipeline there are no drafts"
         decodes = self.ran.positions[: bucket.decode_rows]
         batch = batch_at(decodes, self.inputs, self.state.tables, bucket, shapes)
         if not bucket.prefill_tokens:  # prompts are always read
-            positions = jnp.where(self.count == NO_GUESSER, -1, batch.positions)
+            positions = jnp.where(self.count == NO_DRAFTER, -1, batch.positions)
             batch = batch._replace(positions=positions)
         mixer = paged_attention(batch, bucket, shapes, program.placement)
         mixer, live = shifted(mixer, self.first_layer), batch.positions
@@ -122,7 +122,7 @@ class Guessing:
         owners = jnp.repeat(self.ends.rows, len(positions) // len(self.ends.rows))
         bucket = Bucket(len(positions), 0, program.bucket.pages)
         firsts = [first_pages(group, positions, shapes) for group in shapes.groups]
-        assert self.state.tables is not None, "in a pipeline there are no guesses"
+        assert self.state.tables is not None, "in a pipeline there are no drafts"
         tables = tuple(
             tables_of(self.state.tables, index, shapes, bucket, owners, first)
             for index, first in enumerate(firsts)
@@ -139,36 +139,38 @@ class Guessing:
     @property
     def first_layer(self) -> int:
         """Index of the drafter's first layer among cached layers."""
-        assert self.program.guesser is not None, "this program guesses nothing"
-        return self.program.guesser.first_layer
+        assert self.program.drafter is not None, "this program drafts nothing"
+        return self.program.drafter.first_layer
 
 
-class Guesser(Protocol):
+class Drafter(Protocol):
     """A drafter, with its model."""
 
-    def __call__(self, given: Guessing) -> tuple[Int32[Array, "rows drafts"], tuple[Array, ...]]:
+    def __call__(
+        self, given: DrafterInput
+    ) -> tuple[Int32[Array, "rows drafts"], tuple[Array, ...]]:
         """Return draft tokens per row, and the updated caches."""
         ...
 
 
-def guess(
-    leaves: Leaves, state: StepState, given: GuessInput, *, program: Program
+def make_drafts(
+    leaves: Leaves, state: StepState, given: DraftStageInput, *, program: Program
 ) -> tuple[StepState, Array]:
     """Run the drafter; returns the state with the draft tokens, and the draft tokens."""
-    target, guesser = program.guessing(leaves)
+    target, drafter = program.drafting(leaves)
     inputs = StepInput.over(given.ran.packed, program.bucket, program.shapes)
     sampling = given.slots.sampling(program)
     ends, own = ends_of(sampling, state, program), given.slots.ends
-    guessing = Guessing(
+    drafting = DrafterInput(
         target, inputs, given.ran, own, sampling, given.sampled, ends, state, program
     )
-    assert state.guesses is not None, "an engine that keeps guesses"
-    with jax.named_scope("guess"):
-        guesses, caches = guesser(guessing)
-        index = jnp.arange(guesses.shape[1], dtype=jnp.int32)[None, :]
-        guesses = jnp.where(index < guessing.count, guesses, -1)
-        kept = state.guesses.at[ends.rows].set(guesses, mode="drop")
-    return state._replace(caches=caches, guesses=kept), kept
+    assert state.next_drafts is not None, "an engine that keeps drafts"
+    with jax.named_scope("draft"):
+        next_drafts, caches = drafter(drafting)
+        index = jnp.arange(next_drafts.shape[1], dtype=jnp.int32)[None, :]
+        next_drafts = jnp.where(index < drafting.count, next_drafts, -1)
+        kept = state.next_drafts.at[ends.rows].set(next_drafts, mode="drop")
+    return state._replace(caches=caches, next_drafts=kept), kept
 
 
 def ends_of(sampling: SamplingInput, state: StepState, program: Program) -> Ends:

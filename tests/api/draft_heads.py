@@ -1,4 +1,4 @@
-"""Tiny models with random heads that guess for them, in the layouts in which they are published."""
+"""Tiny models with random heads that draft for them, in the layouts in which they are published."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 import jengine
-from jengine.models.guess_heads.eagle import read_eagle
-from jengine.models.guess_heads.eagle3 import Eagle3
-from jengine.models.guess_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
-from jengine.models.guess_heads.heads import EMBED, HEAD, GuessHeads
-from jengine.models.guess_heads.medusa import read_medusa
-from jengine.models.guess_heads.mtp import COPIES, layer_prefix, read_mtp
+from jengine.models.draft_heads.eagle import read_eagle
+from jengine.models.draft_heads.eagle3 import Eagle3
+from jengine.models.draft_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
+from jengine.models.draft_heads.heads import EMBED, HEAD, DraftHeads
+from jengine.models.draft_heads.medusa import read_medusa
+from jengine.models.draft_heads.mtp import COPIES, layer_prefix, read_mtp
 from jengine.models.registry import tensor_names
 from jengine.weights.draft_places import DraftPlaces
 from jengine.weights.folder import open_checkpoint, read_model_config
@@ -65,7 +65,7 @@ def write_mtp_model(folder: Path, family: str, **overrides: Any) -> Path:
     return folder
 
 
-def random_tensors(heads: GuessHeads) -> dict[str, np.ndarray]:
+def random_tensors(heads: DraftHeads) -> dict[str, np.ndarray]:
     """A tensor for each name of the pieces."""
     shapes = {piece.name: piece.shape for found in heads.pieces.values() for piece in found}
     rng = np.random.default_rng(7)
@@ -96,7 +96,7 @@ def write_heads(folder: Path, method: str, target: Path, **changed: Any) -> Path
     return folder
 
 
-def read_heads(folder: Path, method: str, target: Path) -> tuple[GuessHeads, dict[str, Any]]:
+def read_heads(folder: Path, method: str, target: Path) -> tuple[DraftHeads, dict[str, Any]]:
     """The heads in a folder, and their tensors by the names of the pieces."""
     tensors: dict[str, Any] = dict(open_checkpoint(folder))
     hf, config = json.loads((folder / "config.json").read_text()), read_model_config(target)
@@ -113,5 +113,5 @@ def read_heads(folder: Path, method: str, target: Path) -> tuple[GuessHeads, dic
 
 
 def heads_engine(target: Path, folder: Path, method: str, **settings: Any) -> jengine.LLM:
-    """An engine that guesses with heads."""
+    """An engine that drafts with heads."""
     return tiny_engine(target, **drafting(folder, method=method), **settings)

@@ -1,4 +1,4 @@
-"""Guessers of the demo model learn, and their folders are drafted with."""
+"""Drafters of the demo model learn, and their folders are drafted with."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.demo_model.guessers import KINDS, guesser
-from examples.demo_model.train_guesser import METHODS, PLAN, first_values, stored, train, write
+from examples.demo_model.drafters import KINDS, drafter
+from examples.demo_model.train_drafter import METHODS, PLAN, first_values, stored, train, write
 from jengine import LLM, SamplingParams
 from jengine.demo import model_path
 from jengine.weights.folder import read_model_config
@@ -20,11 +20,11 @@ PROMPTS = ["Once upon a time", "What is 23 + 45?"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_guesser_is_trained_and_drafted_with(kind: str, tmp_path: Path) -> None:
+def test_a_drafter_is_trained_and_drafted_with(kind: str, tmp_path: Path) -> None:
     plan = replace(PLAN, steps=12, tokens_per_step=256, warmup=2, lengths=((0.0, 64),))
     untrained = sum(train(kind, replace(plan, steps=1))[2])
     one, values, right = train(kind, plan)
-    assert sum(right) > untrained + 0.05, "of its guesses more are right than of random ones"
+    assert sum(right) > untrained + 0.05, "of its drafts more are right than of random ones"
     write(one, values, tmp_path)
     config = {"method": METHODS[kind], "model": str(tmp_path), "num_speculative_tokens": 3}
     sampling = SamplingParams(temperature=0, max_tokens=24)
@@ -39,7 +39,7 @@ def test_a_guesser_is_trained_and_drafted_with(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_hold_every_parameter(kind: str) -> None:
     """By the names and in the shapes in which they are read again."""
-    one = guesser(kind, read_model_config(model_path()))
+    one = drafter(kind, read_model_config(model_path()))
     shapes = {piece.name: piece.shape for found in one.pieces.values() for piece in found}
     written = {name: array.shape for name, array in stored(one, first_values(one, 0))}
     assert written == shapes

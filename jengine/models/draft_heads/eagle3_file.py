@@ -11,10 +11,10 @@ from typing import Any
 
 from jengine.config import AttentionConfig, ModelConfig
 from jengine.errors import CheckpointError
-from jengine.models.guess_heads.eagle3 import Eagle3, Form
-from jengine.models.guess_heads.heads import (
+from jengine.models.draft_heads.eagle3 import Eagle3, Form
+from jengine.models.draft_heads.heads import (
     HEAD,
-    GuessHeads,
+    DraftHeads,
     Pieces,
     another_model,
     matrix_pieces,
@@ -39,7 +39,7 @@ IGNORED = (IgnoredTensor("t2d", "which tokens the head knows follows from d2t"),
 
 def read_eagle3(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
-) -> GuessHeads:
+) -> DraftHeads:
     """Build the head described by an EAGLE-3 config.json for the target `config`. `stored`: tensor
     names in its file. Raises CheckpointError."""
     flat = {**hf.get("transformer_layer_config", {}), **hf}
@@ -60,7 +60,7 @@ def read_eagle3(
     ignored = IGNORED
     if model.knows_all:
         ignored = (*IGNORED, IgnoredTensor(OFFSETS, "the head knows all tokens"))
-    return GuessHeads(model, pieces, own.cache_specs, model.points, ignored)
+    return DraftHeads(model, pieces, own.cache_specs, model.points, ignored)
 
 
 def read_form(hf: Mapping[str, Any], config: ModelConfig) -> Form:

@@ -20,14 +20,14 @@ from jengine.assembly.mtp_layer import Stored, mtp_layer
 from jengine.assembly.settings.groups import ModelSettings
 from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, SpeculativeConfig
 from jengine.errors import CheckpointError, ConfigError
-from jengine.models.guess_heads.eagle import read_eagle
-from jengine.models.guess_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
-from jengine.models.guess_heads.heads import GuessHeads
-from jengine.models.guess_heads.medusa import Medusa, read_medusa
+from jengine.models.draft_heads.eagle import read_eagle
+from jengine.models.draft_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
+from jengine.models.draft_heads.heads import DraftHeads
+from jengine.models.draft_heads.medusa import Medusa, read_medusa
 from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
-from jengine.runner.guesser import LoadedGuesser
-from jengine.runner.step.guessers import METHODS, ParallelDraftModel
+from jengine.runner.drafter import LoadedDrafter
+from jengine.runner.step.drafters import METHODS, ParallelDraftModel
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.abstract import NamedArray, abstract_model, with_dtype
 from jengine.weights.draft_places import DraftPlaces
@@ -42,20 +42,20 @@ from jengine.weights.stages import StagePlaces
 # What a step does besides takes as long as reading so many numbers; it is all but nothing beside
 # models of a useful size.
 OF_A_STEP = 2_000_000
-# In config.json, the token that stands for those that are guessed in one pass.
+# In config.json, the token that stands for those that are drafted in one pass.
 MASK_KEYS = ("pard_token", "ptd_token_id")
 READERS = {"eagle": read_eagle, "eagle3": read_eagle3, "medusa": read_medusa}
 Values = Iterable[NamedArray]
 
 
-class GuesserSource(NamedTuple):
-    """A guesser before its parameters are read."""
+class DrafterSource(NamedTuple):
+    """A drafter before its parameters are read."""
 
-    method: Callable[[Any], Any]  # the model -> a `step.guessing.Guesser`
+    method: Callable[[Any], Any]  # the model -> a `step.draft_stage.Drafter`
     model: nnx.Module  # its declarations
     cache_specs: tuple[CacheSpec, ...]  # of its layers
     read: Callable[[StagePlaces], Values]
-    points: tuple[str, ...] = ()  # tap points of the model it guesses for whose values it reads
+    points: tuple[str, ...] = ()  # tap points of the model it drafts for whose values it reads
 
     def load(
         self,
@@ -63,17 +63,17 @@ class GuesserSource(NamedTuple):
         backend: str | None,
         first_layer: int,
         noted: Callable[[Values], Values],
-    ) -> LoadedGuesser:
+    ) -> LoadedDrafter:
         """Load and prepare the drafter's parameters. `noted` is called with the values as they are
         read."""
         order = LeafOrder(self.model, places, backend)
         leaves = order.leaves(noted(self.read(places)))
-        return LoadedGuesser(self.method, self.model, order, leaves, first_layer, self.points)
+        return LoadedDrafter(self.method, self.model, order, leaves, first_layer, self.points)
 
 
-def open_guesser(
+def open_drafter(
     asked: ModelSettings, source: ModelSource, speculative: SpeculativeConfig | None
-) -> GuesserSource | None:
+) -> DrafterSource | None:
     """The configured draft model or heads; None for host proposers."""
     if speculative is None or not speculative.on_device:
         return None
@@ -85,7 +85,7 @@ def open_guesser(
     else:
         raise ConfigError(
             f"speculative_config with method={speculative.method!r} for a live model: expected "
-            "model, the folder that holds the layer that guesses."
+            "model, the folder that holds the layer that drafts."
         )
     if speculative.method == "draft_model":
         return draft_model(asked, config, folder, speculative)
@@ -100,14 +100,14 @@ def open_guesser(
     if isinstance(heads.model, Medusa) and len(heads.model.heads) < most:
         raise ConfigError(
             f"num_speculative_tokens={most}, but {folder} has "
-            f"{len(heads.model.heads)} Medusa heads, each of which guesses one token."
+            f"{len(heads.model.heads)} Medusa heads, each of which drafts one token."
         )
     return heads_of(speculative.method, asked, folder, heads, tensors)
 
 
 def heads_of(
-    method: str, asked: ModelSettings, folder: Path, heads: GuessHeads, tensors: Tensors
-) -> GuesserSource:
+    method: str, asked: ModelSettings, folder: Path, heads: DraftHeads, tensors: Tensors
+) -> DrafterSource:
     """Draft heads trained for this model."""
     if PLACES in {piece.name for found in heads.pieces.values() for piece in found}:
         tensors = with_places(folder, heads, tensors)
@@ -118,10 +118,10 @@ def heads_of(
         check_tensors(folder, tensors, heads.pieces, heads.ignored)
         return stream(tensors, heads.model, heads.pieces, places)
 
-    return GuesserSource(METHODS[method], heads.model, heads.cache_specs, read, heads.points)
+    return DrafterSource(METHODS[method], heads.model, heads.cache_specs, read, heads.points)
 
 
-def with_places(folder: Path, heads: GuessHeads, tensors: Tensors) -> Tensors:
+def with_places(folder: Path, heads: DraftHeads, tensors: Tensors) -> Tensors:
     """Tensors of a head with a reduced vocabulary, with its offsets converted to lookups."""
     if not tensors:  # random weights
         return tensors
@@ -138,7 +138,7 @@ def with_places(folder: Path, heads: GuessHeads, tensors: Tensors) -> Tensors:
 
 def draft_model(
     asked: ModelSettings, config: ModelConfig, folder: Path, speculative: SpeculativeConfig
-) -> GuesserSource:
+) -> DrafterSource:
     """A separate language model with the same tokenizer."""
     own = with_dtype(read_model_config(folder), config.dtype)  # one dtype for all caches
     if own.vocab_size != config.vocab_size:
@@ -157,7 +157,7 @@ def draft_model(
     method = METHODS["draft_model"]
     if speculative.parallel_drafting:
         method = partial(ParallelDraftModel, mask=mask_token(folder, config.vocab_size))
-    return GuesserSource(method, declared, own.cache_specs, read)
+    return DrafterSource(method, declared, own.cache_specs, read)
 
 
 def mask_token(folder: Path, vocab_size: int) -> int:
@@ -168,28 +168,28 @@ def mask_token(folder: Path, vocab_size: int) -> int:
         raise CheckpointError(
             f"{folder}: speculative_config has parallel_drafting, but config.json has "
             f"{' or '.join(MASK_KEYS)} = {found!r}: expected a token id below {vocab_size}, as "
-            "models have that were trained to guess in one pass. Leave parallel_drafting out for "
+            "models have that were trained to draft in one pass. Leave parallel_drafting out for "
             "others."
         )
     return found
 
 
-def with_guess_cost(
-    schedule: ScheduleConfig, guesser: GuesserSource | None, config: ModelConfig
+def with_draft_cost(
+    schedule: ScheduleConfig, drafter: DrafterSource | None, config: ModelConfig
 ) -> ScheduleConfig:
-    """Set the cost of a guess: the parameters it reads relative to the model's, as small steps are
+    """Set the cost of a draft: the parameters it reads relative to the model's, as small steps are
     bound by reading weights."""
-    if guesser is None or schedule.speculative is None:
+    if drafter is None or schedule.speculative is None:
         return schedule
     step = numbers_read(abstract_model(config)) + OF_A_STEP
-    share = numbers_of_a_guess(guesser.model, config) / step
+    share = numbers_of_a_draft(drafter.model, config) / step
     if schedule.speculative.parallel_drafting:
         share /= schedule.speculative.num_speculative_tokens
-    return replace(schedule, speculative=replace(schedule.speculative, guess_cost=share))
+    return replace(schedule, speculative=replace(schedule.speculative, draft_cost=share))
 
 
-def numbers_of_a_guess(model: nnx.Module, config: ModelConfig) -> float:
-    """Number of parameters read per additional guess."""
+def numbers_of_a_draft(model: nnx.Module, config: ModelConfig) -> float:
+    """Number of parameters read per additional draft."""
     if isinstance(model, Medusa):
         return numbers_read(model) / len(model.heads)
     if isinstance(model, LanguageModel) or getattr(model, "head", None) is not None:

@@ -1,9 +1,9 @@
-"""Trains what guesses tokens for the demo model: an EAGLE or EAGLE-3 head, Medusa heads, or a small
+"""Trains what drafts tokens for the demo model: an EAGLE or EAGLE-3 head, Medusa heads, or a small
 sibling; minutes on CPU cores.
 
 In: a kind and an output folder. Out: config.json and model.safetensors there, in the layouts in
 which such heads are published, for `speculative_config={"method": ..., "model": FOLDER}`.
-Must not know: how a guesser computes.
+Must not know: how a drafter computes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from examples.demo_model import tokenizer as demo_tokenizer
 from examples.demo_model.batches import Batch, batch_at
-from examples.demo_model.guessers import KINDS, Guesser, guesser
+from examples.demo_model.drafters import KINDS, Drafter, drafter
 from examples.demo_model.trainer import HELD_OUT_BATCHES, Plan, optimizer
 from jengine.demo import model_path
 from jengine.models.parameter import named_parameters
@@ -45,21 +45,21 @@ LAST_MIX = 10**9  # a step after which the demo model's text no longer changes
 Values = dict[str, jax.Array]
 
 
-def train(kind: str, plan: Plan) -> tuple[Guesser, Values, list[float]]:
-    """The guesser, its parameters, and how often each of its guesses is right on held-out text."""
+def train(kind: str, plan: Plan) -> tuple[Drafter, Values, list[float]]:
+    """The drafter, its parameters, and how often each of its drafts is right on held-out text."""
     teacher = load_model(model_path(), dtype="float32")
     graph, taught = nnx.split(teacher)
-    one = guesser(kind, teacher.config)
+    one = drafter(kind, teacher.config)
     tokenizer = demo_tokenizer.load(model_path())
     optimize = optimizer(plan)
 
-    def guesses(values: Values, taught: Any, batch: Batch) -> Any:
-        return one.guesses(with_values(one.model, values), nnx.merge(graph, taught), batch)
+    def drafts(values: Values, taught: Any, batch: Batch) -> Any:
+        return one.drafts(with_values(one.model, values), nnx.merge(graph, taught), batch)
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def update(values: Values, state: Any, taught: Any, batch: Batch) -> tuple[Values, Any, Any]:
         def loss(values: Values) -> jax.Array:
-            return guesses(values, taught, batch).loss()
+            return drafts(values, taught, batch).loss()
 
         found, gradients = jax.value_and_grad(loss)(values)
         changes, state = optimize.update(gradients, state, values)
@@ -76,7 +76,7 @@ def train(kind: str, plan: Plan) -> tuple[Guesser, Values, list[float]]:
             bar.update()
             if step % 10 == 0:
                 bar.set_postfix({"loss": f"{float(loss):.3f}"}, refresh=False)
-    measure = jax.jit(lambda values, batch: guesses(values, taught, batch).agreement())
+    measure = jax.jit(lambda values, batch: drafts(values, taught, batch).agreement())
     held_out = [
         measure(values, batch_at(tokenizer, 0, step, rows, length, held_out=True, mix=mix))
         for step in range(HELD_OUT_BATCHES)
@@ -84,7 +84,7 @@ def train(kind: str, plan: Plan) -> tuple[Guesser, Values, list[float]]:
     return one, values, [float(np.mean(place)) for place in zip(*held_out, strict=True)]
 
 
-def first_values(one: Guesser, seed: int) -> Values:
+def first_values(one: Drafter, seed: int) -> Values:
     """Random parameters."""
     keys = nnx.Rngs(seed)
     return {
@@ -93,8 +93,8 @@ def first_values(one: Guesser, seed: int) -> Values:
     }
 
 
-def write(one: Guesser, values: Values, folder: Path) -> None:
-    """The guesser's folder, its weights rounded to bfloat16."""
+def write(one: Drafter, values: Values, folder: Path) -> None:
+    """The drafter's folder, its weights rounded to bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     hf = {**one.hf, "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
@@ -104,7 +104,7 @@ def write(one: Guesser, values: Values, folder: Path) -> None:
     write_file(folder / "model.safetensors", declared, iter(tensors.values()))
 
 
-def stored(one: Guesser, values: Values) -> Iterator[tuple[str, np.ndarray]]:
+def stored(one: Drafter, values: Values) -> Iterator[tuple[str, np.ndarray]]:
     """Its tensors by the names that files give them."""
     for path, pieces in one.pieces.items():
         parameter = np.asarray(values[path]).astype(ml_dtypes.bfloat16)
@@ -113,12 +113,12 @@ def stored(one: Guesser, values: Values) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def main() -> None:
-    """Train a guesser for the demo model."""
+    """Train a drafter for the demo model."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.demo_model.train_guesser", description=main.__doc__
+        prog="python -m examples.demo_model.train_drafter", description=main.__doc__
     )
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the guesser")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the drafter")
     parser.add_argument("--steps", type=int, default=PLAN.steps)
     parser.add_argument("--seed", type=int, default=PLAN.seed)
     given = parser.parse_args()
@@ -126,7 +126,7 @@ def main() -> None:
     one, values, right = train(given.kind, plan)
     write(one, values, given.out)
     shares = ", ".join(f"{share:.1%}" for share in right)
-    print(f"guesses that are the model's most likely token, by place, on held-out text: {shares}")
+    print(f"drafts that are the model's most likely token, by place, on held-out text: {shares}")
     config = {"method": METHODS[given.kind], "model": str(given.out), "num_speculative_tokens": 3}
     print(f'LLM("demo", speculative_config={config})')
 

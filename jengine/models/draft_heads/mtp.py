@@ -18,9 +18,9 @@ from jengine.config import RECURRENT, ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models.context import StepContext
 from jengine.models.decoder import DecoderLayer
-from jengine.models.guess_heads.heads import (
+from jengine.models.draft_heads.heads import (
     EMBED,
-    GuessHeads,
+    DraftHeads,
     embedded,
     matrix,
     matrix_pieces,
@@ -102,7 +102,7 @@ def layer_prefix(config: ModelConfig, names: Names) -> str:
 
 def read_mtp(
     hf: Mapping[str, Any], config: ModelConfig, names: Names, stored: Collection[str] = ()
-) -> GuessHeads:
+) -> DraftHeads:
     """Build the MTP layer of the model `config`. `stored`: its tensor names without their prefix.
     Raises CheckpointError."""
     own_names = names.drafting or DraftingNames()
@@ -135,4 +135,4 @@ def read_mtp(
         if name not in stored
     )
     layer = Mtp(own, embed, has_head=has_head, skips_first=own_names.skips_first)
-    return GuessHeads(layer, pieces, own.cache_specs, (), copies)
+    return DraftHeads(layer, pieces, own.cache_specs, (), copies)

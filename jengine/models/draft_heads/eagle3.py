@@ -20,7 +20,7 @@ from jengine.layers.initializer import Initializer
 from jengine.models.attention import Attention
 from jengine.models.context import StepContext
 from jengine.models.decoder import DecoderLayer
-from jengine.models.guess_heads.heads import embedded, matrix, plain_factory
+from jengine.models.draft_heads.heads import embedded, matrix, plain_factory
 from jengine.models.linear import Embedding
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import NoNorm, make_norm
@@ -37,7 +37,7 @@ class Form:
     aux_layers: tuple[int, ...]  # read after so many layers; none: the last hidden states
     draft_vocab: int  # tokens that its head knows
     # Whether the first layer's residual is its normalized input, there are norms on what fc reads
-    # (one for all, or one for each), and the next guess reads normalized states.
+    # (one for all, or one for each), and the next draft reads normalized states.
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False

@@ -32,7 +32,7 @@ FAMILIES: dict[str, ModuleType] = {"llama": llama, "qwen3": qwen3}
 NOT_OF_LAYERS = ("architectures", "tie_word_embeddings", "model_type", "auto_map")
 
 
-class GuessHeads(NamedTuple):
+class DraftHeads(NamedTuple):
     """Draft heads for one target model, declared but not loaded."""
 
     model: nnx.Module  # their declarations

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.runner.step.guessing import Guesser, Guessing
+from jengine.runner.step.draft_stage import Drafter, DrafterInput
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32
 
-    Guesses = tuple[Int32[Array, "rows drafts"], tuple[Array, ...]]
+    Drafts = tuple[Int32[Array, "rows drafts"], tuple[Array, ...]]
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class DraftModel:
 
     model: Any
 
-    def __call__(self, given: Guessing) -> Guesses:
+    def __call__(self, given: DrafterInput) -> Drafts:
         # Whatever the step ran, so that the model's own cache is right wherever the row goes on.
         context = given.again(given.state.caches)
         self.model(given.ran.tokens, context)
-        tokens, caches, guesses = given.ends.tokens, context.caches, []
+        tokens, caches, next_drafts = given.ends.tokens, context.caches, []
         for index in range(given.most):
             positions = given.wanted(index)
             context = given.decode(positions, caches)
             hidden = self.model(tokens, context)
             caches = context.caches
             tokens = given.draw(self.model.live_logits(hidden, positions), index)
-            guesses.append(tokens)
+            next_drafts.append(tokens)
             tokens = jnp.maximum(tokens, 0)
-        return jnp.stack(guesses, axis=1), caches
+        return jnp.stack(next_drafts, axis=1), caches
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ParallelDraftModel:
     model: Any
     mask: int
 
-    def __call__(self, given: Guessing) -> Guesses:
+    def __call__(self, given: DrafterInput) -> Drafts:
         context = given.again(given.state.caches)
         self.model(given.ran.tokens, context)
         tokens = jnp.full((len(given.ends.tokens), given.most), self.mask, jnp.int32)
@@ -61,8 +61,8 @@ class ParallelDraftModel:
         hidden = self.model(tokens.reshape(-1), context)
         logits = self.model.live_logits(hidden, positions.reshape(-1))
         logits = logits.reshape(*positions.shape, -1)
-        guesses = [given.draw(logits[:, index], index) for index in range(given.most)]
-        return jnp.stack(guesses, axis=1), context.caches
+        next_drafts = [given.draw(logits[:, index], index) for index in range(given.most)]
+        return jnp.stack(next_drafts, axis=1), context.caches
 
 
 @dataclass(frozen=True)
@@ -72,24 +72,24 @@ class DecodingHead:
 
     model: Any
 
-    def __call__(self, given: Guessing) -> Guesses:
+    def __call__(self, given: DrafterInput) -> Drafts:
         context, target = given.again(given.state.caches), given.target
         read = self.model.states(given.ran.hidden, given.ran.kept, context.live)
         states = self.model(given.next_tokens(), read, context, target)
-        caches, guesses = context.caches, []
+        caches, next_drafts = context.caches, []
         # After the last token that was computed: the hidden state of the one that was sampled.
         hidden = states[given.inputs.heads.logit_index[given.ends.slots]]
         for index in range(given.most):
             live = given.wanted(index)
             if index:
-                # One place before the token, as its hidden state is guessed from there.
+                # One place before the token, as its hidden state is drafted from there.
                 positions = jnp.where(live > 0, live - 1, -1)
                 context = given.decode(positions, caches)
-                hidden = self.model(jnp.maximum(guesses[-1], 0), hidden, context, target)
+                hidden = self.model(jnp.maximum(next_drafts[-1], 0), hidden, context, target)
                 caches = context.caches
             logits = self.model.logits(hidden, live, target)
-            guesses.append(given.draw(logits, index))
-        return jnp.stack(guesses, axis=1), caches
+            next_drafts.append(given.draw(logits, index))
+        return jnp.stack(next_drafts, axis=1), caches
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,16 @@ class MedusaHeads:
 
     model: Any
 
-    def __call__(self, given: Guessing) -> Guesses:
+    def __call__(self, given: DrafterInput) -> Drafts:
         hidden = given.hidden[given.ends.slots]
-        guesses = [
+        next_drafts = [
             given.draw(head(hidden, given.wanted(index)), index)
             for index, head in enumerate(list(self.model.heads)[: given.most])
         ]
-        return jnp.stack(guesses, axis=1), given.state.caches
+        return jnp.stack(next_drafts, axis=1), given.state.caches
 
 
-METHODS: dict[str, Callable[[Any], Guesser]] = {
+METHODS: dict[str, Callable[[Any], Drafter]] = {
     "draft_model": DraftModel,
     "eagle": DecodingHead,
     "eagle3": DecodingHead,

@@ -15,7 +15,7 @@ from jax import Array
 
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
-from jengine.models.guess_heads.heads import GuessHeads, another_model
+from jengine.models.draft_heads.heads import DraftHeads, another_model
 from jengine.models.linear import Factory, Linear
 from jengine.models.tensors.checkpoint import Piece
 
@@ -57,7 +57,7 @@ class Medusa(nnx.Module):
 
 def read_medusa(
     hf: Mapping[str, Any], config: ModelConfig, stored: Collection[str] = ()
-) -> GuessHeads:
+) -> DraftHeads:
     """Build the heads described by a Medusa config.json for the target `config`. Raises
     CheckpointError."""
     heads, layers = first_of(hf, HEADS), first_of(hf, LAYERS, 1)
@@ -71,7 +71,7 @@ def read_medusa(
         )
     bias = bool(hf.get("medusa_fc_bias", False))
     model = Medusa(config, heads, layers, bias=bias)
-    return GuessHeads(model, pieces(config, heads, layers, bias=bias))
+    return DraftHeads(model, pieces(config, heads, layers, bias=bias))
 
 
 def first_of(hf: Mapping[str, Any], names: tuple[str, ...], default: int | None = None) -> int:
