@@ -17,8 +17,8 @@ from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.abstract import abstract_model
-from jengine.weights.spared import GIB, layers_to_spare
 from jengine.weights.stages import StagePlaces
+from jengine.weights.weight_offload import GIB, layers_to_offload
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def spared(gib: float, model: nnx.Module, places: StagePlaces, matmuls: str | No
     """Placement with enough layers in host memory."""
     refuse_other_loops(model, places)
     sizes = LeafOrder(model, places, matmuls).layer_bytes()
-    chosen = layers_to_spare(sizes, gib)
+    chosen = layers_to_offload(sizes, gib)
     there = sum(sizes[layer] for layer in chosen)
     logger.info(
         "cpu_offload_gb=%g: %d of %d layers stay in the host's memory, %.2f GiB for each device, "

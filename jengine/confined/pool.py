@@ -160,7 +160,7 @@ def end_all(processes: Sequence[ConfinedProcess]) -> None:
         one.kill()
 
 
-FIRST = "jengine.confined.first"
+FIRST = "jengine.confined.bootstrap"
 START_SECONDS = 60.0
 # Libraries that would start a thread for each core, whose stacks are memory too.
 ONE_THREAD: Final = {

@@ -4,11 +4,11 @@ In: outputs of one-token requests. Out: the next step's requests, and finally th
 
 Each step requests one token per beam, with log-probabilities of twice the beam width. A beam finds
 its full blocks by prefix hash and starts from a copy of the last partial block or recurrent state
-(`kvcache/tails.py`): a request marked `forks` publishes its last block to others so marked, and
-`Plan.forks` copies blocks on the device before the step (`runner/transfers/fork_runner.py`). So
-each beam computes one token, packed as a decode row (`runner/plans/packing.py`). No copies in
-pipelines, with drafts, with replicas in joint steps, or where steps return experts; there a beam
-recomputes its partial block.
+(`kvcache/partial_blocks.py`): a request marked `forks` publishes its last block to others so
+marked, and `Plan.forks` copies blocks on the device before the step
+(`runner/transfers/fork_runner.py`). So each beam computes one token, packed as a decode row
+(`runner/plans/packing.py`). No copies in pipelines, with drafts, with replicas in joint steps, or
+where steps return experts; there a beam recomputes its partial block.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from jengine.counts import BlockTimes
 from jengine.errors import ConfigError
 from jengine.kvcache.content_listeners import ContentListeners
 from jengine.kvcache.group_cache import Elsewhere, GroupCache, Reach, nowhere
-from jengine.kvcache.holdings import Holdings
 from jengine.kvcache.kinds import blocks_needed, group_cache
 from jengine.kvcache.last_refusal import LastRefusal, any_lacks
+from jengine.kvcache.leases import Leases
+from jengine.kvcache.partial_blocks import PartialBlocks
 from jengine.kvcache.prefix_lookup import PrefixLookup
 from jengine.kvcache.prefix_stats import PrefixStats
 from jengine.kvcache.residency import BlockResidency
-from jengine.kvcache.tails import Tails
 from jengine.kvcache.token_records import TokenRecords
 from jengine.plan import Forks, NewBlocks
 from jengine.request import ReadPrompt, Request, WireRequest
@@ -57,10 +57,10 @@ class CacheCoordinator:
         if config.keeps_records:
             self.records = TokenRecords(config.block_size, max(config.num_blocks))
         self._prefixes = PrefixLookup(config, self.groups, self.records, weights_version)
-        self._tails = Tails(self.groups, self._prefixes, config.block_size)
+        self._tails = PartialBlocks(self.groups, self._prefixes, config.block_size)
         self._forks: dict[int, Forks] = {}  # by group
         self.listeners = ContentListeners(config, self.groups)
-        self._holdings = Holdings()
+        self._holdings = Leases()
         self._refusal = LastRefusal(self.groups, self._prefixes)
 
     @property

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jengine.config import CacheGroup, CacheKind, CacheSpec
+from jengine.kvcache.encoder_group import EncoderGroup
 from jengine.kvcache.group_cache import GroupCache, KindOfGroup
 from jengine.kvcache.paged_group import PagedGroup
 from jengine.kvcache.recurrent_group import RecurrentGroup
-from jengine.kvcache.whole_group import WholeGroup
 
 KINDS: dict[CacheKind, KindOfGroup] = {
     "full": PagedGroup,
@@ -14,7 +14,7 @@ KINDS: dict[CacheKind, KindOfGroup] = {
     "chunked": PagedGroup,
     "latent": PagedGroup,  # its blocks hold other arrays, and have the same rules
     "recurrent": RecurrentGroup,
-    "whole": WholeGroup,
+    "whole": EncoderGroup,
 }
 
 

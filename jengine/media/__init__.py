@@ -18,9 +18,9 @@ tower (`weights/stages.py`) and encodes images of its own: the largest go to the
 a run is as many packed inputs side by side, and embeddings are gathered once at its end
 (`runner/programs/encoders.py`). Where tokens of an image attend to each other (Gemma 3 and 4), one
 step runs all of them: chunks end beside such images, and attention to later tokens is added to that
-of the cache by their log-sum-exp (`runner/step/ahead.py`). A video is frames, two to a patch
-(`media/videos.py`): one span whose positions grow with time, or, where a text says when each frame
-is seen (Qwen3-VL), a span for each. So has an image that is shown again in crops
+of the cache by their log-sum-exp (`runner/step/image_attention.py`). A video is frames, two to a
+patch (`media/videos.py`): one span whose positions grow with time, or, where a text says when each
+frame is seen (Qwen3-VL), a span for each. So has an image that is shown again in crops
 (`media/pan_and_scan.py`); the text before it is tokenized with the user's. Programs of images are
 compiled at the start, unless `limit_mm_per_prompt` allows none. Special tokens of media in what
 users write are text: chat templates see marks in their place (`text/plain_marks.py`).

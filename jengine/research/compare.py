@@ -23,18 +23,18 @@ from jengine.config import ModelConfig
 from jengine.errors import ConfigError, unknown_argument
 from jengine.research.bundle import read_bundle
 from jengine.research.comparison import Comparison
+from jengine.research.engine_run import SETTINGS, run_prompt
 from jengine.research.measure import (
     continuation_results,
     given_logprobs,
     logit_result,
     point_results,
 )
+from jengine.research.model_under_test import ModelUnderTest, engine_under_test, folder_under_test
 from jengine.research.options import TORCH, Options, check_options, wanted_points
-from jengine.research.ours import SETTINGS, run_prompt
 from jengine.research.prompts import built_in, tokenized
 from jengine.research.results import LOGITS, Inputs, Results, SweepResult
 from jengine.research.runs import ModelFacts, Reference, Run
-from jengine.research.subject import Subject, folder_subject, live_subject
 from jengine.research.sweeps import Measure, run_sweeps
 from jengine.research.torch_process import Job, find_python, make_bundle, wider
 from jengine.research.verdict import NOISE, noise_limit
@@ -51,7 +51,7 @@ def compare_folder(
     open_llm: Callable[..., LLM] = LLM,
 ) -> Comparison:  # fmt: skip
     """Compare the model in a folder; `settings` are those of an engine."""
-    return compare_subject(folder_subject(model, settings or {}, open_llm), options)
+    return compare_subject(folder_under_test(model, settings or {}, open_llm), options)
 
 
 def compare(llm: LLM, against: str | Path = TORCH, **given: Any) -> Comparison:
@@ -60,10 +60,10 @@ def compare(llm: LLM, against: str | Path = TORCH, **given: Any) -> Comparison:
     for name in given:
         if name not in known:
             raise unknown_argument("compare", name, known)
-    return compare_subject(live_subject(llm), Options(against=against, **given))
+    return compare_subject(engine_under_test(llm), Options(against=against, **given))
 
 
-def compare_subject(subject: Subject, options: Options) -> Comparison:
+def compare_subject(subject: ModelUnderTest, options: Options) -> Comparison:
     check_options(options)
     points = wanted_points(subject.config, options.points)
     reference = make_reference(subject, options)
@@ -139,7 +139,7 @@ def describe(llm: LLM, reference: Reference) -> dict[str, str]:
     }
 
 
-def token_texts(subject: Subject, reference: Reference, ours: Run) -> dict[int, str]:
+def token_texts(subject: ModelUnderTest, reference: Reference, ours: Run) -> dict[int, str]:
     """The text of every token in prompts and continuations; empty without a tokenizer."""
     tokenizer = subject.tokenizer
     if tokenizer is None:
@@ -198,7 +198,7 @@ def notes(config: ModelConfig, reference: Reference, codes: str | None = None) -
     return found
 
 
-def make_reference(subject: Subject, options: Options) -> Reference:
+def make_reference(subject: ModelUnderTest, options: Options) -> Reference:
     """The reference run: a saved bundle, or computed by torch now."""
     if options.against != TORCH:
         return read_bundle(Path(options.against).expanduser())
@@ -232,7 +232,7 @@ def bundle_folder(wanted: str | Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def prompt_ids(subject: Subject, options: Options) -> list[list[int]]:
+def prompt_ids(subject: ModelUnderTest, options: Options) -> list[list[int]]:
     """The prompts as token ids that fit the model."""
     encode = None if subject.tokenizer is None else subject.tokenizer.encode
     config = subject.config

@@ -18,13 +18,13 @@ import jengine
 from jengine.api.llm import LLM
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
+from jengine.research.engine_run import SETTINGS, run_prompt
 from jengine.research.measure import logit_result, perplexity
+from jengine.research.model_under_test import ModelUnderTest, OpenLLM, folder_under_test
 from jengine.research.options import Options
-from jengine.research.ours import SETTINGS, run_prompt
 from jengine.research.prompts import built_in, tokenized
 from jengine.research.runs import Run
 from jengine.research.scheme_results import SchemeComparison, SchemeResult
-from jengine.research.subject import OpenLLM, Subject, folder_subject
 from jengine.runner.step.group_arrays import block_bytes, each_array
 from jengine.sampling_params import SamplingParams
 
@@ -58,7 +58,7 @@ def compare_configurations(
     measured: dict[str, Measured] = {}
     for name, settings in configurations.items():
         options.note(f"Running jengine with {name} ...")
-        subject = folder_subject(model, settings, open_llm)
+        subject = folder_under_test(model, settings, open_llm)
         prompts = prompts or prompts_of(subject, options)
         measured[name] = measure(subject, prompts, settings, timed=timed)
     truth, *_ = measured.values()
@@ -73,7 +73,7 @@ def compare_configurations(
     )
 
 
-def prompts_of(subject: Subject, options: Options) -> list[list[int]]:
+def prompts_of(subject: ModelUnderTest, options: Options) -> list[list[int]]:
     """The prompts as token ids."""
     config, tokenizer = subject.config, subject.tokenizer
     encode = None if tokenizer is None else tokenizer.encode
@@ -82,7 +82,11 @@ def prompts_of(subject: Subject, options: Options) -> list[list[int]]:
 
 
 def measure(
-    subject: Subject, prompts: Sequence[list[int]], settings: Mapping[str, Any], *, timed: bool
+    subject: ModelUnderTest,
+    prompts: Sequence[list[int]],
+    settings: Mapping[str, Any],
+    *,
+    timed: bool,
 ) -> Measured:
     """Run one configuration. Its engine is gone before the next is made."""
     with subject.open(**sizes(subject.config, prompts)) as llm:
@@ -119,7 +123,7 @@ def cache_bytes(llm: LLM) -> float:
     )
 
 
-def speed(subject: Subject, settings: Mapping[str, Any], prompt: list[int]) -> float:
+def speed(subject: ModelUnderTest, settings: Mapping[str, Any], prompt: list[int]) -> float:
     """Tokens per second of one request, best of TIMED_RUNS, in a second engine: the comparison's
     returns all scores and is slower."""
     prompt = prompt[:32]

@@ -19,8 +19,8 @@ from jengine.engine.core import EngineCore
 from jengine.executor.local import LocalExecutor
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import RequestOutput
+from jengine.research.engine_run import decoded, finished, scored, teacher_forced
 from jengine.research.metrics import centred, vector_errors
-from jengine.research.ours import decoded, finished, scored, teacher_forced
 from jengine.research.results import SweepResult
 from jengine.research.verdict import judge
 from jengine.scheduler.scheduler import Scheduler

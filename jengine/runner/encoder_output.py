@@ -4,9 +4,9 @@ step which rows of the encoder's array every engine row reads.
 An encoder program turns audio (Whisper: a spectrogram made in `media/speech.py`) or text into keys
 and values of every decoder layer. They are written once, to the kind of array that holds image
 embeddings, found by content, allocated by the same cache and gate, and kept until the request ends.
-A layer with `LayerConfig.cross` reads them without a mask (`runner/step/across.py`). Block hashes
-include the encoder's input, as they do images. On a mesh heads and columns are sharded in both
-parts, and every device has the whole array; pipelines are refused.
+A layer with `LayerConfig.cross` reads them without a mask (`runner/step/cross_attention.py`). Block
+hashes include the encoder's input, as they do images. On a mesh heads and columns are sharded in
+both parts, and every device has the whole array; pipelines are refused.
 
 Text encoders (BART, `models/text_encoder.py`) take token ids: the user's prompt
 (`engine/source_renderer.py`). One run takes several texts (`runner/step/texts.py`). T5's encoder
@@ -24,7 +24,7 @@ from jengine.plan import Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
 from jengine.runner.programs.encoders import Encoders
-from jengine.runner.step.across import CrossInput
+from jengine.runner.step.cross_attention import CrossInput
 
 
 class EncoderOutput:

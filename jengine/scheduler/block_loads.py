@@ -18,8 +18,8 @@ from jengine.request import FINISHED, LOADING, Request
 from jengine.scheduler.block_copies import Copy, Loading
 from jengine.scheduler.block_pins import BlockPins
 from jengine.scheduler.copy_costs import CopyCosts
-from jengine.scheduler.outside_blocks import OutsideBlocks
-from jengine.scheduler.outside_hits import OutsideHits
+from jengine.scheduler.external_blocks import ExternalBlocks
+from jengine.scheduler.external_hits import ExternalHits
 from jengine.scheduler.slot_fetches import SlotFetches
 
 # How often a request is asked for that had nothing outside when it was last looked up.
@@ -45,7 +45,7 @@ class BlockLoads:
         self,
         cache: CacheCoordinator,
         hosts: Sequence[HostSlots],
-        outside: OutsideBlocks,
+        outside: ExternalBlocks,
         fetches: SlotFetches,
         pins: BlockPins,
         most_loads: int,
@@ -53,7 +53,7 @@ class BlockLoads:
     ) -> None:
         """`most_loads`: maximum blocks loaded per plan."""
         self.loaded = 0  # blocks
-        self.hits = OutsideHits()
+        self.hits = ExternalHits()
         self._costs = costs
         self._cache, self._hosts = cache, hosts
         self._outside, self._fetches, self._pins = outside, fetches, pins

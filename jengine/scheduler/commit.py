@@ -23,8 +23,8 @@ from jengine.outputs import (
 )
 from jengine.repetition_detection import RepetitionDetectionParams
 from jengine.request import FINISHED, RUNNING, Request
+from jengine.scheduler.decode_length import DecodeLength
 from jengine.scheduler.flights import Flight
-from jengine.scheduler.lengthening import Lengthening
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.transfers import BlockTransfers
@@ -41,7 +41,7 @@ class Committer:
         self,
         cache: CacheCoordinator,
         requests: Lifecycle,
-        lengthening: Lengthening,
+        decode_length: DecodeLength,
         recorder: Recorder,
         vocab_size: int,
         transfers: BlockTransfers,
@@ -49,7 +49,7 @@ class Committer:
         self._cache = cache
         self._transfers = transfers
         self._requests = requests
-        self._lengthening = lengthening
+        self._lengthening = decode_length
         self._recorder = recorder
         self._vocab_size = vocab_size
 

@@ -18,6 +18,7 @@ from jengine.plan import NO_ENTRIES, Plan
 from jengine.request import RUNNING, ReadPrompt, Request, WireRequest
 from jengine.scheduler.adapter_turns import AdapterTurns
 from jengine.scheduler.commit import Committer
+from jengine.scheduler.decode_length import DecodeLength, decode_length_of
 from jengine.scheduler.draft_sources import CheckDrafts
 from jengine.scheduler.flights import Flight, Flights
 from jengine.scheduler.gates import (
@@ -28,7 +29,6 @@ from jengine.scheduler.gates import (
     NotInFlight,
     PrefixWritten,
 )
-from jengine.scheduler.lengthening import Lengthening, lengthening_of
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.plan_builder import PlanBuilder, decode_order
 from jengine.scheduler.planning import Planner
@@ -46,7 +46,7 @@ class Scheduler:
 
     `spacing` is how many plans further on a sampled token may be run before it is committed. With
     more than 1 (pipeline stages), plans run beside each other, so each takes its share of the rows.
-    `gates` make what keeps waiting requests back, besides rows, budget and cache. `lengthening`
+    `gates` make what keeps waiting requests back, besides rows, budget and cache. `decode_length`
     lets decodes run more than one token a plan; by default the way that `config` asks for, where
     `check_drafts` says which drafts a grammar takes. `recorder` counts and times what is done;
     replicas number theirs. `transfers` copies blocks to other memory and back.
@@ -60,7 +60,7 @@ class Scheduler:
         depth: int = 1,
         spacing: int = 1,
         gates: Sequence[MakeGate] = (),
-        lengthening: Lengthening | None = None,
+        decode_length: DecodeLength | None = None,
         check_drafts: CheckDrafts | None = None,
         recorder: Recorder | None = None,
         transfers: BlockTransfers | None = None,
@@ -87,7 +87,7 @@ class Scheduler:
             config, cache, self._requests, self._flights, spacing, self._gates(gates), self._fail
         )
         self._failed: list[TokenDelta] = []
-        self._lengthening = lengthening or lengthening_of(config, cache, check_drafts)
+        self._lengthening = decode_length or decode_length_of(config, cache, check_drafts)
         self._committer = Committer(
             cache,
             self._requests,

@@ -12,13 +12,13 @@ from jengine.kvcache.hashing import group_of
 from jengine.kvcache.host_slots import HostSlots
 from jengine.outputs import StepOutput
 from jengine.plan import Fetch
-from jengine.scheduler.outside_blocks import OutsideBlocks
+from jengine.scheduler.external_blocks import ExternalBlocks
 
 
 class SlotFetches:
     """The fetches that have not ended. Each keeps its slot pinned."""
 
-    def __init__(self, hosts: Sequence[HostSlots], outside: OutsideBlocks) -> None:
+    def __init__(self, hosts: Sequence[HostSlots], outside: ExternalBlocks) -> None:
         self.fetched = self.failed = 0  # blocks
         self._hosts, self._outside = hosts, outside
         self._new: list[Fetch] = []  # that begin with the plan in the making

@@ -29,8 +29,8 @@ from jengine.scheduler.block_copies import Copy, by_group
 from jengine.scheduler.block_loads import BlockLoads
 from jengine.scheduler.block_pins import BlockPins
 from jengine.scheduler.copy_costs import CopyCosts
-from jengine.scheduler.outside_blocks import OutsideBlocks
-from jengine.scheduler.outside_hits import OutsideHits
+from jengine.scheduler.external_blocks import ExternalBlocks
+from jengine.scheduler.external_hits import ExternalHits
 from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.slot_fetches import SlotFetches
 
@@ -59,7 +59,7 @@ class TieredTransfers:
         self._costs = costs or CopyCosts()
         self._hosts = [HostSlots(count) for count in slots]
         self._may_load = loads
-        self._outside = OutsideBlocks(cache, connector)
+        self._outside = ExternalBlocks(cache, connector)
         self._pins = BlockPins(cache, self._hosts)
         self._saves = BlockSaves(cache, self._hosts, self._outside.forget, saves=saves)
         self._fetches = SlotFetches(self._hosts, self._outside)
@@ -75,7 +75,7 @@ class TieredTransfers:
         self._is_reset = False
 
     @property
-    def hits(self) -> OutsideHits:
+    def hits(self) -> ExternalHits:
         return self._loads.hits
 
     @property

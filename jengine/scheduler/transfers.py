@@ -12,7 +12,7 @@ from jengine.counts import CopyCounts
 from jengine.outputs import StepOutput
 from jengine.plan import Transfers
 from jengine.request import Request
-from jengine.scheduler.outside_hits import OutsideHits
+from jengine.scheduler.external_hits import ExternalHits
 from jengine.scheduler.recorder import Recorder
 
 
@@ -20,7 +20,7 @@ class BlockTransfers(Protocol):
     """Block copies between the device and other tiers, as the scheduler drives them."""
 
     @property
-    def hits(self) -> OutsideHits:
+    def hits(self) -> ExternalHits:
         """Prompt tokens whose blocks were loaded from outside the device."""
         ...
 
@@ -67,7 +67,7 @@ class BlockTransfers(Protocol):
 class NoTransfers:
     """`BlockTransfers` of an engine whose blocks stay on the device: does nothing."""
 
-    hits = OutsideHits()
+    hits = ExternalHits()
     counts = CopyCounts()
 
     def use(self, recorder: Recorder, wake: Callable[[Hashable], None], rows: int) -> None:

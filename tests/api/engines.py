@@ -21,8 +21,8 @@ from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.local import LocalExecutor
 from jengine.grammar.rows import GrammarRows
 from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.scheduler.decode_length import DecodeLength
 from jengine.scheduler.gates import GrammarReady
-from jengine.scheduler.lengthening import Lengthening
 from jengine.scheduler.scheduler import Scheduler
 
 MAX_MODEL_LEN = 768
@@ -63,7 +63,7 @@ def rebuilt(
     num_blocks: int | None = None,
     prefix_caching: bool = True,
     overlap: bool = True,
-    lengthening: Callable[[CacheCoordinator], Lengthening] | None = None,
+    decode_length: Callable[[CacheCoordinator], DecodeLength] | None = None,
     **schedule: Any,
 ) -> Iterator[jengine.LLM]:
     """The engine with another schedule or a smaller cache, and as it was afterwards."""
@@ -90,7 +90,7 @@ def rebuilt(
         depth=depth,
         spacing=stages,
         gates=[partial(GrammarReady, compiler.begin)],
-        lengthening=lengthening and lengthening(coordinator),
+        decode_length=decode_length and decode_length(coordinator),
         check_drafts=executor.checked_drafts,
     )
     engine.in_process.core = EngineCore(scheduler, executor, depth)

@@ -144,14 +144,14 @@ def test_the_same_tokens_and_logprobs_as_without(
         source = HostDrafts(AnswerProposer(texts, wrong))
         return Drafting(source, cache, most=DRAFTS, most_rows=32, adaptive=False)
 
-    with rebuilt(llm, lengthening=drafting, overlap=overlap) as speculating:
+    with rebuilt(llm, decode_length=drafting, overlap=overlap) as speculating:
         same(speculating.generate(PROMPTS, params()), expected)
         counts = drafts_of(speculating)
         assert counts.drafted > 0
         assert (counts.accepted == 0) == (wrong == 1)
         if wrong == 1000:  # the last windows of an answer may end too early
             assert counts.accepted > 0.8 * counts.drafted
-    with rebuilt(llm, lengthening=drafting, num_blocks=14) as small:
+    with rebuilt(llm, decode_length=drafting, num_blocks=14) as small:
         same(small.generate(PROMPTS, params()), expected)
 
 

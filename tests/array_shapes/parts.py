@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jengine.layers.moe import Picked
 from jengine.models.norms import NoNorm
 from jengine.quantization import codes, expert_exchange, on_load, placed_experts
-from jengine.runner.step.arrivals import Arrivals
+from jengine.runner.step.weight_offload import OffloadedLayers
 from jengine.sampling import (
     SamplingInput,
     empty_row_state,
@@ -103,7 +103,7 @@ def trace_arrivals() -> None:
 
     def run(x: Array) -> Array:
         layers = [nnx.Linear(14, 14, rngs=nnx.Rngs(0)) for _ in range(3)]
-        arrivals = Arrivals(layers, {0, 2})
+        arrivals = OffloadedLayers(layers, {0, 2})
         for index, own in enumerate(layers):
             layer, x = arrivals.arrived(index, own, x)
             x = layer(x)

@@ -33,8 +33,8 @@ from jengine.models.reading.pooling import PoolingFacts, read_pooling
 from jengine.models.vision_language import Pictures
 from jengine.runner.build import cross_packer
 from jengine.runner.programs.encoders import encoding
-from jengine.runner.step.across import CrossInput
 from jengine.runner.step.attention_backend import cache_dtype
+from jengine.runner.step.cross_attention import CrossInput
 from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.drafters import METHODS, ParallelDraftModel
 from jengine.runner.step.forward import MediaInput

@@ -73,7 +73,7 @@ class Recorded:
         drafting = None
         if proposer is not None:
             drafting = Drafting(HostDrafts(proposer), cache, most=3, most_rows=16, adaptive=False)
-        scheduler = Scheduler(self.schedule, cache, lengthening=drafting)
+        scheduler = Scheduler(self.schedule, cache, decode_length=drafting)
         self.core = EngineCore(scheduler, self.recorder, depth=1)
 
     def run(self, *wires: Any) -> None:

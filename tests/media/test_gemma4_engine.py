@@ -15,7 +15,7 @@ from jengine.errors import CheckpointError, RequestError, UnsupportedFeature
 from jengine.media.families import RULES
 from jengine.media.layout import cut, item_of
 from jengine.models import registry
-from jengine.research.ours import decoded, finished, scored, teacher_forced
+from jengine.research.engine_run import decoded, finished, scored, teacher_forced
 from tests.api.engines import rebuilt, tiny_engine
 from tests.marks import slow
 from tests.media.test_videos import vision_of

@@ -185,7 +185,7 @@ def test_drafts_give_the_tokens_of_plain_decoding(family: str) -> None:
             return Drafting(source, cache, most=3, most_rows=16, adaptive=False)
 
         for wrong, blocks in ((1, None), (3, None), (1000, None), (3, 16)):
-            with rebuilt(llm, lengthening=drafting, num_blocks=blocks) as own_engine:
+            with rebuilt(llm, decode_length=drafting, num_blocks=blocks) as own_engine:
                 assert answers(own_engine.generate(prompts(), wanted)) == expected
                 stats, counts = own_engine.stats(), drafts_of(own_engine)
                 assert (wrong == 1 and not counts.accepted) or counts.accepted > 0

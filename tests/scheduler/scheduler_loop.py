@@ -164,7 +164,7 @@ class Loop:
         self.scheduler = Scheduler(
             ScheduleConfig(**settings),
             self.cache,
-            lengthening=self.drafting,
+            decode_length=self.drafting,
             depth=depth,
             spacing=spacing,
             gates=gates,

@@ -23,9 +23,9 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.config import CacheConfig
 from jengine.distributed.process_replicas import ProcessReplicas
 from jengine.engine.client import EngineClient
-from jengine.engine.process.beginning import START_SECONDS, Tell
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.process.startup import START_SECONDS, Tell
 from jengine.engine.process.to_front import Progress, Ready
 from jengine.grammar.shared_tokenizer import TokenizerData, data_of
 from jengine.scheduler.orders import order_of

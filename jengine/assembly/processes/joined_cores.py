@@ -15,7 +15,7 @@ from jengine.assembly.processes.deployment import Deployment
 from jengine.assembly.processes.engine_process import shown
 from jengine.assembly.processes.own_cores import OwnCores
 from jengine.distributed.joining import JoinedHost
-from jengine.engine.process.beginning import START_SECONDS
+from jengine.engine.process.startup import START_SECONDS
 from jengine.errors import EngineDead, JengineError
 from jengine.wire.hosts import Door, checked_host, own_address
 

@@ -19,8 +19,8 @@ import msgspec
 import jengine
 from jengine.assembly.processes.deployment import Deployment
 from jengine.distributed.joining import JoinDesk
-from jengine.engine.process.beginning import Tell
 from jengine.engine.process.owned_process import OwnedProcess
+from jengine.engine.process.startup import Tell
 from jengine.errors import ConfigError, EngineDead, JengineError
 from jengine.executor.choice import INSTALL
 from jengine.executor.ray.ranks_job import RanksJob

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from jengine.assembly.processes.cores import launch_cores, shut_down
 from jengine.assembly.processes.deployment import Deployment
 from jengine.assembly.processes.other_ranks import OtherRanks, other_ranks
-from jengine.engine.process.beginning import START_SECONDS, Tell
 from jengine.engine.process.client import ProcessClient
+from jengine.engine.process.startup import START_SECONDS, Tell
 from jengine.engine.process.to_front import Ready
 from jengine.wire.hosts import Door
 

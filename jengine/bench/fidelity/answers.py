@@ -12,7 +12,7 @@ from jengine.api.llm import LLM
 from jengine.bench.fidelity.found import LIMIT, Found, beside_float64, distance, spread
 from jengine.bench.fidelity.implementations import Implementation
 from jengine.outputs import RequestOutput
-from jengine.research.ours import decoded, finished, scored, teacher_forced
+from jengine.research.engine_run import decoded, finished, scored, teacher_forced
 
 ANSWER = 8  # tokens
 Rows = Sequence[np.ndarray] | np.ndarray  # [positions, vocab] of each sequence

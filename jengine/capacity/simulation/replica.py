@@ -143,7 +143,7 @@ class Replica:
             self.cache,
             depth=kind.depth,
             spacing=kind.stages,
-            lengthening=Jumps(self.cache, self._runs_until_the_horizon),
+            decode_length=Jumps(self.cache, self._runs_until_the_horizon),
             recorder=Recorder(self.number, clock=lambda: self.clock.now),
         )
         self._preempted = self.work.preemptions

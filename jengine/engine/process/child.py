@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import msgspec
 
-from jengine.confined.first import end_with
+from jengine.confined.bootstrap import end_with
 from jengine.engine.process.launch import CoreJob
 from jengine.engine.process.server import CoreServer, Served
 from jengine.engine.process.to_front import LogRecord

@@ -13,11 +13,11 @@ import zmq
 from jengine.engine.core_state import CoreState
 from jengine.engine.own_process import OwnProcess
 from jengine.engine.process.asking import Asking
-from jengine.engine.process.beginning import START_SECONDS, Beginning, Tell
-from jengine.engine.process.hearing import Heard
-from jengine.engine.process.life import Life, WhenDead
+from jengine.engine.process.core_messages import Heard
+from jengine.engine.process.liveness import Liveness, WhenDead
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.owned_process import Child
+from jengine.engine.process.startup import START_SECONDS, Startup, Tell
 from jengine.engine.process.to_core import (
     AbortRequest,
     AddRequest,
@@ -65,8 +65,8 @@ class ProcessClient:
         self._mailbox = Mailbox() if mailbox is None else mailbox
         self._asking = Asking(self._send)
         told = [self._asking.fail] if mailbox else [self._asking.fail, self._mailbox.fail]
-        self._life = Life(told)
-        self._beginning = Beginning(self._life)
+        self._life = Liveness(told)
+        self._beginning = Startup(self._life)
         self._cache: CacheCoordinator | None = None
         self._heard = Heard(self._mailbox, self._asking, self._beginning, self.die)
         self._socket = SocketLoop(

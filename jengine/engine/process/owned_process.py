@@ -20,7 +20,7 @@ from jengine.errors import EngineDead
 from jengine.forks import not_in_forks
 
 # Ties the child to this process, then runs the program.
-FIRST = "jengine.confined.first"
+FIRST = "jengine.confined.bootstrap"
 # Seconds that it is given to end by itself.
 END_SECONDS = 10.0
 

@@ -19,7 +19,7 @@ from jengine.device_advice import Doing, explained
 from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
-from jengine.runner.step.across import CrossInput
+from jengine.runner.step.cross_attention import CrossInput
 from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.forward import EmbedsInput, MediaInput
 from jengine.runner.step.heads import ChosenInput

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.models.context import CrossReader, GivenEmbeddings, StepContext
-from jengine.runner.step.across import CrossInput, cross_reader
 from jengine.runner.step.batch import (
     Batch,
     batch_of,
@@ -20,6 +19,8 @@ from jengine.runner.step.batch import (
     row_lengths,
     with_new_blocks,
 )
+from jengine.runner.step.context_parallel import Stripes
+from jengine.runner.step.cross_attention import CrossInput, cross_reader
 from jengine.runner.step.draft_input import (
     RunDrafts,
     run_drafts,
@@ -39,7 +40,6 @@ from jengine.runner.step.step_input import (
     sampling_section,
     tile_of_token,
 )
-from jengine.runner.step.stripes import Stripes
 from jengine.runner.step.taps import StepTaps
 from jengine.runner.variants.buckets import Bucket, ChosenExperts, StepShapes
 from jengine.sampling import SamplingInput

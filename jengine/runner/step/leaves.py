@@ -22,7 +22,7 @@ from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_variables
 from jengine.models.stages import LAYER_PATH
-from jengine.runner.step.arrivals import Arrivals
+from jengine.runner.step.weight_offload import OffloadedLayers
 from jengine.weights.abstract import NamedArray, declaration
 from jengine.weights.prepared import PreparedForm
 from jengine.weights.stages import StagePlaces, layer_of
@@ -61,7 +61,7 @@ class LeafOrder:
         model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
         if self.places.on_host:
             assert isinstance(model, Decoder), "layers arrive in the loop of decoders"
-            model.arrived = Arrivals(model.layers, self.places.on_host).arrived
+            model.arrived = OffloadedLayers(model.layers, self.places.on_host).arrived
         return model
 
     def layer_bytes(self) -> dict[int, int]:

@@ -19,15 +19,15 @@ from jengine.layers.attention import AttentionInputs, ReadInputs, score_options
 from jengine.layers.latent import LatentInputs
 from jengine.layers.recurrent import RecurrentInputs, StateView
 from jengine.models.context import Mixer, MixInputs
-from jengine.runner.step.ahead import Later, with_later
 from jengine.runner.step.batch import Batch
 from jengine.runner.step.block_share import BlockShare, scattered_dimension
+from jengine.runner.step.context_parallel import TOKENS, Stripes, view_spec
+from jengine.runner.step.encoder_attention import reach_of, step_blocks, whole_view
 from jengine.runner.step.group_arrays import attention_axes
+from jengine.runner.step.image_attention import Later, with_later
 from jengine.runner.step.paged_latent import latent_mixer
 from jengine.runner.step.recurrent import HeldStates, recurrent_mixer, state_view
-from jengine.runner.step.stripes import TOKENS, Stripes, view_spec
 from jengine.runner.step.views import Counters, GroupView, group_view
-from jengine.runner.step.whole import reach_of, step_blocks, whole_view
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.cache_write import rotate_and_write, rotated_heads, write_cache
 from pallas_kernels.layout import has_scales, held_dtype

@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec
 
 from jengine.layers.latent import LatentInputs
 from jengine.runner.step.block_share import BlockShare, scattered_dimension
+from jengine.runner.step.context_parallel import TOKENS
 from jengine.runner.step.group_arrays import Axes, attention_axes
-from jengine.runner.step.stripes import TOKENS
 from jengine.runner.step.views import Counters, GroupView
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.latent_attention import chunk_attention, latent_attention

@@ -6,10 +6,10 @@ the token POOLED, which ends the request; the vector's post-processing (normalis
 dimensions, softmax) is numpy (`engine/pooled.py`).
 
 Encoders, whose attention is bidirectional, run in the same steps, plans and programs: their cache
-group keeps nothing (`kvcache/whole_group.py`), prompts run whole and packed, and their keys and
+group keeps nothing (`kvcache/encoder_group.py`), prompts run whole and packed, and their keys and
 values go to temporary blocks that the prefill kernels read, with a query placed at the last key
-that it sees (`runner/step/whole.py`). A token of the second type (BERT's token type) has its id
-raised by the vocabulary's size.
+that it sees (`runner/step/encoder_attention.py`). A token of the second type (BERT's token type)
+has its id raised by the vocabulary's size.
 """
 
 from __future__ import annotations

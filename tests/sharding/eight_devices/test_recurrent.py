@@ -75,7 +75,7 @@ def test_drafts_give_the_same_tokens_on_several_devices(family: str, tmp_path: P
             source = HostDrafts(AnswerProposer(texts, 3))
             return Drafting(source, cache, most=3, most_rows=32, adaptive=False)
 
-        with rebuilt(llm, lengthening=drafting) as own_engine:
+        with rebuilt(llm, decode_length=drafting) as own_engine:
             assert answers(own_engine.generate(PROMPTS, PARAMS)) == expected
             assert 0 < drafts_of(own_engine).accepted < drafts_of(own_engine).drafted
 

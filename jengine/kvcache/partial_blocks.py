@@ -1,4 +1,4 @@
-"""Tails: what requests that ended have written of their last blocks, which need not be full.
+"""What requests that ended have written of their last blocks, which need not be full.
 
 In: requests that fork, as they end and begin. Out: how far one can begin behind another, and the
 content it begins with a copy of. A fork knows all tokens of another request and one more, so with
@@ -19,7 +19,7 @@ from jengine.request import Request
 SHARE = 1 / 2
 
 
-class Tails:
+class PartialBlocks:
     """The tails that can be found, oldest first. Groups keep them as they keep full blocks."""
 
     def __init__(

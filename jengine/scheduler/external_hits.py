@@ -13,7 +13,7 @@ from jengine.request import Request
 
 
 @dataclass
-class OutsideHits:
+class ExternalHits:
     """Tokens looked up and tokens found, of requests that were never preempted."""
 
     queries: int = 0

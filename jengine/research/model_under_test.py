@@ -1,7 +1,7 @@
 """What is compared: a model folder, or the model of a live engine.
 
-In: a path, or an LLM. Out: a Subject, which can be opened as an engine and given to torch. Must
-not know how anything is measured.
+In: a path, or an LLM. Out: a ModelUnderTest, which can be opened as an engine and given to torch.
+Must not know how anything is measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OpenLLM = Callable[..., LLM]
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelUnderTest:
     """A model, and how to run it in jengine and in torch."""
 
     name: str
@@ -39,7 +39,9 @@ class Subject:
     open_plain: OpenLLM = LLM  # an engine as users have it, given its settings
 
 
-def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLLM = LLM) -> Subject:
+def folder_under_test(
+    model: str | Path, given: Mapping[str, Any], open_llm: OpenLLM = LLM
+) -> ModelUnderTest:
     """The model in a folder, with the engine settings that were given."""
     settings = dict(given)
     name = str(model)
@@ -65,10 +67,10 @@ def folder_subject(model: str | Path, given: Mapping[str, Any], open_llm: OpenLL
     # Weights that transformers cannot read are loaded by an engine and saved for it.
     readable = stored_format(args.load_format, folder) == "safetensors" and folder.is_dir()
     exported = (lambda: nullcontext(folder)) if readable else converted
-    return Subject(name, source.config, source.tokenizer, exported, open_with, open_plain)
+    return ModelUnderTest(name, source.config, source.tokenizer, exported, open_with, open_plain)
 
 
-def live_subject(llm: LLM) -> Subject:
+def engine_under_test(llm: LLM) -> ModelUnderTest:
     """The engine's current parameters as a subject; the engine is left unchanged."""
     engine = llm.engine
     engine.check_leaves()
@@ -84,7 +86,7 @@ def live_subject(llm: LLM) -> Subject:
         return LLM(module, skip_tokenizer_init=True, show_progress=False, **settings)
 
     name = type(module).__name__ if engine.folder is None else str(engine.folder)
-    return Subject(name, engine.model, engine.tokenizer, lambda: saved(llm), open_with)
+    return ModelUnderTest(name, engine.model, engine.tokenizer, lambda: saved(llm), open_with)
 
 
 def few_programs(settings: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:

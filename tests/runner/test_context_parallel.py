@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 
-from jengine.runner.step.stripes import Stripes
+from jengine.runner.step.context_parallel import Stripes
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from sharding.placement import Placement
 

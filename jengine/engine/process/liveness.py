@@ -13,7 +13,7 @@ from jengine.errors import EngineDead
 WhenDead = Callable[[EngineDead], None]
 
 
-class Life:
+class Liveness:
     def __init__(self, told: Iterable[WhenDead]) -> None:
         self.changed = threading.Condition()  # notified at the end, and by others who share it
         self.failure: EngineDead | None = None

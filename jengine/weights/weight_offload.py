@@ -10,7 +10,7 @@ from collections.abc import Mapping
 GIB = 2**30
 
 
-def layers_to_spare(sizes: Mapping[int, int], gib: float) -> list[int]:
+def layers_to_offload(sizes: Mapping[int, int], gib: float) -> list[int]:
     """The fewest evenly spread layers that hold `gib` GiB, or all.
 
     Even spacing lets a layer's copy overlap with the layers before it; the last one ends the last

@@ -16,7 +16,7 @@ from jengine.kvcache.residency import BlockResidency
 NO_LIMIT = 2**62
 
 
-class WholeGroup:
+class EncoderGroup:
     """Takes any request."""
 
     def __init__(self, index: int, spec: CacheSpec, block_size: int, num_units: int) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from jengine.request import Request
 
 
-class Holding:
+class Lease:
     """Bookkeeping of one request's units; the groups own the units."""
 
     __slots__ = ("findable", "holder")
@@ -21,12 +21,12 @@ class Holding:
         self.findable = findable  # whether its blocks may be published at all
 
 
-class Holdings:
+class Leases:
     """Registry of holders. Holder numbers are never reused."""
 
     def __init__(self) -> None:
         self.next_holder = 0  # the number of the next request that begins
-        self._running: dict[str, Holding] = {}
+        self._running: dict[str, Lease] = {}
         # Holders whose requests have ended, by the step that must end before they give back.
         self._pinned: deque[tuple[int, int]] = deque()
 
@@ -34,16 +34,16 @@ class Holdings:
         """Whether any request holds units."""
         return bool(self._running or self._pinned)
 
-    def get(self, request: Request) -> Holding | None:
+    def get(self, request: Request) -> Lease | None:
         return self._running.get(request.request_id)
 
-    def of(self, request: Request) -> Holding:
+    def of(self, request: Request) -> Lease:
         """The record of a running request."""
         return self._running[request.request_id]
 
     def begin(self, request: Request, *, findable: bool) -> None:
         """Register a request. `findable`: its blocks may be published."""
-        self._running[request.request_id] = Holding(self.next_holder, findable)
+        self._running[request.request_id] = Lease(self.next_holder, findable)
         self.next_holder += 1
 
     def end(self, request: Request) -> int:

@@ -14,7 +14,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import Request
 
 
-class OutsideBlocks:
+class ExternalBlocks:
     """The scheduler half of a connector, or a stand-in without one."""
 
     def __init__(self, cache: CacheCoordinator, connector: SchedulerHalf | None) -> None:

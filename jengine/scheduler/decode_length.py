@@ -20,7 +20,7 @@ from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.speculative.choice import host_proposer
 
 
-class Lengthening(Protocol):
+class DecodeLength(Protocol):
     """A strategy that lets decodes run more than one token per plan."""
 
     def lengthen(self, builder: PlanBuilder, num_waiting: int) -> None:
@@ -34,9 +34,9 @@ class Lengthening(Protocol):
         """Drafted and accepted tokens so far."""
 
 
-def lengthening_of(
+def decode_length_of(
     config: ScheduleConfig, cache: CacheCoordinator, check: CheckDrafts | None = None
-) -> Lengthening:
+) -> DecodeLength:
     """Choose the strategy by the configuration. `check` trims drafts by grammar."""
     if config.speculative is None:
         return MultiStepDecode(config.num_scheduler_steps, cache)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from jengine.engine.process.life import Life
+from jengine.engine.process.liveness import Liveness
 from jengine.engine.process.to_front import NotReady, Progress, Ready
 from jengine.errors import EngineDead
 
@@ -18,10 +18,10 @@ Tell = Callable[[Progress], None]
 START_SECONDS = 600.0
 
 
-class Beginning:
+class Startup:
     """Startup messages received from a core."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: Liveness) -> None:
         self.ready: Ready | None = None  # once somebody has waited for it
         self._life = life
         self._news: deque[Progress | Ready | NotReady] = deque()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float
 
 
-class Arrivals:
+class OffloadedLayers:
     """Host-to-device transfers of offloaded layers, during tracing."""
 
     def __init__(self, layers: Sequence[nnx.Module], on_host: Collection[int]) -> None:

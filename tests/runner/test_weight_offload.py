@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jengine.runner.step.arrivals import Arrivals
-from jengine.weights.spared import GIB, layers_to_spare
+from jengine.runner.step.weight_offload import OffloadedLayers
+from jengine.weights.weight_offload import GIB, layers_to_offload
 
 WIDTH = 4
 
@@ -32,7 +32,7 @@ def run(on_host: set[int], weights: list[Any], x: jax.Array, calls: int = 1) -> 
     layers = [Layer(number) for number in range(len(weights))]
     for layer, weight in zip(layers, weights, strict=True):
         layer.weight[...] = weight
-    arrivals = Arrivals(layers, on_host) if on_host else None
+    arrivals = OffloadedLayers(layers, on_host) if on_host else None
     for _ in range(calls):
         for index, own in enumerate(layers):
             layer, x = (own, x) if arrivals is None else arrivals.arrived(index, own, x)
@@ -67,10 +67,10 @@ def test_a_copy_begins_when_the_layer_of_the_one_before_is_about_to_run() -> Non
 
 def test_few_layers_are_spared_and_spread_evenly() -> None:
     sizes = dict.fromkeys(range(8), GIB // 2)
-    assert layers_to_spare(sizes, 0) == []
-    assert layers_to_spare(sizes, 0.1) == [7]
-    assert layers_to_spare(sizes, 1) == [3, 7]
-    assert layers_to_spare(sizes, 1.1) == [1, 4, 7]
-    assert layers_to_spare(sizes, 4) == layers_to_spare(sizes, 99) == list(range(8))
-    assert layers_to_spare({0: GIB, 1: GIB, 2: 9 * GIB}, 5) == [2]
-    assert layers_to_spare({}, 1) == []
+    assert layers_to_offload(sizes, 0) == []
+    assert layers_to_offload(sizes, 0.1) == [7]
+    assert layers_to_offload(sizes, 1) == [3, 7]
+    assert layers_to_offload(sizes, 1.1) == [1, 4, 7]
+    assert layers_to_offload(sizes, 4) == layers_to_offload(sizes, 99) == list(range(8))
+    assert layers_to_offload({0: GIB, 1: GIB, 2: 9 * GIB}, 5) == [2]
+    assert layers_to_offload({}, 1) == []

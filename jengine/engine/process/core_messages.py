@@ -14,8 +14,8 @@ import msgspec
 
 from jengine.engine.core_state import CoreState
 from jengine.engine.process.asking import Asking
-from jengine.engine.process.beginning import Beginning
 from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.process.startup import Startup
 from jengine.engine.process.to_front import (
     Answer,
     CacheChanges,
@@ -48,7 +48,7 @@ class Heard:
         self,
         mailbox: Mailbox,
         asking: Asking,
-        beginning: Beginning,
+        beginning: Startup,
         die: Callable[[EngineDead], None],
     ) -> None:
         """`die` is called with the reason when the core announces its end."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.runner.step.ahead import Later, attention_ahead, with_ahead
+from jengine.runner.step.image_attention import Later, attention_ahead, with_ahead
 
 HEADS, KV, DIM = 4, 2, 8
 

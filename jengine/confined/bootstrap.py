@@ -1,6 +1,6 @@
 """The first thing that a process of ours runs: it belongs to its parent before all imports.
 
-    python -m jengine.confined.first PARENT PROGRAM
+    python -m jengine.confined.bootstrap PARENT PROGRAM
 
 Importing an engine takes seconds, in which the parent may die. Must import nothing that is slow.
 """
