@@ -15,6 +15,7 @@ import jax
 from jax import Array
 
 from pallas_kernels.cuda_devices import compile_problem
+from pallas_kernels.fa4.rules import device_problem, missing
 
 LARGEST_HEAD = 256
 # Implementations of paged attention that add slopes to scores; models with slopes attend in XLA
@@ -64,6 +65,23 @@ def missing_for_triton() -> str | None:
     return None
 
 
+def missing_for_fa4() -> str | None:
+    """As `missing_for_triton`, which runs what FlashAttention-4's kernels cannot."""
+    return missing_for_triton() or missing()
+
+
+def fa4_problem(platform: str, head_dims: Iterable[int]) -> str | None:
+    """Why FlashAttention-4's kernels cannot run here beside Triton's, or None."""
+    if problem := triton_problem(platform, head_dims) or missing():
+        return problem
+    return device_problem(jax.devices()[0])
+
+
+def register_fa4() -> None:
+    """Register the calls of FlashAttention-4's kernels, which loaded programs need as well."""
+    importlib.import_module("pallas_kernels.fa4.call").register_ffi()
+
+
 def begin_cpu() -> None:
     """Start compiling the CPU kernels in the background, unless they are compiled already."""
     importlib.import_module("pallas_kernels.cpu.background").begin()
@@ -102,6 +120,7 @@ def cpu_problem() -> str | None:
 PROBLEMS: Mapping[str, Callable[[], str | None]] = {
     "triton": missing_for_triton,
     "cpu": cpu_problem,
+    "fa4": missing_for_fa4,
 }
 
 

@@ -35,6 +35,7 @@ JOINT = {"triton": "pallas_kernels.mixed_attention.triton:mixed_attention_triton
         "dtype",
         "reads_together",
         "implementation",
+        "prompts",
     ),
 )
 def mixed_attention(
@@ -61,12 +62,14 @@ def mixed_attention(
     reads_together: bool = False,
     counters: Int[Array, " counters"] | None = None,
     implementation: str | None = None,
+    prompts: str | None = None,
 ) -> Float[Array, "tokens heads dim"] | tuple[Array, ...]:
     """Attend `rows` decode tokens, then tiles of prefill chunks. Returns outputs of type `dtype`.
 
     The first `rows` entries of `tables` and `starts` belong to decode tokens (position -1 for
     padding), the others to tiles; of `ends`, only the tiles' are read. Options are those of
-    `decode_attention` and `prefill_attention`.
+    `decode_attention` and `prefill_attention`. `prompts`: the implementation for tiles, where it
+    is another one, "fa4" beside "triton".
     """
     options: dict[str, Any] = {
         "head_dim": head_dim, "window": window, "scale": scale, "soft_cap": soft_cap,
@@ -85,7 +88,7 @@ def mixed_attention(
         run = choose("mixed_attention", implementation, JOINT)
         results = run(
             q, cache, layer, decodes, prefills, of_tiles, reads_together=reads_together,
-            counters=counters, **options,
+            counters=counters, prompts=prompts or implementation, **options,
         )  # fmt: skip
         return results if return_lse else results[0]
     options |= {"implementation": implementation, "return_lse": True}

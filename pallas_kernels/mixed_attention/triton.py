@@ -1,4 +1,5 @@
-"""Decode and prefill attention by Triton kernels that share query and output arrays.
+"""Decode attention by Triton, and prefill attention by kernels that share its query and output
+arrays.
 
 Slicing queries and concatenating outputs would cost three copies per layer.
 """
@@ -9,8 +10,9 @@ from typing import Any
 
 from jax import Array
 
+from pallas_kernels.choice import choose
 from pallas_kernels.decode_attention.triton import decode_attention_triton
-from pallas_kernels.prefill_attention.triton import prefill_attention_triton
+from pallas_kernels.prefill_attention import IMPLEMENTATIONS
 
 
 def mixed_attention_triton(
@@ -23,6 +25,7 @@ def mixed_attention_triton(
     *,
     reads_together: bool,
     counters: Array | None,
+    prompts: str | None,
     **options: Any,
 ) -> tuple[Array, Array, Array]:
     """See `mixed_attention`; returns the log-sum-exp and counters too."""
@@ -30,7 +33,7 @@ def mixed_attention_triton(
         q, cache, layer, *decodes, reads_together=reads_together, counters=counters, **options
     )
     if prefills[2].size:
-        out, lse = prefill_attention_triton(
+        out, lse = choose("mixed_attention", prompts, IMPLEMENTATIONS)(
             q, cache, layer, *prefills, into=(out, lse), **options, **of_tiles
         )
     return out, lse, counters

@@ -21,10 +21,11 @@ IMPLEMENTATIONS = {
     "xla": prefill_attention_xla,
     "cpu": "pallas_kernels.cpu.attention:prefill_attention_cpu",
     "triton": "pallas_kernels.prefill_attention.triton:prefill_attention_triton",
+    "fa4": "pallas_kernels.prefill_attention.fa4:prefill_attention_fa4",
 }
 
 # Implementations that join tiles; others take them one by one.
-JOINING = ("triton",)
+JOINING = ("triton", "fa4")
 # Queries of one KV head that a program of the GPU kernel takes: the tile of the largest matmuls.
 QUERIES = 128
 

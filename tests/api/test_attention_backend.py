@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import jengine
+from jengine.assembly.sizes.device_defaults import block_tokens
 from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
 from jengine.runner.step import attention_backend as backends
+from jengine.runner.step.paged import with_finite_values
 from jengine.sampling import sampler
 from pallas_kernels.decode_attention.teams import teams_of
 from tests.models.tiny_models import write_tiny_native
@@ -168,6 +172,46 @@ def test_a_gpu_uses_triton_where_it_can(
     assert caplog.messages[-1] == f"Attention backend: {chosen}"
     assert ("no such chip." in caplog.text) == (problem is not None)
     assert backends.attention_backend("xla", GROUPS) == "xla"
+
+
+def test_flash_attention_4_is_triton_with_other_kernels_for_prompts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    registered: list[bool] = []
+    monkeypatch.setattr(backends.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(backends, "fa4_problem", lambda *_: None)
+    monkeypatch.setattr(backends, "unserved_device", lambda _: None)
+    monkeypatch.setattr(backends, "register_fa4", lambda: registered.append(True))
+    assert backends.attention_backend("fa4", GROUPS) == "triton"
+    assert (caplog.messages[-1], registered) == ("Attention backend: fa4", [True])
+    monkeypatch.setattr(backends, "fa4_problem", lambda *_: "fa4-jax is not installed.")
+    with pytest.raises(ConfigError, match=r"attention_backend='fa4': fa4-jax is not"):
+        backends.attention_backend("fa4", GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "used"), [("triton", None, 16), ("fa4", None, 128), ("fa4", 32, 32)]
+)
+def test_flash_attention_4_has_blocks_for_bulk_copies(
+    backend: str, given: int | None, used: int
+) -> None:
+    asked: Any = SimpleNamespace(
+        cache=SimpleNamespace(block_size=given),
+        steps=SimpleNamespace(attention_backend=backend),
+        parallel=SimpleNamespace(decode_context_parallel_size=1),
+    )
+    assert block_tokens(asked) == used
+
+
+def test_values_that_are_not_finite_are_cached_as_zeros() -> None:
+    """Their request still has them in its keys and queries."""
+    qkv = jnp.asarray([[[jnp.nan, 1.0], [jnp.inf, 2.0], [jnp.nan, -jnp.inf]]])
+    qkv = jnp.stack([qkv, qkv + 1])[:, 0]
+    found = with_finite_values(qkv[:, None])
+    assert (found[:, 0, -1] == 0).all()
+    assert ((found == qkv[:, None]) | jnp.isnan(qkv[:, None]))[:, :, :2].all()
+    assert jnp.isnan(found[0, 0, 0, 0])
 
 
 def test_entries_of_latent_attention_may_be_long_and_are_not_stored_in_codes() -> None:

@@ -362,8 +362,9 @@ class EngineArgs:
     lora_target_modules: Annotated[Sequence[str] | None, Setting(
         "modules that adapters may change, such as q_proj; all by default"
     )] = None  # fmt: skip
-    attention_backend: Annotated[Literal["auto", "xla", "cpu", "triton"], Setting(
-        "the kernels; auto: Triton on NVIDIA GPUs, C++ on CPUs, else XLA", recorded=True
+    attention_backend: Annotated[Literal["auto", "xla", "cpu", "triton", "fa4"], Setting(
+        "the kernels; auto: Triton on NVIDIA GPUs, C++ on CPUs, else XLA; fa4: Triton, and "
+        "FlashAttention-4 for prompts (jengine[fa4])", recorded=True
     )] = "auto"  # fmt: skip
     disable_cascade_attn: Annotated[bool, Setting(
         "read blocks that several decodes begin with anew for each, on GPUs", recorded=True

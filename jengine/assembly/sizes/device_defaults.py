@@ -8,6 +8,7 @@ import jax
 
 from jengine.assembly.settings.groups import Groups
 from jengine.runner.variants.buckets import FirstRungs
+from pallas_kernels.fa4.rules import BULK_BLOCK
 
 BLOCK_SIZE = 16
 SHORTEST_TILE = 32
@@ -61,4 +62,5 @@ def device_defaults() -> DeviceDefaults:
 
 def block_tokens(asked: Groups) -> int:
     """Tokens of a cache block, on all devices that have a part of it."""
-    return (asked.cache.block_size or BLOCK_SIZE) * asked.parallel.decode_context_parallel_size
+    usual = BULK_BLOCK if asked.steps.attention_backend == "fa4" else BLOCK_SIZE
+    return (asked.cache.block_size or usual) * asked.parallel.decode_context_parallel_size

@@ -22,7 +22,7 @@ from jengine.assembly.sizes.encoder_sizes import encoder_tokens
 from jengine.assembly.sizes.ladders import rungs
 from jengine.config import ModelConfig, ScheduleConfig, decode_rows
 from jengine.errors import ConfigError, UnsupportedFeature
-from jengine.runner.step.attention_backend import available_backend
+from jengine.runner.step.attention_backend import BASES, available_backend
 from jengine.runner.variants.buckets import FEWEST_DECODE_ROWS
 from jengine.sampling.admission import row_bytes
 from pallas_kernels.decode_attention import CASCADING, least_shared
@@ -190,7 +190,8 @@ def attention_is_of(
 ) -> bool:
     """Whether attention runs in one of these implementations, for GPUs."""
     if defaults is not None:  # of a device that need not be here
-        return defaults.full_tiles and asked.attention_backend in ("auto", *names)
+        wanted = asked.attention_backend
+        return defaults.full_tiles and BASES.get(wanted, wanted) in ("auto", *names)
     return available_backend(asked.attention_backend, config.groups)[0] in names
 
 

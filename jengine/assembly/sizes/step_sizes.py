@@ -29,7 +29,7 @@ from jengine.models.stages import stage_layout
 from jengine.quantization.backends import matmul_backend
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.runner_config import RunnerConfig
-from jengine.runner.step.attention_backend import attention_backend, cache_dtype
+from jengine.runner.step.attention_backend import BASES, attention_backend, cache_dtype
 from jengine.runner.variants.buckets import Ladders, StepShapes, slot_rungs
 
 
@@ -175,7 +175,8 @@ def step_shapes(
     speculative = schedule.speculative
     on_device = speculative is not None and speculative.on_device
     lookahead = 0 if speculative is None else speculative.lookahead
-    attention = attention_backend(asked.steps.attention_backend, groups, asked.cache.cache_codes)
+    wanted = asked.steps.attention_backend
+    attention = attention_backend(wanted, groups, asked.cache.cache_codes)
     return StepShapes(
         groups=groups,
         block_size=block_size,
@@ -184,6 +185,7 @@ def step_shapes(
         max_model_len=schedule.max_model_len,
         one_segment=schedule.one_segment,
         attention=attention,
+        prompts=wanted if wanted in BASES else None,
         max_adjusted=schedule.sampler_rows,
         packed_tables=stages > 1,
         most_drafts=schedule.most_drafts,

@@ -17,6 +17,7 @@ NEEDED = (
 )  # fmt: skip
 OPTIONAL = {
     "optax": "training the demo model",
+    "fa4-jax": "FlashAttention-4 for prompts on GPUs: jengine[fa4], under NVIDIA's licence",
     "torch": "comparing with the PyTorch path",
     "matplotlib": "plots",
     "treescope": "model pictures in notebooks",

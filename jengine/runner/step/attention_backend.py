@@ -11,7 +11,13 @@ import numpy as np
 
 from jengine.config import CacheGroup
 from jengine.errors import ConfigError
-from pallas_kernels.choice import cpu_problem, triton_problem, unserved_device
+from pallas_kernels.choice import (
+    cpu_problem,
+    fa4_problem,
+    register_fa4,
+    triton_problem,
+    unserved_device,
+)
 from pallas_kernels.layout import BFLOAT16_BITS, FP8_BITS, INT8
 
 logger = logging.getLogger(__name__)
@@ -20,6 +26,8 @@ logger = logging.getLogger(__name__)
 BATCH_INVARIANT = frozenset({"cpu"})
 
 
+# Backends that are another one with kernels of their own for prompts.
+BASES = {"fa4": "triton"}
 CODES = {"int8": INT8, "fp8": FP8_BITS}
 NAMES = {BFLOAT16_BITS: "bfloat16", **{dtype: name for name, dtype in CODES.items()}}
 
@@ -35,19 +43,22 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | 
         )
     if problem:
         logger.warning("Attention and matmuls run on XLA, which is slower: %s", problem)
-    logger.info("Attention backend: %s", chosen)
+    if wanted == "fa4":
+        register_fa4()
+    logger.info("Attention backend: %s", wanted if wanted in BASES else chosen)
     return chosen
 
 
 def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str, str | None]:
-    """The backend, and why `auto` falls back to XLA, if it does."""
+    """The backend, of BASES the other one, and why `auto` falls back to XLA, if it does."""
     platform = jax.default_backend()
     if wanted == "xla":
         return wanted, None
-    kernels = ("cpu" if platform == "cpu" else "triton") if wanted == "auto" else wanted
+    own = ("cpu" if platform == "cpu" else "triton") if wanted == "auto" else wanted
+    kernels = BASES.get(own, own)
     # Kernels of latent attention take entries of any length.
     heads = {group.spec.head_dim for group in groups if not group.spec.shares_heads}
-    problem = kernels_problem(kernels, platform, heads)
+    problem = kernels_problem(own, platform, heads)
     if kernels == "triton" and problem is None and (refused := unserved_device(platform)):
         # XLA may be unable to compile for it as well, and would be slow.
         raise ConfigError(f"{refused} Or set attention_backend='xla', which is slower.")
@@ -62,6 +73,8 @@ def kernels_problem(backend: str, platform: str, head_dims: set[int]) -> str | N
     """Why this backend's kernels cannot run here, or None."""
     if backend == "triton":
         return triton_problem(platform, head_dims)
+    if backend == "fa4":
+        return fa4_problem(platform, head_dims)
     if platform != "cpu":
         return f"the kernels are C++ for CPUs, and JAX runs on {platform}."
     if odd := [size for size in head_dims if size % 2]:

@@ -102,9 +102,19 @@ def _write_and_attend(
     shapes: StepShapes, placement: Placement, counters: Counters,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Write keys and values, then attend. Returns the output [T, heads, dim] and the cache."""
+    if shapes.prompts is not None:
+        inputs = inputs._replace(qkv=with_finite_values(inputs.qkv))
     q, cache = _write(cache, layer, inputs, view.slots, shapes, placement)
     q = inputs.scaled(q)
     return _attend(q, cache, layer, inputs, view, bucket, shapes, placement, counters), cache
+
+
+def with_finite_values(qkv: Array) -> Array:
+    """Zeros for values that are no finite numbers: kernels that multiply whole blocks would carry
+    them from a block's last request to its next one. The request itself keeps them in its queries
+    and hidden states."""
+    values = qkv[..., -1, :]
+    return qkv.at[..., -1, :].set(jnp.where(jnp.isfinite(values), values, 0))
 
 
 def _write(
@@ -220,6 +230,7 @@ def _read(
         q, cache, layer, view.tables, view.table_starts, reach.positions,
         rows=bucket.decode_rows, head_dim=config.head_dim, window=reach.window, ends=reach.ends,
         runs=view.runs if view.runs.size else None, joined=shapes.joined_tiles,
-        reads_together=shapes.reads_together, implementation=shapes.attention, return_lse=True,
-        counters=counted[0] if counted else None, **score_options(config), **options,
+        reads_together=shapes.reads_together, implementation=shapes.attention,
+        prompts=shapes.prompts, return_lse=True, counters=counted[0] if counted else None,
+        **score_options(config), **options,
     )  # fmt: skip

@@ -105,6 +105,8 @@ class StepShapes:
     one_segment: bool = False
     # Implementation of the paged operations; None: their default.
     attention: str | None = None
+    # Implementation of attention for tiles of prompts, if it is another one.
+    prompts: str | None = None
     # The most rows with adjusted logits at a time; None: all.
     max_adjusted: int | None = None
     # In a pipeline the block tables of a plan's rows are packed with it, since later stages run it

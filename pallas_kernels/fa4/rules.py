@@ -1,0 +1,64 @@
+"""What FlashAttention-4's kernels cannot do: such calls go to Triton. Needs neither package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+# What the extra installs; kernels are kept by these versions.
+PACKAGES = {"fa4-jax": "0.1.0", "nvidia-cutlass-dsl": "4.8.1"}
+CAPABILITIES = (90, 100, 103)
+# Tokens of a block that one bulk copy reads. Small copies, which read other sizes, leave shared
+# memory behind a chunk's last key as it was: a NaN there would spoil the outputs.
+BULK_BLOCK = 128
+
+
+class Asked(NamedTuple):
+    """One call of prefill attention."""
+
+    cache_dtype: np.dtype
+    head_dim: int
+    block_size: int
+    soft_cap: float | None
+    has_ends: bool
+
+
+RULES: dict[str, Callable[[Asked], bool]] = {
+    "caches of codes (int8, FP8) and float32": lambda asked: (
+        asked.cache_dtype not in (jnp.bfloat16, jnp.float16)
+    ),
+    "heads of other sizes than 64, 96 and 128": lambda asked: asked.head_dim not in (64, 96, 128),
+    "blocks of another size than 128 tokens": lambda asked: asked.block_size != BULK_BLOCK,
+    "soft caps of scores": lambda asked: asked.soft_cap is not None,
+    "queries that attend ahead": lambda asked: asked.has_ends,
+}
+
+
+def refused(asked: Asked) -> str | None:
+    """Which rule sends this call to Triton, or None."""
+    return next((name for name, holds in RULES.items() if holds(asked)), None)
+
+
+def missing() -> str | None:
+    """What to install, or None if both packages are here in the versions that are known to work."""
+    for package, version in PACKAGES.items():
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{package} is not installed. Install jengine[fa4], with Python 3.12 or newer."
+        if found != version:
+            return f"{package} is {found}; expected {version}. Install jengine[fa4]."
+    return None
+
+
+def device_problem(device: Any) -> str | None:
+    """Why a device cannot run the kernels, or None."""
+    capability = round(10 * float(getattr(device, "compute_capability", None) or 0))
+    if capability in CAPABILITIES:
+        return None
+    known = ", ".join(f"{one / 10:.1f}" for one in CAPABILITIES)
+    return f"the kernels are for compute capabilities {known}, not {device.device_kind}."
