@@ -27,7 +27,7 @@ from jengine.api.metrics import exporter_of
 from jengine.assembly.engine import Engine
 from jengine.errors import EngineDead, RequestError
 from jengine.integrations.ray_data_text import Row, plain
-from jengine.outputs import RequestOutput
+from jengine.outputs import CompletionOutput, RequestOutput
 from jengine.pooling_params import PoolingParams
 from jengine.sampling_params import SamplingParams
 from jengine.structured_outputs import StructuredOutputsParams
@@ -43,8 +43,9 @@ SETTINGS: dict[str, dict[str, str]] = {
 # Columns of a row that has failed.
 FAILED: dict[str, Any] = {
     "prompt_token_ids": None, "num_input_tokens": 0, "generated_tokens": [], "generated_text": "",
-    "num_generated_tokens": 0, "embeddings": None, "metrics": None, "logprobs": None,
-    "prompt_logprobs": None, "request_id": -1, "time_taken_llm": -1.0, "params": "",
+    "num_generated_tokens": 0, "answers": None, "embeddings": None, "metrics": None,
+    "logprobs": None, "prompt_logprobs": None, "request_id": -1, "time_taken_llm": -1.0,
+    "params": "",
 }  # fmt: skip
 SHOWN_PROMPT = 500
 ERROR = "__inference_error__"
@@ -157,6 +158,7 @@ class EngineStage(StatefulStage):
             "model": "An adapter's name, if it is not the model itself.",
             "multimodal_data": "multi_modal_data of the prompt.",
             "mm_processor_kwargs": "Options of the model's image processor.",
+            "token_type_ids": "Of tokenized_prompt, for models that read pairs of texts.",
         }
 
 
@@ -169,6 +171,7 @@ def prompt_of(row: Row) -> dict[str, Any]:
     for column, name in (
         ("multimodal_data", "multi_modal_data"),
         ("mm_processor_kwargs", "mm_processor_kwargs"),
+        ("token_type_ids", "token_type_ids"),
     ):
         if row.get(column) is not None:
             prompt[name] = plain(row[column])
@@ -189,8 +192,13 @@ def pooling_params(row: Row, task: str) -> PoolingParams:
 
 
 def given_in(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that a row has: a column of Arrow has all that any of its rows has, as None."""
-    return {name: one for name, one in plain(params).items() if one is not None}
+    """Parameters that a row has. A column has all that any of its rows has, as None or not a number
+    where a row has not, and whole numbers beside these as floats."""
+    given = {name: one for name, one in plain(params).items() if one is not None and one == one}
+    return {
+        name: int(one) if isinstance(one, float) and one.is_integer() else one
+        for name, one in given.items()
+    }
 
 
 def columns(output: Any) -> Row:
@@ -199,16 +207,24 @@ def columns(output: Any) -> Row:
     told: Row = {**FAILED, "prompt_token_ids": tokens, "num_input_tokens": len(tokens)}
     if not isinstance(output, RequestOutput):
         return {**told, "embeddings": np.asarray(output.outputs.data, np.float32)}
-    (answer, *_) = output.outputs
-    scores, prompt_scores = answer.logprobs, output.prompt_logprobs
+    answers, prompt_scores = [answer_of(one) for one in output.outputs], output.prompt_logprobs
     return {
         **told,
+        **answers[0],
+        "answers": answers if len(answers) > 1 else None,
+        "metrics": dataclasses.asdict(output.metrics),
+        "prompt_logprobs": None if prompt_scores is None else [table(one) for one in prompt_scores],
+    }
+
+
+def answer_of(answer: CompletionOutput) -> Row:
+    """Columns of one of the answers to a prompt."""
+    scores = answer.logprobs
+    return {
         "generated_tokens": list(answer.token_ids),
         "generated_text": answer.text,
         "num_generated_tokens": len(answer.token_ids),
-        "metrics": dataclasses.asdict(output.metrics),
         "logprobs": None if scores is None else [table(one) for one in scores],
-        "prompt_logprobs": None if prompt_scores is None else [table(one) for one in prompt_scores],
     }
 
 

@@ -39,6 +39,8 @@ LIGHT = {
     "detokenize_stage": {"concurrency": 1, "num_cpus": 0.1},
 }
 COUNT = 400
+ADAPTED, SEVERAL = 5, 6  # rows
+TWO = {"n": 2, "temperature": 0.5, "seed": 7}
 
 
 def asked(row: dict[str, Any]) -> dict[str, Any]:
@@ -95,19 +97,24 @@ def engine_actors(doing: str = "") -> list[int]:
 
 
 def generated(folder: Path) -> dict[str, Any]:
-    """The demo model: answers, a row that fails, metrics."""
+    """The demo model: answers, a row that fails, one by an adapter, one of two, metrics."""
     config = JengineProcessorConfig(
-        model_source="demo", engine_kwargs=dict(SMALL), batch_size=4, should_continue_on_error=True,
-        **LIGHT,
+        model_source="demo", engine_kwargs={**SMALL, "enable_lora": True}, batch_size=4,
+        should_continue_on_error=True, dynamic_lora_loading_path=str(folder), **LIGHT,
     )  # fmt: skip
 
     def some_fail(row: dict[str, Any]) -> dict[str, Any]:
         sampling = {**SAMPLING, "temperature": -1.0 if row["id"] == 3 else 0.0, "logprobs": 1}
-        return {**asked(row), "sampling_params": sampling}
+        if row["id"] == SEVERAL:
+            sampling |= TWO
+        name = "shout" if row["id"] == ADAPTED else "demo"
+        return {**asked(row), "sampling_params": sampling, "model": name}
 
     def kept(row: dict[str, Any]) -> dict[str, Any]:
-        best = row["logprobs"][0]
-        return {**answered(row), "first": max(one["logprob"] for one in best.values())}
+        best, answers = row["logprobs"][0], row["answers"]
+        texts = answers if answers is None else [one["generated_text"] for one in answers]
+        first = max(one["logprob"] for one in best.values())
+        return {**answered(row), "first": first, "texts": texts}
 
     processor = build_processor(config, preprocess=some_fail, postprocess=kept)
     names = [*processor.stages]
@@ -117,6 +124,7 @@ def generated(folder: Path) -> dict[str, Any]:
         "stages": names,
         "engine": SMALL,
         "sampling": SAMPLING,
+        "two": TWO,
         "metrics": metrics(),
     }
 
@@ -134,7 +142,7 @@ def metrics() -> str:
 
 
 def slim(row: dict[str, Any]) -> dict[str, Any]:
-    names = ("id", "generated_text", "first", "prompt", "__inference_error__")
+    names = ("id", "generated_text", "first", "texts", "prompt", "__inference_error__")
     return {name: row.get(name) for name in names}
 
 
@@ -150,6 +158,51 @@ def pooled(folder: Path) -> dict[str, Any]:
         postprocess=lambda row: {"id": row["id"], "size": len(row["embeddings"])},
     )
     return {"rows": processor(ray.data.range(6)).take_all()}
+
+
+def scored(folder: Path) -> dict[str, Any]:
+    """Classes of tokens by a decoder, and scores of pairs by a cross-encoder."""
+
+    def numbers(model: str, task: str, rows: list[dict[str, Any]]) -> list[Any]:
+        config = JengineProcessorConfig(
+            model_source=str(folder / model),
+            engine_kwargs={
+                "dtype": "float32", "skip_tokenizer_init": True, "max_num_seqs": 8,
+                "enforce_eager": True,
+            },
+            task_type=task, batch_size=4, chat_template_stage=False, tokenize_stage=False,
+            detokenize_stage=False,
+        )  # fmt: skip
+        processor = build_processor(config)
+        found = processor(ray.data.from_items(rows)).take_all()
+        return [[row["id"], *map(float, row["embeddings"])] for row in found]
+
+    given = json.loads((folder / "rows.json").read_text())
+    return {
+        "classes": numbers("decoder", "classify", given["classes"]),
+        "scores": numbers("encoder", "score", given["scores"]),
+    }
+
+
+def grown(folder: Path) -> dict[str, Any]:
+    """A pool of one to three actors, with work for more than one."""
+    config = JengineProcessorConfig(
+        model_source="demo", engine_kwargs=dict(SCRIPTED), concurrency=(1, 3), batch_size=4,
+        placement_group_config={"bundles": [{"CPU": 0.2}]}, **LIGHT,
+    )  # fmt: skip
+    processor = build_processor(config, preprocess=asked, postprocess=answered)
+    done, most = threading.Event(), [0]
+
+    def watch() -> None:
+        while not done.wait(0.5):
+            most.append(len(engine_actors()))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    rows = processor(ray.data.range(COUNT).repartition(COUNT // 4)).take_all()
+    done.set()
+    thread.join(10)
+    return {"ids": sorted(row["id"] for row in rows), "most": max(most)}
 
 
 def main() -> None:

@@ -12,9 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import transformers as hf
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-from jengine import LLM
+from jengine import LLM, LoRARequest
+from jengine.demo import model_path
+from tests.api.test_encoders import BASE, DOCUMENTS, QUERY, saved, words_tokenizer
+from tests.api.test_pooling import PROMPTS, SIZES
+from tests.lora.adapters import write_adapter
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
@@ -22,9 +30,14 @@ pytestmark = pytest.mark.slow
 
 def said(scenario: str, folder: Path) -> dict[str, Any]:
     """What a driver says in a scenario."""
-    pytest.importorskip("ray.data.llm")
+    return driver_said("ray_data_program", scenario, str(folder))
+
+
+def driver_said(program: str, *arguments: str) -> dict[str, Any]:
+    """What a program with a cluster of its own says at its end."""
+    pytest.importorskip("ray")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.integrations.ray_data_program", scenario, str(folder)],
+        [sys.executable, "-m", f"tests.integrations.{program}", *arguments],
         cwd=ROOT,
         env={
             **os.environ,
@@ -55,6 +68,7 @@ def test_a_killed_actor_loses_no_row_and_doubles_none(tmp_path: Path) -> None:
 
 
 def test_answers_are_those_of_an_engine_and_a_bad_row_is_its_own_error(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "shout", model_path(), seed=1)
     found = said("generated", tmp_path)
     assert found["stages"] == [
         "ChatTemplateStage", "TokenizeStage", "EngineStage", "DetokenizeStage",
@@ -63,13 +77,19 @@ def test_answers_are_those_of_an_engine_and_a_bad_row_is_its_own_error(tmp_path:
     failed = rows.pop(3)
     assert "temperature" in failed["__inference_error__"] and failed["generated_text"] == ""
     assert sorted(rows) == [0, 1, 2, 4, 5, 6, 7]
-    with LLM("demo", **found["engine"]) as llm:
+    with LLM("demo", enable_lora=True, **found["engine"]) as llm:
         for number, row in rows.items():
+            adapter = LoRARequest("shout", 1, str(tmp_path / "shout")) if number == 5 else None
             chat = [{"role": "user", "content": f"What is {number} + 3?"}]
-            params = llm.get_default_sampling_params().clone(**found["sampling"], logprobs=1)
-            (output,) = llm.chat(chat, params)
-            assert row["generated_text"] == output.outputs[0].text
-            assert row["prompt"] == output.prompt and row["__inference_error__"] == ""
+            given = {**found["sampling"], **(found["two"] if number == 6 else {})}
+            params = llm.get_default_sampling_params().clone(**given, logprobs=1)
+            (output,) = llm.chat(chat, params, lora_request=adapter)
+            texts = [one.text for one in output.outputs]
+            assert (row["__inference_error__"], row["generated_text"]) == ("", texts[0])
+            assert row["texts"] == (texts if number == 6 else None), "all of n answers"
+            assert row["prompt"] == output.prompt
+            (plain,) = llm.chat(chat, params)
+            assert adapter is None or plain.outputs[0].text != texts[0]
             scores = output.outputs[0].logprobs
             assert scores is not None
             assert row["first"] == pytest.approx(max(one.logprob for one in scores[0].values()))
@@ -80,3 +100,36 @@ def test_embeddings(tmp_path: Path) -> None:
     rows = said("pooled", tmp_path)["rows"]
     assert sorted(row["id"] for row in rows) == list(range(6))
     assert {row["size"] for row in rows} == {rows[0]["size"]} and rows[0]["size"] > 16
+
+
+def test_classes_and_scores(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3Config(**SIZES, id2label={0: "a", 1: "b", 2: "c"})
+    decoder = Qwen3ForSequenceClassification(config).eval()
+    decoder.save_pretrained(tmp_path / "decoder")
+    bert = hf.BertConfig(**{**BASE, "initializer_range": 0.5}, num_labels=1)
+    encoder = saved(hf.BertForSequenceClassification(bert), tmp_path / "encoder")
+    tokenizer = words_tokenizer(tmp_path / "encoder")
+    names = {"input_ids": "tokenized_prompt", "token_type_ids": "token_type_ids"}
+    pairs = [tokenizer(QUERY, document) for document in DOCUMENTS]
+    classes = [{"id": number, "tokenized_prompt": ids} for number, ids in enumerate(PROMPTS)]
+    scores = [
+        {"id": number, **{ours: pair[name] for name, ours in names.items()}}
+        for number, pair in enumerate(pairs)
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps({"classes": classes, "scores": scores}))
+    found = said("scored", tmp_path)
+    with torch.no_grad():
+        own = [decoder(torch.tensor([ids])).logits[0].softmax(-1) for ids in PROMPTS]
+        given = tokenizer([QUERY] * 4, DOCUMENTS, padding=True, return_tensors="pt")
+        scored = encoder(**given).logits.sigmoid()
+    for name, expected in (("classes", own), ("scores", scored)):
+        rows = sorted(found[name])
+        assert [row[0] for row in rows] == list(range(len(expected)))
+        for row, one in zip(rows, expected, strict=True):
+            np.testing.assert_allclose(row[1:], one, atol=1e-4)
+
+
+def test_a_pool_grows_with_its_work(tmp_path: Path) -> None:
+    found = said("grown", tmp_path)
+    assert found["ids"] == list(range(400)) and 1 < found["most"] <= 3
