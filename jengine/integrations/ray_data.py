@@ -23,6 +23,7 @@ from ray.llm._internal.batch.stages.configs import (
 )
 
 from jengine.errors import UnsupportedFeature
+from jengine.integrations.ray_actor import resources
 from jengine.integrations.ray_data_engine import EngineStage
 from jengine.integrations.ray_data_text import ChatTemplateStage, DetokenizeStage, TokenizeStage
 
@@ -111,28 +112,6 @@ def engine_stage(config: JengineProcessorConfig) -> EngineStage:
             **resources(config),
         },
     )
-
-
-def resources(config: JengineProcessorConfig) -> dict[str, Any]:
-    """What an engine's actor takes of the cluster: what the placement group says, all bundles
-    together, else a GPU for each of its devices where the cluster has GPUs."""
-    devices = 1
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        devices *= config.engine_kwargs.get(name, 1)
-    placement = config.placement_group_config
-    taken: dict[str, Any] = {}
-    if config.accelerator_type:
-        taken["accelerator_type"] = config.accelerator_type
-    if placement is None:
-        has_gpus = config.accelerator_type or ray.cluster_resources().get("GPU", 0)
-        return {**taken, "num_gpus": devices} if has_gpus else taken
-    one = placement.get("bundle_per_worker")
-    bundles = placement.get("bundles") or [one] * devices
-    sums = {name: sum(each.get(name, 0) for each in bundles) for each in bundles for name in each}
-    for name, flag in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
-        if total := sums.pop(name, 0):
-            taken[flag] = total
-    return {**taken, "resources": sums} if sums else taken
 
 
 ProcessorBuilder.register(JengineProcessorConfig, built)

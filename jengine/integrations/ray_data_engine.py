@@ -19,13 +19,11 @@ from typing import Any
 
 import numpy as np
 from ray.llm._internal.batch.stages.base import StatefulStage, StatefulStageUDF
-from ray.util.metrics import Gauge
 
 from jengine.adapters import LoRARequest
 from jengine.api.async_llm import AsyncLLM
-from jengine.api.metrics import exporter_of
-from jengine.assembly.engine import Engine
 from jengine.errors import EngineDead, RequestError
+from jengine.integrations.ray_actor import RayMetrics
 from jengine.integrations.ray_data_text import Row, plain
 from jengine.outputs import CompletionOutput, RequestOutput
 from jengine.pooling_params import PoolingParams
@@ -233,18 +231,3 @@ def table(scores: Any) -> dict[int, dict[str, Any]] | None:
     if scores is None:
         return None
     return {token: dataclasses.asdict(one) for token, one in scores.items()}
-
-
-class RayMetrics:
-    def __init__(self, engine: Engine) -> None:
-        self._exporter = exporter_of(engine)
-        self._gauges: dict[str, Gauge] = {}
-
-    def publish(self) -> None:
-        """Hand the numbers as they are now to Ray."""
-        for family in self._exporter.collect():
-            for sample in family.samples:
-                name = sample.name.replace(":", "_")
-                if name not in self._gauges:
-                    self._gauges[name] = Gauge(name, family.documentation, tuple(sample.labels))
-                self._gauges[name].set(sample.value, tags=dict(sample.labels))

@@ -107,9 +107,9 @@ def test_models_without_audio_have_no_such_route() -> None:
         assert "reads audio" in error_of(response, 404)["message"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_whisper(tmp_path_factory.mktemp("whisper"), vocab_size=WORDS)
+def write_ear(folder: Path) -> Path:
+    """A tiny Whisper with a tokenizer."""
+    write_whisper(folder, vocab_size=WORDS)
     names = [f"w{number}" for number in range(START)] + [*SPECIAL, *TIMES]
     names[1:3] = "<s>", "</s>"
     backend = Backend(models.WordLevel({name: index for index, name in enumerate(names)}, "w0"))
@@ -117,6 +117,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hf = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
     hf.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ear(tmp_path_factory.mktemp("whisper"))
 
 
 @pytest.fixture(scope="module")
