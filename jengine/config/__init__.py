@@ -37,7 +37,7 @@ from jengine.config.layers import (
     RoutingConfig,
     SingleMixer,
 )
-from jengine.config.model import PLACES, ModelConfig, NormKind
+from jengine.config.model import PLACES, HeadTransformConfig, ModelConfig, NormKind
 from jengine.config.pooling import (
     SEQUENCE_TASKS,
     TOKEN_TASKS,
@@ -99,6 +99,7 @@ __all__ = [
     "FfnConfig",
     "Gate",
     "HeadLayer",
+    "HeadTransformConfig",
     "LatentConfig",
     "LayerConfig",
     "LayerInputsConfig",

@@ -117,6 +117,7 @@ class AttentionConfig:
     source: int | None = None
     is_source: bool = False  # whether a later layer reads its keys and values
     scale: float | None = None  # None: head_dim ** -0.5
+    clip: float | None = None  # largest size of what the QKV matmul makes
     soft_cap: float | None = None
     # Whether each query head has one more score, a parameter, whose value vector is zero.
     sinks: bool = False

@@ -7,7 +7,13 @@ from typing import Literal
 
 from jengine.config.attention import AttentionConfig, LatentConfig, RopeConfig
 from jengine.config.cache import CacheGroup, CacheSpec, cache_groups
-from jengine.config.layers import ExpertsConfig, LayerConfig, LayerInputsConfig, SingleMixer
+from jengine.config.layers import (
+    Activation,
+    ExpertsConfig,
+    LayerConfig,
+    LayerInputsConfig,
+    SingleMixer,
+)
 from jengine.config.pooling import PoolingConfig
 from jengine.config.speech import SpeechConfig
 from jengine.config.text_encoder import TextEncoderConfig, TextStackConfig
@@ -28,6 +34,14 @@ PLACES: dict[str, tuple[str, ...]] = {
     "around": ("before", "after"),
     "sums": ("after",),
 }
+
+
+@dataclass(frozen=True)
+class HeadTransformConfig:
+    """A matmul, an activation and a norm of the model's kind before the output head."""
+
+    activation: Activation
+    bias: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class ModelConfig:
     position_offset: int = 0  # rows of that table before the first position's
     tie_embeddings: bool = False
     head_bias: bool = False
+    head_transform: HeadTransformConfig | None = None
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
@@ -134,6 +149,11 @@ class ModelConfig:
     def has_own_head(self) -> bool:
         """Whether the output head is untied."""
         return self.pooling is None and not self.tie_embeddings
+
+    @property
+    def has_logits_bias(self) -> bool:
+        """Whether the output head has a bias beside the embedding that it is tied to."""
+        return self.pooling is None and self.tie_embeddings and self.head_bias
 
     @property
     def sees_ahead(self) -> bool:

@@ -71,6 +71,8 @@ class Attention(nnx.Module):
         residual: Float[Array, "*tokens hidden"] | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
         qkv = self.qkv(x, norm=norm, live=context.live)  # [..., KV, G + 2, D]
+        if self.config.clip is not None:
+            qkv = jnp.clip(qkv, -self.config.clip, self.config.clip)
         if self.config.keys_are_values or self.config.value_norm:
             qkv = self._with_values(qkv)
         if self.config.qk_norm == "layer":
@@ -170,6 +172,7 @@ class ReadingAttention(nnx.Module):
     def __init__(self, factory: Factory, config: AttentionConfig, layer: int):
         assert config.source is not None and config.source < layer
         plain = not (config.gated or config.sinks or config.temperature or config.bidirectional)
+        plain = plain and config.clip is None
         assert plain and config.qk_norm == "head", "no family reads with other options"
         self.config = config
         hidden, kv, dim = factory.config.hidden_size, config.num_kv_heads, config.head_dim

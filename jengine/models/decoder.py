@@ -27,11 +27,13 @@ from jengine.config import (
     ShortConvConfig,
     SideBySideConfig,
 )
+from jengine.layers.linear import add_bias
 from jengine.layers.soft_cap import soft_cap
 from jengine.models.attention import make_attention
 from jengine.models.context import GivenEmbeddings, StepContext
 from jengine.models.cross_attention import CrossAttention
 from jengine.models.gated_delta import GatedDelta
+from jengine.models.head_transform import HeadTransform
 from jengine.models.language_model import LanguageModel
 from jengine.models.latent_attention import LatentAttention
 from jengine.models.layer_inputs import LayerInputs, make_ending
@@ -40,6 +42,7 @@ from jengine.models.mamba import Mamba
 from jengine.models.mamba2 import Mamba2
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import NoNorm, Norm, make_norm, norms_around
+from jengine.models.parameter import zeros
 from jengine.models.short_conv import ShortConv
 from jengine.models.side_by_side import SideBySide
 from jengine.quantization.scheme import WeightScheme
@@ -162,6 +165,10 @@ class Decoder(LanguageModel):
         if config.has_own_head:
             axes, outputs = ("embed", "vocab"), (config.vocab_size,)
             self.head = Linear(factory, (hidden,), outputs, axes, bias=config.head_bias)
+        if config.has_logits_bias:
+            self.logits_bias = zeros(rngs, (config.vocab_size,), ("vocab",), dtype)
+        if config.head_transform is not None and config.pooling is None:
+            self.head_transform = HeadTransform(factory, config.head_transform)
         self.add_parts(factory)
 
     def add_parts(self, factory: Factory) -> None:
@@ -233,7 +240,11 @@ class Decoder(LanguageModel):
         """`live_logits` plus what adapters add to the output head's matmul."""
         with jax.named_scope("head"):
             head = self.embed.as_head if self.config.tie_embeddings else self.head
+            if self.config.head_transform is not None:
+                hidden = self.head_transform(hidden, live)
             logits, scale = head(hidden, live=live), self.config.logit_scale
             logits = logits if added is None else logits + added
+            if self.config.has_logits_bias:
+                logits = add_bias(logits, self.logits_bias[...])
             scaled = logits if scale == 1.0 else logits * scale
             return soft_cap(scaled, self.config.logit_soft_cap)

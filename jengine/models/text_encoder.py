@@ -14,16 +14,14 @@ from flax import nnx
 from jax import Array
 
 from jengine.config import TextEncoderConfig
-from jengine.layers.linear import add_bias
 from jengine.models.cross_attention import keys_and_values_of
 from jengine.models.decoder import Decoder
 from jengine.models.linear import Embedding, Factory
 from jengine.models.norms import make_norm
-from jengine.models.parameter import zeros
 from jengine.models.vision_tower import VisionBlock
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float, Float32, Int
+    from jaxtyping import Float32
 
 
 class TextInput(NamedTuple):
@@ -57,24 +55,14 @@ class TextEncoder(nnx.Module):
 
 
 class EncoderDecoder(Decoder):
-    """Decoder and encoder over one vocabulary, with a bias on the logits."""
+    """Decoder and encoder over one vocabulary."""
 
     def add_parts(self, factory: Factory) -> None:
-        encoder, vocab = factory.config.text_encoder, (factory.config.vocab_size,)
+        encoder = factory.config.text_encoder
         assert encoder is not None, "a family with an encoder reads its config"
         self.encoder = TextEncoder(factory, encoder)
-        self.logits_bias = zeros(factory.rngs, vocab, ("vocab",), factory.dtype)
 
     def encode(self, given: TextInput) -> Float32[Array, "tokens width"]:
         """Cross attention keys and values of all layers per source token."""
         encoded = self.encoder(self.scaled(self.embed(given.ids)), given)
         return keys_and_values_of(self.layers, encoded)
-
-    def adapted_logits(
-        self,
-        hidden: Float[Array, "*tokens hidden"],
-        live: Int[Array, "*tokens"] | None,
-        added: Float32[Array, "*tokens vocab"] | None,
-    ) -> Float32[Array, "*tokens vocab"]:
-        """`live_logits` plus adapters' part of the output head."""
-        return add_bias(super().adapted_logits(hidden, live, added), self.logits_bias[...])

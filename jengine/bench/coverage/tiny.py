@@ -97,6 +97,15 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "FlexOlmoForCausalLM": {"num_experts": 8},
     "CohereCompassForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "BigBirdForCausalLM": {"is_decoder": True, "attention_type": "original_full"},
+    **{
+        name: {"is_decoder": True}
+        for name in
+        ("BertGenerationDecoder", "BertLMHeadModel", "CamembertForCausalLM",
+         "Data2VecTextForCausalLM", "ElectraForCausalLM", "ErnieForCausalLM",
+         "MegatronBertForCausalLM", "RobertaForCausalLM",
+         "RobertaPreLayerNormForCausalLM", "XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM")
+    },
 }  # fmt: skip
 
 
@@ -117,6 +126,7 @@ FLIPPED = (
 OWN_VARIED: Mapping[str, Mapping[str, Any]] = {
     "FalconForCausalLM": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "AfmoeForCausalLM": {"attention_bias": False},
+    "OlmoForCausalLM": {"clip_qkv": 0.3},
 }
 
 

@@ -75,6 +75,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         learned_positions=True,
         position_offset=UNUSED_ROWS,
         tie_embeddings=True,
+        head_bias=True,
         **read_common(fields, vocab, 0, 2, "init_std"),
         text_encoder=TextEncoderConfig(
             positions=positions,

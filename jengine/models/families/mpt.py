@@ -78,7 +78,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
             **FIXED,
             "alibi_bias_max": int(alibi.largest),
             "softmax_scale": attention.scale,
-            "clip_qkv": None,
+            "clip_qkv": attention.clip,
         },
     }
 
@@ -87,12 +87,11 @@ def _read_scores(fields: Fields, attention: AttentionConfig) -> AttentionConfig:
     """Apply `attn_config`'s score settings."""
     for key, value in FIXED.items():
         fields.expect(key, value, ", as in all published MPT")
-    if fields.values.get("clip_qkv") is not None:
-        fields.refuse("clip_qkv", "null: clipped queries, keys and values are not built")
     if fields.values.get("attn_type") not in (None, "multihead_attention"):
         fields.refuse("attn_type", "'multihead_attention', as in all published MPT")
     largest = fields.number("alibi_bias_max", 8.0, above_minimum=True)
     if not largest.is_integer():
         fields.refuse("alibi_bias_max", "a whole number")
     scale = fields.optional_number("softmax_scale", None)
-    return replace(attention, alibi=AlibiConfig(largest), scale=scale)
+    clip = fields.optional_number("clip_qkv", None)
+    return replace(attention, alibi=AlibiConfig(largest), scale=scale, clip=clip)

@@ -14,6 +14,7 @@ CHOICE_BIAS = (
     "gate.e_score_correction_bias", "e_score_correction_bias", "expert_bias",
     "moe_statics.e_score_correction_bias", "gate.moe_statics.e_score_correction_bias",
 )  # fmt: skip
+CHOICE_ELSEWHERE = ("moe.router.expert_bias",)  # whole names, outside of the module
 APART = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 STACKED = (
     ("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"),
@@ -38,11 +39,13 @@ class ExpertsLayout:
 def experts_of(layer: Mapping[str, Shape], module: str) -> ExpertsLayout:
     """The experts of a layer. Raises CheckpointError."""
     own = {name: shape for name, shape in layer.items() if name.startswith(joined(module, ""))}
+    own |= {name: layer[name] for name in CHOICE_ELSEWHERE if name in layer}
     (router,) = found_names(own, [(joined(module, name),) for name in ROUTER], "the router")
     count = own[f"{router}.weight"][0]
     names: dict[str, Any] = {"router": router}
     used = {f"{router}.weight"}
-    bias = next((joined(module, one) for one in CHOICE_BIAS if joined(module, one) in own), None)
+    biases = (*(joined(module, one) for one in CHOICE_BIAS), *CHOICE_ELSEWHERE)
+    bias = next((one for one in biases if one in own), None)
     if bias is not None:
         names |= {"choice_bias": bias, "choice_bias_rows": len(own[bias]) > 1}
         used.add(bias)

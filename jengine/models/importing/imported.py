@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jengine.config import ModelConfig
+from jengine.config import HeadTransformConfig, ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models.importing.keys import SHOWN_BY_TENSORS, by_usual_names
 from jengine.models.importing.layers import read_layers
@@ -20,7 +20,12 @@ from jengine.models.importing.layout import Layout, read_layout
 from jengine.models.importing.meanings import MEANINGS, PLAIN_MEANING, Meaning
 from jengine.models.importing.tensors import Shape
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults, read_architecture, read_decoder
+from jengine.models.reading.hf_config import (
+    Defaults,
+    read_activation,
+    read_architecture,
+    read_decoder,
+)
 from jengine.models.unread import is_harmless, unread_keys
 
 ASSUMED = (
@@ -57,6 +62,9 @@ def _read(hf: Mapping[str, object], layout: Layout, meaning: Meaning) -> ModelCo
     for key, value in meaning.fixed.items():
         if key in hf and hf[key] != value:
             Fields(hf).refuse(key, f"{value}: what another value does is not built")
+    for key, value in meaning.stated.items():
+        if hf.get(key) != value:
+            Fields(hf).refuse(key, f"{value}, without which the class does something else")
     defaults = Defaults(
         layout.vocab_size, layout.hidden_size, 0, layout.layers, 0, None, None,
         max_position=0, norm_eps=meaning.norm_eps or 0.0, partial_rotary=meaning.partial_rotary,
@@ -74,9 +82,20 @@ def _read(hf: Mapping[str, object], layout: Layout, meaning: Meaning) -> ModelCo
         config, norm=meaning.norm or usual, norm_places=layout.norms.places,
         block=layout.norms.block, tie_embeddings=not layout.has_head, head_bias=layout.head_bias,
         learned_positions=layout.positions > 0, position_offset=meaning.position_offset,
+        max_position=layout.positions - meaning.position_offset
+        if layout.positions
+        else config.max_position,
+        token_types=layout.token_types, head_transform=_head_transform(fields, layout, meaning),
         embed_norm=meaning.embed_norm, norm_eps=meaning.norm_eps or config.norm_eps,
         **_factors(fields, layout, meaning),
     )  # fmt: skip
+
+
+def _head_transform(fields: Fields, layout: Layout, meaning: Meaning) -> HeadTransformConfig | None:
+    if layout.transform_bias is None:
+        return None
+    activation = meaning.head_activation or read_activation(fields, "hidden_act", "")
+    return HeadTransformConfig(activation, layout.transform_bias)
 
 
 def _factors(fields: Fields, layout: Layout, meaning: Meaning) -> dict[str, Any]:

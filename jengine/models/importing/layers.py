@@ -69,8 +69,9 @@ def _attention(
         scale = fields.number("query_pre_attn_scalar", above_minimum=True) ** -0.5
     if "attn_logit_softcapping" in meaning.factors:
         cap = fields.optional_number("attn_logit_softcapping", None)
+    clip = fields.optional_number("clip_qkv", None) if "clip_qkv" in meaning.factors else None
     return replace(
-        attention, rope=attention.rope if rotates and not layout.positions else None,
+        attention, clip=clip, rope=attention.rope if rotates and not layout.positions else None,
         scale=scale, soft_cap=cap, sinks=layout.sinks, gated=layout.gated_attention,
         qk_norm=meaning.qk_norm or attention.qk_norm, temperature=growth,
     )  # fmt: skip

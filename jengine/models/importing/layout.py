@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from jengine.models.importing.experts import ROUTER, ExpertsLayout, experts_of
+from jengine.models.importing.experts import CHOICE_ELSEWHERE, ROUTER, ExpertsLayout, experts_of
 from jengine.models.importing.meanings import PLAIN_MEANING, Meaning
 from jengine.models.importing.norm_places import NormNames, read_norms
 from jengine.models.importing.tensors import (
@@ -26,30 +26,41 @@ from jengine.models.importing.tensors import (
 from jengine.models.tensors.checkpoint import FREQUENCIES, IgnoredTensor, Names
 
 EMBED = (
-    "embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "tokens_embed",
-    "embeddings",
+    "embeddings.word_embeddings", "embed_tokens", "wte",
+    "word_embeddings", "embed_in", "tok_embeddings", "tokens_embed", "embeddings",
 )  # fmt: skip
-EMBED_NORM = ("layernorm_embedding",)
-POSITIONS = ("wpe", "embed_positions", "positions_embed")
+EMBED_NORM = ("layernorm_embedding", "embeddings.LayerNorm")
+POSITIONS = ("wpe", "embed_positions", "positions_embed", "embeddings.position_embeddings")
+TYPES = "embeddings.token_type_embeddings"
 FINAL_NORM = (
     "norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm", "norm_f", "layer_norm",
-    "embedding_norm",
+    "embedding_norm", "encoder.ln", "encoder.LayerNorm", "LayerNorm",
 )  # fmt: skip
-HEAD = ("lm_head", "output", "embed_out", "output_projection")
+HEAD = (
+    "lm_head", "output", "embed_out", "output_projection", "cls.predictions.decoder",
+    "cls.predictions", "generator_lm_head",
+)  # fmt: skip
+# A matmul and a norm before the head.
+TRANSFORM = (
+    ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+    ("lm_head.dense", "lm_head.layer_norm"),
+    ("generator_predictions.dense", "generator_predictions.LayerNorm"),
+)  # fmt: skip
 ATTENTION = ("self_attn", "attn.attention", "attn", "attention", "self_attention")
 # Empty: a layer's own tensors.
 MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "")
-SPLIT = (("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"), ("query", "key", "value"))
+SPLIT = (("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"), ("query", "key", "value"),
+         ("self.query", "self.key", "self.value"))  # fmt: skip
 FUSED = ("qkv_proj", "query_key_value", "c_attn")
-OUT = ("o_proj", "out_proj", "wo", "dense", "c_proj")
+OUT = ("o_proj", "out_proj", "wo", "dense", "c_proj", "output.dense")
 GATED = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate_up_proj",))
-PLAIN = (("up_proj",), ("fc1",), ("c_fc",), ("fc_in",), ("dense_h_to_4h",))
-DOWN = ("down_proj", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h")
+PLAIN = (("up_proj",), ("fc1",), ("c_fc",), ("fc_in",), ("dense_h_to_4h",),
+         ("intermediate.dense",))  # fmt: skip
+DOWN = ("down_proj", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h", "output.dense")
 QK_NORMS = (
     ("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"),
 )  # fmt: skip
 BLOCKS = 4  # of heads, in one tensor
-UNUSED = "only an encoder's output would reach it"
 SINKS = ("sinks", "softmax_offset")
 GATE = "gate_proj"  # of what attention mixed
 FREQUENCY = re.compile(r".*rotary_emb\.inv_freq")
@@ -75,6 +86,8 @@ class Layout:
     mlp_bias: bool
     has_head: bool
     head_bias: bool
+    transform_bias: bool | None = None  # of a matmul before the head; None: there is none
+    token_types: int = 0
     positions: int = 0  # rows of a table of positions
     experts: ExpertsLayout | None = None
     sparse: frozenset[int] = frozenset()  # layers with experts
@@ -82,17 +95,18 @@ class Layout:
 
 def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -> Layout:
     """Infer the layout. Raises CheckpointError."""
-    shapes = {name: shape for name, shape in shapes.items() if not FREQUENCY.fullmatch(name)}
+    ignored = (
+        FREQUENCIES,
+        IgnoredTensor(FREQUENCY.pattern, FREQUENCIES.reason),
+        *(IgnoredTensor(rf".*\.{name}\..*", reason) for name, reason in meaning.unused.items()),
+    )
+    shapes = {
+        name: shape
+        for name, shape in shapes.items()
+        if not any(one.matches(name) for one in ignored)
+    }
     prefix, embed = _embedding(shapes)
     layers_name, outside, layers = split_by_layer(shapes, prefix)
-    layers = {
-        number: {
-            name: shape
-            for name, shape in layer.items()
-            if not name.startswith(tuple(f"{module}." for module in meaning.unused))
-        }
-        for number, layer in layers.items()
-    }
     attention = found_module(layers[0], ATTENTION)
     mlp, dense, sparse = _kinds_of_mlp(layers)
     first = {name: shape for name, shape in layers[0].items() if not _is_in(name, mlp)}
@@ -109,9 +123,13 @@ def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -
         found |= names
     if experts is not None:
         found |= experts.names
-    head = next((name for name in HEAD if f"{name}.weight" in outside), None)
+    heads = [name for name in HEAD if {f"{name}.weight", f"{name}.bias"} & outside.keys()]
+    head = heads[0] if heads else None
     found["head"] = head or "lm_head"
     known = {f"{prefix}{embed}", head}
+    transform = next((two for two in TRANSFORM if f"{two[1]}.weight" in outside), ())
+    found |= dict(zip(("head_dense", "head_norm"), transform, strict=False))
+    known |= set(transform)
     if meaning.has_final_norm:
         lasts = [*FINAL_NORM, *(() if meaning.embed_norm else EMBED_NORM)]
         (found["final_norm"],) = found_names(
@@ -127,6 +145,10 @@ def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -
     if positions is not None:
         found["positions"] = positions
         known.add(f"{prefix}{positions}")
+    types = outside.get(f"{prefix}{TYPES}.weight")
+    if types is not None:
+        found["types"] = TYPES
+        known.add(f"{prefix}{TYPES}")
     layer_norm = any(f"{prefix}{name}.bias" in outside for name in FINAL_NORM) or any(
         f"{name}.bias" in first for name in norms.names.values()
     )
@@ -138,17 +160,15 @@ def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -
         "rotates_neighbours": meaning.rotates_neighbours,
         "rotates_backwards": meaning.rotates_backwards,
         "stored_in_out": meaning.stored_in_out,
-        "ignored": (
-            FREQUENCIES,
-            IgnoredTensor(FREQUENCY.pattern, FREQUENCIES.reason),
-            *(IgnoredTensor(rf".*\.{name}\..*", UNUSED) for name in meaning.unused),
-        ),
+        "ignored": ignored,
     }
     vocab, hidden = shapes[f"{prefix}{embed}.weight"]
     return Layout(
         replace(Names(), **found), len(layers), vocab, hidden, norms=norms, layer_norm=layer_norm,
-        **reading.facts, **mlp_facts, has_head=head is not None,
+        **reading.facts, **mlp_facts, has_head=f"{head}.weight" in outside,
         head_bias=f"{head}.bias" in outside,
+        transform_bias=f"{transform[0]}.bias" in outside if transform else None,
+        token_types=0 if types is None else types[0],
         positions=0 if positions is None else shapes[f"{prefix}{positions}.weight"][0],
         experts=experts, sparse=frozenset(sparse),
     )  # fmt: skip
@@ -165,10 +185,11 @@ def _embedding(shapes: Mapping[str, Shape]) -> tuple[str, str]:
 
 def _is_in(name: str, module: str) -> bool:
     """Whether a layer's tensor belongs to the feed-forward block."""
+    if name in CHOICE_ELSEWHERE:
+        return True
     if module:
         return name.startswith(f"{module}.")
-    first = name.partition(".")[0]
-    return first in {*DOWN, *(one for names in (*GATED, *PLAIN) for one in names)}
+    return name.rpartition(".")[0] in {*DOWN, *(one for names in (*GATED, *PLAIN) for one in names)}
 
 
 def _kinds_of_mlp(
@@ -216,21 +237,22 @@ class _Attention:
         qk_names = tuple(joined(module, name) for name in qk)
         gate = joined(module, GATE)
         sinks = next((s for s in (joined(module, n) for n in SINKS) if s in layer), "")
-        has_gate = f"{gate}.weight" in layer
+        has_gate, has_bias = f"{gate}.weight" in layer, f"{qkv[0]}.bias" in layer
         self.used = [*qkv, out, *qk_names, *([gate] if has_gate else [])]
         if sinks:
             self.used.append(sinks)
-        if has_gate and f"{qkv[0]}.bias" in layer and f"{gate}.bias" not in layer:
+        if has_gate and has_bias and f"{gate}.bias" not in layer:
             refuse(f"{gate} has no bias, which queries have")
         self.names = {
-            "qkv": qkv, "attention_out": out, "sinks": sinks,
+            "qkv": qkv, "key_bias": f"{qkv[len(qkv) // 2]}.bias" in layer or not has_bias,
+            "attention_out": out, "sinks": sinks,
             "qkv_by_head": meaning.qkv_order == "heads",
             "qkv_blocks": BLOCKS if meaning.qkv_order == "blocks" else 0,
             "attention_gate": gate if has_gate else "",
             **dict(zip(("q_norm", "k_norm"), qk_names, strict=False)),
         }  # fmt: skip
         self.facts: dict[str, Any] = {
-            "qkv_bias": f"{qkv[0]}.bias" in layer, "output_bias": f"{out}.bias" in layer,
+            "qkv_bias": has_bias, "output_bias": f"{out}.bias" in layer,
             "qk_norm": _qk_norm(layer, qk_names, qkv), "sinks": bool(sinks),
             "gated_attention": has_gate,
         }  # fmt: skip

@@ -46,31 +46,49 @@ class Meaning:
     divides_logits: bool = True  # by `logits_scaling`, rather than multiplies
     position_offset: int = 0
     activation: Activation | None = None  # where config.json has another name for it
-    unused: tuple[str, ...] = ()  # modules of a layer that only an encoder's output would reach
+    unused: Mapping[str, str] = field(default_factory=dict)  # modules, and why they are not
+    head_activation: Activation | None = None  # before the head; None: as in layers
     factors: tuple[str, ...] = ()
     # Their names of keys, and ours.
     keys: Mapping[str, str] = field(default_factory=dict)
-    # Keys whose other values mean something that is not built.
+    # Keys whose other values mean something that is not built; and those that must be there, too.
     fixed: Mapping[str, object] = field(default_factory=dict)
+    stated: Mapping[str, object] = field(default_factory=dict)
     without_meaning: tuple[str, ...] = ()
 
 
 PLAIN_MEANING = Meaning()
+FOR_ENCODERS = "only an encoder's output would reach it"
 BART = Meaning(
     norms=("self_attn_layer_norm", "final_layer_norm"), has_norms_of_sums=True, norm_eps=1e-5,
     has_final_norm=False, embed_norm=True, position_offset=2,
     keys={"d_model": "hidden_size", "decoder_layers": "num_hidden_layers",
           "decoder_attention_heads": "num_attention_heads",
           "decoder_ffn_dim": "intermediate_size"},
-    factors=("scale_embedding",), unused=("encoder_attn", "encoder_attn_layer_norm"),
+    factors=("scale_embedding",),
+    unused=dict.fromkeys(("encoder_attn", "encoder_attn_layer_norm"), FOR_ENCODERS),
     without_meaning=(
         "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "encoder_layerdrop",
         "decoder_layerdrop", "decoder_start_token_id", "forced_eos_token_id", "init_std",
         "num_hidden_layers",
     ),
 )  # fmt: skip
+OF_AUDIO = (
+    "begin_suppress_tokens", "classifier_proj_size", "mask_feature_length", "mask_time_length",
+    "mask_time_min_masks", "mask_time_prob", "max_source_positions", "median_filter_width",
+    "num_mel_bins",
+)  # fmt: skip
 # Norms before blocks, and after the last layer.
 MBART = replace(BART, has_norms_of_sums=False, has_final_norm=True)
+# Encoders that `is_decoder` makes decoders.
+BERT = Meaning(
+    norms=("attention.output.LayerNorm", "output.LayerNorm"), has_norms_of_sums=True,
+    has_final_norm=False, embed_norm=True, stated={"is_decoder": True},
+    without_meaning=("type_vocab_size",),
+)  # fmt: skip
+ROBERTA = replace(BERT, position_offset=2, head_activation="gelu", fixed={"pad_token_id": 1})
+# Norms before blocks.
+PRE_NORMED = {"has_norms_of_sums": False, "has_final_norm": True}
 DEEPSEEK_EXPERTS = Meaning(scores="sigmoid", exact_router=True)
 GPT_KEYS = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers"}
 MEANINGS: Mapping[str, Meaning] = {
@@ -85,6 +103,14 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "AriaTextForCausalLM": Meaning(),
     "BartForCausalLM": BART,
+    "BertGenerationDecoder": BERT,
+    "BertLMHeadModel": BERT,
+    "BigBirdForCausalLM": replace(
+        BERT, stated={"is_decoder": True, "attention_type": "original_full"},
+        unused={"pooler": "the decoder does not pool"},
+        keys={"rescale_embeddings": "scale_embedding"}, factors=("scale_embedding",),
+        without_meaning=("block_size", "num_random_blocks", "sep_token_id", "type_vocab_size"),
+    ),
     "BigBirdPegasusForCausalLM": replace(
         MBART, embed_norm=False, position_offset=0,
         without_meaning=(*BART.without_meaning, "attention_type", "block_size",
@@ -98,6 +124,7 @@ MEANINGS: Mapping[str, Meaning] = {
         position_offset=2, factors=("scale_embedding",), norm_eps=1e-5,
         without_meaning=("layer_norm_eps",),
     ),
+    "CamembertForCausalLM": ROBERTA,
     "CodeGenForCausalLM": Meaning(
         qkv_order="blocks", rotates_neighbours=True,
     ),
@@ -110,12 +137,21 @@ MEANINGS: Mapping[str, Meaning] = {
                          "prefix_dense_sliding_window_pattern"),
     ),
     "CwmForCausalLM": Meaning(),
+    "Data2VecTextForCausalLM": ROBERTA,
     "Dots1ForCausalLM": DEEPSEEK_EXPERTS,
+    "ElectraForCausalLM": replace(
+        BERT, head_activation="gelu",
+        without_meaning=("embedding_size", "type_vocab_size", "summary_last_dropout"),
+    ),
     "Emu3ForCausalLM": Meaning(),
     "Ernie4_5_MoeForCausalLM": Meaning(
         rotates_neighbours=True, exact_router=True,
         without_meaning=("moe_norm_min", "moe_layer_end_index", "moe_layer_interval",
                          "moe_layer_start_index"),
+    ),
+    "ErnieForCausalLM": replace(
+        BERT, fixed={"use_task_id": False},
+        without_meaning=("task_type_vocab_size", "type_vocab_size"),
     ),
     "ExaoneMoeForCausalLM": Meaning(
         scores="sigmoid", exact_router=True, rotates="windows",
@@ -166,6 +202,9 @@ MEANINGS: Mapping[str, Meaning] = {
         without_meaning=(*BART.without_meaning, "decoder_vocab_size",
                          "share_encoder_decoder_embeddings"),
     ),
+    "MegatronBertForCausalLM": replace(
+        BERT, norms=("attention.ln", "ln"), embed_norm=False, **PRE_NORMED
+    ),
     "MellumForCausalLM": Meaning(),
     "Ministral3ForCausalLM": Meaning(
         without_meaning=("rope_parameters.max_position_embeddings",),
@@ -181,7 +220,7 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "OlmoForCausalLM": Meaning(
         norm="layer_bare", norms=(), has_final_norm=False, norm_eps=1e-5,
-        fixed={"clip_qkv": None},
+        factors=("clip_qkv",),
     ),
     "OpenAIGPTLMHeadModel": Meaning(
         norms=("ln_1", "ln_2"), has_norms_of_sums=True, has_final_norm=False, qkv_order="parts",
@@ -193,12 +232,26 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "PLBartForCausalLM": BART,
     "PegasusForCausalLM": replace(MBART, embed_norm=False, position_offset=0),
+    "RobertaForCausalLM": ROBERTA,
+    "RobertaPreLayerNormForCausalLM": replace(
+        ROBERTA, norms=("attention.LayerNorm", "intermediate.LayerNorm"), **PRE_NORMED
+    ),
     "SolarOpenForCausalLM": DEEPSEEK_EXPERTS,
     "TrOCRForCausalLM": replace(
         BART,
         fixed={"use_learned_position_embeddings": True, "layernorm_embedding": True},
         without_meaning=(*BART.without_meaning, "cross_attention_hidden_size",
                          "layernorm_embedding", "use_learned_position_embeddings"),
+    ),
+    "WhisperForCausalLM": replace(
+        MBART, embed_norm=False, position_offset=0,
+        keys={**BART.keys, "max_target_positions": "max_position_embeddings"},
+        without_meaning=(*BART.without_meaning, *OF_AUDIO),
+    ),
+    "XLMRobertaForCausalLM": ROBERTA,
+    "XLMRobertaXLForCausalLM": replace(
+        ROBERTA, norms=("attention.self_attn_layer_norm", "LayerNorm"), embed_norm=False,
+        **PRE_NORMED,
     ),
     "VaultGemmaForCausalLM": Meaning(
         norm="rms_one_plus", scales_embeddings=True,

@@ -9,7 +9,7 @@ from typing import NoReturn
 from jengine.errors import CheckpointError
 
 Shape = tuple[int, ...]
-LAYERS = ("layers", "h", "blocks")
+LAYERS = ("layers", "h", "blocks", "encoder.layer")
 
 
 def joined(module: str, name: str) -> str:

@@ -117,11 +117,14 @@ def _qkv(
     if lanes is ALL_LANES and in_parts and not gates_queries:
         sizes = (config.num_heads * dim, kv * dim, kv * dim)[: len(parts)]
         if hidden is None:
-            return biases(qkv, sizes, [(EVERY, part) for part in parts])
+            found = biases(qkv, sizes, [(EVERY, part) for part in parts])
+            return found if names.key_bias else (found[0], *found[2:])
         return matrices(names, qkv, hidden, sizes, [(EVERY, EVERY, part) for part in parts])
     counts = (config.num_heads, kv, kv)[: len(parts)]
     pieces = []
     for number, part in enumerate(parts):
+        if hidden is None and number == 1 and not names.key_bias:
+            continue
         for ours, theirs in lanes if number < 2 else ALL_LANES:
             index: Index = (EVERY, part, ours)
             name, view, source = _heads(qkv, number, counts, dim, theirs, names)

@@ -138,12 +138,16 @@ class Names:
     embed_norm: str = ""
     final_norm: str = "norm"
     head: str = "lm_head"
+    # Of what comes before the head; whole names, as the head's.
+    head_dense: str = ""
+    head_norm: str = ""
     layers: str = "layers"
     before_attention: str = "input_layernorm"
     after_attention: str = "post_attention_layernorm"
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str = "post_feedforward_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    key_bias: bool = True  # whether keys have a bias where queries and values do
     # Whether one tensor holds each KV head's queries, key and value together.
     qkv_by_head: bool = False
     # Whether one tensor holds so many blocks of heads, each with queries, values and keys.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from jengine.config import (
     PLACES,
     RECURRENT,
+    HeadTransformConfig,
     LatentConfig,
     LayerConfig,
     LayerInputsConfig,
@@ -19,7 +20,7 @@ from jengine.models.tensors.attention_pieces import attention_pieces
 from jengine.models.tensors.checkpoint import Names, Piece
 from jengine.models.tensors.ffn_pieces import ffn_pieces
 from jengine.models.tensors.latent_pieces import latent_pieces
-from jengine.models.tensors.matrix_pieces import Pieces, matrices
+from jengine.models.tensors.matrix_pieces import Pieces, biases, matrices
 from jengine.models.tensors.recurrent_pieces import recurrent_pieces
 
 
@@ -42,6 +43,10 @@ def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
         pieces["head.weight"] = (Piece(f"{names.head}.weight", (vocab, hidden), transpose=True),)
         if config.head_bias:
             pieces["head.bias"] = (Piece(f"{names.head}.bias", (vocab,)),)
+    if config.has_logits_bias:
+        pieces["logits_bias"] = (Piece(f"{names.head}.bias", (vocab,)),)
+    if config.head_transform is not None and config.pooling is None:
+        pieces |= _head_transform(config, config.head_transform, names)
     if config.layer_inputs is not None:
         pieces |= _layer_inputs(config, config.layer_inputs, names)
     number = 0  # of the checkpoint's layer
@@ -77,6 +82,18 @@ def _norm(config: ModelConfig, path: str, name: str, shape: tuple[int, ...]) -> 
     pieces: Pieces = {f"{path}.weight": (Piece(f"{name}.weight", shape),)}
     if config.norm in ("layer", "layer_one_plus"):
         pieces[f"{path}.bias"] = (Piece(f"{name}.bias", shape),)
+    return pieces
+
+
+def _head_transform(config: ModelConfig, transform: HeadTransformConfig, names: Names) -> Pieces:
+    """Pieces of what comes before the output head."""
+    dense, shape = [names.head_dense], (config.hidden_size,)
+    pieces = {
+        "head_transform.dense.weight": matrices(names, dense, config.hidden_size, shape, [()]),
+        **_norm(config, "head_transform.norm", names.head_norm, shape),
+    }
+    if transform.bias:
+        pieces["head_transform.dense.bias"] = biases(dense, shape, [()])
     return pieces
 
 
