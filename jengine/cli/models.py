@@ -1,7 +1,7 @@
 """`jengine models`: cached models, supported architectures, or how a folder would be read.
 
 In: a folder, of which config.json and weight headers are read. Out: how its tensors map, or what is
-not understood.
+not understood; and which features work for it, or why not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 USAGE = "[cached | list | check FOLDER] [--json]"
 EXAMPLES = """\
 A decoder without a family here may still be read by what its tensors and config.json show: check
-says how, or what is not understood. LLM(FOLDER, model_impl="generic") loads it in that way;
-`jengine compare FOLDER --model-impl generic` compares it with transformers.
+says how, or what is not understood, and which features work for a model. LLM(FOLDER,
+model_impl="generic") loads it in that way; `jengine compare FOLDER --model-impl generic` compares
+it with transformers.
 
 examples:
   jengine models               what has been downloaded, and its size
@@ -80,20 +81,24 @@ def checked(folder: Path) -> dict[str, Any]:
     folders = importlib.import_module("jengine.weights.folder")
     importing = importlib.import_module("jengine.models.importing.imported")
     layouts = importlib.import_module("jengine.models.importing.layout")
+    features = importlib.import_module("jengine.assembly.model_features").model_features
     unread = importlib.import_module("jengine.models.unread")
     hf = folders.read_config_file(folder)
     (architecture,) = hf["architectures"] if hf.get("architectures") else ("",)
-    if architecture in registry.supported():
+    is_imported = isinstance(registry.registered(architecture), importing.ImportedFamily)
+    if architecture in registry.supported() and not is_imported:
         # Compares names and shapes of all tensors; none is read.
         model, _ = importlib.import_module("jengine.weights.safetensors_io").open_model(folder)
         passed_over = [key for key in unread.unread_keys(hf) if not unread.is_harmless(key)]
         return {
             "family": registry.models_of(architecture),
             "layers": len(model.config.layers),
+            **features(model.config),
             "keys of config.json that change no answer": passed_over,
         }
     registry.refuse_known(architecture)
     family = importing.ImportedFamily(hf, folders.shapes_of(folder))
+    registry.register_model(family)  # whose features are asked below
     proven = importlib.import_module("jengine.models.importing.proven")
     how = "model_impl='generic'"
     if proven.is_proven(architecture):
@@ -103,6 +108,7 @@ def checked(folder: Path) -> dict[str, Any]:
         "family": f"none for {architecture}; {how} reads it as follows",
         "layers": family.layout.layers,
         **layouts.shown(family.layout),
+        **features(family.read_config(hf)),
         "assumed, since a folder cannot show it": list(importing.ASSUMED),
     }
 

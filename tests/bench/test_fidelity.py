@@ -24,7 +24,9 @@ from jengine.bench.fidelity.conditional import CONDITIONAL, drawn_conditional
 from jengine.bench.fidelity.draws import drawn, varied_keys
 from jengine.bench.fidelity.encoders import ENCODERS, drawn_encoder
 from jengine.bench.fidelity.families import FAMILIES
+from jengine.bench.fidelity.flags import SEARCHED
 from jengine.bench.fidelity.found import beside_float64
+from jengine.bench.fidelity.generic import GENERIC, drawn_generic
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 from jengine.bench.fidelity.kept import Row, Table, stretches
 from jengine.bench.fidelity.search import due
@@ -341,12 +343,33 @@ def test_one_draw_of_each_family_comes_before_the_second_of_any() -> None:
 UNSEARCHED = {
     "MPTForCausalLM": "another name of MptForCausalLM",
     "Apertus1p5TextForCausalLM": "the same class as ApertusForCausalLM",
+    "Gemma4UnifiedForCausalLM": "Gemma 4's reader, without inputs of each layer",
     "HF_ColBERT": "transformers has no such class",
     **dict.fromkeys(
         ("BertForMaskedLM", "RobertaForMaskedLM", "XLMRobertaForMaskedLM", "ModernBertForMaskedLM"),
         "the same body, whose head is not used",
     ),
 }  # fmt: skip
+
+
+def test_a_class_of_the_generic_reader_is_drawn_by_the_usual_names() -> None:
+    """Its own names are given back, and no key that the class does not have."""
+    defaults = {
+        "n_embd": 64, "n_layer": 2, "n_head": 4, "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5, "vocab_size": 97, "tie_word_embeddings": False,
+    }  # fmt: skip
+    draws = [drawn_generic("GPTJForCausalLM", defaults, number) for number in range(LOOKED_AT)]
+    assert draws[5] == drawn_generic("GPTJForCausalLM", defaults, 5)
+    for key, value in defaults.items():
+        assert len({one.get(key, value) for one in draws}) > 1, key
+        assert all(one.keys() <= defaults.keys() for one in draws)
+    assert set(GENERIC) <= set(SEARCHED)
+
+
+def test_a_refusal_of_the_generic_reader_is_no_failure() -> None:
+    row = Row("GPTJForCausalLM", "cpu")
+    assert not row.add(0, {"refused": "config.json: 'rotary': ..."}) and row.impossible == 1
+    assert row.add(1, {"error": 1.0, "limit": 1e-4, "note": ""}) and row.failed
 
 
 def test_every_architecture_is_searched_or_says_why_not() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from jengine.assembly.model_features import model_features
 from jengine.cli.main import main
+from tests.array_shapes.steps import tiny_vision
 from tests.models.tiny_models import write_tiny_native
 
 
@@ -33,12 +35,41 @@ def test_a_folder_without_a_family(tmp_path: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "none for NovelForCausalLM; model_impl='generic'" in shown
     assert "self_attn.q_norm, self_attn.k_norm (whole)" in shown
+    assert "prefix cache: yes" in shown
     renamed(folder, scale_depth=1.4)
     assert main(["models", "check", str(folder)]) == 1
     assert "scale_depth=1.4" in capsys.readouterr().err
     renamed(folder, architectures=["Gemma3nForCausalLM"])
     assert main(["models", "check", str(folder)]) == 1
     assert "embeddings of each layer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("mixtral", {
+            "quantized weights": "8 matrices", "adapters": "not of experts", "drafts": "n-grams",
+            "pipeline stages": "yes", "tensor parallelism": "up to 2", "prefix cache": "yes",
+        }),
+        ("jamba", {"prefix cache": "every 256 tokens", "quantized weights": "int8 or int4"}),
+    ],
+)  # fmt: skip
+def test_features_of_a_model(
+    family: str, expected: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_native(tmp_path, family)
+    assert main(["models", "check", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for feature, words in expected.items():
+        assert words in found[feature], (feature, found[feature])
+
+
+def test_a_feature_that_a_start_would_refuse() -> None:
+    """The words are those of the start."""
+    found = model_features(tiny_vision("llava"))
+    assert found["adapters"].startswith("no: LlavaForConditionalGeneration, which takes images, wi")
+    assert "pipeline_parallel_size=2 is not built yet" in found["pipeline stages"]
+    assert found["drafts"].startswith("by n-grams")
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:

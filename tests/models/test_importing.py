@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jengine.config import HeadTransformConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.models.importing.experts import experts_of
 from jengine.models.importing.imported import ImportedFamily
+from jengine.models.tensors.decoder_pieces import decoder_pieces
 from jengine.weights.folder import is_imported, register_imported, shapes_of
 from jengine.weights.safetensors_io import load_model, save_pretrained
 from tests.marks import slow
@@ -179,3 +181,50 @@ def test_a_layer_with_one_more_tensor_is_refused(tmp_path: Path) -> None:
     shapes = shapes_of(folder) | {"model.extra.weight": (3, 3)}
     with pytest.raises(CheckpointError, match=r"model\.extra\.weight"):
         ImportedFamily(renamed(folder), shapes)
+
+
+BERT = {
+    "architectures": ["BertLMHeadModel"], "hidden_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "max_position_embeddings": 16, "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu", "vocab_size": 5, "is_decoder": True,
+}  # fmt: skip
+
+
+def bert_shapes() -> dict[str, tuple[int, ...]]:
+    layer = "bert.encoder.layer.0."
+    matrices = {
+        **{f"{layer}attention.self.{name}": (8, 8) for name in ("query", "key", "value")},
+        f"{layer}attention.output.dense": (8, 8), f"{layer}intermediate.dense": (12, 8),
+        f"{layer}output.dense": (8, 12), "cls.predictions.transform.dense": (8, 8),
+    }  # fmt: skip
+    norms = (
+        "bert.embeddings.LayerNorm", f"{layer}attention.output.LayerNorm",
+        f"{layer}output.LayerNorm", "cls.predictions.transform.LayerNorm",
+    )  # fmt: skip
+    tables = {"word": 5, "position": 16, "token_type": 2}
+    return {
+        **{f"bert.embeddings.{name}_embeddings.weight": (rows, 8) for name, rows in tables.items()},
+        **{f"{name}.weight": shape for name, shape in matrices.items()},
+        **{f"{name}.bias": shape[:1] for name, shape in matrices.items()},
+        **{f"{name}.{part}": (8,) for name in norms for part in ("weight", "bias")},
+        "cls.predictions.bias": (5,),
+    }
+
+
+def test_an_encoder_is_read_only_as_the_decoder_that_it_says_it_is() -> None:
+    found = ImportedFamily(BERT, bert_shapes()).read_config(BERT)
+    assert found.head_transform == HeadTransformConfig("gelu", bias=True)
+    assert found.norm_places == "sums" and found.token_types == 2 and found.has_logits_bias
+    for other in ({**BERT, "is_decoder": False}, {k: BERT[k] for k in BERT if k != "is_decoder"}):
+        with pytest.raises(CheckpointError, match="'is_decoder'"):
+            ImportedFamily(other, bert_shapes())
+
+
+def test_keys_may_lack_a_bias() -> None:
+    shapes = bert_shapes()
+    del shapes["bert.encoder.layer.0.attention.self.key.bias"]
+    family = ImportedFamily(BERT, shapes)
+    pieces = decoder_pieces(family.read_config(BERT), family.NAMES)
+    names = {one.name.rpartition("self.")[2] for one in pieces["layers.0.attention.qkv.bias"]}
+    assert names == {"query.bias", "value.bias"}
+    assert pieces["logits_bias"][0].name == "cls.predictions.bias"

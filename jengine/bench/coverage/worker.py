@@ -16,12 +16,12 @@ from typing import Any
 
 import jax
 
-from jengine.bench.coverage.tiny import tiny, varied
 from jengine.bench.fidelity.answers import compared
 from jengine.bench.fidelity.check import answered, prompts_of
 from jengine.bench.fidelity.child_process import Ended
 from jengine.bench.fidelity.found import Found
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS, Implementation
+from jengine.bench.fidelity.tiny import tiny, varied
 from jengine.bench.fidelity.transformers_process import Refused, Transformers
 from jengine.errors import CheckpointError, JengineError
 from jengine.models.architectures import FAMILIES

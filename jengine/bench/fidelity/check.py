@@ -24,8 +24,10 @@ from jengine.bench.fidelity.draws import drawn
 from jengine.bench.fidelity.encoders import ENCODERS
 from jengine.bench.fidelity.families import FAMILIES
 from jengine.bench.fidelity.found import ILL_CONDITIONED, Found
+from jengine.bench.fidelity.generic import drawn_generic
 from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
+from jengine.bench.fidelity.variations import Settings
 
 PROMPT, BLOCK, CHUNK = 40, 16, 64
 LARGEST_TOKEN = 88  # of the smallest vocabulary that is drawn
@@ -54,8 +56,9 @@ def check(theirs: Transformers, family: str, number: int, how: Implementation) -
         return check_conditional(theirs, family, number, how)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        settings = drawn_of(theirs, family, number)
         theirs.write(
-            folder, FAMILIES[family], drawn(family, number), seed=number, dtype=how.dtype,
+            folder, FAMILIES.get(family, family), settings, seed=number, dtype=how.dtype,
             unscaled=family == "gemma4", largest_code=how.largest_code,
             adapter_rank=how.adapter_rank,
         )  # fmt: skip
@@ -68,6 +71,13 @@ def check(theirs: Transformers, family: str, number: int, how: Implementation) -
         note = f"ill-conditioned: gated delta nets, {found.note}"
         return Found(found.error, ILL_CONDITIONED, note)
     return found
+
+
+def drawn_of(theirs: Transformers, family: str, number: int) -> Settings:
+    """The draw with this number; a class of the generic reader is its own family."""
+    if family in FAMILIES:
+        return drawn(family, number)
+    return drawn_generic(family, theirs.config(family, {}), number)
 
 
 def prompts_of(number: int) -> list[list[int]]:

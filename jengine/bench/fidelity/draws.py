@@ -284,6 +284,11 @@ OWN: Mapping[str, Own] = {
         variations=(Variation(("num_hidden_layers", "layer_types"), mixed_layers("conv")),),
         without=("hidden_act", "use_bias"),
     ),
+    "modernbert_decoder": Own(
+        {"classifier_activation": ("gelu", "silu"), "classifier_bias": FLAGS,
+         "decoder_bias": FLAGS},
+        marks=SLIDING_PATTERN, variations=(TWO_ROPES,),
+    ),
     "cohere2": Own(marks=SLIDING_PATTERN, without=("use_qk_norm",)),
     "olmo3": Own(marks=SLIDING_PATTERN, variations=(TWO_ROPES,)),
     "exaone4": Own(marks=SLIDING_PATTERN),
@@ -320,6 +325,11 @@ OWN: Mapping[str, Own] = {
 
 def drawn(family: str, number: int) -> Settings:
     """The config with this number, as keyword arguments of transformers' config class."""
+    return drawn_from(configs(family), number)
+
+
+def drawn_from(strategy: st.SearchStrategy[Settings], number: int) -> Settings:
+    """The config with this number among those of a strategy."""
     found: list[Settings] = []
 
     @seed(number)
@@ -327,7 +337,7 @@ def drawn(family: str, number: int) -> Settings:
         max_examples=EXAMPLES, phases=[Phase.generate], database=None, deadline=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(configs(family))
+    @given(strategy)
     def keep(one: Settings) -> None:
         found.append(one)
 

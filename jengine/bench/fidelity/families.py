@@ -18,6 +18,7 @@ FAMILIES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
+    "modernbert_decoder": "ModernBertDecoderForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
@@ -235,6 +236,12 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "stablelm": {"partial_rotary_factor": 0.5},
     "nemotron": {"head_dim": 12},
     "olmo3": {"pad_token_id": 0, "num_hidden_layers": 4, "sliding_window": 16},
+    "modernbert_decoder": {
+        "pad_token_id": 0,
+        "num_hidden_layers": 4,
+        "local_attention": 20,
+        "sliding_window": 16,
+    },
     "smollm3": {"pad_token_id": 0, "num_hidden_layers": 4},
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 16},
     "lfm2": {
@@ -362,6 +369,7 @@ OWN_NAMES: dict[str, dict[str, str | None]] = {
         "num_attention_heads": "n_heads",
         "max_position_embeddings": "max_seq_len",
     },
+    "modernbert_decoder": {"num_key_value_heads": None},
     "opt": {
         "intermediate_size": "ffn_dim",
         "num_key_value_heads": None,

@@ -8,9 +8,10 @@ from pathlib import Path
 from jengine.bench.fidelity.conditional import CONDITIONAL
 from jengine.bench.fidelity.encoders import ENCODERS
 from jengine.bench.fidelity.families import FAMILIES
+from jengine.bench.fidelity.generic import GENERIC
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 
-SEARCHED = (*FAMILIES, *ENCODERS, *CONDITIONAL)
+SEARCHED = (*FAMILIES, *ENCODERS, *CONDITIONAL, *GENERIC)
 
 
 def parser(description: str) -> argparse.ArgumentParser:

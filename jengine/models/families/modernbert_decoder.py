@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import HeadTransformConfig, ModelConfig
+from jengine.config import AttentionConfig, HeadTransformConfig, LayerConfig, ModelConfig
 from jengine.models.families import modernbert
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import read_activation, read_bos, read_eos
+from jengine.models.reading.hf_config import ACTIVATIONS, read_activation, read_bos, read_eos
+from jengine.models.reading.hf_write import written_window
 
 ARCHITECTURES = ("ModernBertDecoderForCausalLM",)
 MODELS = "ModernBERT decoders, such as Ettin"
@@ -28,15 +29,9 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     config, fields = modernbert.read_config(hf), Fields(hf)
     window = fields.optional_integer("sliding_window", None)
     window = fields.integer("local_attention", 128) // 2 if window is None else window
-    mixers = (
-        replace(layer.mixer, bidirectional=False, window=layer.mixer.window and window)
-        for layer in config.layers
-    )
     return replace(
         config,
-        layers=tuple(
-            replace(layer, mixer=mixer) for layer, mixer in zip(config.layers, mixers, strict=True)
-        ),
+        layers=tuple(_causal(layer, window) for layer in config.layers),
         tie_embeddings=fields.flag("tie_word_embeddings", True),
         head_bias=fields.flag("decoder_bias", True),
         head_transform=HeadTransformConfig(
@@ -48,16 +43,24 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     )
 
 
+def _causal(layer: LayerConfig, window: int) -> LayerConfig:
+    mixer = layer.mixer
+    assert isinstance(mixer, AttentionConfig), "all layers attend"
+    seen = None if mixer.window is None else window
+    return replace(layer, mixer=replace(mixer, bidirectional=False, window=seen))
+
+
 def write_config(config: ModelConfig) -> dict[str, object]:
     transform = config.head_transform
     assert transform is not None, "read with one"
-    windows = {layer.mixer.window for layer in config.layers} - {None}
     return {
         **modernbert.write_config(config),
         "model_type": "modernbert-decoder",
-        "sliding_window": max(windows, default=64),
+        "sliding_window": written_window(config) or 64,
         "tie_word_embeddings": config.tie_embeddings,
         "decoder_bias": config.head_bias,
-        "classifier_activation": transform.activation,
+        "classifier_activation": next(
+            theirs for theirs, ours in ACTIVATIONS.items() if ours == transform.activation
+        ),
         "classifier_bias": transform.bias,
     }

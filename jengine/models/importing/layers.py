@@ -19,7 +19,7 @@ from jengine.models.importing.meanings import PLAIN_MEANING, Meaning
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults, read_activation, read_attention
 from jengine.models.reading.hf_layers import read_layer_types
-from jengine.models.reading.hf_rope import ropes_by_layer_type
+from jengine.models.reading.hf_rope import expect_no_factor, ropes_by_layer_type
 
 # Temperatures of queries by position, in the rotation's settings.
 GROWTH = "llama_4_scaling_beta"
@@ -61,6 +61,8 @@ def _attention(
         own, defaults, qkv_bias=layout.qkv_bias, output_bias=layout.output_bias,
         qk_norm=layout.qk_norm,
     )  # fmt: skip
+    if meaning.qk_norm == "behind_rotation":
+        expect_no_factor(fields, attention.rope)
     rotates = meaning.rotates == "all" or is_sliding
     scale, cap = meaning.score_scale, None
     if "attention_multiplier" in meaning.factors:
