@@ -111,7 +111,8 @@ def _read_kind(part: Fields, kind: str, theta: float, max_position: int) -> Rope
 def expect_no_factor(fields: Fields, rope: RopeConfig | None) -> None:
     """Raise CheckpointError for a rotation that scales what norms behind it scale back."""
     if rope is not None and rope.attention_factor != 1.0:
-        fields.refuse("rope_scaling", "one without a factor, which norms behind it would undo")
+        key = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+        fields.refuse(key, "one without a factor, which norms behind it would undo")
 
 
 def ropes_by_layer_type(hf: Mapping[str, object], sliding_theta: str) -> tuple[Fields, Fields]:
