@@ -32,6 +32,11 @@ HARMLESS = {
         "classifier_dropout",
         "layerdrop",
     ),
+    "mlp_dropout",
+    "initializer_cutoff_factor",
+    # What tokenizers put around texts.
+    "cls_token_id",
+    "sep_token_id",
     # Layers that draft tokens.
     "num_nextn_predict_layers",
     # A way to compute the same attention with less overflow in float16.

@@ -109,7 +109,7 @@ MEANINGS: Mapping[str, Meaning] = {
         BERT, stated={"is_decoder": True, "attention_type": "original_full"},
         unused={"pooler": "the decoder does not pool"},
         keys={"rescale_embeddings": "scale_embedding"}, factors=("scale_embedding",),
-        without_meaning=("block_size", "num_random_blocks", "sep_token_id", "type_vocab_size"),
+        without_meaning=("block_size", "num_random_blocks", "type_vocab_size"),
     ),
     "BigBirdPegasusForCausalLM": replace(
         MBART, embed_norm=False, position_offset=0,
@@ -186,7 +186,7 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "HeliumForCausalLM": Meaning(rotates_neighbours=True),
     "HunYuanMoEV1ForCausalLM": Meaning(
-        qk_norm="behind_rotation", without_meaning=("eod_token_id", "sep_token_id", "im_start_id"),
+        qk_norm="behind_rotation", without_meaning=("eod_token_id", "im_start_id"),
     ),
     "HyperCLOVAXForCausalLM": Meaning(
         factors=GRANITE, divides_logits=False, without_meaning=("use_post_norm",),
