@@ -10,8 +10,7 @@ from typing import Any
 
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.schedule_sizes import schedule_config
-from jengine.assembly.sizes.snapshots import SNAPSHOT_EVERY
-from jengine.assembly.sizes.step_sizes import runner_config
+from jengine.assembly.sizes.step_sizes import SNAPSHOT_EVERY, runner_config
 from jengine.config import ModelConfig
 from jengine.errors import JengineError
 from jengine.lora.peft_files import places_of
