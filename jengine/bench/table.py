@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jengine.bench.gpu.kept import markdown
 from jengine.bench.machine import hardware_of
 from jengine.bench.ratio_chart import Compared, ratio_chart
 from jengine.bench.workloads import WORKLOADS
@@ -34,7 +35,7 @@ HEADLINES = (
 )
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
 # Not measurements of speed: they have tables of their own.
-NOT_TIMED = ("gpu-proof.json", "coverage.json")
+NOT_TIMED = ("gpu-proof.json", "gpu-h200.json", "coverage.json")
 HEAD = ("work", "jengine", "peer", "ratio", "hardware", "command, commit")
 
 
@@ -450,10 +451,18 @@ def parameters_of(result: dict[str, Any]) -> int:
 SERVED = {"llama-135m": 134_515_008}
 # The picture of the README.
 CHART = ROOT / "jengine" / "docs" / "pages" / "measured.svg"
+
+
+def on_gpu() -> str:
+    """The GPU check's kept run."""
+    return markdown(json.loads((RESULTS / "gpu-h200.json").read_text(encoding="utf-8")))
+
+
 # A file -> the table between its marks.
 TABLES = {
     ROOT / "README.md": headlines,
     ROOT / "jengine" / "docs" / "pages" / "performance.md": with_peer,
+    ROOT / "jengine" / "docs" / "pages" / "gpu.md": on_gpu,
     ROOT / "jengine" / "bench" / "README.md": without_peer,
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from functools import cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def known_flags(flags: Iterable[str]) -> str:
     return " ".join(flag for flag in flags if is_flag_of_xla(flag.partition("=")[0]))
 
 
+@cache
 def is_flag_of_xla(flag: str) -> bool:
     """Whether the installed XLA knows a flag.
 

@@ -21,6 +21,7 @@ from jengine.bench.driver import Driver, read_bytes, weight_bytes
 from jengine.bench.gpu import __main__ as check
 from jengine.bench.gpu import arrays, ceilings, compared, kernels, models, numerics, stages
 from jengine.bench.gpu.cases import DRY, REAL, AttentionCase
+from jengine.bench.gpu.kept import markdown
 from jengine.bench.gpu.part import Part
 from jengine.bench.gpu.report import printed, shares, succeeded
 from jengine.bench.gpu.stages import STAGES, Settings, Stage
@@ -399,6 +400,26 @@ def test_shares_of_the_ceilings() -> None:
     shares(parts)
     assert line["of_memory"] == 0.75
     assert "of_product" not in parts["kernels"]["lines"][1], "no product was measured"
+
+
+def test_a_kept_run_is_a_table_beside_torch() -> None:
+    attention = {"what": "decode attention", "case": "64 x 4096 tokens", "best_us": 260.0}
+    step = {"what": "decode", "model": "llama-8b", "rows": 8, "context": 1024, "reading_ms": 4.5}
+    device = {"what": "device", "count": 1, "kind": "NVIDIA H200", "capability": "9.0",
+              "driver": "580", "commit": "abc", "versions": {"jax": "0.11.2"}}  # fmt: skip
+    parts = {
+        "device": {"lines": [device]},
+        "ceilings": {"lines": [{"what": "reading", "gb_s": 4000.0}]},
+        "kernels": {"lines": [{**attention, "gb_s": 3000.0}, {**attention, "failed": "broken"}]},
+        "large-model": {"lines": [{**step, "gb_s": 3400.0, "tok_s": 1778.0}]},
+        "torch": {"lines": [{**attention, "best_us": 310.0}, {**step, "reading_ms": 6.25}]},
+    }
+    rows = markdown({"command": "python -m jengine.bench.gpu", "parts": parts}).splitlines()
+    assert "NVIDIA H200" in rows[0] and "abc" in rows[0]
+    assert rows[4:] == [
+        "| decode attention | 64 x 4096 tokens | 260 µs | 3,000 GB/s | 75% | 310 µs |",
+        "| decode step of llama-8b | 8 x 1,024 tokens | 4.50 ms | 1,778 tok/s | 85% | 6.25 ms |",
+    ]
 
 
 def test_steps_with_and_without_command_buffers_lie_side_by_side() -> None:

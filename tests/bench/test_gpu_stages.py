@@ -184,12 +184,12 @@ def test_the_device_s_clock_counts_where_there_is_one(monkeypatch: pytest.Monkey
 
 
 def test_a_steady_step_without_graphs_fails_its_stage() -> None:
-    line = {"case": "64 x 1000", "graph_launches": 0, "device_ms": 5.0}
+    line = {"case": "64 x 1000", "graph_launches": 0, "kernel_launches": 9, "device_ms": 5.0}
     with pytest.raises(RuntimeError, match=r"64 x 1000: .*no CUDA graph was launched"):
         steady.check_graphs(line)
     steady.check_graphs({**line, "graph_launches": 12})
-    del line["device_ms"]  # a CPU has no graphs
-    steady.check_graphs(line)
+    # A CPU has no graphs, and some versions of jax record no launch at all.
+    steady.check_graphs({**line, "kernel_launches": 0})
 
 
 def test_stages_share_the_time_that_is_left(tmp_path: Path) -> None:

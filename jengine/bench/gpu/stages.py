@@ -6,6 +6,7 @@ Imports neither jax nor anything that may be missing, so that a missing package 
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -23,6 +24,9 @@ ENGINE_NEEDS = (
 )  # fmt: skip
 COMPILED_FOR = "compiled-for"
 WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
+# By default XLA updates every node of a graph whose arrays have moved since the last launch.
+UPDATES = "--xla_gpu_command_buffer_update_mode"
+SMALL_AND_FEW = ("--model", "qwen3-0.6b", "--few")
 # What XLA made of the steps of the large model: optimized programs, and its choices of algorithms.
 DUMPS = (
     "--xla_dump_to={out}/hlo --xla_dump_hlo_module_re=.*step.* --xla_dump_hlo_as_text "
@@ -41,6 +45,7 @@ class Stage:
     arguments: tuple[str, ...] = ()
     xla_flags: str = ""  # {out}: the folder of this run
     devices: int = 1  # that it needs
+    oldest_jax: tuple[int, ...] = ()  # whose XLA has the flags
 
 
 PARALLEL = ("--model", "llama-8b", "--few", "--tensor-parallel")
@@ -49,21 +54,25 @@ STAGES = (
     Stage("device", "device", 20, ("jax",), xla_flags=f"--xla_dump_to={{out}}/{COMPILED_FOR}"),
     Stage("canary", "canary", 20, ("jax", "numpy")),
     Stage("numerics", "numerics", 60, ("jax", "numpy")),
-    Stage("sweep", "sweep", 80, ("jax", "numpy", "triton")),
+    Stage("sweep", "sweep", 75, ("jax", "numpy", "triton")),
     Stage("ceilings", "ceilings", 15, ("jax",)),
     Stage("matmuls", "matmuls", 40, ("jax", "numpy")),
     Stage("kernels", "kernels", 60, ("jax", "numpy")),
     Stage("small-model", "models", 60, ENGINE_NEEDS, ("--model", "qwen3-0.6b")),
     Stage("large-model", "models", 90, ENGINE_NEEDS, ("--model", "llama-8b"), xla_flags=DUMPS),
     Stage("steady", "steady", 60, ENGINE_NEEDS, ("--model", "llama-8b")),
-    Stage("xla-matmuls", "models", 45, ENGINE_NEEDS,
+    Stage("xla-matmuls", "models", 40, ENGINE_NEEDS,
           ("--model", "llama-8b", "--few", "--matmuls", "xla")),
-    Stage("cublaslt-alone", "models", 45, ENGINE_NEEDS,
+    Stage("cublaslt-alone", "models", 40, ENGINE_NEEDS,
           ("--model", "llama-8b", "--few", "--matmuls", "cublaslt")),
-    Stage("without-command-buffers", "models", 40, ENGINE_NEEDS,
-          ("--model", "qwen3-0.6b", "--few"), xla_flags=WITHOUT_COMMAND_BUFFERS),
+    Stage("without-command-buffers", "models", 30, ENGINE_NEEDS, SMALL_AND_FEW,
+          xla_flags=WITHOUT_COMMAND_BUFFERS),
+    Stage("updates-skip-temporary", "models", 30, ENGINE_NEEDS, SMALL_AND_FEW,
+          xla_flags=f"{UPDATES}=SKIP_TEMP", oldest_jax=(0, 11)),
+    Stage("updates-skip-profiled", "models", 30, ENGINE_NEEDS, SMALL_AND_FEW,
+          xla_flags=f"{UPDATES}=SKIP_PROFILED", oldest_jax=(0, 11)),
     Stage("torch", "torch_peer", 110, ()),
-    Stage("compare", "compared", 90, ENGINE_NEEDS),
+    Stage("compare", "compared", 70, ENGINE_NEEDS),
     Stage("vllm", "vllm_race", 300, ENGINE_NEEDS, ("--model", "llama-8b")),
     Stage("tensor-parallel", "models", 60, ENGINE_NEEDS, PARALLEL, devices=2),
     Stage("captured-collectives", "models", 60, ENGINE_NEEDS, (*PARALLEL, "--captured"), devices=2),
@@ -91,6 +100,9 @@ def obstacle(stage: Stage, settings: Settings) -> str | None:
             f"not installed: {', '.join(missing)}. A wheel will do: "
             f"pip install --no-index --find-links FOLDER {' '.join(missing)}"
         )
+    jaxlib = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
+    if stage.oldest_jax > jaxlib:
+        return f"it needs jax {'.'.join(map(str, stage.oldest_jax))} or newer"
     if stage.devices > (there := devices_there(settings)):
         return f"it needs {stage.devices} devices, and there is {there}"
     if stage.module == "vllm_race" and settings.vllm_python is None:

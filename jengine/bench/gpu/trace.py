@@ -22,6 +22,7 @@ CUDA_CALL = re.compile(r"cu(da)?[A-Z]\w+$")
 GRAPH_UPDATE = re.compile(r"cu(da)?Graph(Exec\w*SetParams|ExecUpdate|ExecNodeSet)")
 GRAPH_INSTANTIATION = re.compile(r"cu(da)?GraphInstantiate")
 GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
+KERNEL_LAUNCH = re.compile(r"cu(da)?LaunchKernel")
 
 
 class Kernel(NamedTuple):
