@@ -56,12 +56,14 @@ def compile_library(build: Build, folder: Path) -> None:
     unit = folder / f"{build.name}.cc"
     files = [file.name for file in sources() if file.suffix == ".cc"]
     unit.write_text("".join(f'#include "{name}"\n' for name in files), encoding="utf-8")
-    target = f"{build.machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+    compiled = unit.with_suffix(".o")
+    zig = ("-m", "ziglang", "c++", "-target", f"{build.machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}")
     run(
-        "-m", "ziglang", "c++", "-target", target, f"-mcpu={build.processor}", *FLAGS,
-        "-I", str(SOURCE), "-isystem", str(headers()), "-shared", "-s", str(unit),
-        "-o", str(folder / file_name(build)),
+        *zig, f"-mcpu={build.processor}", *FLAGS, "-I", str(SOURCE), "-isystem", str(headers()),
+        "-c", str(unit), "-o", str(compiled),
     )  # fmt: skip
+    # For any processor of the machine: zig compiles its C++ library once for all builds.
+    run(*zig, "-shared", "-s", str(compiled), "-o", str(folder / file_name(build)))
 
 
 def add_libraries(pure: Path, machine: str, libraries: Iterable[Path], out: Path) -> None:
