@@ -154,7 +154,8 @@ UNBUILT_METHODS = {
 
 
 def explained(reason: str) -> str:
-    """A feature that is missing, or what to use instead, as the end of a message."""
+    """Complete an error message: a reason that ends with a period is advice and stays, else it
+    names the missing feature."""
     return reason if reason.endswith(".") else f"needs {reason}, not built yet."
 
 
@@ -171,7 +172,7 @@ def missing_name(module: str, name: str, *, is_package: bool = True) -> Exceptio
 
 
 def name_in_room(module: str, name: str) -> Any:
-    """A name that vLLM has in a module that is also a room of ours; else `missing_name`'s error."""
+    """Return what vLLM has by this name in a module that jengine has too. Raises `missing_name`."""
     homes = dict(map(home_of, NAMES_IN_ROOMS[module.partition(".")[2]]))
     if name not in homes:
         raise missing_name(module, name)
@@ -193,7 +194,8 @@ class VllmPaths:
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of vLLM's that is no file of ours."""
+        """Spec of a module that vLLM has and jengine answers without a file; None for all
+        others."""
         package, _, name = fullname.partition(".")
         if package != "jengine":
             return None

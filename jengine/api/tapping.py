@@ -80,7 +80,7 @@ def refuse_divided(loaded: LoadedModel, given: Sequence[str]) -> None:
 
 @engine_context()
 def interventions(given: Any, points: list[str], width: int) -> dict[str, Applied]:
-    """Tap name -> function and its arrays, with patterns spelled out."""
+    """Tap name -> function and its arrays, with patterns expanded."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -146,7 +146,7 @@ def held_by(function: Any) -> list[Any]:
 
 @engine_context()
 def changes_of(applied: Mapping[str, Applied], variants: int = 1) -> Changes:
-    """The changes, with each array once among those of the set."""
+    """Combine interventions, with arrays that several share passed once."""
     arrays: dict[int, tuple[int, Any, Any]] = {}  # by identity: place, the array given, its own
 
     def place(leaf: Any) -> int:
@@ -176,7 +176,7 @@ def own_array(leaf: Any) -> jax.Array:
 
 
 def matching(argument: str, pattern: Any, points: Iterable[str]) -> list[str]:
-    """The tap points that a name or pattern means; an error if there are none."""
+    """Expand a tap name or glob pattern. Raises RequestError if it matches nothing."""
     names = [name for name in points if isinstance(pattern, str) and fnmatchcase(name, pattern)]
     if not names:
         layers = sum(name.endswith(".output") for name in points)

@@ -37,7 +37,8 @@ NEEDED = {*PROJECTIONS, OUT, *GATE_UP}
 
 
 def dense_decoder(params: Any) -> dict[str, Array]:
-    """jengine's parameters from those of a dense tunix.models decoder."""
+    """Convert the parameters of a dense tunix.models decoder. Raises ConfigError for other
+    models."""
     given = named_arrays(params)
     _check_names(given)
     return _converted(given)
@@ -52,7 +53,7 @@ def _converted(given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _layer(given: Mapping[str, Array]) -> dict[str, Array]:
-    """One layer. Queries are grouped by the head of keys and values that they share."""
+    """Convert one layer, fusing q, k and v into one array grouped by KV head."""
     q, k, v = (given[name] for name in PROJECTIONS)  # [hidden, heads, dim]
     hidden, heads, dim = q.shape
     kv = k.shape[1]
@@ -69,7 +70,7 @@ def _layer(given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _grouped(q: Array, k: Array, v: Array) -> Array:
-    """[..., kv, group, dim] and twice [..., kv, dim] -> [..., kv, group + 2, dim]."""
+    """q [..., kv, group, dim], k and v [..., kv, dim] -> [..., kv, group + 2, dim]."""
     return jnp.concatenate([q, k[..., None, :], v[..., None, :]], axis=-2)
 
 
@@ -84,7 +85,7 @@ def _layers(given: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
-    """Refuse other models before anything is computed."""
+    """Raise ConfigError for unknown or missing parameters."""
     inside = {*IN_LAYER, *NEEDED, *BIASES}
     strange = [
         path

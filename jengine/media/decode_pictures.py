@@ -14,7 +14,8 @@ MOST_BYTES = 2 * 2**30  # of memory
 
 
 def answer(message: bytearray) -> tuple[frames.Part, ...]:
-    """Answer with sizes, or pixels of parts."""
+    """Answer a Measure with (height, width) of each file, a Cut with the pixels of a picture's
+    parts."""
     head, files = divided(message)
     order = msgspec.msgpack.decode(head, type=Measure | Cut)
     if isinstance(order, Cut):
@@ -27,7 +28,8 @@ def answer(message: bytearray) -> tuple[frames.Part, ...]:
 
 
 def cut_of(order: Cut, file: bytes) -> tuple[frames.Part, ...]:
-    """Parts of a picture, or only its size if that is not the expected one."""
+    """Cut a picture into resized parts; only its size if that differs from the size measured
+    before."""
     with opened(file, order.name) as image:
         image = plain(image, order.name)
         size = (image.height, image.width)
@@ -39,13 +41,14 @@ def cut_of(order: Cut, file: bytes) -> tuple[frames.Part, ...]:
 
 
 def packed(sizes: Sizes) -> tuple[bytes, ...]:
-    """Encoded head of an answer."""
+    """Sizes as msgpack, after their length."""
     head = msgspec.msgpack.encode(sizes)
     return LENGTH.pack(len(head)), head
 
 
 def prepare(job: bytearray) -> tuple[Answer, int]:
-    """The answering function and its memory limit."""
+    """Called by `serve` with the first message: returns the handler, and the bytes it may
+    allocate."""
     return answer, MOST_BYTES
 
 

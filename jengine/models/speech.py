@@ -81,5 +81,6 @@ class SpeechDecoder(Decoder):
         self.speech = SpeechEncoder(factory, speech)
 
     def encode(self, mels: Float32[Array, "frames mels"]) -> Float32[Array, "positions width"]:
-        """Cross attention keys and values of all layers for one audio."""
+        """Encode one audio: per position the cross-attention keys and values of all decoder
+        layers."""
         return keys_and_values_of(self.layers, self.speech(mels))

@@ -45,7 +45,6 @@ class Lane:
         self.line: Line | None = None
 
     def add(self, place: Place) -> None:
-        """Push a request."""
         heapq.heappush(self.heap, place)
         place.lane = self
         self.size += 1
@@ -81,7 +80,7 @@ class Line:
         return len(self._lanes)
 
     def enter(self, lane: Lane) -> None:
-        """Add a lane."""
+        """Add a lane, which leaves the line that it was in."""
         if lane.line is not None:
             lane.line.leave(lane)
         lane.line = self
@@ -89,7 +88,6 @@ class Line:
         self.note(lane)
 
     def leave(self, lane: Lane) -> None:
-        """Remove a lane."""
         del self._lanes[lane.number]
         lane.line = None
         self._tidy()

@@ -154,8 +154,11 @@ class Groups:
     adapters: AdapterLimits | None  # None: no request has any
 
     def in_use(self, *names: str) -> dict[str, bool]:
-        """Display names of those among `names` that restrict other features -> whether each is in
-        use. `executor` counts as used if its workers are other processes."""
+        """For refusals of combinations: the features in `names` -> whether each is on.
+
+        Keys are worded as in messages ("strict=True"). `executor` is on if its workers are other
+        processes.
+        """
         steps, parallel = self.steps, self.parallel
         words = {
             "executor": f"executor={parallel.executor!r}",
@@ -183,7 +186,7 @@ class Groups:
 
 
 def groups_of(settings: object, adapters: AdapterLimits | None) -> Groups:
-    """The groups of settings that have values under the names of all their fields."""
+    """Copy the attributes of `settings` into groups, field by field of the same name."""
     kinds = {name: kind for name, kind in get_type_hints(Groups).items() if name != "adapters"}
     made = {
         name: kind(**{one.name: getattr(settings, one.name) for one in fields(kind)})

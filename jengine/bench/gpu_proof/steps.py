@@ -119,7 +119,7 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
 
 
 def placement_of(case: StepCase, config: ModelConfig, devices: np.ndarray) -> Placement:
-    """The placement over all replicas."""
+    """Placement on a mesh of all devices, replicas of joint data parallelism included."""
     heads = tuple(spec.kv_heads for spec in config.cache_specs)
     parts = np.split(devices, case.replicas, axis=1)
     mesh = mesh_of_replicas([engine_mesh(part, heads, case.context, case.groups) for part in parts])
@@ -132,7 +132,7 @@ def placement_of(case: StepCase, config: ModelConfig, devices: np.ndarray) -> Pl
 def adapters_for(
     case: StepCase, config: ModelConfig, shapes: StepShapes, placement: Placement
 ) -> AdapterProgram | None:
-    """Abstract adapter arrays."""
+    """The adapter program over abstract arrays; None for cases without adapters."""
     if not case.adapters:
         return None
     implementation = implementation_of(shapes, placement)
@@ -180,7 +180,8 @@ def modules(text: str) -> set[str]:
 
 
 def size_of(part: Part, bucket: Bucket, shapes: StepShapes) -> Bucket | Slots:
-    """The size of a step's part."""
+    """Bucket of a part that runs tokens; number of slots of one that runs sampled or scored
+    rows."""
     if part in RUNS_TOKENS:
         return bucket
     return Slots(shapes.scored_at_once if part is Part.SCORE else shapes.num_slots(bucket))

@@ -48,7 +48,7 @@ class Marathon:
 
 
 class Runners:
-    """The parts of one run, over one server."""
+    """Load, canary, sampling and fault injector of one run, over one server."""
 
     def __init__(self, marathon: Marathon, server: ServerProcess) -> None:
         self.injector = Injector(
@@ -60,7 +60,8 @@ class Runners:
 
 
 async def run(marathon: Marathon, log: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run everything. The server is killed in the end, also after an exception here."""
+    """Start a server, run load and faults, end it, and return the result. Always kills the
+    server."""
     server = ServerProcess(marathon.model, list(marathon.flags), log, env)
     began = time.monotonic()
     server.start()

@@ -32,7 +32,8 @@ from jengine.server.settings import ServerSettings
 
 
 def answer_files(arguments: argparse.Namespace, settings: ServerSettings) -> Progress:
-    """Answer a batch, and send what belongs at an address."""
+    """Answer a batch file on an engine process; results for URLs are sent there and deleted
+    here."""
     args = engine_args(arguments)
 
     def start() -> Engine:

@@ -225,7 +225,8 @@ def _expect_alike(number: int, first: Mapping[str, Shape], other: Mapping[str, S
 
 
 class _Attention:
-    """Names and facts of a layer's attention."""
+    """Attention of a layer: `names` of its tensors for Names, and the modules `used`, so that
+    others can be refused."""
 
     def __init__(self, layer: Mapping[str, Shape], module: str, meaning: Meaning):
         fused = [(joined(module, name),) for name in _fused(meaning)]
@@ -259,12 +260,13 @@ class _Attention:
 
 
 def _fused(meaning: Meaning) -> tuple[str, ...]:
-    """Names of fused projections: only one of them says by itself in which order its parts are."""
+    """Accepted names of fused QKV projections: only qkv_proj implies the order of its parts, others
+    need `meaning.qkv_order`."""
     return FUSED[:1] if meaning.qkv_order is None else FUSED
 
 
 def _mlp(layer: Mapping[str, Shape], mlp: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Names and facts of a dense feed-forward block."""
+    """Return (tensor names, Layout fields) of a layer's dense feed-forward block."""
     gates = [(True, parts) for parts in GATED] + [(False, parts) for parts in PLAIN]
     ups = [tuple(joined(mlp, part) for part in parts) for _, parts in gates]
     up = found_names(layer, ups, "the MLP's first matmul")

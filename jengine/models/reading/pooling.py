@@ -132,14 +132,14 @@ def one_of_kind(user: PoolerConfig, kinds: Sequence[str]) -> str | None:
 
 
 def converted(architecture: str, convert: Convert) -> Literal["embed", "classify"]:
-    """Whether the class embeds or classifies."""
+    """Resolve convert="auto" by the class name; unknown names embed."""
     if convert in ("embed", "classify"):
         return cast(Literal["embed", "classify"], convert)
     return next((kind for end, kind in CONVERTED.items() if architecture.endswith(end)), "embed")
 
 
 def tasks_of(architecture: str, convert: str) -> tuple[PoolingTask, ...]:
-    """Tasks of a pooling model."""
+    """The tasks that this class can do, its default first."""
     if architecture.endswith("RewardModel"):
         return ("token_classify",)
     return ("embed", "token_embed") if convert == "embed" else ("classify", "token_classify")
@@ -151,7 +151,7 @@ def default_task(tasks: tuple[PoolingTask, ...], architecture: str) -> PoolingTa
 
 
 def label_names(fields: Fields, architecture: str) -> tuple[str, ...]:
-    """Class names in order."""
+    """Class names by index; LABEL_i where config.json has none."""
     named = fields.part("id2label")
     if architecture.endswith("RewardModel"):
         return tuple(f"LABEL_{i}" for i in range(2 if "Process" in architecture else 1))

@@ -161,7 +161,6 @@ def save_bundle(
 
 
 def described(contents: Mapping[str, bytes]) -> dict[str, Entry]:
-    """Manifest entries of these files."""
     return {name: Entry(len(data), digest(data)) for name, data in contents.items()}
 
 
@@ -205,7 +204,6 @@ def load_bundle(
 
 
 def read_manifest(file: Path) -> Manifest:
-    """The manifest of a bundle."""
     with opened(file) as archive:
         return checked_manifest(file, archive)
 
@@ -290,5 +288,4 @@ def read_part(file: Path, archive: zipfile.ZipFile, name: str, most: int) -> byt
 
 
 def digest(data: bytes) -> str:
-    """The sha256 of these bytes."""
     return hashlib.sha256(data).hexdigest()

@@ -12,7 +12,8 @@ from jengine.models.text_encoder import TextInput
 
 
 class PackedTexts(NamedTuple):
-    """Packed texts, and rows for their keys and values."""
+    """Texts of one encoder run, concatenated. `rows` index the array that keeps their encoder
+    outputs' keys and values."""
 
     ids: Any  # i32[tokens]
     positions: Any  # i32[tokens]
@@ -31,11 +32,11 @@ class TextPacker:
         self.width = width
 
     def places_taken(self, span: MediaSpan) -> int:
-        """Number of tokens of a text."""
         return span.length
 
     def pack(self, spans: Sequence[MediaSpan], size: int, capacity: int) -> PackedTexts:
-        """The texts in a run of `size` tokens, for an array that keeps `capacity`."""
+        """Pad the texts to `size` tokens; rows of padding are `capacity`, so that scatters drop
+        them."""
         ids, positions = np.zeros(size, np.int32), np.zeros(size, np.int32)
         segments, rows = np.full(size, -1, np.int32), np.full(size, capacity, np.int32)
         first = 0

@@ -33,7 +33,8 @@ MOST_OPEN = 100
 
 
 class SpareSeats:
-    """Seats of the engine's steps that clients leave: at most half of them."""
+    """Semaphore of batch requests: at most half of max_num_seqs, and none while all open requests
+    together reach max_num_seqs."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -68,13 +69,13 @@ class Batches:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def resume(self) -> None:
-        """Go on with batches that no other process runs."""
+        """Start all unfinished batches; `_run` leaves those whose files another process has
+        locked."""
         for batch in self.store.all(Batch, "batch_"):
             if not batch.is_over:
                 self.start(batch)
 
     def start(self, batch: Batch) -> None:
-        """Run a batch in the background."""
         task = asyncio.ensure_future(self._run(batch))
         self._running[batch.id] = task
         task.add_done_callback(lambda _: self._running.pop(batch.id))
@@ -129,7 +130,7 @@ class Batches:
         return "expired" if now() >= batch.expires_at else None
 
     def _end(self, batch: Batch, status: Status, problem: str | None = None) -> None:
-        """Say how a batch ended, and publish its results."""
+        """Store a batch's final status, with its results as files that clients can read."""
         setattr(batch, f"{status}_at", now())
         batch.status = status
         if problem is not None:
@@ -151,17 +152,18 @@ class Batches:
 
 
 def output_id(batch: Batch) -> str:
-    """The id of the file of a batch's answers."""
+    """File id of a batch's answers, derived so that a restarted process appends to the same
+    file."""
     return f"file-{batch.id.removeprefix('batch_')}"
 
 
 def error_id(batch: Batch) -> str:
-    """The id of the file of its failed lines."""
+    """File id of its failed lines: the batch's digits reversed, to differ from `output_id`."""
     return f"file-{batch.id.removeprefix('batch_')[::-1]}"
 
 
 def only(endpoint: str, ask: Ask) -> Ask:
-    """`ask`, for requests to a batch's own endpoint."""
+    """Wrap `ask` to answer 400 for lines whose url is not the batch's endpoint."""
 
     async def asking(path: str, body: bytes, request_id: str) -> Response:
         if path != endpoint:
@@ -175,7 +177,7 @@ def only(endpoint: str, ask: Ask) -> Ask:
 
 
 def new_batch(endpoint: str, file: Path, file_id: str, window: str, hours: int) -> Batch:
-    """A batch that has not begun. Reads through the file."""
+    """Make a batch that starts now. Blocks while it counts the file's lines."""
     begun = now()
     return Batch(
         id=new_id("batch_"),
@@ -190,7 +192,7 @@ def new_batch(endpoint: str, file: Path, file_id: str, window: str, hours: int) 
 
 
 def count_lines(file: Path) -> int:
-    """Lines of a file that are not blank."""
+    """Count the lines that are not blank, reading AT_ONCE bytes at a time."""
     count, filled = 0, False
     with file.open("rb") as opened:
         while text := opened.readline(AT_ONCE):

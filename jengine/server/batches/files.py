@@ -135,6 +135,6 @@ class Finished:
 
 
 def key(custom_id: str | None, line: int) -> bytes:
-    """What a line is known by: its custom_id, else its number."""
+    """Hash of a line's custom_id, or of its number where it has none."""
     text = f"line {line}" if custom_id is None else f"id {custom_id}"
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()

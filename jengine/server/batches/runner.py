@@ -33,7 +33,7 @@ ABORTED = b'"finish_reason":"abort"'
 
 
 class Seats(Protocol):
-    """Bounds the lines that are asked at once."""
+    """Limits how many lines run at once: `acquire` before a line, `release` after it."""
 
     async def acquire(self) -> object: ...
     def release(self) -> None: ...
@@ -113,7 +113,7 @@ async def run_lines(
 
 
 def patient(service: Service, ask: Ask) -> Ask:
-    """`ask`, again while there is no room for the request. Raises EngineDead."""
+    """Wrap `ask` to retry requests that are refused for lack of room. Raises EngineDead."""
 
     async def asking(path: str, body: bytes, request_id: str) -> Response:
         refusals = 0

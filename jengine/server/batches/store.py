@@ -34,12 +34,11 @@ class Store:
             raise ConfigError(f"--batch-dir {folder}: {error.strerror}.") from error
 
     def content(self, file_id: str) -> Path:
-        """Where a file's content is."""
         assert _ID.fullmatch(file_id), "checked"
         return self.folder / file_id
 
     def get(self, kind: type[T], object_id: str) -> T | None:
-        """An object by its id; None if there is none."""
+        """Return None for an unknown, malformed or unreadable id."""
         if not _ID.fullmatch(object_id):
             return None
         try:
@@ -49,37 +48,37 @@ class Store:
             return None
 
     def put(self, one: FileObject | Batch) -> None:
-        """Write an object."""
+        """Write or replace an object, atomically."""
         handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
         with os.fdopen(handle, "wb") as file:
             file.write(msgspec.json.encode(one))
         os.replace(name, self.folder / f"{one.id}.json")
 
     def all(self, kind: type[T], prefix: str) -> list[T]:
-        """All objects whose ids begin so, the newest first."""
+        """All objects whose ids begin with `prefix`, the newest first."""
         names = [one.stem for one in self.folder.glob(f"{prefix}*.json")]
         found = [one for name in names if (one := self.get(kind, name)) is not None]
         return sorted(found, key=lambda one: (one.created_at, one.id), reverse=True)
 
     def add(self, part: Path, filename: str, purpose: str) -> FileObject:
-        """Take over a file of the folder."""
+        """Make a file object of `part`, a finished upload in this folder, which is renamed."""
         one = FileObject(new_id("file-"), part.stat().st_size, now(), filename, purpose)
         os.replace(part, self.content(one.id))
         self.put(one)
         return one
 
     def remove(self, file_id: str) -> None:
-        """Delete a file."""
         (self.folder / f"{file_id}.json").unlink(missing_ok=True)
         self.content(file_id).unlink(missing_ok=True)
 
     def cancellation(self, batch_id: str) -> Path:
-        """A file that is there once a batch is to be cancelled, by whichever process runs it."""
+        """Path of a marker file: its existence asks the process that runs the batch to cancel
+        it."""
         return self.folder / f"{batch_id}.cancel"
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of everything in the folder."""
         return sum(one.stat().st_size for one in os.scandir(self.folder))
 
 
