@@ -28,7 +28,7 @@ FOLDER = PAGES / "pictures"
 COMPARISON = PAGES / "comparison.html"
 WIDTH = 1100
 HEIGHTS = {
-    "chat": 620, "compare": 1000, "plan": 920, "simulate": 780, "growth": 850, "doctor": 430,
+    "chat": 620, "compare": 1000, "plan": 920, "simulate": 780, "growth": 850, "doctor": 490,
 }  # fmt: skip
 TERMINAL = """<!doctype html><meta charset="utf-8"><style>
 body { margin: 0; padding: 22px 26px; background: #14181f; color: #e6e9ee; }
