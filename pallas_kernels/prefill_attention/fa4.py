@@ -61,15 +61,14 @@ def prefill_attention_fa4(
     both = prefill_attention_triton(
         q, cache, layer, tables, starts, short, dtype=cache.dtype, into=written, **options, **rest
     )
-    at = jnp.argsort(~is_long)[:room]  # a stable sort
+    (at,) = jnp.nonzero(is_long, size=room, fill_value=is_long.size)
     first = q.shape[0] - positions.size
     base = layer * len(PLANES) * cache.shape[2]
     # Imported here: it needs the packages of the extra.
     module = importlib.import_module("pallas_kernels.fa4.call")
     sequences = module.Sequences(
         jnp.append(found.first[at] + first, q.shape[0]),
-        jnp.where(is_long, found.queries, 0)[at],
-        jnp.where(is_long, found.keys, 0)[at],
+        *(x.at[at].get(mode="fill", fill_value=0) for x in (found.queries, found.keys)),
         found.tables[at] + base,
     )
     out, lse = module.attend(
@@ -110,7 +109,8 @@ def chunks(
     keys = jnp.where(queries > 0, begin - start + queries, 0)
     index = jnp.arange(first.size)
     leader = jax.lax.cummax(jnp.where(follows, 0, index))
-    run_of_tile = jnp.searchsorted(stop, jnp.arange(tiles), side="right")
+    # Not by bisection: a loop would end the CUDA graph.
+    run_of_tile = jnp.searchsorted(stop, jnp.arange(tiles), side="right", method="compare_all")
     owner = jnp.repeat(leader[run_of_tile], tile)
     return Chunks((begin_tile * tile).astype(jnp.int32), queries, keys, table, owner)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
@@ -113,8 +114,8 @@ def with_finite_values(qkv: Array) -> Array:
     """Zeros for values that are no finite numbers: kernels that multiply whole blocks would carry
     them from a block's last request to its next one. The request itself keeps them in its queries
     and hidden states."""
-    values = qkv[..., -1, :]
-    return qkv.at[..., -1, :].set(jnp.where(jnp.isfinite(values), values, 0))
+    member = jax.lax.broadcasted_iota(jnp.int32, qkv.shape, qkv.ndim - 2)
+    return jnp.where((member < qkv.shape[-2] - 1) | jnp.isfinite(qkv), qkv, 0)
 
 
 def _write(
