@@ -40,7 +40,7 @@ from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.sizing import held_by, stages_of
 from jengine.runner.step.adapters import implementation_of
-from jengine.runner.step.attention_backend import CODES
+from jengine.runner.step.attention_backend import BASES, CODES
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder
 from jengine.runner.step.program import AdapterProgram
@@ -51,6 +51,7 @@ from jengine.runner.variants.parts import RUNS_TOKENS, Part
 from jengine.weights.abstract import abstract_model
 from jengine.weights.stages import StagePlaces
 from pallas_kernels.decode_attention import CASCADING
+from pallas_kernels.fa4.rules import BULK_BLOCK
 from pallas_kernels.launch import kernel_calls, loading
 from pallas_kernels.low_rank import inputs_first
 from pallas_kernels.prefill_attention import JOINING
@@ -83,16 +84,18 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
     layout = stage_layout(config, case.stages)
     groups = cache_groups(config.layer_specs[: layout.num_slots])
     rows = max(MAX_ROWS, case.decode_rows)
-    block_size = BLOCK_SIZE * case.context
+    block_size = block_tokens(case)
     blocks = case.cache_tokens // block_size
     run = prefill_tile(config, DEVICE_DEFAULTS["gpu"])
     joins = case.stages == case.groups == 1 and case.attention in JOINING
     joins = joins and not config.has_recurrent
     tile = JOINED_TILE if joins else run
+    attention = BASES.get(case.attention, case.attention)
     shapes = StepShapes(
         groups, block_size, tile, rows, case.max_model_len,
-        attention=case.attention, packed_tables=case.stages > 1, joined_tiles=run // tile,
-        reads_together=case.attention in CASCADING, adapter_slots=case.adapters,
+        attention=attention, prompts=case.attention if case.attention in BASES else None,
+        packed_tables=case.stages > 1, joined_tiles=run // tile,
+        reads_together=attention in CASCADING, adapter_slots=case.adapters,
         chained=case.part is not Part.STEP,
     )  # fmt: skip
     prompts = max(PREFILL_TOKENS, case.prefill_tokens)
@@ -105,7 +108,7 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
     kind = CODES[case.codes] if case.codes else jnp.bfloat16
     kept = (prompts, config.hidden_size) if shapes.chained else None
     state = jax.eval_shape(lambda: empty_state(cache, kind, *sizes, held, prompts=kept))
-    backend = matmul_backend(case.attention, pack=True)
+    backend = matmul_backend(attention, pack=True)
     places = places_for(case, config, StagePlaces(whole, layout), backend)
     order = LeafOrder(abstract_model(config), places, backend)
     return StepCompiler(
@@ -116,6 +119,11 @@ def compiler_for(case: StepCase, config: ModelConfig, devices: np.ndarray) -> St
         adapters=adapters_for(case, config, shapes, placement),
         joined=JoinedReplicas(whole) if whole.joint else None,
     )  # fmt: skip
+
+
+def block_tokens(case: StepCase) -> int:
+    """Tokens of a block on all devices, as in an engine with this backend."""
+    return (BULK_BLOCK if case.attention == "fa4" else BLOCK_SIZE) * case.context
 
 
 def placement_of(case: StepCase, config: ModelConfig, devices: np.ndarray) -> Placement:
@@ -158,7 +166,7 @@ def compiled_step(case: StepCase) -> tuple[Any, int, int]:
     config = config_of(case)
     devices = np.array(topology.devices).reshape(case.stages, -1)
     compiler = compiler_for(case, config, devices)
-    pages = -(-case.max_model_len // (BLOCK_SIZE * case.context))
+    pages = -(-case.max_model_len // block_tokens(case))
     bucket = Bucket(case.decode_rows, case.prefill_tokens, pages)
     name = with_adapters(case.variant) if case.adapters else case.variant
     features = variants(5, "raw_logprobs", adapters=True)[name].of(case.part)

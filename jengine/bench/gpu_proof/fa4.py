@@ -1,0 +1,136 @@
+"""Compiles FlashAttention-4's kernels, and steps with them, on a machine without a GPU.
+
+    python -m jengine.bench.gpu_proof.fa4 [--out FILE]
+
+Needs Python 3.12, jengine[fa4], jax's CUDA plugin and triton. Registers, spills and instructions
+are read from the machine code by `cuobjdump`, which triton ships. Numbers are not checked: these
+kernels have no interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from jengine.bench.gpu_proof.__main__ import PACKAGES, versions
+from jengine.bench.gpu_proof.cases import StepCase
+from jengine.bench.gpu_proof.device import environment
+from jengine.bench.gpu_proof.steps import compiled_step, program_facts
+from jengine.bench.machine import commit, machine
+from pallas_kernels.fa4.kernel import Geometry, compiled
+from pallas_kernels.fa4.rules import PACKAGES as PINNED
+
+# In the machine code: matmuls, bulk copies and small asynchronous ones, spills.
+INSTRUCTIONS = {
+    "matmuls": r"\b(?:HGMMA|UTCHMMA)\b",
+    "bulk_copies": r"\bUTMA(?:LDG|STG)\b",
+    "small_copies": r"\bLDGSTS\b",
+    "spills": r"\b(?:STL|LDL)\b",
+}
+KV_HEADS = 8
+CAPABILITIES = (90, 100)  # of 10.3 triton's cuobjdump reads no machine code
+
+
+def geometries(capability: int) -> Iterator[Geometry]:
+    """Odd groups, head sizes, a window, a dtype, and sinks with a window."""
+    usual = Geometry(capability, 4 * KV_HEADS, KV_HEADS, 128, 128, None, 1.0, "bfloat16", False)
+    yield usual
+    yield from (usual._replace(heads=group * KV_HEADS) for group in (1, 7, 8))
+    yield from (usual._replace(head_dim=size) for size in (64, 96))
+    yield usual._replace(window=1000)
+    yield usual._replace(dtype="float16")
+    yield usual._replace(head_dim=64, heads=8 * KV_HEADS, window=128, has_sinks=True)
+
+
+STEPS = (
+    StepCase("llama-8b", 64, 2048, "fa4", matmuls="xla"),
+    StepCase("llama-8b", 8, 8192, "fa4", matmuls="xla"),
+    StepCase("llama-8b", 64, 2048, "fa4", matmuls="xla", devices=4, captured=True),
+)
+
+
+def kernel_row(geometry: Geometry) -> dict[str, Any]:
+    """Resources and instructions of one compiled kernel."""
+    began = time.perf_counter()
+    # The machine code is the second ELF file; the first one holds it and the code of the host.
+    module = compiled(geometry, in_place=True).module
+    code = module[module.index(b"\x7fELF", 1) :]
+    seconds = time.perf_counter() - began
+    usage, text = cuobjdump(code, "--dump-resource-usage"), cuobjdump(code, "-sass")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise RuntimeError(f"cuobjdump reports in a way that is not known here:\n{usage}")
+    return {
+        **geometry._asdict(),
+        "registers": int(found[1]),
+        "stack_bytes": int(found[2]),
+        **{name: len(re.findall(pattern, text)) for name, pattern in INSTRUCTIONS.items()},
+        "module_bytes": len(module),
+        "compile_s": round(seconds, 1),
+    }
+
+
+def cuobjdump(code: bytes, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+
+
+def step_row(case: StepCase, dump: Path) -> dict[str, Any]:
+    for listing in dump.glob("*thunk_sequence*"):  # of the step before
+        listing.unlink()
+    program, cache_bytes, _ = compiled_step(case)
+    return {"step": str(case), **program_facts(program, dump, case, cache_bytes)}
+
+
+def work(dump: Path) -> None:
+    """Print one JSON object, in an environment that names the dump."""
+    kernels = [kernel_row(one) for capability in CAPABILITIES for one in geometries(capability)]
+    steps = [step_row(case, dump) for case in STEPS]
+    print(
+        json.dumps({"kernels": kernels, "steps": steps, "torch_imported": "torch" in sys.modules})
+    )
+
+
+def main() -> None:
+    """Run the work in a process of its own, and write what it finds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--dump", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.dump:
+        return work(args.dump)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "jengine.bench.gpu_proof.fa4", "--dump", folder]
+        done = subprocess.run(  # noqa: S603
+            command, env=environment(Path(folder)), stdout=subprocess.PIPE, text=True, check=True
+        )
+    result = {
+        "bench": "gpu_proof.fa4",
+        "note": "compiled on a machine without a GPU; nothing here was run or timed",
+        "command": "python -m jengine.bench.gpu_proof.fa4",
+        "commit": commit(),
+        "hardware": machine(),
+        "versions": versions((*PACKAGES, *PINNED)),
+        **json.loads(done.stdout.splitlines()[-1]),
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
