@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from jengine.errors import ConfigError, UnsupportedFeature
-from jengine.integrations.ray_serve_engine import Asked, JengineServer
+from jengine.integrations.ray_serve_engine import Asked, JengineServer, replica_of
 from jengine.server.app import ENDPOINTS, refused
 from jengine.server.errors import ApiError, api_error
+from jengine.server.http.auth import Access, Authentication, Keys
 from jengine.server.http.body import whole_body
 from jengine.server.http.form import field_of, form_parts
 from jengine.server.http.json_response import json_response
@@ -81,8 +82,10 @@ def build_openai_app(builder_config: Mapping[str, Any]) -> Application:
     if not servers or len(servers) < len(configs):
         raise ConfigError("llm_configs: expected one or more, of different model_id.")
     adapted = [config.model_id for config in configs if config.lora_config is not None]
+    keys = [replica_of(config)[1].api_key for config in configs]
+    shared = sum(keys, ()) if all(keys) else ()
     ingress = serve.deployment(serve.ingress()(Ingress), name="JengineIngress")
-    return ingress.options(**{**ONGOING, **options}).bind(servers, adapted)
+    return ingress.options(**{**ONGOING, **options}).bind(servers, adapted, shared)
 
 
 def config_of(given: LLMConfig | Mapping[str, Any] | str) -> LLMConfig:
@@ -112,7 +115,11 @@ def deployment_of(config: LLMConfig) -> Application:
 class Ingress:
     """The deployment that clients talk to."""
 
-    def __init__(self, servers: Mapping[str, DeploymentHandle], adapted: list[str]) -> None:
+    def __init__(
+        self, servers: Mapping[str, DeploymentHandle], adapted: list[str], keys: Sequence[str]
+    ) -> None:
+        """`keys`: any of them opens the list of models. Replicas check those of requests."""
+        self._keys = Keys(keys)
         self._servers = {name: one.options(stream=True) for name, one in servers.items()}
         self._adapted = frozenset(adapted)
         self._began = int(time.time())
@@ -126,7 +133,12 @@ class Ingress:
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
             ],
-            middleware=[Middleware(RequestLimits, settings=ServerSettings())],
+            middleware=[
+                Middleware(RequestLimits, settings=ServerSettings()),
+                Middleware(
+                    Authentication, access=access_of, api_keys=self._keys, admin_keys=Keys(())
+                ),
+            ],
             exception_handlers={HTTPException: refused},
         )
 
@@ -170,6 +182,10 @@ class Ingress:
         return self._servers[base].options(multiplexed_model_id=model)
 
 
+def access_of(path: str) -> Access:
+    return Access.KEY if path.startswith("/v1/models") else Access.PUBLIC
+
+
 async def rest_of(answer: Any) -> AsyncGenerator[bytes, None]:
     """The body. When the client leaves, the replica ends its request."""
     try:
@@ -191,7 +207,7 @@ def model_in(body: bytes, content_type: str) -> str | None:
 
 
 def no_model(name: str | None) -> ApiError:
-    return ApiError(404, f"The model {name!r:.200} does not exist.", param="model")
+    return ApiError(404, f"The model `{name or '':.200}` does not exist.", param="model")
 
 
 def unavailable(error: Exception) -> ApiError:
