@@ -125,7 +125,9 @@ def compile_units(compiler: Sequence[str], jobs: Jobs, work: Path, made: Path) -
 class Jobs:
     """Concurrent compiler processes that never outlive this process, even if it is killed.
 
-    Each runs in its own session, so Ctrl-C reaches the waiting process and not the compilers.
+    They run in the watchdog's process group, so Ctrl-C reaches the waiting process alone. A
+    compiler joins it before it closes its copy of the watchdog's pipe: none starts too late to be
+    killed.
     """
 
     def __init__(self) -> None:
@@ -136,14 +138,13 @@ class Jobs:
 
     def __enter__(self) -> Jobs:
         self._killer = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-I", "-S", str(KILLER)], stdin=subprocess.PIPE, text=True,
-            start_new_session=True,
+            [sys.executable, "-I", "-S", str(KILLER)], stdin=subprocess.PIPE, process_group=0,
         )  # fmt: skip
         atexit.register(self._end)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._killer.communicate()
+        self.kill()
         self._closed.set()
         atexit.unregister(self._end)
 
@@ -159,11 +160,11 @@ class Jobs:
 
     def kill(self) -> None:
         """Kill running compilers, after a failure or at exit."""
+        if self._killer.returncode is None:
+            os.killpg(self._killer.pid, signal.SIGKILL)
+            self._killer.communicate()
         for process, said in self._running.items():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            self._note("-", process)
+            process.wait()
             said.close()
         self._running.clear()
 
@@ -171,23 +172,14 @@ class Jobs:
         said = tempfile.TemporaryFile(dir=work)  # noqa: SIM115 - closed with its process
         process = subprocess.Popen(  # noqa: S603
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            env={**os.environ, "TMPDIR": str(work)}, start_new_session=True,
+            env={**os.environ, "TMPDIR": str(work)}, process_group=self._killer.pid,
         )  # fmt: skip
         self._running[process] = said
-        self._note("+", process)
-
-    def _note(self, what: str, process: subprocess.Popen[bytes]) -> None:
-        """Report a compiler's start (+) or end (-) to the watchdog process."""
-        assert self._killer.stdin is not None, "it is a pipe"
-        with suppress(BrokenPipeError):  # somebody ended it
-            self._killer.stdin.write(f"{what}{process.pid}\n")
-            self._killer.stdin.flush()
 
     def _look(self) -> None:
         if self._ending.is_set():
             raise NoKernels("this process ended while the kernels were compiled.")
         for process in [one for one in self._running if one.poll() is not None]:
-            self._note("-", process)
             with self._running.pop(process) as said:
                 if process.returncode:
                     said.seek(0)

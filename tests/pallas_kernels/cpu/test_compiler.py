@@ -113,36 +113,49 @@ def test_a_compiler_without_a_version_is_quoted(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_compiler_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import os, time; open(sys.argv[-1] + '.pid', 'w').write(str(os.getpid()))\n"
+    program = f"import os, time; open({str(tmp_path)!r} + f'/pid-{{os.getpid()}}', 'w').close()\n"
     made_up_compiler(tmp_path, monkeypatch, program + "time.sleep(60)")
     monkeypatch.setattr(build, "LONGEST_COMPILE_S", 1.0)
-    killed: list[int] = []
-    kill = os.killpg
-    monkeypatch.setattr(os, "killpg", lambda *given: (killed.append(given[0]), kill(*given)))
+    monkeypatch.setattr(
+        build.Jobs, "_look", lambda jobs, look=build.Jobs._look: began(tmp_path) and look(jobs)
+    )
     with pytest.raises(NoKernels, match="took longer than"):
         build.compiled_library()
-    assert killed and not any(Path("/proc", str(process)).exists() for process in killed)
+    assert not any(Path("/proc", str(process)).exists() for process in began(tmp_path))
     assert not list(build.private_folder().iterdir())
 
 
-def test_compilers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+def began(folder: Path) -> list[int]:
+    """The compilers that said their number in a file's name."""
+    return [int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")]
+
+
+# Ends this process as soon as the compiler has said its number, before anything else is done.
+DIES_AT_ONCE = """
+import os, pathlib, subprocess, time
+class Popen(subprocess.Popen):
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        while options["stdin"] == subprocess.DEVNULL:
+            if pathlib.Path("pid").exists(): os.kill(os.getpid(), 9)
+            time.sleep(0.01)
+subprocess.Popen = Popen
+"""
+
+
+@pytest.mark.parametrize("before", ["", DIES_AT_ONCE], ids=["later", "at once"])
+def test_compilers_end_with_a_process_that_is_killed(tmp_path: Path, before: str) -> None:
     driver = "sleep 600 & echo $! > number; mv number pid; wait"
     code = (
-        "from pathlib import Path; from pallas_kernels.cpu.build import Jobs\n"
-        "class Noting(Jobs):\n"
-        "    def _note(self, *given): super()._note(*given); Path('noted').touch()\n"
-        f"with Noting() as jobs: jobs.run([['sh', '-c', {driver!r}]], Path())"
+        f"{before}from pathlib import Path; from pallas_kernels.cpu.build import Jobs\n"
+        f"with Jobs() as jobs: jobs.run([['sh', '-c', {driver!r}]], Path())"
     )
     paths = {**os.environ, "PYTHONPATH": str(ROOT)}
-    asking = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=paths)
-    # A process that is killed before it has told the watchdog of its compiler leaves that one.
-    until((tmp_path / "noted").exists)
-    until((tmp_path / "pid").exists)
-    number = int((tmp_path / "pid").read_text())
-    assert psutil.pid_exists(number)
-    asking.kill()
-    asking.wait()
-    until(lambda: not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=paths) as asking:
+        until((tmp_path / "pid").exists)
+        asking.kill()
+    compiler = int((tmp_path / "pid").read_text())
+    until(lambda: not psutil.pid_exists(compiler) or psutil.Process(compiler).status() == "zombie")
 
 
 def test_what_killed_processes_left_is_removed(
@@ -189,8 +202,8 @@ def test_a_process_that_ends_ends_its_compilers(tmp_path: Path) -> None:
         **os.environ, "CXX": f"{sys.executable} {script}", "XDG_CACHE_HOME": str(tmp_path),
     }  # fmt: skip
     subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, check=True)
-    began = [int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")]
-    assert began and not any(Path("/proc", str(process)).exists() for process in began)
+    compilers = began(tmp_path)
+    assert compilers and not any(Path("/proc", str(process)).exists() for process in compilers)
     assert not list((tmp_path / "jengine" / "kernels").iterdir())
 
 
