@@ -6,6 +6,7 @@ keys and values are kept, nor other layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jengine.config import AttentionConfig
+from jengine.config import AttentionConfig, RopeConfig
 from jengine.layers.attention import AttentionInputs, HeadNorms, ReadInputs
 from jengine.layers.distance_bias import biases_by_distance
 from jengine.layers.norm import head_layer_norm, rms_norm
@@ -47,7 +48,9 @@ class Attention(nnx.Module):
         if config.gated:
             outputs, axes = (kv, config.group, dim), ("embed", "kv_heads", None, None)
             self.gate = Linear(factory, (hidden,), outputs, axes, bias=config.qkv_bias)
-        self.eps = factory.config.norm_eps
+        self.rope, self.eps = config.rope, factory.config.norm_eps
+        if config.rope is not None and config.qk_norm in ("unit", "behind_rotation"):
+            self.rope, self.eps = norm_first(config.rope, self.eps)
         norms = head_norms(factory, config)
         if norms is not None:
             self.q_norm, self.k_norm = norms
@@ -79,7 +82,7 @@ class Attention(nnx.Module):
             qkv = self._with_layer_norms(qkv)
         if self.config.temperature is not None:
             qkv = qkv * self._temperature(context.positions)
-        rope = self.config.rope
+        rope = self.rope
         rotation = None if rope is None else context.rotation(rope, self.config.head_dim)
         sinks = self.sinks[...] if self.config.sinks else None
         biases = self._biases(context)
@@ -163,6 +166,13 @@ class Attention(nnx.Module):
             return HeadNorms(ones, ones, self.eps, 0.0)
         weights = self.q_norm.weight[...], self.k_norm.weight[...]
         return HeadNorms(*weights, self.q_norm.eps, self.q_norm.offset)
+
+
+def norm_first(rope: RopeConfig, eps: float) -> tuple[RopeConfig, float]:
+    """Rotation and epsilon of a norm before it that equal this rotation and a norm behind it: that
+    norm undoes the rotation's factor, except that its epsilon was smaller beside it."""
+    assert rope.rotated is None or rope.attention_factor == 1.0, "no family reads with both"
+    return replace(rope, attention_factor=1.0), eps / rope.attention_factor**2
 
 
 class ReadingAttention(nnx.Module):

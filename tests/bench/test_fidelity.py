@@ -187,6 +187,13 @@ def test_other_implementations(family: str, implementation: str, theirs: Transfo
     assert found.passed, found
 
 
+def test_layers_that_read_others_kv_need_no_inputs_of_their_own(theirs: Transformers) -> None:
+    settings = drawn("gemma4", 2)
+    assert settings["num_kv_shared_layers"] and not settings["hidden_size_per_layer_input"]
+    found = check(theirs, "gemma4", 2, IMPLEMENTATIONS["cpu"])
+    assert found.passed, found
+
+
 def test_norms_over_all_heads_of_one_head_each(theirs: Transformers) -> None:
     """OLMo 2 with as many KV heads as query heads was wrong on the CPU's kernels."""
     number = next(number for number in range(30) if has_own_keys(drawn("olmo2", number)))

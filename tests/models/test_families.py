@@ -27,6 +27,8 @@ MIXED = {
     "use_sliding_window": True,
     "sliding_window": 9,
 }
+# The norms undo the factor of the rotation before them, except that epsilon is less beside it.
+NORMS_AFTER_YARN = {"rope_parameters": {**YARN, "rope_theta": 500.0}, "rms_norm_eps": 0.1}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied-linear-rope": (
@@ -223,6 +225,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe-shared": ("granite_moe_shared", {"attention_bias": True}),
     "llama4": ("llama4", {}),
     "llama4-chunks": ("llama4", {"attention_chunk_size": 8}),
+    "llama4-yarn": ("llama4", NORMS_AFTER_YARN),
     "llama4-other-choices": (
         "llama4",
         {
@@ -284,7 +287,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite_hybrid",
         {"num_local_experts": 0, "position_embedding_type": "rope", "attention_bias": True},
     ),
-    "hunyuan": ("hunyuan", {"attention_bias": True}),
+    "hunyuan": ("hunyuan", {"attention_bias": True, **NORMS_AFTER_YARN}),
     "hunyuan-alpha": (
         "hunyuan",
         {

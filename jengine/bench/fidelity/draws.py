@@ -263,7 +263,6 @@ OWN: Mapping[str, Own] = {
         variations=(Variation(("no_rope_layers", "no_rope_layer_interval"), draw_no_rope),),
         without=("sliding_window",),
     ),
-    "hunyuan": Own(marks={KINDS: ("default", "linear", "dynamic", "llama3")}),
     "apertus": Own({"hidden_act": ("xielu", "silu", "relu2")}),
     "mamba2": Own(
         {**SILU, "state_size": (5, 12, 16)},

@@ -165,6 +165,9 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
     """Write log-probabilities after each token, [sequences, tokens, vocab], to a file."""
     dtype = getattr(torch, job["dtype"])
     model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype=dtype)
+    # Gemma 4 skips positions in layers that read others' KV, and cannot where layers have no inputs
+    # of their own. It skips none while hidden states are asked for.
+    model.config.output_hidden_states = hasattr(model.config, "num_kv_shared_layers")
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     model.eval()

@@ -14,7 +14,6 @@ from jengine.models.reading.hf_config import (
     read_mlp,
     read_num_layers,
 )
-from jengine.models.reading.hf_rope import expect_no_factor
 from jengine.models.reading.hf_write import write_decoder, written_attention
 from jengine.models.tensors.checkpoint import Names
 
@@ -45,7 +44,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
     rope, dim = attention.rope, attention.head_dim
     assert rope is not None, "read with one"
-    expect_no_factor(fields, rope)
     if alpha is not None:
         rope = replace(rope, theta=rope.theta * alpha ** (dim / (dim - 2)))
     attention = replace(attention, rope=rope, qk_norm="behind_rotation")
