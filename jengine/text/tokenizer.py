@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from jengine.confined import errand as errands
 from jengine.errors import CheckpointError, ConfigError, RequestError, lfs_advice
 from jengine.text.confined_tokenizer import ConfinedTokenizer
+from jengine.text.torch_later import config_without_dtype, defer_torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -200,14 +201,16 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a local model folder's tokenizer. Raises CheckpointError."""
     folder = Path(path)
     _check_folder(folder)
+    defer_torch()
     # Importing it takes as long as importing jax, and engines of tokens do without.
     from transformers import AutoTokenizer
 
     try:
         # AutoTokenizer is typed as if it could return None; without a tokenizer it raises.
         hf: Any = AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True, mistral_format=False
-        )
+            str(folder), config=_stated_config(folder), trust_remote_code=False,
+            local_files_only=True, mistral_format=False,
+        )  # fmt: skip
     # The Rust parser raises the bare class, transformers a dozen others; all mean the same here.
     except Exception as error:
         advice = "".join(lfs_advice(folder / name) for name in _VOCABULARY_FILES) or (
@@ -217,6 +220,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"The tokenizer in {folder} cannot be loaded: {error}.{advice}"
         ) from error
     return Tokenizer(hf)
+
+
+def _stated_config(folder: Path) -> Any:
+    configs = (_read_config(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    return config_without_dtype(str(folder), *configs)
 
 
 def wrap_tokenizer(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Tokenizer:
