@@ -194,6 +194,11 @@ def test_layers_that_read_others_kv_need_no_inputs_of_their_own(theirs: Transfor
     assert found.passed, found
 
 
+def test_codes_that_int4_finds_again(theirs: Transformers) -> None:
+    found = check(theirs, "llama", 0, IMPLEMENTATIONS["int4"])
+    assert found.passed, found
+
+
 def test_norms_over_all_heads_of_one_head_each(theirs: Transformers) -> None:
     """OLMo 2 with as many KV heads as query heads was wrong on the CPU's kernels."""
     number = next(number for number in range(30) if has_own_keys(drawn("olmo2", number)))

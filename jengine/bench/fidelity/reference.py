@@ -39,10 +39,10 @@ BOUNDS = {"put_min": -1.0, "put_max": 1.0}  # of what is clamped, and the side o
 QUERIES = ("q_norm.weight", "Attention.q.weight")
 CONVOLUTIONS = ("conv1.weight", "conv2.weight")  # over time
 RATE = 16000  # of speech
-# Every so many weights in a row, and in a column, one is the largest code: each group of inputs
-# that share a scale has one, however the inputs are laid out.
-BETWEEN_LARGEST = 16
-GROUP = 64  # inputs that share a scale, where not all do
+# Every so many weights in a row, and in a column, one is the largest code, and the next the
+# lowest: each group of inputs that share a scale and a zero has both, however they are laid out.
+BETWEEN_EXTREMES = 16
+GROUP = 2 * BETWEEN_EXTREMES  # the fewest inputs that share a scale, where not all do
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ADAPTER_SPREAD = 0.15
 
@@ -104,15 +104,16 @@ def as_codes(weight: Tensor, largest: int) -> Tensor:
     scale = 2.5 * float(weight.std(correction=0)) / largest
     codes = (weight / scale).round().clamp(-largest, largest)
     rows, columns = (torch.arange(size) for size in weight.shape[-2:])
-    diagonals = (rows[:, None] + columns) % BETWEEN_LARGEST == 0
-    extreme = diagonals | ends(len(rows))[:, None] | ends(len(columns))
-    return torch.where(extreme, torch.where(weight < 0, -largest, largest), codes) * scale
+    diagonals = (rows[:, None] + columns) % BETWEEN_EXTREMES == 0
+    lowest = (rows[:, None] + columns) % GROUP == 0
+    codes = torch.where(diagonals, torch.where(lowest, -largest, largest), codes)
+    last = ends(len(rows))[:, None] | ends(len(columns))
+    return torch.where(last, torch.where(weight < 0, -largest, largest), codes) * scale
 
 
 def ends(size: int) -> Tensor:
-    """bool[size]: trailing indices that form a group too small to contain the largest code."""
-    left = size % GROUP
-    return torch.arange(size) >= size - (left if left < BETWEEN_LARGEST else 0)
+    """bool[size]: trailing indices, of a group too small to contain both extremes."""
+    return torch.arange(size) >= size - size % GROUP
 
 
 def adapt(model: transformers.PreTrainedModel, folder: Path, rank: int) -> None:
