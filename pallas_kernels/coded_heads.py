@@ -2,15 +2,19 @@
 
 In: arrays in the layout of `pallas_kernels.layout`. Out: values for tensor cores and a scale per
 token and head, applied to scores and weights. Needs no FP8 support of the device.
+
+Codes are read as pairs of 16 bits: these are what tensor cores' loads from shared memory can
+transpose, so they reach registers as those of bfloat16 do, and two at a time are converted there.
+The even and the odd numbers of a head are multiplied separately; `in_two` splits queries alike.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
-# What FP8's numbers are larger by where their bits are read as those of float16.
-FP8_AS_HALF = tl.constexpr(256.0)
 # Adding and subtracting it rounds a float32 below 2**22 to the nearest integer, ties to even.
 ROUNDING = tl.constexpr(12582912.0)
 SMALLEST_SCALE = tl.constexpr(1e-12)
@@ -23,6 +27,48 @@ PER_UNIT = tl.constexpr(512.0)
 REBIASED = tl.constexpr((127 - 7) << 3)
 
 
+# Programs of PTX: two pairs of codes in, one number of each in bfloat16 out. The bits of FP8, moved
+# to where bfloat16 has exponent and mantissa, stand for numbers smaller by 2**120, subnormal ones
+# included. The lower bits of int8 are the mantissa of 128 + themselves, from which 128 is taken, or
+# 256 if the sign is set.
+EVEN_FP8: Any = tl.constexpr("""{
+.reg .b32 a, b, c, m;
+mov.b32 m, 0x7b807b80;
+mov.b32 c, 0x80008000;
+shl.b32 a, $1, 8;
+and.b32 a, a, 0x80008000;
+shl.b32 b, $1, 4;
+lop3.b32 a, b, 0x07f007f0, a, 0xea;
+fma.rn.bf16x2 $0, a, m, c;
+}""")
+ODD_FP8: Any = tl.constexpr("""{
+.reg .b32 a, b, c, m;
+mov.b32 m, 0x7b807b80;
+mov.b32 c, 0x80008000;
+and.b32 a, $1, 0x80008000;
+shr.u32 b, $1, 4;
+lop3.b32 a, b, 0x07f007f0, a, 0xea;
+fma.rn.bf16x2 $0, a, m, c;
+}""")
+EVEN_INT8: Any = tl.constexpr("""{
+.reg .b32 a, b, c, m;
+mov.b32 m, 0xbf80bf80;
+mov.b32 c, 0x43004300;
+lop3.b32 a, $1, 0x007f007f, c, 0xea;
+lop3.b32 b, $1, 0x00800080, c, 0xea;
+fma.rn.bf16x2 $0, b, m, a;
+}""")
+ODD_INT8: Any = tl.constexpr("""{
+.reg .b32 a, b, c, m;
+mov.b32 m, 0xbf80bf80;
+mov.b32 c, 0x43004300;
+shr.u32 b, $1, 8;
+lop3.b32 a, b, 0x007f007f, c, 0xea;
+lop3.b32 b, b, 0x00800080, c, 0xea;
+fma.rn.bf16x2 $0, b, m, a;
+}""")
+
+
 @triton.jit
 def as_multiplied(x, kind: tl.constexpr, CODES: tl.constexpr):
     """Cast queries to the dtype in which they are multiplied by keys of this cache dtype."""
@@ -33,40 +79,105 @@ def as_multiplied(x, kind: tl.constexpr, CODES: tl.constexpr):
 
 
 @triton.jit
-def load_heads(plane_ptr, places, inside, lane, HEAD_DIM: tl.constexpr, CODES: tl.constexpr):
-    """Load heads [tokens, lanes] and their scales [1, tokens] (1.0 for an unquantized cache)."""
-    stored = inside[:, None] & (lane < HEAD_DIM)[None, :]
-    found = tl.load(plane_ptr + places[:, None] + lane[None, :], mask=stored, other=0)
+def in_two(q, CODES: tl.constexpr):
+    """Split queries [q, d] as pairs of codes are: the even lanes and the odd ones. Those of an
+    unquantized cache stay whole."""
     if CODES == "none":
-        return found, 1.0
+        return q, 0.0
     else:
-        scales = load_scales(plane_ptr, places, inside, HEAD_DIM)
-        if CODES == "fp8":
-            bits = found.to(tl.uint16)
-            half = ((bits & 0x7F) << 7) | ((bits & 0x80) << 8)
-            numbers = half.to(tl.uint16).to(tl.float16, bitcast=True)
-            return numbers.to(tl.float32).to(tl.bfloat16), scales * FP8_AS_HALF
-        else:
-            return found.to(tl.float32).to(tl.bfloat16), scales
+        return tl.split(tl.reshape(q, [q.shape[0], q.shape[1] // 2, 2]))
 
 
 @triton.jit
-def load_scales(plane_ptr, places, inside, HEAD_DIM: tl.constexpr):
-    """Load the scales [1, tokens]: bfloat16 stored little-endian after the codes."""
-    byte = tl.arange(0, 2)
-    where = plane_ptr + places[:, None] + HEAD_DIM + byte[None, :]
-    found = tl.load(where, mask=inside[:, None] & (byte >= 0)[None, :], other=0)
-    bits = found.to(tl.int32) & 0xFF
-    shifted = bits << (byte * 8 + 16)[None, :]
-    return tl.sum(shifted, 1).to(tl.float32, bitcast=True)[None, :]
+def nothing_mixed(QUERIES: tl.constexpr, PADDED_DIM: tl.constexpr, CODES: tl.constexpr):
+    """Zeros to accumulate values in, in two as `in_two` splits lanes."""
+    if CODES == "none":
+        return tl.zeros([QUERIES, PADDED_DIM], tl.float32), 0.0
+    else:
+        zeros = tl.zeros([QUERIES, PADDED_DIM // 2], tl.float32)
+        return zeros, zeros
+
+
+@triton.jit
+def in_one(mixed, mixed_odd, CODES: tl.constexpr):
+    """Undo `in_two`."""
+    if CODES == "none":
+        return mixed
+    else:
+        return tl.interleave(mixed, mixed_odd)
+
+
+@triton.jit
+def load_heads(
+    plane_ptr,
+    head,
+    block,
+    slot,
+    inside,
+    BLOCK_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """Load a head of tokens [tokens, lanes], and its scales [1, tokens] (1.0 for an unquantized
+    cache). Tokens are slots of blocks; codes come in pairs, see `evens`."""
+    if CODES == "none":
+        lane = tl.arange(0, PADDED_DIM)
+        places = block * BLOCK_STRIDE + slot * TOKEN_STRIDE
+        stored = inside[:, None] & (lane < HEAD_DIM)[None, :]
+        first = plane_ptr + head * HEAD_DIM
+        return tl.load(first + places[:, None] + lane[None, :], mask=stored, other=0), 1.0
+    else:
+        lane = tl.arange(0, PADDED_DIM // 2)
+        pairs_ptr = plane_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+        pairs_ptr += head * (HEAD_DIM // 2)
+        places = block * (BLOCK_STRIDE // 2) + slot * (TOKEN_STRIDE // 2)
+        stored = inside[:, None] & (lane < HEAD_DIM // 2)[None, :]
+        pairs = tl.load(pairs_ptr + places[:, None] + lane[None, :], mask=stored, other=0)
+        # Two scales are a word: what is copied to shared memory beside the program has four bytes
+        # at least.
+        words_ptr = plane_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+        words_ptr += SCALES // 4 + head * (BLOCK_SIZE // 2)
+        places = block * (BLOCK_STRIDE // 4) + (slot >> 1)
+        words = tl.load(words_ptr + places, mask=inside, other=0)
+        bits = tl.where((slot & 1) == 0, words << 16, words & -65536)
+        return pairs, bits.to(tl.float32, bitcast=True)[None, :]
+
+
+@triton.jit
+def evens(pairs, CODES: tl.constexpr):
+    """The first number of each pair of codes, exact in bfloat16."""
+    return tl.inline_asm_elementwise(
+        EVEN_FP8 if CODES == "fp8" else EVEN_INT8, "=r,r", [pairs],
+        dtype=tl.bfloat16, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def odds(pairs, CODES: tl.constexpr):
+    """The second number of each pair of codes."""
+    return tl.inline_asm_elementwise(
+        ODD_FP8 if CODES == "fp8" else ODD_INT8, "=r,r", [pairs],
+        dtype=tl.bfloat16, is_pure=True, pack=2,
+    )  # fmt: skip
 
 
 @triton.jit
 def store_heads(
-    target, heads, kept, lane, HEAD_DIM: tl.constexpr, kind: tl.constexpr, CODES: tl.constexpr
+    target,
+    scale_target,
+    heads,
+    kept,
+    lane,
+    HEAD_DIM: tl.constexpr,
+    kind: tl.constexpr,
+    CODES: tl.constexpr,
 ):
-    """Quantize and store float32 heads [rows, lanes] where `kept`. `target` [rows, 1] points to
-    each; lanes beyond the head must be zero."""
+    """Store float32 heads [rows, lanes] where `kept`, quantized. `target` [rows, 1] points to each,
+    `scale_target` [rows] to its scale; lanes beyond the head must be zero."""
     inside = kept[:, None] & (lane < HEAD_DIM)[None, :]
     if CODES == "none":
         tl.store(target + lane[None, :], heads.to(kind), mask=inside)
@@ -78,10 +189,8 @@ def store_heads(
         units = heads / scale[:, None]
         codes = fp8_bits(units) if CODES == "fp8" else (units + ROUNDING) - ROUNDING
         tl.store(target + lane[None, :], codes.to(tl.int32).to(kind), mask=inside)
-        byte = tl.arange(0, 2)
-        parts = (bits[:, None] >> (byte * 8)[None, :]) & 0xFF
-        inside = kept[:, None] & (byte >= 0)[None, :]
-        tl.store(target + HEAD_DIM + byte[None, :], parts.to(kind), mask=inside)
+        scale_target = scale_target.to(tl.pointer_type(tl.int16), bitcast=True)
+        tl.store(scale_target, bits.to(tl.int16), mask=kept)
 
 
 @triton.jit

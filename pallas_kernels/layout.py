@@ -2,8 +2,11 @@
 
 A cache group is one array [layers, 2, blocks, block_size, kv_heads * head_dim]; keys are plane 0,
 values plane 1; the KV heads of a token are contiguous. Latent attention has no planes: [layers,
-blocks, block_size, rank + rope]. uint16 arrays hold bfloat16 bits. In one-byte arrays, each head of
-a token is followed by its own bfloat16 scale: int8 arrays hold int8, uint8 arrays FP8 (E4M3).
+blocks, block_size, rank + rope]. uint16 arrays hold bfloat16 bits. One-byte arrays are quantized:
+int8 arrays hold int8, uint8 arrays FP8 (E4M3). Their last two dimensions are the bytes of a block:
+codes [block_size, kv_heads, head_dim], then a bfloat16 scale of each head [kv_heads, block_size].
+So codes are aligned to 16 bytes, as asynchronous copies to shared memory need it. On several
+devices this holds for each device's part of a block: how many there are is part of `stored_as`.
 
 Scales are computed as a token is written, without calibration. XLA and CPU attention dequantize to
 float32; Triton kernels use the codes, exact in bfloat16, and apply scales to scores and weights.
@@ -48,7 +51,7 @@ def has_scales(dtype: DTypeLike) -> bool:
 
 
 def head_width(head_dim: int, dtype: DTypeLike) -> int:
-    """Array elements per head of a token, its scale included."""
+    """Array elements per head of a token, its scale included. No head lies in so many in a row."""
     return head_dim + (SCALE_BYTES if has_scales(dtype) else 0)
 
 
@@ -72,24 +75,30 @@ def entries_shape(layers: int, blocks: int, block_size: int, width: int) -> tupl
 
 
 class Strides(NamedTuple):
-    """Elements from one layer, plane, block, token or KV head to the next."""
+    """Elements from one layer, plane, block or token to the next; and to a block's scales."""
 
     layer: int
     plane: int
     block: int
     token: int
-    head: int
+    scales: int
 
     def constants(self) -> dict[str, int]:
-        """Kernel constants LAYER_STRIDE, PLANE_STRIDE, ..."""
-        return {f"{name.upper()}_STRIDE": value for name, value in self._asdict().items()}
+        """Kernel constants LAYER_STRIDE, PLANE_STRIDE, ..., and SCALES."""
+        *steps, (_, scales) = self._asdict().items()
+        return {**{f"{name.upper()}_STRIDE": value for name, value in steps}, "SCALES": scales}
 
 
 def strides(cache: Array, head_dim: int) -> Strides:
-    """Strides of a cache array; head_dim is contiguous."""
+    """Strides of a cache array; the heads of a token are contiguous."""
     _, planes, blocks, block_size, width = cache.shape
-    block, head = block_size * width, head_width(head_dim, cache.dtype)
-    return Strides(planes * blocks * block, blocks * block, block, width, head)
+    block, token = block_size * width, kv_heads_of(cache, head_dim) * head_dim
+    if has_scales(cache.dtype) and (block_size % 2 or head_dim % 2):
+        raise ValueError(
+            f"kernels read codes and scales in pairs: expected an even block size and head size, "
+            f"given {block_size} and {head_dim}"
+        )
+    return Strides(planes * blocks * block, blocks * block, block, token, block_size * token)
 
 
 def codes_of(dtype: DTypeLike) -> str:
@@ -113,9 +122,8 @@ def read_heads(
         found = flat.at[blocks + plane_start(layer, which, num_blocks)].get(
             mode="promise_in_bounds"
         )
-        heads = found.reshape(*seen.shape, -1, head_width(head_dim, cache.dtype)).swapaxes(1, 2)
-        if has_scales(cache.dtype):
-            heads = decoded(heads)
+        heads = heads_of(found, block_size, head_dim)
+        heads = heads.reshape(*seen.shape, -1, head_dim).swapaxes(1, 2)
         if cache.dtype == BFLOAT16_BITS:
             heads = lax.bitcast_convert_type(heads, jnp.bfloat16)
         # The mask comes last, for keys too: XLA on the CPU would fold a swap of axes into the
@@ -123,6 +131,19 @@ def read_heads(
         return jnp.where(jnp.broadcast_to(seen[:, None, :, None], heads.shape), heads, 0)
 
     return plane(KEYS), plane(VALUES)
+
+
+def heads_of(
+    blocks: Shaped[Array, "batch pages elements"], block_size: int, head_dim: int
+) -> Shaped[Array, "batch pages block_size kv_heads dim"]:
+    """The heads of whole blocks, dequantized."""
+    of_token = block_size, -1, head_dim
+    if not has_scales(blocks.dtype):
+        return blocks.reshape(*blocks.shape[:2], *of_token)
+    ends = blocks.shape[2] // head_width(head_dim, blocks.dtype) * head_dim
+    codes, scales = blocks[..., :ends], blocks[..., ends:]
+    scales = scales.reshape(*blocks.shape[:2], -1, block_size, SCALE_BYTES).swapaxes(2, 3)
+    return decoded(codes.reshape(*blocks.shape[:2], *of_token), scales)
 
 
 def read_entries(
@@ -173,6 +194,8 @@ def write_slots(
     slots: Int[Array, " tokens"],
 ) -> Shaped[Array, "layers 2 blocks block_size width"]:
     """Write keys and values to slots in place; slots outside a plane are skipped."""
+    if has_scales(cache.dtype):
+        return _write_codes(cache, layer, jnp.stack([k, v]), slots)
     _, _, num_blocks, block_size, width = cache.shape
     plane_slots = num_blocks * block_size
     starts = [plane_start(layer, plane, plane_slots) for plane in PLANES]
@@ -182,13 +205,48 @@ def write_slots(
         for start in starts
     ])  # fmt: skip
     flat = cache.reshape(-1, width)
-    both = jnp.concatenate([k, v])
-    coded = has_scales(cache.dtype)
-    both = encoded(both, cache.dtype) if coded else both.astype(held_dtype(cache))
+    both = jnp.concatenate([k, v]).astype(held_dtype(cache))
     if cache.dtype == BFLOAT16_BITS:
         both = lax.bitcast_convert_type(both, BFLOAT16_BITS)
     both = both.reshape(-1, width)
     return flat.at[index].set(both, mode="drop", unique_indices=True).reshape(cache.shape)
+
+
+def _write_codes(
+    cache: Shaped[Array, "layers 2 blocks block_size width"],
+    layer: int | Array,
+    heads: Float[Array, "2 tokens kv_heads dim"],
+    slots: Int[Array, " tokens"],
+) -> Shaped[Array, "layers 2 blocks block_size width"]:
+    """`write_slots` of a quantized cache: a run of codes per token, and a scale per head."""
+    _, _, num_blocks, block_size, width = cache.shape
+    kv_heads, dim = heads.shape[2:]
+    inside = (slots >= 0) & (slots < num_blocks * block_size)
+    block = jnp.where(inside, slots // block_size, jnp.iinfo(slots.dtype).max)
+    starts = [plane_start(layer, plane, num_blocks) for plane in PLANES]
+    blocks = jnp.stack([jnp.where(inside, block + start, block) for start in starts])
+    slot = jnp.stack([slots % block_size] * len(PLANES))
+    of_head = jnp.arange(kv_heads, dtype=slots.dtype)[None, None] * block_size
+    ends = block_size * kv_heads * dim
+    codes, scales = encoded(heads, cache.dtype)
+    flat = cache.reshape(-1, block_size * width)
+    flat = _put_runs(flat, blocks, slot * (kv_heads * dim), codes.reshape(*blocks.shape, -1))
+    places = ends + (slot[..., None] + of_head) * SCALE_BYTES
+    blocks = jnp.broadcast_to(blocks[..., None], places.shape)
+    return _put_runs(flat, blocks, places, scales).reshape(cache.shape)
+
+
+def _put_runs(
+    flat: Shaped[Array, "blocks bytes"], blocks: Int[Array, "*runs"], begins: Int[Array, "*runs"],
+    runs: Shaped[Array, "*runs length"],
+) -> Shaped[Array, "blocks bytes"]:  # fmt: skip
+    """Write runs of bytes into blocks; those of blocks outside are skipped."""
+    where = jnp.stack([blocks.reshape(-1), begins.reshape(-1)], axis=-1)
+    return lax.scatter(
+        flat, where, runs.reshape(where.shape[0], -1),
+        lax.ScatterDimensionNumbers((1,), (0,), (0, 1)),
+        unique_indices=True, mode=lax.GatherScatterMode.FILL_OR_DROP,
+    )  # fmt: skip
 
 
 def plane_start(layer: int | Array, plane: int, size: int) -> int | Array:
@@ -198,8 +256,9 @@ def plane_start(layer: int | Array, plane: int, size: int) -> int | Array:
 
 def encoded(
     heads: Float[Array, "*tokens dim"], dtype: DTypeLike
-) -> Shaped[Array, "*tokens dim_and_scale"]:
-    """Quantize heads, each with the smallest bfloat16 scale that clips nothing."""
+) -> tuple[Shaped[Array, "*tokens dim"], Shaped[Array, "*tokens 2"]]:
+    """Codes of heads, and for each the bytes of the smallest bfloat16 scale that clips nothing, low
+    byte first."""
     kind = jnp.dtype(dtype)
     heads = heads.astype(jnp.float32)
     highest = jnp.max(jnp.abs(heads), axis=-1, keepdims=True)
@@ -212,14 +271,14 @@ def encoded(
         codes = jnp.round(units).astype(jnp.int8)
     else:
         codes = lax.bitcast_convert_type(units.astype(jnp.float8_e4m3fn), jnp.uint8)
-    scales = lax.bitcast_convert_type(scale_bits[..., 0], kind)  # [*tokens, 2], low byte first
-    return jnp.concatenate([codes, scales], axis=-1)
+    return codes, lax.bitcast_convert_type(scale_bits[..., 0], kind)
 
 
-def decoded(heads: Shaped[Array, "*tokens dim_and_scale"]) -> Float32[Array, "*tokens dim"]:
+def decoded(
+    codes: Shaped[Array, "*tokens dim"], scales: Shaped[Array, "*tokens 2"]
+) -> Float32[Array, "*tokens dim"]:
     """Dequantize heads: codes times scales."""
-    codes, scales = heads[..., :-SCALE_BYTES], heads[..., -SCALE_BYTES:]
-    if heads.dtype == FP8_BITS:
+    if codes.dtype == FP8_BITS:
         codes = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn)
     scale = lax.bitcast_convert_type(scales, jnp.bfloat16).astype(jnp.float32)
     return codes.astype(jnp.float32) * scale[..., None]

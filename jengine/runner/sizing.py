@@ -31,7 +31,7 @@ from jengine.runner.memory.cache_size import (
 from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.programs.ledger import LedgerEntry
 from jengine.runner.runner_config import RunnerConfig
-from jengine.runner.step.attention_backend import cache_dtype_name
+from jengine.runner.step.attention_backend import stored_as
 from jengine.runner.step.group_arrays import block_bytes_on_each
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder
@@ -160,7 +160,8 @@ class Sizing:
         copies = caches and not (shapes.packed_tables or shapes.most_drafts or self.joint)
         return CacheConfig(
             shapes.groups, shapes.block_size, blocks, caches,
-            stored_as=cache_dtype_name(self.config.cache_dtype), lookahead=shapes.lookahead,
+            stored_as=stored_as(self.config.cache_dtype, self.placement),
+            lookahead=shapes.lookahead,
             keeps_records=keeps_records, keeps_tails=copies and not keeps_records,
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ def write_tokens(
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -35,8 +35,7 @@ def write_tokens(
     lane = tl.arange(0, PADDED_WIDTH)
     inside = lane < WIDTH
     target = cache_ptr + layer * LAYER_STRIDE + slot // BLOCK_SIZE * BLOCK_STRIDE
-    target += slot % BLOCK_SIZE * TOKEN_STRIDE
-    target += lane // HEAD_DIM * HEAD_STRIDE + lane % HEAD_DIM
+    target += slot % BLOCK_SIZE * TOKEN_STRIDE + lane
     kind = cache_ptr.dtype.element_ty
     keys = tl.load(k_ptr + token * WIDTH + lane, mask=inside, other=0.0)
     values = tl.load(v_ptr + token * WIDTH + lane, mask=inside, other=0.0)
@@ -46,7 +45,7 @@ def write_tokens(
 
 @triton.jit
 def write_coded_tokens(
-    cache_ptr,  # [layers, 2, blocks, block_size, kv_heads * (dim + 2)], written in place
+    cache_ptr,  # of codes, see `pallas_kernels.layout`, written in place
     layer_ptr,  # i32[1]
     k_ptr,  # [tokens, KV_HEADS, dim]
     v_ptr,  # [tokens, KV_HEADS, dim]
@@ -55,7 +54,7 @@ def write_coded_tokens(
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -74,13 +73,15 @@ def write_coded_tokens(
     kept = head < KV_HEADS
     inside = kept[:, None] & (lane < HEAD_DIM)[None, :]
     at = (token * KV_HEADS + head)[:, None] * HEAD_DIM + lane[None, :]
-    target = cache_ptr + layer * LAYER_STRIDE + slot // BLOCK_SIZE * BLOCK_STRIDE
-    target = target + slot % BLOCK_SIZE * TOKEN_STRIDE + head[:, None] * HEAD_STRIDE
+    block = cache_ptr + layer * LAYER_STRIDE + slot // BLOCK_SIZE * BLOCK_STRIDE
+    target = block + slot % BLOCK_SIZE * TOKEN_STRIDE + head[:, None] * HEAD_DIM
+    scale = block + SCALES + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * 2
     kind = cache_ptr.dtype.element_ty
     keys = tl.load(k_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    store_heads(target, keys, kept, lane, HEAD_DIM, kind, CODES)
+    store_heads(target, scale, keys, kept, lane, HEAD_DIM, kind, CODES)
     values = tl.load(v_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    store_heads(target + PLANE_STRIDE, values, kept, lane, HEAD_DIM, kind, CODES)
+    target, scale = target + PLANE_STRIDE, scale + PLANE_STRIDE
+    store_heads(target, scale, values, kept, lane, HEAD_DIM, kind, CODES)
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def rotate_and_write_heads(
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -158,14 +159,16 @@ def rotate_and_write_heads(
     if (slot < 0) | (slot >= BLOCKS * BLOCK_SIZE):
         return
     layer = tl.load(layer_ptr).to(tl.int64)
-    target = cache_ptr + layer * LAYER_STRIDE + slot // BLOCK_SIZE * BLOCK_STRIDE
-    target += slot % BLOCK_SIZE * TOKEN_STRIDE + head * HEAD_STRIDE
+    block = cache_ptr + layer * LAYER_STRIDE + slot // BLOCK_SIZE * BLOCK_STRIDE
+    target = block + slot % BLOCK_SIZE * TOKEN_STRIDE + head * HEAD_DIM
+    scale = block + SCALES + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * 2
     plane = tl.where(is_value, PLANE_STRIDE, 0).to(tl.int64)
     kept = (member >= GROUP) & (member < GROUP + 2)
     heads = tl.where(known, made, 0.0)
     store_heads(
-        target + plane[:, None], heads, kept, lane, HEAD_DIM, cache_ptr.dtype.element_ty, CODES
-    )
+        target + plane[:, None], scale + plane, heads, kept, lane, HEAD_DIM,
+        cache_ptr.dtype.element_ty, CODES,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -9,7 +9,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pallas_kernels.coded_heads import as_multiplied, load_heads
+from pallas_kernels.coded_heads import (
+    as_multiplied,
+    evens,
+    in_one,
+    in_two,
+    load_heads,
+    nothing_mixed,
+    odds,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Finite: a chunk in which all keys of a query are masked gives no NaN, and the sums over it are
@@ -34,7 +42,7 @@ def decode_parts(
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     PAGES: tl.constexpr,
@@ -60,7 +68,7 @@ def decode_parts(
     program = tl.program_id(0)
     head = program % KV_HEADS
     layer = tl.load(layer_ptr).to(tl.int64)
-    keys_ptr = cache_ptr + layer * LAYER_STRIDE + head * HEAD_STRIDE
+    keys_ptr = cache_ptr + layer * LAYER_STRIDE
     query = tl.arange(0, QUERIES)
     lane = tl.arange(0, PADDED_DIM)
     query_head = head * GROUP + query % GROUP
@@ -75,9 +83,9 @@ def decode_parts(
         q = tl.load(q_ptr + at, mask=real, other=0.0)
         q = as_multiplied(q, cache_ptr.dtype.element_ty, CODES)
         highest, total, mixed = attended(
-            q, keys_ptr, tables_ptr + row * PAGES, low, high, lane, PLANE_STRIDE, BLOCK_STRIDE,
-            TOKEN_STRIDE, BLOCK_SIZE, QUERIES, HEAD_DIM, PADDED_DIM, TOKENS, SCALE, SOFT_CAP,
-            PRECISION, CODES,
+            q, keys_ptr, head, tables_ptr + row * PAGES, low, high, PLANE_STRIDE,
+            BLOCK_STRIDE, TOKEN_STRIDE, SCALES, BLOCK_SIZE, QUERIES, HEAD_DIM, PADDED_DIM, TOKENS,
+            SCALE, SOFT_CAP, PRECISION, CODES,
         )  # fmt: skip
         if SPLIT and tl.load(count_ptr + row) > 1:
             number = tl.load(parts_ptr + 3 * PARTS + part)
@@ -172,13 +180,14 @@ def write_row(
 def attended(
     q,
     keys_ptr,
+    head,
     table_ptr,
     low,
     high,
-    lane,
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -192,17 +201,26 @@ def attended(
     """Online softmax of queries [q, d] over tokens `low` to `high` of a row."""
     highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
+    q, q_odd = in_two(q, CODES)
+    mixed, mixed_odd = nothing_mixed(QUERIES, PADDED_DIM, CODES)
     for begin in tl.range(low, high, TOKENS):
         token = begin + tl.arange(0, TOKENS)
         inside = token < high
-        places = token_places(table_ptr, token, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
-        keys, key_units = load_heads(keys_ptr, places, inside, lane, HEAD_DIM, CODES)
-        values, units = load_heads(keys_ptr + PLANE_STRIDE, places, inside, lane, HEAD_DIM, CODES)
-        scores = scored(q, keys, key_units, SCALE, SOFT_CAP, PRECISION)
+        block, slot = blocks_and_slots(table_ptr, token, inside, BLOCK_SIZE)
+        keys, key_units = load_heads(
+            keys_ptr, head, block, slot, inside,
+            BLOCK_STRIDE, TOKEN_STRIDE, SCALES, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, CODES,
+        )  # fmt: skip
+        values, units = load_heads(
+            keys_ptr + PLANE_STRIDE, head, block, slot, inside,
+            BLOCK_STRIDE, TOKEN_STRIDE, SCALES, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, CODES,
+        )  # fmt: skip
+        scores = scored(q, q_odd, keys, key_units, SCALE, SOFT_CAP, PRECISION, CODES)
         scores = tl.where(inside[None, :], scores, FAR_BELOW)
-        highest, total, mixed = accumulated(scores, values, units, highest, total, mixed, PRECISION)
-    return highest, total, mixed
+        highest, total, mixed, mixed_odd = accumulated(
+            scores, values, units, highest, total, mixed, mixed_odd, PRECISION, CODES
+        )
+    return highest, total, in_one(mixed, mixed_odd, CODES)
 
 
 @triton.jit
@@ -272,28 +290,34 @@ def token_pointers(
     BLOCK_SIZE: tl.constexpr,
 ):
     """Pointers to vectors [tokens, lanes]; `token` is relative to the table's first token."""
-    at = token_places(table_ptr, token, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
-    return plane_ptr + at[:, None] + lane[None, :]
+    block, slot = blocks_and_slots(table_ptr, token, inside, BLOCK_SIZE)
+    return plane_ptr + (block * BLOCK_STRIDE + slot * TOKEN_STRIDE)[:, None] + lane[None, :]
 
 
 @triton.jit
-def token_places(
-    table_ptr,
-    token,
-    inside,
-    BLOCK_STRIDE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-):
-    """Offsets of tokens in a plane; `token` is relative to the table's first token."""
+def blocks_and_slots(table_ptr, token, inside, BLOCK_SIZE: tl.constexpr):
+    """Blocks of tokens, and their places in these; `token` is relative to the table's first."""
     block = tl.load(table_ptr + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    return block * BLOCK_STRIDE + token % BLOCK_SIZE * TOKEN_STRIDE
+    return block, token % BLOCK_SIZE
 
 
 @triton.jit
-def scored(q, keys, units, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of queries [q, d] against keys [k, d] times log2(e); `units` are the keys' scales."""
-    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * units
+def scored(
+    q,
+    q_odd,
+    keys,
+    units,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """Scores of queries against keys times log2(e); both come from `in_two` and `load_heads`."""
+    if CODES == "none":
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    else:
+        scores = tl.dot(q, tl.trans(evens(keys, CODES)))
+        scores = tl.dot(q_odd, tl.trans(odds(keys, CODES)), scores) * units
     if SOFT_CAP > 0.0:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right for infinite exponentials too.
         doubled = tl.exp2(scores * (2.0 * SCALE / SOFT_CAP * LOG2_E))
@@ -302,17 +326,32 @@ def scored(q, keys, units, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISIO
 
 
 @triton.jit
-def accumulated(scores, values, units, highest, total, mixed, PRECISION: tl.constexpr):
-    """Online softmax update with scores [q, k] (FAR_BELOW where masked) and values [k, d] scaled by
-    `units`."""
+def accumulated(
+    scores,
+    values,
+    units,
+    highest,
+    total,
+    mixed,
+    mixed_odd,
+    PRECISION: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """Online softmax update with scores [q, k] (FAR_BELOW where masked) and values of `load_heads`,
+    scaled by `units`."""
     new_highest = tl.maximum(highest, tl.max(scores, 1))
     shrink = tl.exp2(highest - new_highest)
     weights = tl.exp2(scores - new_highest[:, None])
     total = total * shrink + tl.sum(weights, 1)
     mixed = mixed * shrink[:, None]
-    weights = (weights * units).to(values.dtype)
-    mixed = tl.dot(weights, values, mixed, input_precision=PRECISION)
-    return new_highest, total, mixed
+    if CODES == "none":
+        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision=PRECISION)
+    else:
+        mixed_odd = mixed_odd * shrink[:, None]
+        weights = (weights * units).to(tl.bfloat16)
+        mixed = tl.dot(weights, evens(values, CODES), mixed)
+        mixed_odd = tl.dot(weights, odds(values, CODES), mixed_odd)
+    return new_highest, total, mixed, mixed_odd
 
 
 @triton.jit

@@ -119,7 +119,10 @@ def attention_constants(
         "KV_HEADS": kv_heads_of(cache, head_dim),
         "GROUP": group,
         "HEAD_DIM": head_dim,
-        "PADDED_DIM": next_power_of_two(max(head_dim, SMALLEST_TILE)),
+        # Codes are multiplied half a head at a time.
+        "PADDED_DIM": next_power_of_two(
+            max(head_dim, SMALLEST_TILE * (1 + has_scales(cache.dtype)))
+        ),
         "SCALE": head_dim**-0.5 if scale is None else float(scale),
         "SOFT_CAP": float(soft_cap or 0.0),
         # Full float32 matmuls: the default, tf32, keeps 11 bits of each operand.

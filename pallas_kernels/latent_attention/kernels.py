@@ -147,5 +147,7 @@ def attended(
         scores = tl.dot(q, tl.trans(vectors), input_precision=PRECISION)
         scores = tl.dot(q_turned, tl.trans(keys), scores, input_precision=PRECISION)
         scores = tl.where(inside[None, :], scores * (SCALE * LOG2_E), FAR_BELOW)
-        highest, total, mixed = accumulated(scores, vectors, 1.0, highest, total, mixed, PRECISION)
+        highest, total, mixed, _ = accumulated(
+            scores, vectors, 1.0, highest, total, mixed, 0.0, PRECISION, "none"
+        )
     return highest, total, mixed

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
+from pallas_kernels.launch.inline_assembly import run_assembly
+
 TYPES = {
     "bool": tl.int1,
     "int8": tl.int8,
@@ -107,7 +109,7 @@ def make_bfloat16_real(builder: Any) -> None:
     """Patch the interpreter's bfloat16 to behave as on a GPU.
 
     It keeps bfloat16 as bits: casts truncate instead of rounding, and `tl.dot` multiplies the bits
-    (FP8's too). The patch rounds to nearest even and multiplies values.
+    (FP8's too). The patch rounds to nearest even, multiplies values, and runs inline assembly.
     """
     cast, dot = builder.cast_impl, builder.create_dot
 
@@ -121,6 +123,7 @@ def make_bfloat16_real(builder: Any) -> None:
         return dot(self, as_numbers(a), as_numbers(b), *others)
 
     builder.cast_impl, builder.create_dot = rounding_cast, dot_of_numbers
+    builder.create_inline_asm = run_assembly
 
 
 # Types that the interpreter keeps as bits.

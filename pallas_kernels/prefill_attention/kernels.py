@@ -5,13 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pallas_kernels.coded_heads import as_multiplied, load_heads
+from pallas_kernels.coded_heads import as_multiplied, in_one, in_two, load_heads, nothing_mixed
 from pallas_kernels.decode_attention.kernels import (
     FAR_BELOW,
     LOG2_E,
     accumulated,
+    blocks_and_slots,
     scored,
-    token_places,
     with_sinks,
 )
 
@@ -33,7 +33,7 @@ def prefill_tiles(
     PLANE_STRIDE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PAGES: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -104,11 +104,12 @@ def prefill_tiles(
     if HAS_ENDS:
         end = tl.minimum(end, tl.load(ends_ptr + tile) - start)
     layer = tl.load(layer_ptr).to(tl.int64)
-    keys_ptr = cache_ptr + layer * LAYER_STRIDE + head * HEAD_STRIDE
+    keys_ptr = cache_ptr + layer * LAYER_STRIDE
     table_ptr = tables_ptr + tile.to(tl.int64) * PAGES
     highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
+    q, q_odd = in_two(q, CODES)
+    mixed, mixed_odd = nothing_mixed(QUERIES, PADDED_DIM, CODES)
     some = tl.arange(0, TOKENS)
     low = 0
     if WINDOW > 0:
@@ -118,31 +119,42 @@ def prefill_tiles(
         low = tl.minimum(earliest + 1, end) // TOKENS * TOKENS
         for begin in tl.range(0, low, TOKENS):
             inside = some >= 0
-            places = token_places(
-                table_ptr, begin + some, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE
-            )
-            keys, key_units = load_heads(keys_ptr, places, inside, lane, HEAD_DIM, CODES)
+            block, slot = blocks_and_slots(table_ptr, begin + some, inside, BLOCK_SIZE)
+            keys, key_units = load_heads(
+                keys_ptr, head, block, slot, inside,
+                BLOCK_STRIDE, TOKEN_STRIDE, SCALES, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, CODES,
+            )  # fmt: skip
             values, units = load_heads(
-                keys_ptr + PLANE_STRIDE, places, inside, lane, HEAD_DIM, CODES
-            )
-            scores = scored(q, keys, key_units, SCALE, SOFT_CAP, PRECISION)
-            highest, total, mixed = accumulated(
-                scores, values, units, highest, total, mixed, PRECISION
+                keys_ptr + PLANE_STRIDE, head, block, slot, inside,
+                BLOCK_STRIDE, TOKEN_STRIDE, SCALES, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, CODES,
+            )  # fmt: skip
+            scores = scored(q, q_odd, keys, key_units, SCALE, SOFT_CAP, PRECISION, CODES)
+            highest, total, mixed, mixed_odd = accumulated(
+                scores, values, units, highest, total, mixed, mixed_odd, PRECISION, CODES
             )
     for begin in tl.range(low, end, TOKENS):
         position = begin + some
         inside = position < end
-        places = token_places(table_ptr, position, inside, BLOCK_STRIDE, TOKEN_STRIDE, BLOCK_SIZE)
-        keys, key_units = load_heads(keys_ptr, places, inside, lane, HEAD_DIM, CODES)
-        values, units = load_heads(keys_ptr + PLANE_STRIDE, places, inside, lane, HEAD_DIM, CODES)
-        scores = scored(q, keys, key_units, SCALE, SOFT_CAP, PRECISION)
+        block, slot = blocks_and_slots(table_ptr, position, inside, BLOCK_SIZE)
+        keys, key_units = load_heads(
+            keys_ptr, head, block, slot, inside,
+            BLOCK_STRIDE, TOKEN_STRIDE, SCALES, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, CODES,
+        )  # fmt: skip
+        values, units = load_heads(
+            keys_ptr + PLANE_STRIDE, head, block, slot, inside,
+            BLOCK_STRIDE, TOKEN_STRIDE, SCALES, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, CODES,
+        )  # fmt: skip
+        scores = scored(q, q_odd, keys, key_units, SCALE, SOFT_CAP, PRECISION, CODES)
         seen = position[None, :] <= own[:, None]
         if WINDOW > 0:
             seen = seen & (position[None, :] > own[:, None] - WINDOW)
         if HAS_ENDS:
             seen = seen & inside[None, :]
         scores = tl.where(seen, scores, FAR_BELOW)
-        highest, total, mixed = accumulated(scores, values, units, highest, total, mixed, PRECISION)
+        highest, total, mixed, mixed_odd = accumulated(
+            scores, values, units, highest, total, mixed, mixed_odd, PRECISION, CODES
+        )
+    mixed = in_one(mixed, mixed_odd, CODES)
 
     if HAS_SINKS:
         sinks = tl.load(sinks_ptr + query_head, mask=real, other=0.0).to(tl.float32) * LOG2_E

@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import jengine
 from jengine import SamplingParams
+from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
+from jengine.runner.step.attention_backend import refuse_odd, stored_as
 from jengine.runner.step.group_arrays import block_bytes
 from pallas_kernels.choice import cpu_problem
+from pallas_kernels.layout import FP8_BITS
+from sharding.placement import Placement
 from tests.models.tiny_models import write_tiny_native
 from tests.pallas_kernels.implementations import TRITON
 
@@ -111,6 +116,22 @@ def test_a_token_takes_half_the_memory() -> None:
         assert small / wide == (dim + 2) / (2 * dim)
         assert cache.nbytes == blocks * small <= 2**22
         assert blocks > 1.8 * (2**22 // wide)
+
+
+def test_a_gpu_reads_codes_in_pairs() -> None:
+    groups = (CacheGroup(CacheSpec("full", kv_heads=2, head_dim=8), (0, 1)),)
+    refuse_odd("triton", groups, 16)
+    refuse_odd("cpu", groups, 1)
+    with pytest.raises(ConfigError, match=r"even block_size and even heads; given 1\."):
+        refuse_odd("triton", groups, 1)
+
+
+def test_blocks_of_codes_are_named_by_the_devices_that_share_them() -> None:
+    meshes: Any = (jax.sharding.AbstractMesh((1, count), ("dp", "tp")) for count in (1, 2))
+    one, two = map(Placement, meshes)
+    assert stored_as(FP8_BITS, one) == "fp8"
+    assert stored_as(np.float32, two) == "float32"
+    assert stored_as(FP8_BITS, two) == "fp8 divided by 2 and 1"
 
 
 def test_what_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,10 +373,10 @@ def test_an_error_is_a_line_and_the_next_case_runs(
     part = Part(tmp_path / "part.json", 100)
     arguments = argparse.Namespace(part=part.path, dry_run=True)
     numerics.measure(part, arguments)
-    assert len(attempted) == 5
+    assert len(attempted) == 7
     lines = [line for line in part.content["lines"] if line["what"] == "attention"]
     assert lines[0]["failed"] == "RuntimeError: no such instruction"
-    assert [line.get("right") for line in lines] == [None, True, True, True, True]
+    assert [line.get("right") for line in lines] == [None, *[True] * 6]
     assert part.failed
     text = printed({"dry_run": True, "command": "", "parts": {
         "numerics": {**part.content, "status": "failed"}}})  # fmt: skip

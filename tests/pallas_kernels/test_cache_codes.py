@@ -3,6 +3,9 @@ for, by XLA and by kernels."""
 
 from __future__ import annotations
 
+import importlib
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -48,10 +51,49 @@ def test_codes_stand_for_the_nearest_numbers(kind: str) -> None:
     heads *= 10.0 ** np.arange(-25, 25)[:, None]
     heads[3], heads[4, 0] = 0.0, 7e-4
     heads[5] *= np.geomspace(1e-6, 1.0, DIM)
-    codes = encoded(jnp.asarray(heads), KINDS[kind])
-    assert codes.shape == (50, DIM + 2) and codes.dtype == KINDS[kind]
+    codes, scales = encoded(jnp.asarray(heads), KINDS[kind])
+    assert codes.shape == (50, DIM) and scales.shape == (50, 2)
+    assert codes.dtype == scales.dtype == KINDS[kind]
     expected = np.stack([by_definition(head, kind) for head in heads])
-    np.testing.assert_array_equal(decoded(codes), expected)
+    np.testing.assert_array_equal(decoded(codes, scales), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_has_its_codes_first_and_then_a_scale_for_each_head(kind: str) -> None:
+    block, slot, tokens = 2, 5, jnp.asarray([2 * BLOCK + 5], jnp.int32)
+    empty = jnp.zeros(cache_shape(1, 3, BLOCK, KV_HEADS, DIM, KINDS[kind]), KINDS[kind])
+    k, v = random(1, KV_HEADS, DIM, seed=2), random(1, KV_HEADS, DIM, seed=3)
+    held = np.asarray(write_cache(empty, 0, k, v, tokens))
+    ends = BLOCK * KV_HEADS * DIM
+    for plane, heads in enumerate((k, v)):
+        codes, scales = (np.asarray(part)[0] for part in encoded(heads, KINDS[kind]))
+        of_block = held[0, plane, block].reshape(-1)
+        written = of_block[:ends].reshape(BLOCK, KV_HEADS, DIM)[slot]
+        np.testing.assert_array_equal(written, codes)
+        at = of_block[ends:].reshape(KV_HEADS, BLOCK, 2)[:, slot]
+        np.testing.assert_array_equal(at, scales)
+    assert np.count_nonzero(held) <= 2 * KV_HEADS * (DIM + 2)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_programs_decode_every_pair_of_codes(kind: str) -> None:
+    inline, kernels = (
+        importlib.import_module(f"pallas_kernels.{name}")
+        for name in ("launch.inline_assembly", "coded_heads")
+    )
+    codes = np.arange(256, dtype=np.uint8)
+    codes = codes[(codes != 128) if kind == "int8" else (codes & 127 != 127)]  # there is no such
+    pairs = np.stack(np.meshgrid(codes, codes), -1).reshape(-1, 2)
+    pairs = pairs[: len(pairs) // 2 * 2].copy()
+    one = np.asarray([[0x80, 0x3F]], np.uint8).view(KINDS[kind])  # 1.0 in bfloat16
+    for half, name in enumerate((f"EVEN_{kind.upper()}", f"ODD_{kind.upper()}")):
+        given = SimpleNamespace(data=pairs.view(np.int16)[:, 0])
+        program = getattr(kernels, name).value
+        found = inline.run_assembly(None, program, "=r,r", [given]).handle.data
+        own = pairs[:, half].copy().view(KINDS[kind])
+        expected = decoded(own[:, None], np.broadcast_to(one, (len(own), 2)))[:, 0]
+        np.testing.assert_array_equal(found.view(ml_dtypes.bfloat16).astype(np.float32), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +134,7 @@ def test_attention_reads_what_was_written(kind: str, implementation: str) -> Non
     assert held_dtype(small) == jnp.float32
     where = jnp.asarray(slots, jnp.int32)
     small = write_cache(small, 0, k, v, where, implementation=implementation)
-    through = [decoded(encoded(one, KINDS[kind])) for one in (k, v)]
+    through = [decoded(*encoded(one, KINDS[kind])) for one in (k, v)]
     plain = write_cache(plain, 0, *through, where, implementation="xla")
     starts = jnp.zeros(len(lengths), jnp.int32)
     options: dict[str, Any] = {"head_dim": DIM}

@@ -29,7 +29,12 @@ from jengine.models.stages import stage_layout
 from jengine.quantization.backends import matmul_backend
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.runner_config import RunnerConfig
-from jengine.runner.step.attention_backend import BASES, attention_backend, cache_dtype
+from jengine.runner.step.attention_backend import (
+    BASES,
+    attention_backend,
+    cache_dtype,
+    refuse_odd,
+)
 from jengine.runner.variants.buckets import Ladders, StepShapes, slot_rungs
 
 
@@ -177,6 +182,8 @@ def step_shapes(
     lookahead = 0 if speculative is None else speculative.lookahead
     wanted = asked.steps.attention_backend
     attention = attention_backend(wanted, groups, asked.cache.cache_codes)
+    if asked.cache.cache_codes is not None:
+        refuse_odd(attention, groups, block_size)
     return StepShapes(
         groups=groups,
         block_size=block_size,

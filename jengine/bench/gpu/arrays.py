@@ -13,6 +13,7 @@ from jax import Array
 
 from jengine.assembly.sizes.device_defaults import JOINED_TILE, SHORTEST_TILE
 from jengine.bench.gpu.cases import AttentionCase
+from jengine.runner.step.attention_backend import CODES
 from pallas_kernels.choice import missing_for_triton
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.layout import cache_shape
@@ -39,8 +40,7 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
     rng = np.random.default_rng(seed)
     blocks = rng.permutation(case.rows * pages).astype(np.int32).reshape(case.rows, pages)
     blocks[:, : case.shared // case.block_size] = blocks[0, : case.shared // case.block_size]
-    shape = cache_shape(layers, case.rows * pages, case.block_size, case.kv_heads, case.head_dim)
-    cache = random_normal(shape, case.dtype, seed)
+    cache = random_cache(case, layers, case.rows * pages, seed)
     heads = case.kv_heads * case.group
     if case.new_tokens == 1:
         q = random_normal((case.rows, heads, case.head_dim), "float32", seed + 1)
@@ -75,6 +75,23 @@ def runs_of(tiles: Sequence[int], joined: int) -> Array:
     ends = np.cumsum(tiles)
     firsts = [range(end - count, end, joined) for end, count in zip(ends, tiles, strict=True)]
     return jnp.asarray([*itertools.chain(*firsts), ends[-1]], jnp.int32)
+
+
+def random_cache(case: AttentionCase, layers: int, blocks: int, seed: int) -> Array:
+    """Random keys and values; of codes random bytes, of which none is NaN, as a code or a scale."""
+    kind = CODES[case.codes] if case.codes else jnp.dtype(case.dtype)
+    shape = cache_shape(
+        layers, blocks, case.block_size, case.kv_heads, case.head_dim, kind
+    )  # fmt: skip
+    if not case.codes:
+        return random_normal(shape, case.dtype, seed)
+
+    @jax.jit
+    def make(keys: Array) -> Array:
+        made = jax.lax.map(lambda key: jax.random.bits(key, shape[1:], jnp.uint8) & 0x37, keys)
+        return made.astype(kind)
+
+    return make(jax.random.split(jax.random.key(seed), layers))
 
 
 def random_normal(shape: tuple[int, ...], dtype: str, seed: int) -> Array:

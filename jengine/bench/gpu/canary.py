@@ -7,6 +7,7 @@ everywhere: look at it first.
 from __future__ import annotations
 
 import argparse
+import itertools
 from functools import partial
 
 import jax
@@ -44,12 +45,13 @@ def measure(part: Part, args: argparse.Namespace) -> None:
         part.add(what="program", case="a sum", right=total == 499_500)
     with part.attempt("rotate and write", dtype):
         add(part, "rotate and write", dtype, write_error(dtype, implementation), dtype)
-    for new_tokens in (1, 9):
-        case = AttentionCase(2, 40, new_tokens, 2, 2, head_dim, BLOCK_SIZE, dtype)
+    for new_tokens, codes in itertools.product((1, 9), ("", "fp8", "int8")):
+        dtype_of = "bfloat16" if codes else dtype
+        case = AttentionCase(2, 40, new_tokens, 2, 2, head_dim, BLOCK_SIZE, dtype_of, codes=codes)
         check = Check(case, Options())
         with part.attempt("attention", check):
             add(part, "attention", str(check), attention_error(check, LENGTHS, implementation),
-                dtype)  # fmt: skip
+                dtype_of)  # fmt: skip
     for case in sampling_cases((2,), 70 if args.dry_run else 32_000)[1::2]:
         with part.attempt("sampling", case):
             part.add(what="sampling", case=str(case), **sampling_differences(case, implementation))

@@ -22,19 +22,22 @@ class AttentionCase:
     dtype: str = "bfloat16"
     longest: int = 0  # tokens that the tables have room for; 0: those of the context
     shared: int = 0  # first tokens that all rows find in the same blocks
+    codes: str = ""  # what the cache holds in place of plain numbers
 
     def __str__(self) -> str:
         new = f", {self.new_tokens} of them new" * (self.new_tokens > 1)
         room = f" in tables for {self.longest}" * (self.longest > 0)
         same = f", the first {self.shared} in the same blocks" * (self.shared > 0)
-        return f"{self.rows} x {self.context} tokens{new}{room}{same}"
+        held = f", cache of {self.codes}" * bool(self.codes)
+        return f"{self.rows} x {self.context} tokens{new}{room}{same}{held}"
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of keys and values of one layer, read once."""
         size = 4 if self.dtype == "float32" else 2
+        head = self.head_dim + 2 if self.codes else self.head_dim * size
         tokens = self.rows * (self.context - self.shared) + self.shared
-        return tokens * 2 * self.kv_heads * self.head_dim * size
+        return tokens * 2 * self.kv_heads * head
 
     @property
     def operations(self) -> int:
@@ -113,6 +116,8 @@ REAL = Sizes(
     repeats=7,
     decode=(
         AttentionCase(64, 4096),
+        AttentionCase(64, 4096, codes="fp8"),
+        AttentionCase(64, 4096, codes="int8"),
         AttentionCase(1, 1024),
         AttentionCase(256, 1024, longest=131_072),
         AttentionCase(64, 4096, shared=2048),
@@ -123,9 +128,13 @@ REAL = Sizes(
                 (1, 131_072),
             )
         ),
+        AttentionCase(1, 16_384, codes="fp8"),
+        AttentionCase(128, 1024, codes="fp8"),
     ),
     prefill=(
         AttentionCase(1, 8192, 8192),
+        AttentionCase(1, 8192, 8192, codes="fp8"),
+        AttentionCase(1, 8192, 8192, codes="int8"),
         AttentionCase(4, 2048, 2048),
         AttentionCase(1, 16_384, 2048),
         AttentionCase(16, 512, 512),
@@ -174,8 +183,8 @@ DRY = Sizes(
     layer_bytes=1 << 16,
     calls=1,
     repeats=1,
-    decode=(SMALL,),
-    prefill=(replace(SMALL, new_tokens=33),),
+    decode=(SMALL, replace(SMALL, codes="fp8")),
+    prefill=(replace(SMALL, new_tokens=33), replace(SMALL, new_tokens=33, codes="int8")),
     sampling=sampling_cases((1,), 70)[1::2],
     written_tokens=(3,),
     models={name: tiny_model(model) for name, model in REAL_MODELS.items()},

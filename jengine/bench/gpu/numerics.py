@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jengine.bench.gpu.arrays import (
     attend,
@@ -23,8 +25,9 @@ from jengine.bench.gpu.arrays import (
 )
 from jengine.bench.gpu.cases import AttentionCase, SamplingCase, sampling_cases
 from jengine.bench.gpu.part import Part, run_stage
+from jengine.runner.step.attention_backend import CODES
 from pallas_kernels.cache_write import rotate_and_write, write_cache
-from pallas_kernels.layout import KEYS, VALUES, cache_shape
+from pallas_kernels.layout import KEYS, VALUES, cache_shape, decoded, encoded
 from pallas_kernels.token_sampling import sample_tokens
 
 # Weights of softmax are rounded to the cache's type before they meet the values.
@@ -55,7 +58,9 @@ class Check(NamedTuple):
         kind = "decode" if case.new_tokens == 1 else "prefill"
         return (
             f"{kind} {case.dtype} dim {case.head_dim} group {case.group} "
-            f"block {case.block_size}, {self.options}" + ", shared blocks" * (case.shared > 0)
+            f"block {case.block_size}, {self.options}"
+            + ", shared blocks" * (case.shared > 0)
+            + f", cache of {case.codes}" * bool(case.codes)
         )
 
 
@@ -72,8 +77,15 @@ def checks(*, dry_run: bool) -> list[Check]:
                 for options in (plain, Options(10, 20.0, True))
             ),
             Check(replace(base, shared=SHARED), Options(None, 20.0, True)),
+            Check(replace(base, dtype="bfloat16", codes="fp8"), plain),
+            Check(replace(base, dtype="bfloat16", codes="int8", new_tokens=20), plain),
         ]
     found = [Check(replace(base, dtype=dtype), plain) for dtype in TOLERANCES]
+    found += [
+        Check(replace(base, codes=codes, head_dim=dim), plain)
+        for dim in (128, 64, 256)
+        for codes in CODES
+    ]
     found += [Check(replace(base, head_dim=dim), plain) for dim in (64, 80, 96, 256)]
     found += [Check(replace(base, group=group), plain) for group in (1, 7, 16)]
     found += [Check(replace(base, block_size=size), plain) for size in (32, 128)]
@@ -119,14 +131,15 @@ def add(part: Part, what: str, case: str, error: float, dtype: str) -> None:
 class Paged(NamedTuple):
     """Rows of different lengths over one cache; blocks that no table uses hold NaN."""
 
-    cache: np.ndarray
+    cache: Array
     tables: np.ndarray
     keys: list[np.ndarray]  # per row, float64 [length, kv_heads, dim]
     values: list[np.ndarray]
 
 
-def paged(case: AttentionCase, lengths: tuple[int, ...]) -> Paged:
-    """Random keys and values, rounded to the case's dtype."""
+def paged(case: AttentionCase, lengths: tuple[int, ...], implementation: str) -> Paged:
+    """Random keys and values, rounded to the case's dtype, or through codes, which the
+    implementation writes itself."""
     rng = np.random.default_rng(case.head_dim + case.group)
     pages = -(-max(lengths) // case.block_size)
     shape = cache_shape(2, len(lengths) * pages + 1, case.block_size, case.kv_heads, case.head_dim)
@@ -138,14 +151,47 @@ def paged(case: AttentionCase, lengths: tuple[int, ...]) -> Paged:
         blocks, slots = tables[row, positions // case.block_size], positions % case.block_size
         for plane, kept in ((KEYS, rows[0]), (VALUES, rows[1])):
             exact = rng.normal(size=(length, case.kv_heads, case.head_dim)).astype(np.float32)
-            exact = rounded(exact, case.dtype)
+            exact = np.asarray(
+                through(exact, case.codes) if case.codes else rounded(exact, case.dtype)
+            )
             cache[1, plane, blocks, slots] = exact.reshape(length, -1)
             kept.append(exact.astype(np.float64))
     for row in range(1, len(lengths)) if case.shared else ():
         tables[row, : case.shared // case.block_size] = tables[0, : case.shared // case.block_size]
         for kept in rows:
             kept[row][: case.shared] = kept[0][: case.shared]
-    return Paged(cache, tables, *rows)
+    held = jnp.asarray(cache).astype(case.dtype)
+    return Paged(coded(case, tables, rows, implementation) if case.codes else held, tables, *rows)
+
+
+def through(heads: np.ndarray, codes: str) -> Array:
+    """What is left of heads in codes."""
+    return decoded(*encoded(jnp.asarray(heads), CODES[codes]))
+
+
+def coded(
+    case: AttentionCase,
+    tables: np.ndarray,
+    rows: Sequence[Sequence[np.ndarray]],
+    implementation: str,
+) -> Array:
+    """A cache of these rows' keys and values in codes; the scales of all other slots are NaN."""
+    shape = cache_shape(
+        2, tables.size + 1, case.block_size, case.kv_heads, case.head_dim, CODES[case.codes]
+    )
+    places = [np.arange(len(one)) for one in rows[0]]
+    slots = [
+        table[at // case.block_size] * case.block_size + at % case.block_size
+        for table, at in zip(tables, places, strict=True)
+    ]
+    first = [0] + [case.shared] * (len(rows[0]) - 1)  # shared slots are written once
+    k, v = (
+        jnp.asarray(np.concatenate([x[a:] for x, a in zip(kept, first, strict=True)]), jnp.float32)
+        for kept in rows
+    )
+    own = np.concatenate([x[a:] for x, a in zip(slots, first, strict=True)])
+    empty = jnp.full(shape, -1, CODES[case.codes])
+    return write_cache(empty, 1, k, v, jnp.asarray(own, jnp.int32), implementation)
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -156,7 +202,7 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
 def attention_error(check: Check, lengths: tuple[int, ...], implementation: str) -> float:
     """Largest relative error of decode or prefill attention."""
     case, options = check
-    data = paged(case, lengths)
+    data = paged(case, lengths, implementation)
     rng = np.random.default_rng(1)
     heads = case.kv_heads * case.group
     sinks = rng.normal(size=heads).astype(np.float32) if options.sinks else None
@@ -169,7 +215,7 @@ def attention_error(check: Check, lengths: tuple[int, ...], implementation: str)
     )  # fmt: skip
     last = positions.reshape(-1)
     found = run(
-        jnp.asarray(q), jnp.asarray(data.cache).astype(case.dtype), 1,
+        jnp.asarray(q), data.cache, 1,
         jnp.asarray(data.tables[owners]), jnp.zeros(len(owners), jnp.int32),
         jnp.asarray(last + 1 if tile == 1 else last),
         runs_of(np.bincount(owners).tolist(), joined_tiles(case)),

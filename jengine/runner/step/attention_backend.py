@@ -18,7 +18,8 @@ from pallas_kernels.choice import (
     triton_problem,
     unserved_device,
 )
-from pallas_kernels.layout import BFLOAT16_BITS, FP8_BITS, INT8
+from pallas_kernels.layout import BFLOAT16_BITS, FP8_BITS, INT8, has_scales
+from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
 # Backends in which, on one device, a row has the same bits alone and in any batch, whole or in
@@ -82,6 +83,18 @@ def kernels_problem(backend: str, platform: str, head_dims: set[int]) -> str | N
     return cpu_problem()
 
 
+def refuse_odd(backend: str, groups: tuple[CacheGroup, ...], block_size: int) -> None:
+    """Raise ConfigError if this backend cannot read codes of such blocks: its kernels take them in
+    pairs."""
+    heads = [group.spec.head_dim for group in groups if not group.spec.is_state]
+    odd = [size for size in (block_size, *heads) if size % 2]
+    if backend == "triton" and odd:
+        raise ConfigError(
+            f"kv_cache_dtype of codes with attention_backend='triton': the kernels take an even "
+            f"block_size and even heads; given {odd[0]}. Leave kv_cache_dtype out."
+        )
+
+
 def cache_dtype(model_dtype: str, backend: str, codes: str | None = None) -> np.dtype:
     """Dtype of the cache's arrays, which hold bits or codes for some formats."""
     if codes is not None:
@@ -90,6 +103,14 @@ def cache_dtype(model_dtype: str, backend: str, codes: str | None = None) -> np.
         return jnp.dtype(model_dtype)
     as_bits = backend in ("xla", "cpu") and model_dtype == "bfloat16"
     return BFLOAT16_BITS if as_bits else jnp.dtype(jnp.float32)
+
+
+def stored_as(dtype: Any, placement: Placement) -> str:
+    """Name of what blocks hold. Each device has its scales after its codes, so blocks of codes
+    differ by the devices that they are divided among."""
+    ways = [placement.ways(axis) for axis in ("kv_heads", "block_tokens")]
+    divided = has_scales(dtype) and max(ways) > 1
+    return cache_dtype_name(dtype) + f" divided by {ways[0]} and {ways[1]}" * divided
 
 
 def cache_dtype_name(dtype: Any) -> str:

@@ -13,15 +13,10 @@ namespace jengine {
 constexpr int64_t CHUNK = 64;     // keys between two updates of the running softmax
 constexpr int64_t SEGMENT = 512;  // keys that one task takes at most
 
-// One layer's planes, each [blocks, block_size, kv_heads * dim]; heads of codes end with a scale.
-struct KeysAndValues {
+// One layer's planes.
+struct KeysAndValues : PlaneShape {
   const char* keys;
   const char* values;
-  Number number;
-  int64_t blocks, block_size, kv_heads, dim;
-
-  int64_t head_bytes() const { return cached_head_bytes(number, dim); }
-  int64_t token_bytes() const { return kv_heads * head_bytes(); }
 };
 
 struct Attention {

@@ -48,7 +48,8 @@ constexpr int64_t LINES_FOR_SQUARE = 16, LINES_FOR_PANEL = 2;
 // no query sees has the offset of one that is seen, as what it holds itself may be anything.
 struct HeadChunk {
   const char *keys, *values;  // the planes, from this head's first number on
-  const int64_t *offsets, *value_offsets;  // [CHUNK]
+  const char *key_scales, *value_scales;  // likewise, in a cache of codes
+  const int64_t *offsets, *value_offsets, *scale_offsets;  // [CHUNK]
   int64_t dim;
   Fetching next_keys, next_values;
 };
@@ -143,8 +144,8 @@ inline void order_values(HeadChunk& chunk, uint32_t* to) {
     }
 }
 
-inline void read_head(const char* from, Number number, int64_t dim, float* to) {
-  if (is_code(number)) return load_head(from, number, dim, to);
+inline void read_head(const char* from, const char* scale_from, Number number, int64_t dim, float* to) {
+  if (is_code(number)) return load_head(from, scale_from, number, dim, to);
   for (int64_t d = 0; d < dim; d += LANES)
     store_some(to + d, from_float16(load_some<Halves>(from + 2 * d, dim - d)), dim - d);
 }
@@ -153,9 +154,10 @@ inline void read_head(const char* from, Number number, int64_t dim, float* to) {
 inline void stage_as_float32(HeadChunk& chunk, Number number, float* to, int64_t* offsets) {
   const int64_t dim = chunk.dim;
   for (int64_t i = 0; i < CHUNK; i++) {
-    const char* rows[] = {chunk.keys + chunk.offsets[i], chunk.values + chunk.value_offsets[i]};
-    for (int plane = 0; plane < 2; plane++)
-      read_head(rows[plane], number, dim, to + (plane * CHUNK + i) * dim);
+    const int64_t scale = is_code(number) ? chunk.scale_offsets[i] : 0;
+    read_head(chunk.keys + chunk.offsets[i], chunk.key_scales + scale, number, dim, to + i * dim);
+    read_head(chunk.values + chunk.value_offsets[i], chunk.value_scales + scale, number, dim,
+              to + (CHUNK + i) * dim);
     offsets[i] = i * dim * sizeof(float);
   }
   chunk.keys = reinterpret_cast<const char*>(to);

@@ -79,19 +79,25 @@ class UnitTask {
   }
 
   // Byte offsets in a plane of the tokens of all chunks, and of the first of the unit that may be
-  // this thread's next.
+  // this thread's next; and of the scales of the first.
   void find_tokens() {
-    find_tokens(unit_, unit_.to, offsets_);
-    if (next_) find_tokens(*next_, std::min(next_->to, begin(*next_) + CHUNK), end_of_tokens());
+    const int64_t bytes = call_.cache.token_bytes();
+    find_tokens(unit_, unit_.to, 0, bytes, offsets_);
+    if (next_)
+      find_tokens(*next_, std::min(next_->to, begin(*next_) + CHUNK), 0, bytes, end_of_tokens());
+    if (is_code(call_.cache.number))
+      find_tokens(unit_, unit_.to, call_.cache.scales(), SCALE_BYTES, scale_offsets_);
   }
   int64_t* end_of_tokens() { return offsets_ + chunks() * CHUNK; }
-  void find_tokens(const Unit& unit, int64_t last, int64_t* offsets) const {
-    const int64_t size = call_.cache.block_size, bytes = call_.cache.token_bytes();
+  // In each block the tokens are `bytes` apart, from `in_block` on.
+  void find_tokens(const Unit& unit, int64_t last, int64_t in_block, int64_t bytes,
+                   int64_t* offsets) const {
+    const int64_t size = call_.cache.block_size;
     const int64_t first = unit.from - begin(unit), count = last - begin(unit);
     const int32_t* block = plan_.blocks_of(unit, size);
     int64_t in_page = unit.from % size;
     for (int64_t i = first; i < count; in_page = 0) {
-      int64_t offset = (*block++ * size + in_page) * bytes;
+      int64_t offset = *block++ * call_.cache.block_bytes() + in_block + in_page * bytes;
       const int64_t end = std::min(i + size - in_page, count);
       for (; i < end; i++, offset += bytes) offsets[i] = offset;
     }
@@ -148,8 +154,10 @@ class UnitTask {
 
   void add_chunk(int64_t index, int64_t head) {
     const int64_t first = index * CHUNK, in_token = head * call_.cache.head_bytes();
-    const int64_t* offsets = offsets_ + first;
-    HeadChunk chunk{call_.cache.keys + in_token, call_.cache.values + in_token, offsets, offsets,
+    const int64_t *offsets = offsets_ + first, scales = call_.cache.scales_of_head(head);
+    HeadChunk chunk{call_.cache.keys + in_token, call_.cache.values + in_token,
+                    call_.cache.keys + scales, call_.cache.values + scales,
+                    offsets, offsets, scale_offsets_ + first,
                     call_.cache.dim, share_of_next(call_.cache.keys, index, head),
                     share_of_next(call_.cache.values, index, head)};
     int64_t staged_offsets[CHUNK];
@@ -247,7 +255,7 @@ class UnitTask {
   const Scaling scaling_;
   const RowBlocks blocks_;
   const int64_t words_, query_words_, width_;
-  int64_t offsets_[SEGMENT + CHUNK];
+  int64_t offsets_[SEGMENT + CHUNK], scale_offsets_[SEGMENT + CHUNK];
   BlockSight whole_;    // of all rows
   BlockSight* sights_;  // per block
   uint64_t left_out_;   // tokens of the chunk whose values are not finite

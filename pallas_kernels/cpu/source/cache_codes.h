@@ -1,4 +1,4 @@
-// A head's keys or values in the cache as codes of one byte, with a scale in bfloat16 after them.
+// Where a block has its heads, and heads as codes of one byte with a scale in bfloat16.
 #pragma once
 
 #include "micro_kernel.h"
@@ -9,10 +9,28 @@ typedef uint8_t CodeBytes __attribute__((vector_size(LANES)));
 
 constexpr int64_t SCALE_BYTES = 2;
 
-// Bytes of a head of a token in a cache of these numbers.
-inline int64_t cached_head_bytes(Number number, int64_t dim) {
-  return dim * size_of(number) + (is_code(number) ? SCALE_BYTES : 0);
-}
+// A plane is [blocks, block_size, kv_heads, dim]. Blocks of codes end with the scales of their heads,
+// [kv_heads, block_size].
+struct PlaneShape {
+  Number number;
+  int64_t blocks, block_size, kv_heads, dim;
+
+  int64_t width() const { return kv_heads * dim; }
+  int64_t head_bytes() const { return dim * size_of(number); }
+  int64_t token_bytes() const { return kv_heads * head_bytes(); }
+  int64_t scales() const { return block_size * token_bytes(); }
+  int64_t scales_of_head(int64_t head) const { return head * block_size * SCALE_BYTES; }
+  int64_t block_bytes() const {
+    return scales() + (is_code(number) ? scales_of_head(kv_heads) : 0);
+  }
+  // Byte offsets in a plane of a slot's first head, and of that head's scale.
+  int64_t place(int64_t slot) const {
+    return slot / block_size * block_bytes() + slot % block_size * token_bytes();
+  }
+  int64_t scale_place(int64_t slot) const {
+    return slot / block_size * block_bytes() + scales() + slot % block_size * SCALE_BYTES;
+  }
+};
 
 // FP8 (E4M3) is the upper part of a float16 whose exponent is larger by 8.
 inline Floats from_fp8(CodeBytes codes) {
@@ -58,7 +76,7 @@ inline float scale_of(Number number, const float* head, int64_t dim) {
   return scale;
 }
 
-inline void store_head(char* to, Number number, const float* head, int64_t dim) {
+inline void store_head(char* to, char* scale_to, Number number, const float* head, int64_t dim) {
   const float scale = scale_of(number, head, dim);
   for (int64_t d = 0; d < dim; d += LANES) {
     const Floats units = load_some<Floats>(head + d, dim - d) / splat(scale);
@@ -67,12 +85,13 @@ inline void store_head(char* to, Number number, const float* head, int64_t dim) 
   uint32_t bits;
   std::memcpy(&bits, &scale, sizeof bits);
   const uint16_t upper = bits >> 16;
-  std::memcpy(to + dim, &upper, sizeof upper);
+  std::memcpy(scale_to, &upper, sizeof upper);
 }
 
-inline void load_head(const char* from, Number number, int64_t dim, float* head) {
+inline void load_head(const char* from, const char* scale_from, Number number, int64_t dim,
+                      float* head) {
   uint16_t upper;
-  std::memcpy(&upper, from + dim, sizeof upper);
+  std::memcpy(&upper, scale_from, sizeof upper);
   const Floats scale = (Floats)splat((uint32_t)upper << 16);
   for (int64_t d = 0; d < dim; d += LANES) {
     const CodeBytes codes = load_some<CodeBytes>(from + d, dim - d);

@@ -1,6 +1,7 @@
 // Cache writes and attention as functions that XLA calls, over one layer of a cache group.
 //
-// The cache is [layers, 2, blocks, block_size, kv_heads * dim]: plane 0 has keys, plane 1 values.
+// The cache is [layers, 2, blocks, block_size, kv_heads * dim], codes having room for two bytes more a
+// head: plane 0 has keys, plane 1 values.
 #include "attention.h"
 #include "cache_write.h"
 #include "ffi.h"
@@ -19,27 +20,22 @@ Number cached_number_of(const AnyBuffer& cache) {
 
 struct Layer {
   char *keys, *values;
-  Number number;
-  int64_t blocks, block_size, kv_heads, dim;
+  PlaneShape shape;
 
-  Layer(const AnyBuffer& cache, const AnyBuffer& layer, int64_t dim)
-      : number(cached_number_of(cache)), dim(dim) {
+  Layer(const AnyBuffer& cache, const AnyBuffer& layer, int64_t dim) {
+    const Number number = cached_number_of(cache);
     require(cache.dimensions().size() == 5 && dimension(cache, 1) == 2, "wrong cache shape");
-    blocks = dimension(cache, 2);
-    block_size = dimension(cache, 3);
-    const int64_t head = cached_head_bytes(number, dim) / size_of(number);
+    const int64_t head = dim + (is_code(number) ? SCALE_BYTES : 0);
     require(dim > 0 && dimension(cache, 4) % head == 0, "the cache has heads of another size");
-    kv_heads = dimension(cache, 4) / head;
+    shape = {number, dimension(cache, 2), dimension(cache, 3), dimension(cache, 4) / head, dim};
     require(layer.element_count() == 1, "the layer must be one number");
     const int64_t index = *integers_of(layer);
     require(index >= 0 && index < dimension(cache, 0), "the cache does not have this layer");
-    const int64_t plane = blocks * block_size * dimension(cache, 4) * size_of(number);
+    const int64_t plane = shape.blocks * shape.block_bytes();
     keys = static_cast<char*>(cache.untyped_data()) + index * 2 * plane;
     values = keys + plane;
   }
-  CachePlanes planes() const {
-    return {keys, values, number, blocks * block_size, kv_heads, dim};
-  }
+  CachePlanes planes() const { return {shape, keys, values}; }
 };
 
 void refuse_copy(const AnyBuffer& cache, const AnyBuffer& result) {
@@ -104,8 +100,8 @@ void handle_attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer laye
   require(q.dimensions().size() == 3, "q must be [tokens, heads, dim]");
   const int64_t tokens = dimension(q, 0), heads = dimension(q, 1), dim = dimension(q, 2);
   const Layer own(cache, layer, dim);
-  require(own.number != Number::BFLOAT16 || dim % 2 == 0, "heads of bfloat16 need an even size");
-  require(heads > 0 && heads % own.kv_heads == 0, "heads must be a multiple of the KV heads");
+  require(own.shape.number != Number::BFLOAT16 || dim % 2 == 0, "heads of bfloat16 need an even size");
+  require(heads > 0 && heads % own.shape.kv_heads == 0, "heads must be a multiple of the KV heads");
   const int64_t tiles = dimension(tables, 0);
   require(tiles > 0 && tokens % tiles == 0, "tokens must be a multiple of the tiles");
   require((int64_t)starts.element_count() == tiles, "a start for each tile");
@@ -117,8 +113,7 @@ void handle_attention(XlaPool pool, AnyBuffer q, AnyBuffer cache, AnyBuffer laye
   require(!is_given(sinks) || (int64_t)sinks.element_count() == heads, "a sink for each head");
   Helpers helpers(pool, duration(positions, heads * dim));
   attend(helpers, {bytes_of(q), is_bfloat16(q), tokens, heads,
-                   {own.keys, own.values, own.number, own.blocks, own.block_size, own.kv_heads,
-                    dim},
+                   {own.shape, own.keys, own.values},
                    tiles, dimension(tables, 1), integers_of(tables), integers_of(starts),
                    integers_of(positions), is_given(ends) ? integers_of(ends) : nullptr, window, scale, soft_cap, sink_floats.data(),
                    static_cast<char*>(out->untyped_data()), is_bfloat16(*out),

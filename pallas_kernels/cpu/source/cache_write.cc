@@ -26,13 +26,19 @@ void store_numbers(char* to, Number number, const float* values, int64_t count) 
 }
 
 // Some heads of a token, one after the other.
-void store_heads(const CachePlanes& cache, char* to, const float* heads, int64_t count) {
+void store_heads(const CachePlanes& cache, char* plane, int64_t slot, int64_t first,
+                 const float* heads, int64_t count) {
+  char* to = plane + cache.place(slot) + first * cache.head_bytes();
   if (!is_code(cache.number)) return store_numbers(to, cache.number, heads, count * cache.dim);
+  char* scales = plane + cache.scale_place(slot) + cache.scales_of_head(first);
   for (int64_t h = 0; h < count; h++)
-    store_head(to + h * cache.head_bytes(), cache.number, heads + h * cache.dim, cache.dim);
+    store_head(to + h * cache.head_bytes(), scales + cache.scales_of_head(h), cache.number,
+               heads + h * cache.dim, cache.dim);
 }
 
-bool is_inside(const CachePlanes& cache, int64_t slot) { return slot >= 0 && slot < cache.slots; }
+bool is_inside(const CachePlanes& cache, int64_t slot) {
+  return slot >= 0 && slot < cache.blocks * cache.block_size;
+}
 
 // The two halves of the rotated part are the coordinates of `pairs` points.
 void rotate(float* head, const float* cos, const float* sin, int64_t pairs) {
@@ -78,11 +84,10 @@ void one_token(const RotateAndWrite& call, int64_t token, float* keys) {
   prepare(call, queries, kv_heads * call.group, call.q_norm, token);
   if (!is_inside(call.cache, call.slots[token])) return;
   prepare(call, keys, kv_heads, call.k_norm, token);
-  const int64_t at = call.slots[token] * call.cache.token_bytes();
-  store_heads(call.cache, call.cache.keys + at, keys, kv_heads);
+  const int64_t slot = call.slots[token];
+  store_heads(call.cache, call.cache.keys, slot, 0, keys, kv_heads);
   for (int64_t h = 0; h < kv_heads; h++)
-    store_heads(call.cache, call.cache.values + at + h * call.cache.head_bytes(),
-                from + (h * members + members - 1) * dim, 1);
+    store_heads(call.cache, call.cache.values, slot, h, from + (h * members + members - 1) * dim, 1);
 }
 
 }  // namespace
@@ -98,10 +103,10 @@ void clear_cache(Pool& pool, char* memory, int64_t bytes) {
 void write_cache(const CacheWrite& call) {
   const int64_t width = call.cache.width(), heads = call.cache.kv_heads;
   for (int64_t token = 0; token < call.tokens; token++) {
-    if (!is_inside(call.cache, call.slots[token])) continue;
-    const int64_t at = call.slots[token] * call.cache.token_bytes();
-    store_heads(call.cache, call.cache.keys + at, call.k + token * width, heads);
-    store_heads(call.cache, call.cache.values + at, call.v + token * width, heads);
+    const int64_t slot = call.slots[token];
+    if (!is_inside(call.cache, slot)) continue;
+    store_heads(call.cache, call.cache.keys, slot, 0, call.k + token * width, heads);
+    store_heads(call.cache, call.cache.values, slot, 0, call.v + token * width, heads);
   }
 }
 

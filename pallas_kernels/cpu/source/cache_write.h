@@ -7,16 +7,10 @@
 
 namespace jengine {
 
-// One layer's planes of `slots` tokens each, in place.
-struct CachePlanes {
+// One layer's planes, in place.
+struct CachePlanes : PlaneShape {
   char* keys;
   char* values;
-  Number number;
-  int64_t slots, kv_heads, dim;
-
-  int64_t width() const { return kv_heads * dim; }
-  int64_t head_bytes() const { return cached_head_bytes(number, dim); }
-  int64_t token_bytes() const { return kv_heads * head_bytes(); }
 };
 
 // k and v are [tokens, kv_heads, dim]. A slot outside the planes is skipped.
