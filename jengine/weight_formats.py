@@ -34,6 +34,9 @@ class WeightFormat:
     activation_groups: bool = False
     # Whether zeros are multiples of an eighth, which no file holds: of weights rounded at load.
     fine_zeros: bool = False
+    # Whether zeros are any float32: minimums of GGUF's blocks, counted in scales. No other file
+    # holds them, so such weights are saved as plain ones.
+    real_zeros: bool = False
 
     @property
     def bits(self) -> int:
@@ -47,7 +50,8 @@ class WeightFormat:
 
     def shared_dtypes(self, dtype: str) -> dict[str, str]:
         """Dtypes of the scale and the zero, if any, of one group; `dtype` is the model's."""
-        zero = {"zero": "float16" if self.fine_zeros else "uint8"} if self.zeros else {}
+        kind = "float32" if self.real_zeros else "float16" if self.fine_zeros else "uint8"
+        zero = {"zero": kind} if self.zeros else {}
         return {"scale": dtype if self.fine_zeros else "float32", **zero}
 
     def groups(self, inputs: int) -> int:

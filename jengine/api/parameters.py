@@ -18,7 +18,7 @@ from jengine.weights.hf_arrays import given_parameters
 from jengine.weights.live import release_moved
 from jengine.weights.mapped_trees import Mapped, mapped_parameters, tree_arrays
 from jengine.weights.pieces import gathered, is_stream
-from jengine.weights.save import save_model, saved_config
+from jengine.weights.save import save_model, saved_config, with_plain_weights
 from sharding.jax_settings import engine_context
 
 OnInflight = Literal["finish", "abort", "continue"]
@@ -76,10 +76,12 @@ def save(
     engine.in_process.sleeping.check_awake()
     config = saved_config(engine.model, format)
     loaded = engine.loaded
-    if config.quantization is None:
+    quantization = engine.model.quantization
+    if quantization is None or (quantization.on_load and config.quantization is None):
         model = with_values(engine.declared, loaded.parameters())
     else:
-        model = with_values(abstract_model(config), loaded.stored_parameters())
+        values = with_plain_weights(engine.declared, loaded.stored_parameters())
+        model = with_values(abstract_model(config), values)
     save_model(
         model,
         config,

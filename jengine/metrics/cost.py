@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from jengine.config import CacheSpec, ExpertsConfig, LayerConfig, ModelConfig
 from jengine.counts import Counts
+from jengine.weight_formats import WeightFormat
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
 
@@ -65,7 +66,13 @@ class CostModel:
         config = self.config
         if config.quantization is None:
             return ITEM_BYTES.get(config.dtype, 4)
-        format = config.quantization.groups[0][1].weights
+        groups = config.quantization.groups
+        sizes = [len(targets) * self._size_in(stored.weights) for targets, stored in groups]
+        return sum(sizes) / sum(len(targets) for targets, _ in groups)
+
+    def _size_in(self, format: WeightFormat) -> float:
+        """Bytes per weight in this format."""
+        config = self.config
         shared = sum(ITEM_BYTES[name] for name in format.shared_dtypes(config.dtype).values())
         return format.bits / 8 + shared / (format.group or config.hidden_size)
 

@@ -21,10 +21,12 @@ from jengine.models.tensors.quantized_pieces import (
     Pieces,
     is_dequantized,
     is_matrix,
+    is_table,
     stored_formats,
 )
 from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.quantized import QuantizedWeights
+from jengine.quantization.quantized_table import QuantizedTable
 from jengine.quantization.rounded_head import RoundedHead
 from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 
@@ -73,11 +75,25 @@ def with_quantization(config: ModelConfig, name: str | None) -> ModelConfig:
     return replace(config, quantization=quantization)
 
 
-def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization:
+def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization | None:
     """The quantization in compressed-tensors' layout, for saving; `pieces` are the plain model's.
-    Unquantized modules are listed by name."""
-    plain = replace(quantization, on_load=False)
-    if any(stored.layout == "gpt_oss" for _, stored in quantization.groups):
+    Unquantized modules are listed by name. None if all are saved as plain weights."""
+    tables = {
+        piece.name.removesuffix(WEIGHT)
+        for parts in pieces.values()
+        for piece in parts
+        if is_table(piece)
+    }
+    named = (
+        (tuple(name for name in targets if name not in tables), stored)
+        for targets, stored in quantization.groups
+        if not stored.weights.real_zeros
+    )
+    groups = tuple(one for one in named if one[0])
+    if not groups:
+        return None
+    plain = replace(quantization, groups=groups, on_load=False)
+    if any(stored.layout == "gpt_oss" for _, stored in groups):
         return plain
     formats = stored_formats(plain, pieces)
     if quantization.on_load:
@@ -122,6 +138,11 @@ def with_schemes(model: nnx.Module, quantization: Quantization, pieces: Pieces, 
         if path in formats:
             _check_pairs(path, module, formats[path].weights)
             module.become_declared(QuantizedWeights(formats[path].weights, dtype))
+    for path, module in nnx.iter_modules(model):
+        path = ".".join(map(str, path))
+        if path in formats and isinstance(module, Embedding):
+            own = QuantizedWeights(formats[path].weights, dtype)
+            module.become_declared(QuantizedTable(own))
 
 
 def _round_at_load(model: nnx.Module, quantization: Quantization, dtype: str) -> None:

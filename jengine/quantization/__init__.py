@@ -13,15 +13,16 @@ share one matmul. Loading, sharding and updates then work as for plain parameter
 latent attention is multiplied from both sides, so it is plain in a step and dequantized as it is
 read. A GGUF file stands for a folder (`weights/gguf`): its header is the config (`architectures.py`
 is the table), its tensors have roles that a family's `Names` names, its vocabulary makes a
-tokenizer (`text/vocabulary`), matrices of Q8_0 stay int8 with scales for 32 inputs, and all others
-are dequantized. XLA multiplies, on every backend. On GPUs from Ada on, FP8 weights with a scale for
-each output and FP8 activations are prepared as [outputs, inputs], so that a matmul is one call of
-cuBLASLt (`quantization/gpu_fp8.py`). Scales of groups of inputs, four bits and experts have Triton
-kernels there (`quantization/gpu_codes.py`, `pallas_kernels/quantized_matmul`), which make numbers
-of codes in registers, as XLA would write a plain copy of the weight in every step: codes are laid
-out at load so that both halves of a byte belong to one product, the weight is the first operand of
-tensor cores, and few rows split the inputs among programs. FP8 by blocks meets FP8 activations
-where tensor cores multiply them. On a lone CPU kernels multiply where weights are int8 or int4 and
+tokenizer (`text/vocabulary`), and its matrices stay in the codes of their blocks, with zeros of
+float32 where a type has minimums; tables and experts are dequantized. XLA multiplies, on every
+backend. On GPUs from Ada on, FP8 weights with a scale for each output and FP8 activations are
+prepared as [outputs, inputs], so that a matmul is one call of cuBLASLt (`quantization/gpu_fp8.py`).
+Scales of groups of inputs, four bits and experts have Triton kernels there
+(`quantization/gpu_codes.py`, `pallas_kernels/quantized_matmul`), which make numbers of codes in
+registers, as XLA would write a plain copy of the weight in every step: codes are laid out at load
+so that both halves of a byte belong to one product, the weight is the first operand of tensor
+cores, and few rows split the inputs among programs. FP8 by blocks meets FP8 activations where
+tensor cores multiply them. On a lone CPU kernels multiply where weights are int8 or int4 and
 activations are not rounded (`quantization/cpu_codes.py`): they convert integers in registers, or,
 for many rows, a tile at a time, and scale sums over a group of inputs, so those weights are never
 rounded to bfloat16.

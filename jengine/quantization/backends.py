@@ -14,6 +14,7 @@ from jengine.quantization.gpu_fp8 import GpuFloat8, float8_takes, knows_float8
 from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.placed_experts import PlacedExperts
 from jengine.quantization.quantized import QuantizedWeights
+from jengine.quantization.quantized_table import QuantizedTable, transposed
 from jengine.quantization.repacked import Repacked
 from jengine.quantization.rounded_head import CpuRoundedHead, RoundedHead
 from jengine.quantization.scheme import WeightScheme, WeightShape
@@ -78,6 +79,9 @@ def step_schemes(
     """The backend's schemes for a declared scheme, best first; else the declared one."""
     if isinstance(declared, QuantizedWeights | QuantizedOnLoad):
         return [*quantized_schemes(declared, backend, placement), declared]
+    if isinstance(declared, QuantizedTable):
+        own = declared.quantized
+        return [QuantizedTable(one) for one in (*quantized_schemes(own, backend, placement), own)]
     if isinstance(declared, RoundedHead):
         packs = backend == "cpu" and not placement.is_split
         return [CpuRoundedHead(declared.dtype) if packs else declared]
@@ -87,7 +91,7 @@ def step_schemes(
 
 def quantized_schemes(
     declared: QuantizedWeights | QuantizedOnLoad, backend: str | None, placement: Placement
-) -> Iterator[WeightScheme]:
+) -> Iterator[Repacked]:
     """Kernel schemes that support this format: CPU codes, FP8 by cuBLASLt, or Triton. Otherwise XLA
     multiplies."""
     if backend == "cpu" and not placement.is_split and kernels_take(declared.format):
@@ -111,4 +115,6 @@ def is_unfit(
 
 def fits(scheme: WeightScheme, weight: WeightShape) -> bool:
     """Whether a scheme supports this weight's shards."""
+    if isinstance(scheme, QuantizedTable):
+        return fits(scheme.matrix, transposed(weight))
     return not isinstance(scheme, ShardedWeights | Repacked) or scheme.fits(weight)

@@ -6,7 +6,7 @@ scaled, so weights are never rounded to the model's dtype.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -88,6 +88,15 @@ class CpuCodes(Repacked):
         return {
             name: array.astype(specs[name].dtype).reshape(specs[name].shape)
             for name, array in found.items()
+        }
+
+    def outputs_at(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Tensors:
+        """The columns of whole panels, of which one each is kept."""
+        panels = {name: array[indices // PANEL] for name, array in tensors.items()}
+        whole = self.unpack(replace(weight, outputs=(len(indices), PANEL)), panels)
+        lane = (indices % PANEL)[None, :, None]
+        return {
+            name: jnp.take_along_axis(array, lane, axis=-1)[..., 0] for name, array in whole.items()
         }
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:

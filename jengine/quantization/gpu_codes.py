@@ -120,6 +120,14 @@ class GpuCodes(Repacked):
             found["scale"] = powers_of_two(found["scale"])
         return found
 
+    def outputs_at(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Tensors:
+        """Codes have outputs first, scales and zeros last."""
+        found = {
+            name: jnp.take(array, indices, axis=0 if name == "weight" else -1)
+            for name, array in tensors.items()
+        }
+        return self.unpack(replace(weight, outputs=indices.shape), found)
+
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """One matmul per device."""
         return self._multiplied(weight, x, tensors, "float32").astype(jnp.float32)

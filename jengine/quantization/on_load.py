@@ -77,8 +77,7 @@ class QuantizedOnLoad(WeightScheme):
 
     def restore(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Dequantize: the given weight, rounded."""
-        array = self.quantized.dequantized(weight, tensors)
-        return {"weight": array.astype(self.dtype).reshape(weight.shape)}
+        return self.quantized.plain(weight, tensors)
 
     @property
     def saved(self) -> QuantizedWeights:

@@ -87,6 +87,10 @@ class QuantizedWeights(WeightScheme):
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
         raise AssertionError("an embedding is declared with the plain scheme")
 
+    def outputs_at(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Tensors:
+        """Declared tensors of some outputs of a matrix."""
+        return {name: jnp.take(array, indices, axis=-1) for name, array in tensors.items()}
+
     def multiply_groups(
         self,
         weight: WeightShape,
@@ -106,6 +110,11 @@ class QuantizedWeights(WeightScheme):
     def dequantized(self, weight: WeightShape, tensors: Tensors) -> Array:
         """Dequantize to float32 [inputs, *outputs], with a leading group dimension if any."""
         return self.steps(weight, tensors) * self._spread(weight, tensors["scale"])
+
+    def plain(self, weight: WeightShape, tensors: Tensors) -> Tensors:
+        """The plain weight, dequantized."""
+        array = self.dequantized(weight, tensors)
+        return {"weight": array.astype(self.dtype).reshape(weight.shape)}
 
     def steps(self, weight: WeightShape, tensors: Tensors) -> Array:
         """`dequantized` before scaling: values minus zeros."""

@@ -45,6 +45,10 @@ class Repacked(WeightScheme):
         """Invert the repacking."""
         raise NotImplementedError
 
+    def outputs_at(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Tensors:
+        """Tensors of some outputs of a matrix, before repacking."""
+        raise NotImplementedError
+
     def rounded(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Quantized tensors from declared ones."""
         if isinstance(self.given, QuantizedOnLoad):

@@ -16,6 +16,7 @@ from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
 from jengine.quantization.backends import is_unfit, step_scheme, weight_scheme
 from jengine.quantization.on_load import QuantizedOnLoad
+from jengine.quantization.quantized_table import QuantizedTable
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.weights.abstract import NamedArray
 from jengine.weights.stages import StagePlaces
@@ -159,7 +160,7 @@ def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) 
     unfit = []
     for steps, module in nnx.iter_modules(model):
         path = ".".join(map(str, steps))
-        if isinstance(module, Linear) or (isinstance(module, Embedding) and module.is_head):
+        if isinstance(module, Linear) or (isinstance(module, Embedding) and is_changed(module)):
             place = places.running(path)
             if is_unfit(module.scheme, module.shape, backend, place):
                 unfit.append(path)
@@ -167,6 +168,11 @@ def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) 
         elif isinstance(module, RmsNorm | LayerNorm):
             module.scheme = step_scheme(module.scheme, backend, places.running(path))
     return unfit
+
+
+def is_changed(table: Embedding) -> bool:
+    """Whether a step has another form of a table."""
+    return table.is_head or isinstance(table.scheme, QuantizedTable)
 
 
 def weighted(model: nnx.Module) -> dict[str, Weighted]:

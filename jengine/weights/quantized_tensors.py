@@ -47,8 +47,9 @@ def _scale_shapes(files: Files) -> tuple[Shape, ...]:
 
 
 def _read_plain(files: Files, dtype: str, scale: str) -> list[DecodedTensor]:
-    """Unpacked values [outputs, inputs]."""
-    weight = files.take("weight", (dtype,), (files.module.outputs, files.module.inputs))
+    """Values [outputs, inputs], of four bits in pairs."""
+    width = files.module.inputs * files.format.bits // 8
+    weight = files.take("weight", (dtype,), (files.module.outputs, width))
     files.ignore("weight_shape")
     return [
         files.made("weight", weight, weight.read),
@@ -115,8 +116,12 @@ def _read_mxfp4(files: Files) -> list[DecodedTensor]:
 
 
 def _read_gguf(files: Files) -> list[DecodedTensor]:
-    """GGUF's Q8_0, already split into values and scales."""
-    return _read_plain(files, "I8", "scale")
+    """GGUF's blocks, already split into values, scales and zeros."""
+    found = _read_plain(files, "I8" if files.format.bits == 8 else "U8", "scale")
+    if not files.format.zeros:
+        return found
+    zeros = files.take("zero", ("F32",), (files.module.outputs, files.groups))
+    return [*found, files.made("zero", zeros, zeros.read)]
 
 
 def _read_gpt_oss(files: Files) -> list[DecodedTensor]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Protocol
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -26,11 +27,14 @@ from jengine.models.language_model import LanguageModel
 from jengine.models.parameter import named_parameters
 from jengine.models.quantized import as_saved, rounded_paths
 from jengine.models.tensors.quantized_pieces import stored_formats
+from jengine.quantization.quantized import QuantizedWeights
+from jengine.quantization.quantized_table import QuantizedTable
 from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.gguf.files import open_gguf
 from jengine.weights.gguf.generation import generation_of
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER
+from jengine.weights.prepared import Arrays, weighted
 from jengine.weights.resolve import is_gguf
 from jengine.weights.safetensors_io import save_pretrained
 
@@ -76,6 +80,8 @@ def saved_config(config: ModelConfig, format: Format) -> ModelConfig:
     if format == "safetensors":
         pieces = registry.plain_pieces(config)
         quantization = as_saved(config.quantization, pieces)
+        if quantization is None:
+            return dataclasses.replace(config, quantization=None)
         odd = rounded_paths(abstract_model(config)) - stored_formats(quantization, pieces).keys()
         if odd:
             raise UnsupportedFeature(
@@ -88,6 +94,20 @@ def saved_config(config: ModelConfig, format: Format) -> ModelConfig:
     raise UnsupportedFeature(
         f"save(format={format!r}) of a quantized checkpoint is not built. Use 'safetensors'."
     )
+
+
+def with_plain_weights(model: nnx.Module, values: Arrays) -> dict[str, jax.Array]:
+    """Checkpoint parameters of a model, with weights dequantized that no folder holds in codes:
+    tables, and those whose zeros are any numbers."""
+    found = dict(values)
+    for path, module in weighted(model).items():
+        if isinstance(module.scheme, QuantizedTable) or (
+            isinstance(module.scheme, QuantizedWeights) and module.scheme.format.real_zeros
+        ):
+            given = {name: found.pop(f"{path}.{name}") for name in module.declared_specs()}
+            plain = module.scheme.plain(module.shape, given)
+            found.update({f"{path}.{name}": array for name, array in plain.items()})
+    return found
 
 
 def as_decoder(model: nnx.Module, config: ModelConfig) -> LanguageModel:

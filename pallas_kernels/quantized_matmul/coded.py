@@ -28,7 +28,7 @@ MIDDLE = {"int4": 8, "int8": 0, "fp4": 0, "fp8": 0}
 # What stored zeros are larger by than what is subtracted from the codes.
 ZERO_OFFSET = {"int4": 0, "int8": 128}
 # Inputs that a kernel multiplies at once, the most and the least.
-LARGEST_PART, SMALLEST_PART = 64, 32
+LARGEST_PART, SMALLEST_PART = 64, 16
 # Scales of FP4 are powers of two: the bits of a float32 above its fraction.
 EXPONENT_BITS = 23
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

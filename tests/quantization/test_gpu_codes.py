@@ -32,6 +32,8 @@ FORMATS = {
     "int4": WeightFormat("int4", 64),
     "int4 with zeros": WeightFormat("int4", 128, zeros=True),
     "int4 with fine zeros": WeightFormat("int4", 32, zeros=True, fine_zeros=True),
+    "int4 with real zeros": WeightFormat("int4", 16, zeros=True, real_zeros=True),
+    "int8 by 16": WeightFormat("int8", 16),
     "int4 per output": WeightFormat("int4"),
     "int8 with zeros": WeightFormat("int8", 64, zeros=True),
     "mxfp4": WeightFormat("fp4", 32),

@@ -56,6 +56,9 @@ def stored_formats(quantization: Quantization, pieces: Pieces) -> dict[str, Stor
         formats = [quantization.format_of(name) for name in names]
         if all(_is_stacked(piece) for piece in parts):
             formats = [one if one and one.layout == "gpt_oss" else None for one in formats]
+        elif all(is_table(piece) for piece in parts):
+            # Those that name every module name tables that are heads too.
+            formats = [one if one and one.layout == "gguf" else None for one in formats]
         elif not all(is_matrix(piece) for piece in parts):
             continue
         if path.endswith(f".{ROUTER}{WEIGHT}"):
@@ -147,6 +150,11 @@ def _pieces(piece: Piece, name: str, format: WeightFormat) -> Iterator[Piece]:
 
 def is_matrix(piece: Piece) -> bool:
     return len(piece.shape) == 2 and piece.transpose
+
+
+def is_table(piece: Piece) -> bool:
+    """Whether it is looked up by rows, as an embedding is."""
+    return len(piece.shape) == 2 and not (piece.transpose or piece.source or piece.index)
 
 
 def _is_stacked(piece: Piece) -> bool:

@@ -1,7 +1,8 @@
 """A GGUF file as a checkpoint: config, and tensors under Hugging Face names.
 
-In: a file, or the first of several. Out: a ModelConfig and tensors. Q8_0 matrices stay int8 with a
-scale per 32 inputs; all others are dequantized when read.
+In: a file, or the first of several. Out: a ModelConfig and tensors. Matrices stay in the codes of
+their blocks, with float32 scales and zeros, as do tables that are heads as well; other tables,
+experts and what a family stores in another order are dequantized when read.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +23,10 @@ from jengine.models import registry
 from jengine.models.reading.hf_write import written_attention
 from jengine.models.tensors.checkpoint import Names
 from jengine.models.tensors.latent_pieces import MODULES
+from jengine.models.tensors.quantized_pieces import columns, tensor_names
 from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 from jengine.weights.gguf.architectures import Architecture
-from jengine.weights.gguf.blocks import q8_scales, q8_values
+from jengine.weights.gguf.blocks import common_format, scales_in, values_in, zeros_in
 from jengine.weights.gguf.config import config_of
 from jengine.weights.gguf.files import open_gguf
 from jengine.weights.gguf.header import Header, PackedTensor
@@ -34,22 +37,21 @@ from jengine.weights.gguf.tensor import GgufTensor, Turn, plain_tensor
 from jengine.weights.gguf.value_heads import grouped_values
 from jengine.weights.quantized_files import finite
 
-Q8_0 = "Q8_0"
-STORED = StoredFormat("gguf", WeightFormat("int8", 32))
-# Matrices that are multiplied as one, so that they are quantized alike or not at all.
+# Matrices that are multiplied as one, in a format that holds the codes of each.
 JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("attn_output",), ("ffn_down",))
 IN_LAYER = re.compile(r"blk\.(\d{1,4})\.((?:\w+\.){1,2}(?:weight|bias)|ssm_[ad]|ffn_norm)")
 ONE_PLUS = ("rms_one_plus", "layer_one_plus")
 
 
 def read_gguf_config(file: Path) -> ModelConfig:
-    """The model's config, with Q8_0 matrices as quantization."""
+    """The model's config, with matrices that stay in codes as quantization."""
     header = open_gguf(file)
     config = registry.model_config(config_of(header))
-    names = tuple(Translation(header, config).kept())
-    if not names:
-        return config
-    return replace(config, quantization=Quantization(((names, STORED),)))
+    modules = defaultdict[WeightFormat, list[str]](list)
+    for name, format in Translation(header, config).coded.items():
+        modules[format].append(name)
+    groups = tuple((tuple(names), StoredFormat("gguf", one)) for one, names in modules.items())
+    return replace(config, quantization=Quantization(groups)) if groups else config
 
 
 def gguf_tensors(file: Path) -> dict[str, GgufTensor]:
@@ -73,7 +75,7 @@ class Translation:
         self.shapes = {piece.name: piece.shape for pieces in shapes for piece in pieces}
 
     def tensors(self) -> Iterator[GgufTensor]:
-        kept, apart = {*self.kept()}, stacked_names(self.config)
+        apart = stacked_names(self.config)
         stacked = defaultdict[int, dict[str, PackedTensor]](dict)
         for name, packed in self.header.tensors.items():
             match = IN_LAYER.fullmatch(name)
@@ -83,32 +85,34 @@ class Translation:
                 stacked[int(match[1])][match[2]] = packed
                 continue
             own = self.hf_name(name)
-            if own.removesuffix(".weight") in kept:
-                yield from self._quantized(own, name, packed)
+            format = self.coded.get(own.removesuffix(".weight"))
+            if format is not None and own.endswith(".weight"):
+                yield from self._quantized(own, name, packed, format)
             else:
                 yield self._plain(own, name, packed)
         for layer, found in stacked.items():
             yield from stacked_tensors(self.config, self._layer(layer), found)
 
-    def kept(self) -> Iterator[str]:
-        """Modules kept in Q8_0: those whose fused parts all are."""
+    @cached_property
+    def coded(self) -> dict[str, WeightFormat]:
+        """Modules that stay in codes, and their formats: those whose fused parts all do."""
         if self.names.stored_in_out or self.names.qkv_by_head:
-            return  # they are stored in another order than they are declared
+            return {}  # they are stored in another order than they are declared
         apart = stacked_names(self.config)
         whole = [one for one in JOINED if apart.isdisjoint(f"{name}.weight" for name in one)]
         groups = [
-            [f"blk.{layer}.{name}" for name in names]
+            [f"blk.{layer}.{name}.weight" for name in names]
             for layer in range(self._count())
             for names in whole
         ]
-        for group in [*groups, ["output"]]:
-            tensors = [self.header.tensors.get(f"{name}.weight") for name in group]
-            if all(
-                one is not None and one.type.name == Q8_0 and len(one.shape) == 2 for one in tensors
-            ):
-                yield from (
-                    self.hf_name(f"{name}.weight").removesuffix(".weight") for name in group
-                )
+        found = {}
+        tied = self.config.tie_embeddings and self.config.pooling is None
+        for group in [*groups, ["token_embd.weight" if tied else "output.weight"]]:
+            tensors = [self.header.tensors.get(name) for name in group]
+            kinds = {"" if one is None or len(one.shape) != 2 else one.type.name for one in tensors}
+            if format := common_format(kinds):
+                found |= {self.hf_name(name).removesuffix(".weight"): format for name in group}
+        return found
 
     def hf_name(self, name: str) -> str:
         """Hugging Face name of a tensor that maps one to one."""
@@ -160,12 +164,17 @@ class Translation:
             return plain_tensor(own, (packed,))
         return plain_tensor(own, (packed,), shape, self._turn(name))
 
-    def _quantized(self, own: str, name: str, packed: PackedTensor) -> Iterator[GgufTensor]:
-        groups = packed.shape[0], packed.shape[1] // packed.type.numbers
+    def _quantized(
+        self, own: str, name: str, packed: PackedTensor, format: WeightFormat
+    ) -> Iterator[GgufTensor]:
+        rows, inputs = packed.shape
         turn = self._turn(name) if self.shapes.get(own) == packed.shape else None
-        yield GgufTensor(own, "I8", packed.shape, (packed,), q8_values, turn)
-        scale = f"{own.removesuffix('.weight')}.scale"
-        yield GgufTensor(scale, "F16", groups, (packed,), _scales, turn)
+        for tensor in tensor_names(format):
+            shape = rows, columns(tensor, format, inputs)
+            dtype = ("I8" if format.bits == 8 else "U8") if tensor == "weight" else "F32"
+            decode = partial(_decoded, DECODE[tensor], format)
+            made = f"{own.removesuffix('.weight')}.{tensor}"
+            yield GgufTensor(made, dtype, shape, (packed,), decode, turn)
 
     def _turn(self, name: str) -> Turn | None:
         """Function that restores a checkpoint's row order within heads, or None."""
@@ -203,8 +212,12 @@ def _rate_logs(packed: PackedTensor, turn: Turn | None) -> Turn:
     return logs
 
 
-def _scales(packed: PackedTensor) -> np.ndarray:
-    return finite(packed, q8_scales(packed))
+def _decoded(decode: Decoder, format: WeightFormat, packed: PackedTensor) -> np.ndarray:
+    return finite(packed, decode(packed, format))
+
+
+Decoder = Callable[[PackedTensor, WeightFormat], np.ndarray]
+DECODE: dict[str, Decoder] = {"weight": values_in, "scale": scales_in, "zero": zeros_in}
 
 
 SHORT_CONV = ("conv", "in_proj", "out_proj")
