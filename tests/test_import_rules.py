@@ -140,6 +140,7 @@ OTHER_PROCESSES = {
     "jengine.bench.gpu.torch_peer",
     "jengine.bench.peers.embeddings_peer",
     "jengine.bench.peers.images_peer",
+    "jengine.bench.peers.llama_cpp_peer",
     "jengine.bench.peers.transformers_peer",
     "jengine.bench.peers.vllm_peer",
 }

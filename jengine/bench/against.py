@@ -38,6 +38,7 @@ class PeerProgram(NamedTuple):
 PEERS = {
     "transformers": PeerProgram("transformers_peer.py", ("torch", "transformers")),
     "vllm": PeerProgram("vllm_peer.py", ("vllm",)),
+    "llama.cpp": PeerProgram("llama_cpp_peer.py", ("llama_cpp",)),
 }
 
 

@@ -104,9 +104,9 @@ def add_flags(parser: Parser) -> None:
     group.add_argument(
         "--against",
         metavar="WHAT",
-        help="compare, in turns: transformers, vllm, deterministic (jengine's own mode) or plain "
-        "(jengine without --speculative-config, or else without --quantization); for "
-        "serve: engine (without a server), vllm, or a URL",
+        help="compare, in turns: transformers, vllm, llama.cpp (on a GGUF file), deterministic "
+        "(jengine's own mode) or plain (jengine without --speculative-config, or else without "
+        "--quantization); for serve: engine (without a server), vllm, or a URL",
     )
     group.add_argument(
         "--peer-python",
