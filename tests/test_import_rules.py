@@ -409,3 +409,10 @@ def test_an_engine_of_tokens_loads_only_what_it_needs() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_nothing_is_defined_after_a_program_runs() -> None:
+    """A module run as a program has no name that stands behind its last lines."""
+    for file in sorted((Path(__file__).parents[1] / "jengine").rglob("*.py")):
+        _, _, after = file.read_text(encoding="utf-8").partition('\nif __name__ == "__main__"')
+        assert not any(line.startswith(("def ", "class ")) for line in after.splitlines()), file

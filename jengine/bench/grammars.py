@@ -216,10 +216,6 @@ FLAGS = {
 main = Benchmark("grammars", __doc__, FLAGS, run).main
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 WORDS = ("alpha", "beta", "gamma", "x", "id-", "no. ", "yes")
 SETS = ("a-z", "0-9", "A-F", "a-z0-9", "xyz")
 DEEPEST = 3
@@ -273,3 +269,7 @@ def _repeated(draw: random.Random, depth: int) -> Pattern:
     one = draw.choice((_word, _set, _choice))(draw, depth + 1)
     suffix = draw.choice(("?", "{1,3}", "{2}", "{0,4}"))
     return Pattern(f"({one.regex}){suffix}", f"({one.rule}){suffix}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -43,10 +43,6 @@ def main(words: Sequence[str] | None = None) -> int:
     return int(kept.has_differences)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 PROGRAM = (sys.executable, "-m", "jengine.bench.coverage.worker")
 
 
@@ -67,3 +63,7 @@ def walk(kept: Kept, only: Sequence[str] | None, limit_s: float) -> Iterator[str
             kept.add(architecture, answer)
             error = f" {answer['error']:.1e}" if "error" in answer else ""
             yield f"{architecture}: {named(answer)}{error} {answer.get('reason', '')}".rstrip()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
