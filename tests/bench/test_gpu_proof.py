@@ -32,7 +32,7 @@ from jengine.bench.gpu_proof.cases import (
 from jengine.bench.gpu_proof.device import environment
 from jengine.bench.gpu_proof.from_host import copied_from_host, host_facts
 from jengine.bench.gpu_proof.quantized import plain_weights
-from jengine.bench.gpu_proof.report import markdown, worse
+from jengine.bench.gpu_proof.report import coded_pairs, coded_problems, markdown, worse
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "jengine" / "bench" / "results" / "gpu-proof.json"
@@ -218,9 +218,30 @@ def test_what_is_not_compiled_again_is_kept(result: dict[str, Any]) -> None:
     again = {**others[0], "launches": 1}
     kept = with_kept({**result, "kernels": [], "steps": [again, first]}, earlier)
     assert kept["kernels"] == result["kernels"] and kept["kept_from"] == "earlier"
+    one = {**result["kernels"][0], "registers": 1}
+    kept_but_one = with_kept({**result, "kernels": [one]}, earlier)["kernels"]
+    assert kept_but_one[-1] == one and len(kept_but_one) <= len(result["kernels"])
     assert kept["steps"] == [first, again, *others[1:]]
     with pytest.raises(SystemExit, match="Compile everything again"):
         with_kept({**result, "versions": {"jax": "0.1"}}, earlier)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("narrow_loads", 16, "has 16 narrow loads"),
+        ("wide_copies", 0, "0 copies of 16 bytes"),
+        ("tokens", 16, "reads 16 tokens a turn, of plain numbers 64"),
+        ("barriers", 20, "has 20 barriers a turn"),
+    ],
+)
+def test_codes_may_not_be_read_more_slowly(
+    result: dict[str, Any], name: str, value: int, said: str
+) -> None:
+    row, plain = next(coded_pairs(result["kernels"]))
+    assert not list(coded_problems(row, plain))
+    problem, *_ = coded_problems({**row, name: value}, plain)
+    assert said in problem
 
 
 def test_launches_have_a_bound(result: dict[str, Any]) -> None:
@@ -313,6 +334,16 @@ def test_kernels_compile_for_a_gpu(result: dict[str, Any]) -> None:
     """A part of the proof that needs nothing but triton."""
     rows = worker("kernels", "90", "--only", "float16 dim")
     assert {row["kernel"] for row in rows} >= {"decode_parts", "prefill_tiles"}
+    assert worse({"kernels": rows, "steps": []}, result) == []
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("capability", [90, 100])
+def test_codes_are_read_as_plain_numbers_are(result: dict[str, Any], capability: int) -> None:
+    rows = worker("kernels", str(capability), "--only", "dim 128 group 4 block 16")
+    assert len(list(coded_pairs(rows))) == 4  # decodes and prompts, of int8 and FP8
     assert worse({"kernels": rows, "steps": []}, result) == []
 
 

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ def run_worker(module: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def kernel_rows(capability: int) -> list[dict[str, Any]]:
-    """Results of every kernel for one device."""
+def kernel_rows(only: Sequence[str], capability: int) -> list[dict[str, Any]]:
+    """Results of kernels for one device."""
     print(f"kernels for compute capability {capability}", file=sys.stderr)
-    return run_worker("kernels", str(capability))
+    return run_worker("kernels", str(capability), "--only", *only)
 
 
 def step_row(numbered: tuple[int, StepCase]) -> dict[str, Any]:
@@ -79,19 +80,21 @@ def with_kept(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, A
             f"{result['versions']}. Compile everything again, without --keep."
         )
     rows = {row["step"]: row for row in (*earlier["steps"], *result["steps"])}
+    again = {(row["case"], row["capability"]) for row in result["kernels"]}
+    kept = [row for row in earlier["kernels"] if (row["case"], row["capability"]) not in again]
     return {
         **result,
         "kept_from": earlier["commit"],
-        "kernels": result["kernels"] or earlier["kernels"],
+        "kernels": [*kept, *result["kernels"]],
         "steps": [rows[str(case)] for case in step_cases() if str(case) in rows],
     }
 
 
-def command_of(parts: list[str], only: str, *, keep: bool) -> str:
+def command_of(parts: list[str], only: Sequence[str], *, keep: bool) -> str:
     """The command line without machine-specific folders."""
     words = ["python", "-m", "jengine.bench.gpu_proof"]
     words += [] if parts == ["kernels", "steps"] else ["--parts", *parts]
-    words += ["--only", only] if only else []
+    words += ["--only", *only] if any(only) else []
     return shlex.join([*words, *["--keep"] * keep])
 
 
@@ -100,15 +103,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=("kernels", "steps"),
                         default=["kernels", "steps"])  # fmt: skip
-    parser.add_argument("--only", default="", help="only steps whose name holds this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="cases whose name holds one of these"
+    )
     parser.add_argument("--out", type=Path, help="folder for gpu-proof.json and gpu-proof.md")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--keep", action="store_true", help="rows that are not compiled again")
     args = parser.parse_args()
     began = time.monotonic()
-    steps = [item for item in enumerate(step_cases()) if args.only in str(item[1])]
+    steps = [item for item in enumerate(step_cases()) if any(x in str(item[1]) for x in args.only)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the work is done in other processes
-        kernels = pool.map(kernel_rows, CAPABILITIES if "kernels" in args.parts else ())
+        kernels = pool.map(
+            partial(kernel_rows, args.only), CAPABILITIES if "kernels" in args.parts else ()
+        )
         compiled = pool.map(step_row, steps if "steps" in args.parts else ())
     result = {
         "bench": "gpu_proof",

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 
 LABEL = re.compile(r"(\$\w+):")
+# Loads of one or two bytes, and asynchronous copies of 16: others do not bypass the L1 cache.
+NARROW, WIDE = re.compile(r"ld\.global\S*\.[bus](?:8|16)\b"), re.compile(r"cp\.async\.cg\b")
 BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
 
 
@@ -16,6 +18,9 @@ def facts(ptx: str) -> dict[str, int]:
         "asynchronous_loops": sum("cp.async" in loop for loop in inner_loops(ptx)),
         "single_buffered_loops": sum(waits_for_all(loop) for loop in inner_loops(ptx)),
         "unordered_releases": unordered_releases(ptx),
+        "narrow_loads": sum(map(len, map(NARROW.findall, inner_loops(ptx)))),
+        "wide_copies": sum(map(len, map(WIDE.findall, inner_loops(ptx)))),
+        "barriers": max((loop.count("bar.sync") for loop in inner_loops(ptx)), default=0),
     }
 
 

@@ -40,6 +40,7 @@ KERNEL_COLUMNS = {
 # The most temporary memory of any step with our kernels, in MB.
 MOST_TEMPORARY = 2000
 CODES, FP8, FEW_BITS = "cache of", "weights in fp8", "weights in"  # in names of cases
+MORE_BARRIERS = 2  # in the time of one turn
 MATMULS = 128  # of llama-8b without its head
 ATTENTION = ("decode_parts", "prefill_tiles", "latent_parts")
 MOST_LAUNCHES = {
@@ -137,6 +138,7 @@ def worse(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     pairs = [(row, before[row["step"]]) for row in new["steps"] if row["step"] in before]
     return [
         *(problem for row in new["kernels"] for problem in kernel_problems(row)),
+        *(problem for pair in coded_pairs(new["kernels"]) for problem in coded_problems(*pair)),
         *(problem for row in new["steps"] for problem in step_problems(row)),
         *(problem for pair in pairs for problem in growth(*pair)),
     ]
@@ -152,14 +154,41 @@ def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
     large = row["kernel"] == "latent_parts" and row["case"].startswith("float32")
     if row["kernel"] not in ATTENTION or large:
         return
-    # Codes of one byte are loaded to registers, where they are converted.
-    if CODES not in row["case"] and (row["single_buffered_loops"] or not row["asynchronous_loops"]):
+    if row["single_buffered_loops"] or not row["asynchronous_loops"]:
         yield f"{name} waits in a loop for the loads that it has just begun"
     if row["unordered_releases"]:
         yield f"{name} releases stores of other threads without a barrier"
     hopper = row["capability"] >= 90 and not row["case"].startswith("float32")
     if row["kernel"] == "prefill_tiles" and hopper and not row["wgmma"]:
         yield f"{name} has no wgmma"
+
+
+def coded_pairs(
+    kernels: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each attention kernel over a cache of codes, and the same one over plain numbers."""
+    plain = {(row["kernel"], row["case"], row["capability"]): row for row in kernels}
+    for row in kernels:
+        case, codes, _ = row["case"].partition(f" {CODES}")
+        pair = plain.get((row["kernel"], case, row["capability"]))
+        if codes and row["kernel"] in ATTENTION and pair is not None:
+            yield row, pair
+
+
+def coded_problems(row: Mapping[str, Any], plain: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps attention over codes from being as fast as its fewer bytes allow: loads of less
+    than a word, and, in decodes, smaller turns and more barriers than those over plain numbers."""
+    name = f"{row['kernel']} for {row['case']} on sm_{row['capability']}"
+    narrow, wide = row["narrow_loads"], row["wide_copies"]
+    if narrow or not wide:
+        yield f"{name} has {narrow} narrow loads, {wide} copies of 16 bytes"
+    if row["kernel"] != "decode_parts":
+        return
+    if row["tokens"] < plain["tokens"]:
+        yield f"{name} reads {row['tokens']} tokens a turn, of plain numbers {plain['tokens']}"
+    turns = row["tokens"] / plain["tokens"]
+    if row["barriers"] > turns * (plain["barriers"] + MORE_BARRIERS):
+        yield f"{name} has {row['barriers']} barriers a turn, of plain numbers {plain['barriers']}"
 
 
 def step_problems(row: Mapping[str, Any]) -> Iterator[str]:
