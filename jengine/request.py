@@ -42,7 +42,7 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer: dict[str, Any] | None = None  # what other engines say of its blocks, and may ask
     routed_experts_start: int = 0  # experts of tokens before this position are not wanted
     media: list[MediaSpan] = []  # images and videos in the prompt, in their order
-    # Whether others go on from its last tokens, as it does from theirs: see `kvcache.tails`.
+    # Whether others go on from its last tokens, as it does from theirs: `kvcache.partial_blocks`.
     forks: bool = False
 
 
