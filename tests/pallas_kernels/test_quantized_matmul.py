@@ -176,8 +176,10 @@ def test_packing_is_undone_by_unpacking() -> None:
         ("int4", 4096, 4096, 64),
         ("fp4", 2880, 32, 32),
         ("int8", 4096, 32, 32),
-        ("int4", 96, 32, None),  # no whole blocks
-        ("int8", 4096, 16, None),  # smaller than the least that tensor cores take
+        ("int4", 96, 32, 16),
+        ("int4", 80, 80, None),  # no whole blocks
+        ("int8", 4096, 16, 16),
+        ("int8", 4096, 8, None),  # smaller than the least that tensor cores take
         ("int4", 4096, 96, 32),
     ],
 )
