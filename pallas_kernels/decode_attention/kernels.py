@@ -290,8 +290,10 @@ def token_pointers(
     BLOCK_SIZE: tl.constexpr,
 ):
     """Pointers to vectors [tokens, lanes]; `token` is relative to the table's first token."""
-    block, slot = blocks_and_slots(table_ptr, token, inside, BLOCK_SIZE)
-    return plane_ptr + (block * BLOCK_STRIDE + slot * TOKEN_STRIDE)[:, None] + lane[None, :]
+    # Not by `blocks_and_slots`: in latent decode on 9.0 another order of these spills registers.
+    block = tl.load(table_ptr + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    at = block * BLOCK_STRIDE + token % BLOCK_SIZE * TOKEN_STRIDE
+    return plane_ptr + at[:, None] + lane[None, :]
 
 
 @triton.jit
