@@ -273,7 +273,8 @@ $L__BB0_2:
 def test_assembly_is_read() -> None:
     good = assembly.facts(OUTER_LOOP.format(wait=3, barrier="\tbar.sync 0;"))
     assert good == {
-        "wgmma": 1, "asynchronous_loops": 1, "single_buffered_loops": 0, "unordered_releases": 0
+        "wgmma": 1, "asynchronous_loops": 1, "single_buffered_loops": 0, "unordered_releases": 0,
+        "narrow_loads": 0, "wide_copies": 1, "barriers": 0,
     }  # fmt: skip
     bad = assembly.facts(OUTER_LOOP.format(wait=0, barrier=""))
     assert (bad["single_buffered_loops"], bad["unordered_releases"]) == (1, 1)
