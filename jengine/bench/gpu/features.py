@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
 from jengine.bench.gpu.part import Part, run_stage
-from jengine.demo import model_path
 from jengine.outputs import CompletionOutput
 from jengine.sampling_params import SamplingParams
+from jengine.weights.resolve import resolve_model
 
 PROMPTS = [f"{first} {then}" for first in ("Once", "Tell me", "She said")
            for then in ("a cat", "the house in the", "why there are numbers")]  # fmt: skip
@@ -94,7 +94,7 @@ def difference(found: Answers, expected: Answers) -> float:
 def write_adapter(folder: Path) -> Path:
     """A random LoRA adapter of the demo model's queries and values."""
     folder.mkdir(exist_ok=True)
-    config = json.loads((model_path() / "config.json").read_text("utf-8"))
+    config = json.loads((resolve_model("demo") / "config.json").read_text("utf-8"))
     rank, hidden = ADAPTERS["max_lora_rank"], config["hidden_size"]
     heads = {"q_proj": "num_attention_heads", "v_proj": "num_key_value_heads"}
     rng, tensors = np.random.default_rng(0), {}
