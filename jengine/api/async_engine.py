@@ -187,7 +187,6 @@ class AsyncEngine(BaseLLM):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the engine has stopped."""
         return self.errored
 
     @property

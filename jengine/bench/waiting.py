@@ -53,17 +53,17 @@ class Running:
     is_over, has_begun = False, True
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """There is nothing to tell."""
+        pass
 
 
 class NeverMade:
     """A scheduler gate: requests wait for a program that is never compiled."""
 
     def __init__(self, wake: Callable[[Hashable], None]) -> None:
-        """Nothing is woken."""
+        pass  # the program never comes, so nobody is to be woken
 
     def awaited(self, request: Request) -> str | None:
-        """The program, for all requests but the streams."""
+        """The name of the program that a request waits for; None: the measured streams run."""
         return None if request.request_id.startswith("stream") else "program"
 
 

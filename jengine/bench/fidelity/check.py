@@ -88,7 +88,6 @@ def prompts_of(number: int) -> list[list[int]]:
 
 
 def answered(folder: Path, prompts: Sequence[list[int]], how: Implementation) -> list[Answer]:
-    """jengine's answers."""
     adapter = LoRARequest("drawn", 1, str(folder / "adapter")) if how.adapter_rank else None
     with LLM(folder, **{**SETTINGS, **how.settings, "dtype": how.dtype}) as llm:
         return greedy(llm, prompts, adapter)
