@@ -21,6 +21,7 @@ from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.bench.fidelity.workers import Workers
 from jengine.errors import ConfigError, nearest_name
+from jengine.models.registry import body_of, supported
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -43,13 +44,20 @@ def main(words: Sequence[str] | None = None) -> int:
     return int(kept.has_differences)
 
 
+# Counted by name alone.
+COUNTED = {
+    "images and text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "text encoders": "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES",
+    "classifiers of text": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+}
 PROGRAM = (sys.executable, "-m", "jengine.bench.coverage.worker")
 
 
 def walk(kept: Kept, only: Sequence[str] | None, limit_s: float) -> Iterator[str]:
     """Record the outcome of every class; yields a line for each."""
     with Transformers() as theirs:
-        known = theirs.causal_classes()
+        known = theirs.classes("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+        kept.by_name = {kind: known_of(theirs.classes(name)) for kind, name in COUNTED.items()}
     for name in only or ():
         if name not in known:
             raise ConfigError(f"--only {name}: no causal class.{nearest_name(name, known)}")
@@ -63,6 +71,11 @@ def walk(kept: Kept, only: Sequence[str] | None, limit_s: float) -> Iterator[str
             kept.add(architecture, answer)
             error = f" {answer['error']:.1e}" if "error" in answer else ""
             yield f"{architecture}: {named(answer)}{error} {answer.get('reason', '')}".rstrip()
+
+
+def known_of(classes: Sequence[str]) -> dict[str, int]:
+    """How many of these classes are read by their names."""
+    return {"known": sum(body_of(name) in supported() for name in classes), "of": len(classes)}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ class Kept:
         if file is not None and file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
         self.classes: dict[str, dict[str, Any]] = kept.get("classes", {})
+        # Of other mappings than the causal one: how many classes are known, and of how many.
+        self.by_name: dict[str, dict[str, int]] = kept.get("by_name", {})
         run = {"command": shown_command("jengine.bench.coverage", words), "commit": commit()}
         self._runs = [*kept.get("runs", []), run]
 
@@ -48,7 +50,10 @@ class Kept:
     def text(self) -> str:
         """The file's content."""
         classes = dict(sorted(self.classes.items()))
-        whole = {**self._run, "runs": self._runs, "counts": self.counts(), "classes": classes}
+        whole = {
+            **self._run, "runs": self._runs, "counts": self.counts(), "by_name": self.by_name,
+            "classes": classes,
+        }  # fmt: skip
         return json.dumps(whole, indent=1) + "\n"
 
     def counts(self) -> dict[str, int]:

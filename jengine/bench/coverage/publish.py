@@ -40,6 +40,10 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     """Lines of the table."""
     counts = ", ".join(f"{name}: {result['counts'][name]}" for name in OUTCOMES)
     yield f"With transformers {result['versions']['transformers']}: {counts}."
+    others = ", ".join(
+        f"{one['known']} of {one['of']} {kind}" for kind, one in result["by_name"].items()
+    )
+    yield f"Read by their names, but not compared in this walk: {others}."
     yield ""
     yield "| class | outcome | reason |"
     yield "|---|---|---|"

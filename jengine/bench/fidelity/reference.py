@@ -21,7 +21,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto import modeling_auto
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -312,13 +312,13 @@ def pool(job: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def causal(job: Mapping[str, Any]) -> list[str]:
-    """The classes of the causal mapping, each once."""
-    return list(dict.fromkeys(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
+def classes(job: Mapping[str, Any]) -> list[str]:
+    """The classes of one of transformers' mappings, each once."""
+    return list(dict.fromkeys(getattr(modeling_auto, job["mapping"]).values()))
 
 
 OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "causal": causal,
+    "classes": classes,
     "config": written_config,
     "write": write,
     "score": score,

@@ -38,9 +38,9 @@ class Transformers(EndsWithBlock):
         self._child.close()
         self._folder.cleanup()
 
-    def causal_classes(self) -> list[str]:
-        """The classes of the causal mapping."""
-        return self._ask("causal")
+    def classes(self, mapping: str) -> list[str]:
+        """The classes of one of transformers' mappings, by its name there."""
+        return self._ask("classes", mapping=mapping)
 
     def config(self, architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The config.json that transformers writes for these settings."""
