@@ -84,7 +84,8 @@ def write(job: Mapping[str, Any]) -> dict[str, Any]:
                 if parameter.ndim > 1 and parameter.numel():
                     parameter.copy_(as_codes(parameter, job["largest_code"]))
     model.to(getattr(torch, job["dtype"])).save_pretrained(job["folder"])
-    if model.config.model_type in PROCESSORS:
+    sees = getattr(model.config, "vision_config", None) is not None  # Gemma 4 may have no tower
+    if sees and model.config.model_type in PROCESSORS:
         PROCESSORS[model.config.model_type](model.config).save_pretrained(job["folder"])
     if job["adapter_rank"]:
         adapt(model, Path(job["folder"]), job["adapter_rank"])
