@@ -66,6 +66,7 @@ def test_only_classes_that_run_are_listed() -> None:
     result = {
         "classes": classes,
         "counts": dict.fromkeys(publish.OUTCOMES, 1),
+        "by_name": {"text encoders": {"known": 3, "of": 33}},
         "versions": {"transformers": "5"},
     }
     assert json.loads(publish.proven_classes(result)) == {"AForCausalLM": ["n_head"]}
