@@ -88,4 +88,5 @@ def test_prompts_go_where_their_beginning_is_cached(tmp_path: Path) -> None:
 def test_scaling_loses_no_request(tmp_path: Path) -> None:
     found = said("scaled", tmp_path)
     assert found["counts"] == [1, 3, 1]
-    assert len(found["answers"]) > 30 and set(found["answers"]) == {"40 length"}
+    # Each of 15 clients has one at least; how many more depends on how soon replicas come.
+    assert len(found["answers"]) >= 15 and set(found["answers"]) == {"40 length"}
