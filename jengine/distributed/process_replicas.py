@@ -1,6 +1,6 @@
 """Data parallelism over engine-core processes: several clients behind one EngineClient.
 
-In: requests. Out: the token deltas of all cores. `core_placement` chooses a core for a request,
+In: requests. Out: the token deltas of all cores. `CorePlacement` chooses a core for a request,
 `core_deaths` fails the requests of a core that dies, `core_changes` scales up and down,
 `core_questions` calls all cores. Must not know devices, or who started the cores.
 """

@@ -1,7 +1,7 @@
 """The RPCs that workers answer: a table of method names with argument and result types.
 
-In: a name and arguments. Out: bytes, and back; nothing else can be called. `worker_calls` does what
-is asked. Must not know where the workers are, or jax.
+In: a name and arguments. Out: bytes, and back; nothing else can be called. `local` does what is
+asked. Must not know where the workers are, or jax.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cache as the scheduler sees it: room for a request's tokens, and prefixes already computed.
 
 In: requests and token counts. Out: NewBlocks per cache group, hit lengths. Nothing is changed when
-something does not fit. `prefix_lookup` finds prefixes, `holdings` knows who holds what,
+something does not fit. `prefix_lookup` finds prefixes, `leases` knows who holds what,
 `content_listeners` are told. Must not know: kinds of groups, why a request runs, arrays.
 """
 

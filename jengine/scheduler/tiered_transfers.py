@@ -9,7 +9,7 @@ so tables and counters of requests know nothing of it. Must not know bytes.
                           └─▼
 
 A block, and the slot that it is copied to or from, stay pinned until the plan is committed.
-`block_saves`, `block_loads` and `slot_fetches` do what the arrows say, `block_pins` keeps the pins.
+`BlockSaves`, `block_loads` and `slot_fetches` do what the arrows say, `block_pins` keeps the pins.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ def kernel_rows(parts: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Iterator
             peer = theirs.get((what, line["case"]))
             yield (
                 what, line["case"], f"{line['best_us']:,.0f} µs", f"{line[name]:,.0f} {unit}",
-                "" if share is None else f"{share:.0%}",
-                "" if peer is None else f"{peer['best_us']:,.0f} µs",
+                percent(share), "" if peer is None else f"{peer['best_us']:,.0f} µs",
             )  # fmt: skip
 
 
@@ -46,12 +45,11 @@ def step_rows(parts: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Iterator[t
     memory = memory_rate(parts)
     for line in lines_of(parts, STAGES_OF_STEPS, "decode"):
         peer = theirs.get(("decode", case_of(line)))
-        share = line["gb_s"] / memory if memory else None
+        share = line["gb_s"] / memory if memory else None  # not rounded twice
         yield (
             f"decode step of {line['model']}", f"{line['rows']} x {line['context']:,} tokens",
             f"{line['reading_ms']:.2f} ms", f"{line['tok_s']:,.0f} tok/s",
-            "" if share is None else f"{share:.0%}",
-            "" if peer is None else f"{peer['reading_ms']:.2f} ms",
+            percent(share), "" if peer is None else f"{peer['reading_ms']:.2f} ms",
         )  # fmt: skip
 
 
@@ -63,6 +61,10 @@ def request_rows(parts: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
                 f"{what} of {line['model']}", f"{line['rows']} x {line['context']:,} tokens{more}",
                 f"{line['ms']:,.0f} ms", f"{line['tok_s']:,.0f} tok/s", "", "",
             )  # fmt: skip
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def case_of(line: Mapping[str, Any]) -> str:
