@@ -21,6 +21,7 @@ from jengine.assembly.drafter import DrafterSource, open_drafter, with_draft_cos
 from jengine.assembly.engine import DeviceSide
 from jengine.assembly.grammars import CoreGrammars, core_grammars
 from jengine.assembly.host_weights import with_layers_on_host
+from jengine.assembly.kernel_trial import with_right_kernels
 from jengine.assembly.mesh_placement import placement_for
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.model_source import is_live, load_parameters
@@ -78,6 +79,8 @@ def device_side(
     start_backend(asked.cache.gpu_memory_utilization)
     await_kernels(asked.steps.attention_backend, shown=asked.watch.show_progress is not False)
     settings = device_settings(asked, source)
+    steps = with_right_kernels(settings.steps, source.config, settings.placement)
+    settings = replace(settings, steps=steps)
     with process_group_of(settings.placement, settings.multihost, direction) as group:
         agree_on_settings(group, asked.model, source, settings)
         if len(settings.placement.processes) > 1:

@@ -1,0 +1,101 @@
+"""Compares kernels that no interpreter can check with XLA's, at the first start on a device.
+
+In: the runner's settings and the model's config. Out: the settings, without kernels that were
+wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jengine.config import AttentionConfig, ModelConfig
+from jengine.runner.disk.private_files import write_private
+from jengine.runner.runner_config import RunnerConfig
+from pallas_kernels.fa4.rules import PACKAGES
+from pallas_kernels.fa4.trial import Trial, difference
+from sharding.placement import Placement
+
+logger = logging.getLogger(__name__)
+PREFIX = "jengine-kernels-agree-"
+
+
+def with_right_kernels(
+    steps: RunnerConfig, config: ModelConfig, placement: Placement,
+    compare: Callable[[Trial], str | None] = difference,
+) -> RunnerConfig:  # fmt: skip
+    """The settings as they are if each kernel for prompts agrees with XLA, else without them."""
+    prompts = steps.shapes.prompts
+    if prompts is None:
+        return steps
+    for trial in sorted(set(trials(steps, config, placement)), key=str):
+        if problem := kept_problem(trial, compare):
+            logger.warning(
+                "Prompts run on %s: the kernels of %s failed their comparison with XLA on this "
+                "device (%s): %s. Please report this.",
+                steps.shapes.attention, prompts, trial, problem,
+            )  # fmt: skip
+            return replace(steps, shapes=replace(steps.shapes, prompts=None))
+    return steps
+
+
+def trials(steps: RunnerConfig, config: ModelConfig, placement: Placement) -> Iterable[Trial]:
+    """The attention that these kernels would run, as one device computes it."""
+    dtype, parts = jnp.dtype(steps.cache_dtype).name, placement.ways("block_tokens")
+    block_size = steps.shapes.block_size // parts
+    queries = "queries_of_kv_head" if parts == 1 else "queries_of_block"
+    for mixer in (mixer for layer in config.layers for mixer in layer.mixers):
+        if not isinstance(mixer, AttentionConfig) or runs_elsewhere(mixer):
+            continue
+        kv_heads = mixer.num_kv_heads // placement.ways_of("kv_heads", mixer.num_kv_heads)
+        group = mixer.group // placement.ways_of(queries, mixer.group)
+        trial = Trial(
+            kv_heads * group, kv_heads, mixer.head_dim, block_size, mixer.window,
+            mixer.scale, mixer.sinks, dtype,
+        )  # fmt: skip
+        if trial.is_served:
+            yield trial
+
+
+def runs_elsewhere(mixer: AttentionConfig) -> bool:
+    return bool(
+        mixer.alibi or mixer.distance_bias or mixer.bidirectional or mixer.soft_cap is not None
+    )
+
+
+def kept_problem(trial: Trial, compare: Callable[[Trial], str | None]) -> str | None:
+    """The comparison's result; what agreed once on this kind of device is not compared again."""
+    record = record_of(trial)
+    if record is not None and record.exists():
+        return None
+    try:
+        problem = compare(trial)
+    except Exception as error:  # noqa: BLE001 - of the kernels' compiler or the device: Triton runs
+        return f"{type(error).__name__}: {error}"
+    if problem is None and record is not None:
+        keep(record)
+    return problem
+
+
+def record_of(trial: Trial) -> Path | None:
+    """A file in the compile cache that exists if these kernels were right; None without a cache."""
+    directory = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
+    if not directory:
+        return None
+    device = jax.local_devices()[0]
+    parts = (jax.__version__, sorted(PACKAGES.items()), device.device_kind,
+             device.client.platform_version, trial)  # fmt: skip
+    return Path(str(directory)) / f"{PREFIX}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+
+
+def keep(record: Path) -> None:
+    try:
+        write_private(record, b"")
+    except OSError as error:  # the next start then compares again
+        logger.warning("%s cannot be written: %s", record, error)
