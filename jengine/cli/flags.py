@@ -15,7 +15,7 @@ from typing import Any
 from jengine.assembly.settings.args import ENGINE_HELP, SETTINGS, EngineArgs
 from jengine.assembly.settings.flags import add_field_flags, flag_of
 from jengine.assembly.settings.values import template_text
-from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS
+from jengine.assembly.settings.vllm_args import PARTS, VLLM_SETTINGS
 from jengine.assembly.settings.vllm_tuning import SERVERS, WITHOUT_EFFECT
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
@@ -49,10 +49,9 @@ def add_engine_flags(
             "--distributed-executor-backend", dest=BACKEND, metavar="TEXT",
             default=argparse.SUPPRESS, help=argparse.SUPPRESS,
         )  # fmt: skip
-        for name in SPECULATION:
-            kind = int if name == "spec_tokens" else str
+        for name, part in PARTS.items():
             group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
-                               help=argparse.SUPPRESS, type=kind)  # fmt: skip
+                               help=argparse.SUPPRESS, type=part.parse)  # fmt: skip
         for name, default in IDLE.items():
             group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
                                help=argparse.SUPPRESS, **form_of(default))  # fmt: skip
@@ -87,7 +86,7 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def given_engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Given engine settings, unvalidated."""
-    names = {*ENGINE_HELP, BACKEND, *SPECULATION, *IDLE}
+    names = {*ENGINE_HELP, BACKEND, *PARTS, *IDLE}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 

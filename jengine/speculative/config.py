@@ -21,13 +21,7 @@ NAMED = (("eagle3", "eagle3"), ("eagle-", "eagle"), ("demo-eagle", "eagle"))
 MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 # Methods of vLLM that are not built.
 UNBUILT_METHODS = (
-    "mlp_speculator", "dflash", "dspark", "extract_hidden_states", "ngram_gpu", "custom_class",
-)  # fmt: skip
-# Keys of vLLM that say how a draft model is loaded or run.
-DRAFT_MODEL_KEYS = (
-    "quantization", "code_revision", "draft_tensor_parallel_size",
-    "tensor_parallel_size", "max_model_len", "draft_load_config",
-    "draft_sample_method", "moe_backend", "attention_backend", "kv_cache_dtype",
+    "mlp_speculator", "dflash", "dspark", "extract_hidden_states", "custom_class",
 )  # fmt: skip
 
 
@@ -92,7 +86,7 @@ def method_of(keys: Mapping[str, Any]) -> str:
     method, model = keys.get("method"), keys.get("model")
     if method is None and model in ("ngram", "[ngram]", "suffix"):
         method = model
-    if method == "[ngram]":
+    if method in ("[ngram]", "ngram_gpu"):
         method = "ngram"
     if method in MTP_NAMES:
         method = "mtp"
@@ -119,14 +113,9 @@ def method_of(keys: Mapping[str, Any]) -> str:
 
 
 def check_names(keys: Mapping[str, Any]) -> None:
-    """Raise UnsupportedFeature or ConfigError for a key that is not supported."""
+    """Raise ConfigError for a key that is not known."""
     known = [field.name for field in fields(SpeculativeConfig) if field.name != "draft_cost"]
     for name in keys:
-        if name in DRAFT_MODEL_KEYS:
-            raise UnsupportedFeature(
-                f"speculative_config[{name!r}] is not built: a draft model has the dtype and the "
-                "devices of the model. Leave it out."
-            )
         if name not in known:
             raise ConfigError(
                 f"speculative_config has an unknown key {name!r}."

@@ -369,7 +369,6 @@ def test_unknown_call_arguments_suggest_the_nearest(still_answers: jengine.LLM) 
         ({"kv_cache_dtype_skip_layers": ["0"]}, "quantization"),
         ({"default_mm_loras": {"image": "a"}}, "LoRA"),
         ({"speculative_config": {"method": "mlp_speculator"}}, "method='mlp_speculator'"),
-        ({"trust_remote_code": True}, "by design"),
     ],
 )
 def test_later_engine_features_are_named(

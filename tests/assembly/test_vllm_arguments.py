@@ -15,7 +15,7 @@ from jengine.assembly.settings.args import RENAMED, EngineArgs
 from jengine.assembly.settings.vllm_args import (
     FEATURES,
     INSTEAD,
-    SPECULATION,
+    PARTS,
     VLLM_SETTINGS,
 )
 from jengine.assembly.settings.vllm_tuning import WITHOUT_EFFECT
@@ -28,13 +28,16 @@ OLDER = {
     "swap_space": 4, "max_seq_len_to_capture": 8192, "device": "auto",
     "guided_decoding_backend": "auto", "disable_log_requests": True, "use_v2_block_manager": True,
     "preemption_mode": "recompute", "rope_scaling": None, "rope_theta": None,
+    "max_num_partial_prefills": 1, "max_long_partial_prefills": 1, "num_lookahead_slots": 0,
+    "scheduler_delay_factor": 0.0, "disable_async_output_proc": False, "cuda_graph_sizes": None,
+    "disable_mm_preprocessor_cache": False,
 }  # fmt: skip
 
 
 def test_every_name_of_vllm_is_known_once() -> None:
     assert len(VLLM_ARGUMENTS) > 240
     tables = [*FEATURES.values(), *INSTEAD.values(), *WITHOUT_EFFECT.values()]
-    known = [*FIELDS, *RENAMED, *SPECULATION, *(name for names in tables for name in names)]
+    known = [*FIELDS, *RENAMED, *PARTS, *(name for names in tables for name in names)]
     assert set(VLLM_ARGUMENTS) <= set(known)
     assert len(known) == len(set(known))
     assert set(known) - FIELDS - set(VLLM_ARGUMENTS) == {*OLDER, "memory_utilization"}
@@ -74,7 +77,23 @@ def test_what_changes_no_answer_is_taken_and_the_log_says_why(
         ({"dtype": "float"}, {"dtype": "float32"}),
         ({"kv_cache_dtype": "bfloat16"}, {}),
         ({"kv_cache_dtype": "fp8_e5m2"}, {"kv_cache_dtype": "fp8"}),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, {}),
         ({"load_format": "runai_streamer"}, {"load_format": "safetensors"}),
+        ({"load_format": "mistral", "config_format": "mistral", "tokenizer_mode": "mistral"},
+         {"load_format": "safetensors"}),
+        ({"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+          "hf_overrides": {"head_dim": 8}},
+         {"hf_overrides": {"head_dim": 8, "rope_theta": 1e6,
+                           "rope_scaling": {"rope_type": "linear", "factor": 2.0}}}),
+        ({"trust_remote_code": True, "tokenizer_mode": "slow", "device": "cuda"}, {}),
+        ({"scheduler_cls": "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
+          "worker_cls": "vllm.v1.worker.gpu_worker.Worker", "disable_sliding_window": True}, {}),
+        ({"media_io_kwargs": {"video": {"num_frames": 32}}}, {}),
+        ({"model_loader_extra_config": {"enable_multithread_load": True, "num_threads": 8}},
+         {"model_loader_extra_config": {}}),
+        ({"speculative_config": {"model": "d", "num_speculative_tokens": 2,
+                                 "draft_tensor_parallel_size": 1, "disable_by_batch_size": 4}},
+         {"speculative_config": {"model": "d", "num_speculative_tokens": 2}}),
         ({"all2all_backend": "deepep_low_latency"}, {"all2all_backend": "all_to_all"}),
         ({"mamba_cache_mode": "all", "mamba_ssm_cache_dtype": "bfloat16"},
          {"mamba_ssm_cache_dtype": "float32"}),
@@ -114,12 +133,12 @@ def test_defaults_that_many_scripts_write_down_are_accepted() -> None:
     [
         ({"enable_tower_connector_lora": True}, "a setting of LoRA adapters that is not built"),
         ({"kv_cache_dtype_skip_layers": ["0"]}, "a setting of quantization that is not built"),
-        ({"tokenizer_mode": "mistral"}, "pass a tokenizer object as tokenizer="),
+        ({"media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}}}, "multimodal input"),
+        ({"hf_config_path": "odd"}, "give the entries that differ as hf_overrides"),
         (
             {"distributed_executor_backend": "external_launcher"},
             "one process drives all its devices",
         ),
-        ({"cpu_offload_params": ["mlp"]}, "with cpu_offload_gb"),
         ({"worker_cls": "odd"}, "executor='package.module:Class'"),
     ],
 )

@@ -147,8 +147,7 @@ def test_the_seed_is_the_engines_and_the_requests() -> None:
 def test_engine_settings_are_checked_before_the_engine_starts(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'variants'"):
         parse("--compilation-config.variant", "greedy")
-    with pytest.raises(UnsupportedFeature, match="never run"):
-        parse("--trust-remote-code")
+    assert parse("--trust-remote-code") == ({"trust_remote_code": True}, {})
     with pytest.raises(ConfigError, match="cannot be read"):
         parse("--chat-template", str(tmp_path / "missing.jinja"))
 

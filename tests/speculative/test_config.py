@@ -32,7 +32,9 @@ def test_sizes_of_ngrams(given: dict[str, Any], least: int, most: int) -> None:
     assert (proposer.least, proposer.most) == (least, most)
 
 
-@pytest.mark.parametrize("given", [{"model": "ngram"}, {"method": "[ngram]"}, {"model": "[ngram]"}])
+@pytest.mark.parametrize(
+    "given", [{"model": "ngram"}, {"method": "ngram_gpu"}, {"model": "[ngram]"}]
+)
 def test_other_names_of_ngram(given: dict[str, Any]) -> None:
     config = speculative_config({**given, "num_speculative_tokens": 3})
     assert config.method == "ngram"
@@ -110,12 +112,11 @@ def test_anything_but_a_dict_is_refused() -> None:
     [
         {"method": "mlp_speculator", "model": "some/head", "num_speculative_tokens": 3},
         {"method": "mimo_mtp", "num_speculative_tokens": 1},
-        {"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1},
         {"method": "eagle", "model": "a", "num_speculative_tokens": 3, "parallel_drafting": True},
     ],
 )
 def test_what_is_not_built_is_refused_by_name(given: dict[str, Any]) -> None:
-    named = list(given)[-1] if "parallel" in str(given) or "tensor" in str(given) else "method="
+    named = list(given)[-1] if "parallel" in str(given) else "method="
     with pytest.raises(UnsupportedFeature, match=named):
         speculative_config(given)
 

@@ -20,7 +20,6 @@ from jengine.assembly.settings.checked_args import (
     check_args,
     check_offload,
     check_profiler,
-    refuse_foreign_code,
 )
 from jengine.assembly.settings.dict_settings import COMPILATION_KEYS
 from jengine.assembly.settings.expert_settings import balance_config
@@ -49,7 +48,7 @@ from jengine.assembly.settings.values import (
     share,
     template_text,
 )
-from jengine.assembly.settings.vllm_args import SPECULATION, VLLM_SETTINGS, own_settings
+from jengine.assembly.settings.vllm_args import PARTS, VLLM_SETTINGS, own_settings
 from jengine.assembly.settings.warm_up import WarmUp
 from jengine.config import CACHE_CODES, BalanceConfig, SpeculativeConfig
 from jengine.connectors.kv_events import EventSettings, event_settings
@@ -133,9 +132,6 @@ class EngineArgs:
         commands="compare doctor", kept_from=CORE | WORKER | RANK | CHECK
     )] = None  # fmt: skip
     skip_tokenizer_init: Annotated[bool, Setting(kept_from=WORKER)] = False
-    trust_remote_code: Annotated[bool, Setting(
-        HIDDEN, kept_from=CORE | WORKER | RANK | SERVER, check=refuse_foreign_code
-    )] = False  # fmt: skip
     chat_template: Annotated[str | Path | None, Setting(
         "file or text of a chat template, if it is not the tokenizer's",
         kept_from=CORE | WORKER | RANK, final=partial(template_text, "chat_template")
@@ -621,7 +617,7 @@ class EngineArgs:
 SETTINGS = declared(EngineArgs)
 ENGINE_HELP = {name: one.help for name, one in SETTINGS.items() if one.help}  # those with a flag
 RENAMED = {one.renamed: name for name, one in SETTINGS.items() if one.renamed}
-NAMES = (*SETTINGS, *VLLM_SETTINGS, *RENAMED, *SPECULATION)  # that are known as settings
+NAMES = (*SETTINGS, *VLLM_SETTINGS, *RENAMED, *PARTS)  # that are known as settings
 
 
 def settings_of(command: str) -> tuple[str, ...]:

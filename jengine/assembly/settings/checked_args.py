@@ -111,15 +111,6 @@ def check_offloaded(offloaded: float, **used: bool) -> None:
         )
 
 
-def refuse_foreign_code(trusted: bool) -> None:
-    """Refuse to run code from model folders."""
-    if trusted:
-        raise UnsupportedFeature(
-            "trust_remote_code=True: code from model folders is never run, by design. "
-            "Supported architectures are built in; leave it out."
-        )
-
-
 def check_offload(given: float) -> None:
     """Refuse sizes that are none."""
     if not 0 <= given < math.inf:

@@ -7,16 +7,30 @@ built, its settings become fields of EngineArgs and leave this table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jengine.assembly.settings.vllm_tuning import WITHOUT_EFFECT, nearest, note_idle
 from jengine.errors import ConfigError, UnsupportedFeature
 
-# vLLM's name -> the key of speculative_config that it stands for.
-SPECULATION = {
-    "spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens",
-}  # fmt: skip
+
+class Part(NamedTuple):
+    """A key of a setting that is a dict."""
+
+    setting: str
+    key: str
+    parse: Callable[[str], Any]  # from a command line
+
+
+# vLLM's name -> what it stands for.
+PARTS = {
+    "spec_method": Part("speculative_config", "method", str),
+    "spec_model": Part("speculative_config", "model", str),
+    "spec_tokens": Part("speculative_config", "num_speculative_tokens", int),
+    "rope_scaling": Part("hf_overrides", "rope_scaling", json.loads),
+    "rope_theta": Part("hf_overrides", "rope_theta", float),
+}
 
 # feature -> its settings with vLLM's defaults. A list holds several accepted values.
 FEATURES: dict[str, dict[str, Any]] = {
@@ -29,29 +43,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     "speculative decoding": {"per_request_spec_decode_metrics": "none"},
     "multimodal input": {
         "enable_mm_embeds": False, "interleave_mm_strings": False, "media_io_kwargs": None,
-        "mm_encoder_only": False, "mm_encoder_attn_dtype": None,
-        "mm_encoder_fp8_scale_path": None, "mm_encoder_fp8_scale_save_path": None,
-        "mm_encoder_fp8_scale_save_margin": 1.5, "video_pruning_rate": None,
+        "mm_encoder_only": False, "video_pruning_rate": [None, 0],
         "ec_manager_config": None, "ec_transfer_config": None,
     },
-    "overrides of the model's config": {
-        "hf_config_path": None, "model_class_overrides": None,
-        "rope_scaling": None, "rope_theta": None,
-    },
-    "the HTTP server": {
-        "tokens_only": False, "io_processor_plugin": None,
-        "_api_process_count": 1, "_api_process_rank": 0,
-    },
+    "the HTTP server": {"tokens_only": False, "io_processor_plugin": None},
     "sleep mode": {"sleep_preserve_parameter_names": None},
     "expert parallelism": {"enable_elastic_ep": False, "elastic_ep_max_dp_size": None},
-    "offload to host memory": {
-        "offload_group_size": 0, "offload_num_in_group": 1, "offload_prefetch_step": 1,
-        "offload_params": None,
-    },
-    "recurrent layers": {
-        "mamba_config": None, "enable_mamba_cache_stochastic_rounding": False,
-        "mamba_cache_philox_rounds": 0,
-    },
     "returning sampling masks": {"return_sampling_mask": False, "aux_output_config": None},
     "forced decoding": {"enable_trace_replay": False},
     "watermarks": {"watermark_config": None},
@@ -65,16 +62,12 @@ FEATURES: dict[str, dict[str, Any]] = {
 # what to do instead -> settings of vLLM that will not be built, with the values that ask for
 # nothing.
 INSTEAD: dict[str, dict[str, Any]] = {
-    "whole layers stay in the host's memory; say how much of them with cpu_offload_gb": {
-        "cpu_offload_params": None,
+    "weights are read from safetensors or Orbax folders (load_format)": {"model_weights": ""},
+    "a GGUF file tells its own config; for a folder give the entries that differ as hf_overrides": {
+        "hf_config_path": None,
     },
-    "weights are read from safetensors or Orbax folders (load_format)": {
-        "model_weights": "", "config_format": ["auto", "hf"],
-    },
-    "pass a tokenizer object as tokenizer=": {"tokenizer_mode": ["auto", "hf"]},
-    "JAX chooses the devices: set JAX_PLATFORMS, or give mesh=": {
-        "device": "auto", "device_ids": None,
-    },
+    "register a class of your own with jengine.register_model": {"model_class_overrides": None},
+    "JAX chooses the devices: set CUDA_VISIBLE_DEVICES, or give mesh=": {"device_ids": None},
     "one process drives all its devices, nnodes and node_rank describe several, and executor says "
     "who runs the steps": {"distributed_executor_backend": ["uni", "mp"]},
     "one front routes to all ranks": {
@@ -82,12 +75,14 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "data_parallel_external_lb": False, "data_parallel_multi_port_external_lb": False,
     },
     "give a class of your own as executor='package.module:Class'": {
-        "worker_cls": "auto", "worker_extension_cls": "",
+        "worker_cls": ["auto", "", "vllm.v1.worker.gpu_worker.Worker",
+                       "vllm.v1.worker.cpu_worker.CPUWorker"],
+        "worker_extension_cls": "",
     },
     "give an order of requests as scheduling_policy='package.module:Class', a class derived from "
-    "jengine.scheduler.orders.Order": {"scheduler_cls": None},
-    "sliding windows are part of the model, with a cache of their own size": {
-        "disable_sliding_window": False,
+    "jengine.scheduler.orders.Order": {
+        "scheduler_cls": [None, "vllm.v1.core.sched.scheduler.Scheduler",
+                          "vllm.v1.core.sched.async_scheduler.AsyncScheduler"],
     },
     "parsers of reasoning are built in; give the name of one as reasoning_parser": {
         "reasoning_parser_plugin": ["", None],
@@ -130,12 +125,12 @@ def own_settings(
     """Translate vLLM's settings to EngineArgs' names. Raises for a feature that does not exist
     here. `renamed`: vLLM's name -> ours."""
     result: dict[str, Any] = {}
-    for name, value in with_speculation(owner, given).items():
+    for name, value in with_parts(owner, given).items():
         executor = named_executor(name, value)
+        value = nearest(owner, name, value)
         if executor is None and name in VLLM_SETTINGS:
             check_use(owner, name, value)
             continue
-        value = nearest(owner, name, value)
         new = renamed.get(name, name)
         if value is None and new != name:
             continue  # another name that is not used
@@ -147,20 +142,20 @@ def own_settings(
     return result
 
 
-def with_speculation(owner: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with those of single keys of speculative_config in their place."""
-    parts = {key: given[name] for name, key in SPECULATION.items() if given.get(name) is not None}
-    rest = {name: value for name, value in given.items() if name not in SPECULATION}
-    config = rest.get("speculative_config") or {}
-    if not parts or not isinstance(config, Mapping):
-        return rest
-    for key, value in parts.items():
-        if config.get(key, value) != value:
+def with_parts(owner: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with single keys (`PARTS`) put into the dicts that they belong to."""
+    found = {name: value for name, value in given.items() if name not in PARTS}
+    for name, (setting, key, _) in PARTS.items():
+        value, whole = given.get(name), found.get(setting) or {}
+        if value is None or not isinstance(whole, Mapping):
+            continue
+        if whole.get(key, value) != value:
             raise ConfigError(
-                f"{owner}: speculative_config[{key!r}] is {config[key]!r}, and a setting of its "
-                f"own says {value!r}; give one of them."
+                f"{owner}: {setting}[{key!r}] is {whole[key]!r}, and {name} says {value!r}; give "
+                "one of them."
             )
-    return {**rest, "speculative_config": {**config, **parts}}
+        found[setting] = {**whole, key: value}
+    return found
 
 
 def named_executor(name: str, value: Any) -> str | None:
@@ -170,7 +165,7 @@ def named_executor(name: str, value: Any) -> str | None:
     """
     if (name, value) == ("distributed_executor_backend", "ray"):
         return value
-    if name != "worker_cls" or not isinstance(value, str) or value in ("auto", ""):
+    if name != "worker_cls" or not isinstance(value, str) or value.startswith("vllm."):
         return None
     if ":" in value:
         return value

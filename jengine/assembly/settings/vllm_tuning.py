@@ -20,7 +20,7 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     SERVERS: {
         "served_model_name": None, "max_num_queued_reqs": None, "max_num_queued_tokens": None,
         "shutdown_timeout": 0, "enable_log_requests": False, "disable_log_requests": True,
-        "stream_interval": 1,
+        "stream_interval": 1, "_api_process_count": 1, "_api_process_rank": 0,
     },
     "media are decoded and cut up in this process, and what is encoded is found by its content": {
         "mm_processor_cache_gb": 4, "mm_processor_cache_type": "lru",
@@ -29,8 +29,31 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
         "mm_processor_device": "auto", "mm_ipc_gpu_memory_gb": 0, "mm_device_do_normalize": True,
         "enable_mm_processor_stats": False, "video_pruning_method": "evs",
         "disable_chunked_mm_input": False, "renderer_num_workers": 1,
+        "disable_mm_preprocessor_cache": False,
     },
-    "code of repositories is never run": {"code_revision": None},
+    "towers compute in the model's dtype": {
+        "mm_encoder_attn_dtype": None, "mm_encoder_fp8_scale_path": None,
+        "mm_encoder_fp8_scale_save_path": None, "mm_encoder_fp8_scale_save_margin": 1.5,
+    },
+    "code of repositories is never run, and what is built in needs none": {
+        "code_revision": None, "trust_remote_code": False,
+    },
+    "config.json, tokenizer.json, tokenizer.model and the chat template are read as transformers "
+    "reads them; another tokenizer is an object for tokenizer=": {
+        "config_format": ["auto", "hf"], "tokenizer_mode": ["auto", "hf"],
+    },
+    "whole layers stay in the host's memory; say how much of them with cpu_offload_gb": {
+        "cpu_offload_params": None, "offload_group_size": 0, "offload_num_in_group": 1,
+        "offload_prefetch_step": 1, "offload_params": None,
+    },
+    "states of recurrent layers are float32 and are not rounded": {
+        "mamba_config": None, "enable_mamba_cache_stochastic_rounding": False,
+        "mamba_cache_philox_rounds": 0,
+    },
+    "sliding windows are part of the model, with a cache of their own size": {
+        "disable_sliding_window": False,
+    },
+    "JAX chooses the devices: set JAX_PLATFORMS, or give mesh=": {"device": "auto"},
     "weights are memory-mapped and copied once": {
         "safetensors_load_strategy": None, "safetensors_prefetch_num_threads": 8,
         "safetensors_prefetch_block_size": 16 * 1024 * 1024,
@@ -41,6 +64,7 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "'prefill_tokens': [...]} chooses": {
         "cudagraph_capture_sizes": None, "max_cudagraph_capture_size": None,
         "max_seq_len_to_capture": 8192, "cudagraph_metrics": False, "optimization_level": 2,
+        "cuda_graph_sizes": None,
         "performance_mode": "balanced", "jit_monitor_mode": "warn", "jit_monitor_verbose": False,
     },
     "kernels are chosen by device, or with attention_backend='cpu', 'triton' or 'xla'": {
@@ -70,6 +94,8 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
         "max_num_scheduled_tokens": None, "max_num_active_seqs": None,
         "prefill_schedule_interval": 1, "long_prefill_token_threshold_adaptive": False,
         "scheduler_reserve_full_isl": True, "watermark": 0.0, "preemption_mode": "recompute",
+        "max_num_partial_prefills": 1, "max_long_partial_prefills": 1, "num_lookahead_slots": 0,
+        "scheduler_delay_factor": 0.0, "disable_async_output_proc": False,
     },
     "each kind of layer has a cache of its own, whose blocks are named by sha256; "
     "kv_offloading_size gives them the host's memory": {
@@ -111,7 +137,7 @@ NEAREST: dict[str, dict[Any, Any]] = {
     "ignore_patterns": {"original/**/*": ["original/**/*"]},
     "load_format": {
         "hf": "auto", "fastsafetensors": "safetensors", "instanttensor": "safetensors",
-        "runai_streamer": "safetensors",
+        "runai_streamer": "safetensors", "gguf": "auto", "mistral": "safetensors",
     },
     "all2all_backend": {
         "naive": "allgather_reducescatter", **dict.fromkeys(_EXCHANGES, "all_to_all"),
@@ -119,14 +145,29 @@ NEAREST: dict[str, dict[Any, Any]] = {
     "dtype": {"float": "float32"},
     "kv_cache_dtype": {
         "bfloat16": "auto", "float16": "auto", "fp8_e5m2": "fp8", "fp8_inc": "fp8",
+        "fp8_ds_mla": "auto", "nvfp4": "fp8",
     },
     "model_impl": {"vllm": "auto", "transformers": "auto"},
     "mamba_cache_mode": {"all": "align"},
     "mamba_cache_dtype": dict.fromkeys(("bfloat16", "float16"), "float32"),
     "mamba_ssm_cache_dtype": dict.fromkeys(("bfloat16", "float16"), "float32"),
 }  # fmt: skip
-# Keys of vLLM's compilation_config, which may also be a level.
-COMPILER_KEYS = (
+# Setting -> why keys of vLLM have no effect in it, and these keys.
+IDLE_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "speculative_config": (
+        "a draft model has the dtype and the devices of the model, and changes no answer",
+        ("quantization", "code_revision", "draft_tensor_parallel_size", "tensor_parallel_size",
+         "max_model_len", "draft_load_config", "draft_sample_method", "moe_backend",
+         "attention_backend", "kv_cache_dtype", "disable_by_batch_size",
+         "disable_padded_drafter_batch"),
+    ),
+    "model_loader_extra_config": (
+        "weights are memory-mapped and copied once",
+        ("enable_multithread_load", "num_threads", "concurrency", "memory_limit", "distributed"),
+    ),
+    "media_io_kwargs": ("videos are given as frames, of which none is left out", ("video",)),
+    # It may also be a level.
+    "compilation_config": ("steps are compiled by XLA, whole", (
     "mode", "level", "debug_dump_path", "compile_cache_save_format", "backend", "custom_ops",
     "ir_enable_torch_wrap", "splitting_ops", "compile_mm_encoder", "cudagraph_mm_encoder",
     "encoder_cudagraph_token_budgets", "encoder_cudagraph_max_vision_items_per_batch",
@@ -137,13 +178,16 @@ COMPILER_KEYS = (
     "cudagraph_capture_sizes", "cudagraph_copy_inputs", "cudagraph_specialize_lora",
     "use_inductor_graph_partition", "pass_config", "max_cudagraph_capture_size",
     "dynamic_shapes_config", "fast_moe_cold_start",
-)  # fmt: skip
+    )),
+}  # fmt: skip
 
 
 def nearest(owner: str, name: str, value: Any) -> Any:
     """Map vLLM's value of a setting to the nearest supported one, and log a replacement."""
     if name in CONVERTED:
-        return CONVERTED[name](owner, value)
+        value = CONVERTED[name](owner, value)
+    if name in IDLE_KEYS and isinstance(value, Mapping):
+        return without_idle_keys(owner, name, value)
     ours = NEAREST.get(name, {}).get(value, value) if isinstance(value, str) else value
     if ours != value:
         _note(f"{owner}({name}={value!r}): taken as {ours!r}, which is nearest to it.")
@@ -156,17 +200,20 @@ def own_limits(owner: str, is_language_only: Any) -> dict[str, int] | None:
 
 
 def own_compilation(owner: str, given: Any) -> Any:
-    """A compilation_config without what is about torch's compiler and CUDA graphs."""
+    """A compilation_config that is no optimisation level."""
     if isinstance(given, int) and not isinstance(given, bool):
         note_idle(owner, "compilation_config", given, "XLA always optimises")
         return None
-    if not isinstance(given, Mapping):
-        return given
+    return given
+
+
+def without_idle_keys(owner: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting without the keys of vLLM that have no effect in it."""
+    why, idle = IDLE_KEYS[name]
     for key in given:
-        if key in COMPILER_KEYS:
-            name = f"compilation_config[{key!r}]"
-            note_idle(owner, name, given[key], "steps are compiled by XLA, whole")
-    return {key: value for key, value in given.items() if key not in COMPILER_KEYS}
+        if key in idle:
+            note_idle(owner, f"{name}[{key!r}]", given[key], why)
+    return {key: value for key, value in given.items() if key not in idle}
 
 
 CONVERTED: dict[str, Callable[[str, Any], Any]] = {
