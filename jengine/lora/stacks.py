@@ -46,9 +46,9 @@ class AdapterStacks:
             for stack in stacks
         )
         # Of one slot, as it comes from the host.
-        self._slot_shardings = [
-            placement.sharding(stack.axes[1:], stack.shape[1:]) for stack in stacks
-        ]
+        slot = [stack for weight in weights.values() for stack in weight.of_slot.stacks]
+        self._slot_shapes = [stack.shape for stack in slot]
+        self._slot_shardings = [placement.sharding(stack.axes, stack.shape) for stack in slot]
         self._everywhere = placement.everywhere
         self._held: dict[int, str] = {}  # slot -> digest
         self._write: Any = None
@@ -78,10 +78,14 @@ class AdapterStacks:
         """Shapes and dtypes of the arrays."""
         return self._shapes
 
+    def holds(self, slot: int, digest: str) -> bool:
+        """Whether an adapter is in a slot."""
+        return self._held.get(slot) == digest
+
     def hold(self, slot: int, digest: str) -> None:
         """Load an adapter into a slot (numbered from 1), unless it is there. A missing one is
         logged and zeroed."""
-        if self._held.get(slot) == digest:
+        if self.holds(slot, digest):
             return
         adapter = self.store.find(digest)
         if adapter is None:
@@ -108,13 +112,13 @@ class AdapterStacks:
         if adapter is None:  # of each pair the first matrix is no number, the second one zero
             values = (np.nan, 0.0)
             return [
-                np.full(one.shape[1:], values[index % 2], self._dtype)
-                for index, one in enumerate(self._shapes)
+                np.full(shape, values[index % 2], self._dtype)
+                for index, shape in enumerate(self._slot_shapes)
             ]
         return [
             array
-            for path, weight in self.weights.items()
-            for array in weight.filled(adapter.parts.get(path), self._dtype)
+            for weight in self.weights.values()
+            for array in weight.filled(adapter.parts, self._dtype)
         ]
 
     def _compiled(self, arrays: list[jax.Array]) -> Any:
@@ -129,5 +133,10 @@ class AdapterStacks:
 
 
 def with_slot(stacks: Arrays, slot: jax.Array, given: Arrays) -> Arrays:
-    """Write arrays into a slot of the stacks."""
-    return tuple(stack.at[slot].set(array) for stack, array in zip(stacks, given, strict=True))
+    """Write arrays [stages, ...] into a slot of the stacks."""
+
+    def written(stack: jax.Array, array: jax.Array) -> jax.Array:
+        by_stage = stack.reshape(len(array), -1, *stack.shape[1:])
+        return by_stage.at[:, slot].set(array).reshape(stack.shape)
+
+    return tuple(map(written, stacks, given))

@@ -5,8 +5,8 @@ In: a model's config. Out: shapes, and adapters laid out in them. Must not know 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jengine.config import ModelConfig
 from jengine.errors import ConfigError
 from jengine.lora.adapter import LowRank
 from jengine.lora.peft_files import Places, by_path, owners_of, places_of
+from jengine.models.stages import LAYER_PATH, StageLayout
 from jengine.quantization.scheme import Axes, WeightShape
 from pallas_kernels.low_rank import COLUMNS
 
@@ -33,6 +34,8 @@ class StackShape(NamedTuple):
 class LowRankWeight:
     """Stacked update of one weight: x @ down[slot] @ up[slot]."""
 
+    # Its path; in a pipeline one per stage, None where a stage skips the layer's slot.
+    paths: tuple[str | None, ...]
     weight: WeightShape
     rank: int  # the sum over modules of a checkpoint that share the weight
     slots: int
@@ -57,22 +60,39 @@ class LowRankWeight:
 
     @property
     def stacks(self) -> tuple[StackShape, StackShape]:
-        """down [slots, rank, *inputs] and up [slots, rank, *outputs], sharded like the weight."""
-        weight, count = self.weight, len(self.weight.inputs)
+        """down [slots, rank, *inputs] and up [slots, rank, *outputs], sharded like the weight. The
+        first axis has the slots of all stages, one after the other."""
+        weight, count, slots = self.weight, len(self.weight.inputs), len(self.paths) * self.slots
+        stage = "stage" if self.is_staged else None
         if self.is_table:
             tokens, hidden = weight.axes
             return (
-                StackShape((self.slots, *weight.outputs, self.rank), (None, tokens, None)),
-                StackShape((self.slots, self.rank, *weight.inputs), (None, None, hidden)),
+                StackShape((slots, *weight.outputs, self.rank), (stage, tokens, None)),
+                StackShape((slots, self.rank, *weight.inputs), (stage, None, hidden)),
             )
         inputs, outputs = weight.axes[:count], weight.axes[count:]
-        down = StackShape((self.slots, self.rank, *weight.inputs), (None, None, *inputs))
+        down = StackShape((slots, self.rank, *weight.inputs), (stage, None, *inputs))
         if self.inputs_first:
-            down = StackShape((self.slots, *weight.inputs, self.rank), (None, *inputs, None))
-        return down, StackShape((self.slots, self.rank, *weight.outputs), (None, None, *outputs))
+            down = StackShape((slots, *weight.inputs, self.rank), (stage, *inputs, None))
+        return down, StackShape((slots, self.rank, *weight.outputs), (stage, None, *outputs))
 
-    def filled(self, part: LowRank | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Lay an adapter's update out for one slot; zeros where it has none."""
+    @property
+    def is_staged(self) -> bool:
+        """Whether every pipeline stage has its own part of the arrays."""
+        return len(self.paths) > 1
+
+    @property
+    def of_slot(self) -> LowRankWeight:
+        """The arrays of one slot alone."""
+        return replace(self, slots=1)
+
+    def filled(self, parts: Mapping[str, LowRank], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Lay an adapter out for one slot, [stages, ...]; zeros where it changes nothing."""
+        own = [None if path is None else parts.get(path) for path in self.paths]
+        down, up = zip(*(self._filled(part, dtype) for part in own), strict=True)
+        return np.stack(down), np.stack(up)
+
+    def _filled(self, part: LowRank | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
         down, up = (np.zeros(stack.shape[1:], dtype) for stack in self.stacks)
         if part is None:
             return down, up
@@ -102,19 +122,33 @@ def adapted_weights(
     modules: Sequence[str] | None = None,
     *,
     inputs_first: bool = False,
+    layout: StageLayout | None = None,
 ) -> dict[str, LowRankWeight]:
-    """Weights that adapters of this rank may change, by path of their `Linear`.
+    """Weights that adapters of this rank may change, by path of their `Linear`; in a pipeline of
+    this layout, those of every stage by the path of its slot.
 
     `modules` are last components of checkpoint module names (vLLM's lora_target_modules); None for
     all.
     """
     found: dict[str, LowRankWeight] = {}
     for path, own in by_path(wanted_places(places_of(config), modules)).items():
-        place, owners = own[0], owners_of(own)
-        found[path] = LowRankWeight(
-            place.shape, rank * len(own), slots, owners, inputs_first, place.is_table
-        )
+        place, owners, paths = own[0], owners_of(own), paths_in(layout, path)
+        if paths:
+            found[path] = LowRankWeight(
+                paths, place.shape, rank * len(own), slots, owners, inputs_first, place.is_table
+            )
     return found
+
+
+def paths_in(layout: StageLayout | None, path: str) -> tuple[str | None, ...]:
+    """The weights that stages have where this one is; () for one that is in no stage's first
+    layers."""
+    match = LAYER_PATH.fullmatch(path)
+    if layout is None or layout.num_stages == 1 or match is None:
+        return (path,)
+    if int(match[1]) >= layout.num_slots:
+        return ()
+    return tuple(layout.path_in(stage, path) for stage in range(layout.num_stages))
 
 
 def wanted_places(places: Places, modules: Sequence[str] | None) -> Places:

@@ -40,6 +40,14 @@ class StageLayout:
     def is_even(self) -> bool:
         return all(map(all, self.runs))
 
+    def path_in(self, stage: int, path: str) -> str | None:
+        """The path in a stage's layer of what has this path in the layer of its slot; None if the
+        stage skips the slot."""
+        match = LAYER_PATH.fullmatch(path)
+        assert match is not None, f"{path} is not in a layer"
+        layer = self.stages[stage][int(match[1])]
+        return None if layer is None else f"layers.{layer}.{match[2]}"
+
     def stage_of(self, layer: int) -> int:
         return next(stage for stage, slots in enumerate(self.stages) if layer in slots)
 

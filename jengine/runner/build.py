@@ -14,6 +14,7 @@ from jengine.logits_processor import ProcessorConfig
 from jengine.lora.stacks import AdapterStacks
 from jengine.lora.store import AdapterStore
 from jengine.lora.weights import adapted_weights, stack_dtype
+from jengine.models.stages import StageLayout
 from jengine.runner.drafter import LoadedDrafter
 from jengine.runner.encoder_output import EncoderOutput
 from jengine.runner.given_embeds import GivenEmbeds
@@ -66,7 +67,7 @@ def build_runners(
     available to this process into those available to all. `drafter` drafts tokens on the device.
     """
     own_leaves, sizings = [], []
-    make_stacks = stacks_for(model_config, config)
+    make_stacks = stacks_for(model_config, config, order.places.layout)
     whole = order.places.whole
     joint = order if whole.joint else None
     kernels = set() if loads_kernels(whole, config.shapes) else None
@@ -138,7 +139,7 @@ def runners_of(
 
 
 def stacks_for(
-    model: ModelConfig, config: RunnerConfig
+    model: ModelConfig, config: RunnerConfig, layout: StageLayout
 ) -> Callable[[Placement], AdapterStacks | None]:
     """Factory of a replica's adapter arrays; replicas share the adapters in host memory."""
     wanted = config.adapters
@@ -150,7 +151,7 @@ def stacks_for(
         implementation = implementation_of(config.shapes, placement)
         weights = adapted_weights(
             model, wanted.rank, wanted.slots, wanted.modules,
-            inputs_first=inputs_first(implementation),
+            inputs_first=inputs_first(implementation), layout=layout,
         )  # fmt: skip
         dtype = stack_dtype(wanted.dtype, model)
         return AdapterStacks(weights, dtype, placement, store, implementation)

@@ -135,11 +135,21 @@ class LoadedModel:
         return compiler.used(leaves, features, stacks, tuple(chain.from_iterable(of_taps)))
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
-        """Queue the writes of the sampler's state and the LoRA adapters of new rows."""
+        """Queue the writes of the sampler's state of new rows."""
         self.state = self._admission.admit(self.state, new_rows)
-        for new in new_rows:
-            if new.adapter_slot and self.adapters is not None:
-                self.adapters.hold(new.adapter_slot, new.adapter)
+
+    def hold_adapters(
+        self, new_rows: Sequence[NewRow], before: Callable[[], None] = lambda: None
+    ) -> None:
+        """Queue the writes of new rows' LoRA adapters. `before` is called if there are any."""
+        stacks = self.adapters
+        if stacks is None:
+            return
+        wanted = {new.adapter_slot: new.adapter for new in new_rows if new.adapter_slot}
+        if not all(stacks.holds(*one) for one in wanted.items()):
+            before()
+        for slot, digest in wanted.items():
+            stacks.hold(slot, digest)
 
     def mask(self, masks: TokenMasks | None) -> None:
         """Queue the write of a plan's grammar bitmasks."""

@@ -7,7 +7,7 @@ that runs it in the last stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -78,6 +78,8 @@ class PipelineRunner:
         features = needed(plan, rows, loaded.vocab_size, loaded.taps)
         bucket = bucket_for(plan, rows, loaded.ladders)
         loaded.programs.expect(bucket, features)
+        # Plans in the stages may still run with the adapters that were in these slots.
+        loaded.hold_adapters(plan.new_rows, before=self.drain)
         packed = pack(plan, rows, bucket, loaded.shapes)
         entering = PipelinedStep(plan, packed, features, self._advance)
         self._advance(entering)
@@ -108,7 +110,10 @@ class PipelineRunner:
         loaded, running = self.loaded, (entering, *self._held)
         leaving = running[-1]
         packed = [None if one is None else one.packed for one in running]
-        features = NOTHING if leaving is None else leaving.features
+        features = replace(
+            NOTHING if leaving is None else leaving.features,
+            adapters=any(one.features.adapters for one in running if one is not None),
+        )
         bucket, parts = loaded.programs.chain(common_bucket(packed, loaded.ladders), features)
         packed = [None if one is None else moved(one, bucket, loaded.shapes) for one in packed]
         self._held = running[:-1]

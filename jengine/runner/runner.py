@@ -105,6 +105,7 @@ class Runner:
             packed = pack(plan, rows, bucket, loaded.shapes, new_blocks)
         loaded.add_blocks(new_blocks[loaded.shapes.num_new_blocks(bucket) :])
         loaded.admit(plan.new_rows)
+        loaded.hold_adapters(plan.new_rows)
         loaded.mask(plan.masks)
         with PROFILER.step(plan.step, bucket):
             output = self._run(plan, packed, chain.parts)

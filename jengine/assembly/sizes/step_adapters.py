@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jengine.assembly.settings.groups import Groups
-from jengine.errors import UnsupportedFeature
 from jengine.runner.runner_config import AdapterConfig
 from jengine.runner.variants.features import Features, with_adapters
 
 
-def adapter_config(asked: Groups, stages: int) -> AdapterConfig | None:
+def adapter_config(asked: Groups) -> AdapterConfig | None:
     """The arrays for adapters; None if requests have none."""
     limits = asked.adapters
     if limits is None:
         return None
-    if stages > 1:
-        raise UnsupportedFeature(
-            f"enable_lora=True with {stages} pipeline stages: adapters are not built for stages. "
-            "Use tensor_parallel_size."
-        )
     return AdapterConfig(
         limits.max_loras, limits.rank, limits.max_rank, limits.dtype, limits.target_modules
     )

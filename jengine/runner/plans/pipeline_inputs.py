@@ -59,6 +59,7 @@ def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
     for name in ("decode_starts", "rows", "starts", "lengths"):
         spread(getattr(old.tiles, name), getattr(new.tiles, name), 0, 0)
     spread(old.tiles.taps, new.tiles.taps, rows, shift)
+    spread(old.adapters.slots, new.adapters.slots, rows, shift)
     spread(old.heads.targets, new.heads.targets, 0, 0)
     spread(behind(old.heads.logit_index, rows, shift), new.heads.logit_index, rows, shift)
     for theirs, ours in zip(old.blocks.tables, new.blocks.tables, strict=True):

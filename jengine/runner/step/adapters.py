@@ -109,20 +109,19 @@ def implementation_of(shapes: StepShapes, placement: Placement) -> str:
 def add_adapters(
     model: Any,
     weights: Mapping[str, LowRankWeight],
-    leaves: tuple[Array, ...],
+    arrays: Mapping[str, Sequence[Array]],
     slots: Int[Array, " tokens"],
     implementation: str,
 ) -> None:
-    """Install LoRA into the traced model's layers, except the output head, which sees other
-    rows."""
+    """Install LoRA with these arrays into the traced model's layers, except the output head, which
+    sees other rows."""
     modules = weighted(model)
     most = next(iter(weights.values())).slots
     rows = AdapterRows(slots, most, implementation)
-    for index, (path, weight) in enumerate(weights.items()):
+    for path, stacks in arrays.items():
         if path == HEAD:
             continue
-        stacks = leaves[2 * index : 2 * index + 2]
-        module = modules[path]
+        module, weight = modules[path], weights[path]
         assert isinstance(module, (Linear, Embedding)), "adapters are for these alone"
         made = rows.looked_up if weight.is_table else rows.added
         module.adapters = _closure(made, weight, *stacks)

@@ -168,11 +168,11 @@ class LeafOrder:
 
     def _part(self, name: str, stage: int, values: Mapping[str, jax.Array]) -> jax.Array:
         """A stage's array for a slot; a skipped slot gets another layer's, or zeros."""
-        own = self._own_name(name, stage)
+        own = self._layout.path_in(stage, name)
         if own is not None:
             return values[own]
         wanted = self._prepared[name]
-        for borrowed in self._names_in(stage, rest=self._slot(name)[1]):
+        for borrowed in self._names_in(stage, rest=name.split(".", 2)[2]):
             if self._prepared[borrowed].shape == wanted.shape:
                 return values[borrowed]
         axes = wanted.get_metadata()["axes"]
@@ -185,7 +185,7 @@ class LeafOrder:
     def _unstacked(self, name: str, leaf: jax.Array) -> dict[str, jax.Array]:
         found: dict[str, jax.Array] = {}
         for stage in range(self._layout.num_stages):
-            own = self._own_name(name, stage)
+            own = self._layout.path_in(stage, name)
             if own is None:
                 continue
             prepared = self._prepared[own]
@@ -201,17 +201,6 @@ class LeafOrder:
         """Paths of a parameter in all of a stage's layers that have it."""
         names = (f"layers.{layer}.{rest}" for layer in self._layout.stages[stage])
         return [name for name in names if name in self._prepared]
-
-    def _own_name(self, name: str, stage: int) -> str | None:
-        """The path of a slot's parameter in a stage, None where the stage skips the slot."""
-        slot, rest = self._slot(name)
-        layer = self._layout.stages[stage][slot]
-        return None if layer is None else f"layers.{layer}.{rest}"
-
-    def _slot(self, name: str) -> tuple[int, str]:
-        match = LAYER_PATH.fullmatch(name)
-        assert match is not None, f"{name} is not a parameter of a layer"
-        return int(match[1]), match[2]
 
 
 def first_layers(model: nnx.Module, count: int) -> nnx.Module:

@@ -9,7 +9,7 @@ and gives each plan its share of the rows.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from jengine.models.context import StepContext
 from jengine.models.taps import Tap
+from jengine.runner.step.adapters import token_slots
 from jengine.runner.step.batch import stage_batch
 from jengine.runner.step.forward import input_tokens
 from jengine.runner.step.hidden import Forwarded, SlotInput, with_prompts
@@ -45,42 +46,70 @@ def pipeline_forward(
 ) -> tuple[StepState, Forwarded]:
     """Run every stage on its plan; `packed` has one row per stage."""
     assert program.stages is not None, "a step of one stage is forward.forward"
-    model = program.rebuild(leaves)
-    inputs, section, positions = _shared_inputs(packed, program)
+    shared = _shared_inputs(packed, program)
+    own, adapters = leaves[: program.num_leaves], leaves[program.num_leaves :]
+    model, by_stage = program.rebuild(own), {}
+    if program.adapters is not None:
+        by_stage = program.adapters.arrays(adapters, staged=True)
+        program.adapters.install(model, program.adapters.arrays(adapters), shared.entering)
     with jax.named_scope("embed"):
-        tokens = input_tokens(inputs, state)
-        entering = model.embedded(tokens, jnp.maximum(positions, 0))
+        tokens = input_tokens(shared.tokens, state)
+        entering = model.embedded(tokens, jnp.maximum(shared.positions, 0))
     run = program.placement.on_each_stage(
         lambda *parts: _stage(*parts, program=program),
-        (BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
+        (BY_STAGE, BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
         (BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
     )
-    own = tuple(x for x, staged in zip(leaves, program.stages.staged, strict=True) if staged)
-    caches, held, ends, prompts = run(own, state.caches, state.held, entering, packed)
+    own = tuple(x for x, staged in zip(own, program.stages.staged, strict=True) if staged)
+    caches, held, ends, prompts = run(own, by_stage, state.caches, state.held, entering, packed)
     # Each stage keeps its own, so that only what is scored travels: that of the last one.
     state = with_prompts(state._replace(caches=caches, held=held), prompts)
     ends = model.norm(ends)
-    positions = sampling_views(section, len(ends), program.shapes).positions
-    return state, Forwarded(SlotInput(ends, section, positions, None, None), {}, None)
+    positions = sampling_views(shared.section, len(ends), program.shapes).positions
+    return state, Forwarded(
+        SlotInput(ends, shared.section, positions, None, shared.leaving), {}, None
+    )
 
 
-def _shared_inputs(packed: Array, program: Program) -> tuple[TokenInput, Array, Array]:
-    """The sections shared by all stages: tokens of the entering plan, and the sampler's section and
-    positions of the leaving one."""
+class SharedInputs(NamedTuple):
+    """What all stages know of the plan that enters and of the one that leaves."""
 
-    def own(packed: Array) -> tuple[TokenInput, Array, Array]:
+    tokens: TokenInput  # of the entering plan
+    positions: Array  # i32[D + T] of these
+    entering: Any  # i32[D + T] their adapter slots; None: no row has one
+    section: Array  # the sampler's section of the leaving plan
+    leaving: Any  # i32[S] adapter slots of its sampling slots; None: the engine has none
+
+
+def _shared_inputs(packed: Array, program: Program) -> SharedInputs:
+    """The shared inputs, on all devices."""
+
+    def own(packed: Array) -> SharedInputs:
         inputs = StepInput.over(packed[0], program.bucket, program.shapes)
         section = packed[0, sampling_section(program.bucket, program.shapes)]
-        first = _number(packed) == 0
         positions = stage_batch(inputs, program.shapes).positions
-        entering = lax.psum(jnp.where(first, positions, 0), STAGES)
-        return inputs.tokens, section, entering
+        entering, leaving = None, None
+        if program.shapes.adapter_slots:
+            leaving = jnp.zeros_like(inputs.heads.logit_index)
+        if program.adapters is not None:
+            slots = token_slots(inputs.adapters.slots, program.bucket, program.shapes)
+            entering, last = _of_stage(0, packed, slots), program.placement.num_stages - 1
+            leaving = _of_stage(last, packed, slots[inputs.heads.logit_index])
+        return SharedInputs(
+            inputs.tokens, _of_stage(0, packed, positions), entering, section, leaving
+        )
 
     return program.placement.on_each_stage(own, (BY_STAGE,), EVERYWHERE)(packed)
 
 
+def _of_stage(stage: int, packed: Array, values: Array) -> Array:
+    """One stage's values, on all of them."""
+    return lax.psum(jnp.where(_number(packed) == stage, values, 0), STAGES)
+
+
 def _stage(
     leaves: Leaves,
+    adapters: dict[str, Leaves],
     caches: tuple[Array, ...],
     held: Array,
     entering: Array,
@@ -101,6 +130,9 @@ def _stage(
     longest = program.shapes.max_model_len
     context = StepContext(positions, rows, attention, longest, caches, _left_out(stages, stage))
     model = program.rebuild(_with_gaps(leaves, stages.staged))
+    if program.adapters is not None:
+        slots = token_slots(inputs.adapters.slots, bucket, program.shapes)
+        program.adapters.install(model, adapters, slots)
     x = model.through_layers(x, context)
     last = stage == count - 1
     ends = lax.psum(jnp.where(last, x[inputs.heads.logit_index], 0.0), STAGES)

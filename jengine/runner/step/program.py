@@ -48,6 +48,19 @@ class AdapterProgram:
     leaves: Any  # abstract: the arrays of all weights, two of each
     implementation: str  # of matmuls with them
 
+    def arrays(self, leaves: Leaves, *, staged: bool = False) -> dict[str, Leaves]:
+        """Those of each weight. `staged`: of weights that differ by pipeline stage, not the
+        others."""
+        return {
+            path: leaves[2 * place : 2 * place + 2]
+            for place, (path, weight) in enumerate(self.weights.items())
+            if weight.is_staged == staged
+        }
+
+    def install(self, model: Any, arrays: Mapping[str, Leaves], slots: Array) -> None:
+        """Let these arrays add the adapters of tokens' slots to a traced model's weights."""
+        add_adapters(model, self.weights, arrays, slots, self.implementation)
+
     @property
     def of_head(self) -> slice:
         """Which of the arrays belong to the output head; none if adapters do not change it."""
@@ -91,8 +104,7 @@ class Program:
         model, slots = self.rebuild(own[:first]), None
         if self.adapters is not None:
             slots = token_slots(inputs.adapters.slots, self.bucket, self.shapes)
-            adapted = self.adapters
-            add_adapters(model, adapted.weights, leaves[end:], slots, adapted.implementation)
+            self.adapters.install(model, self.adapters.arrays(leaves[end:]), slots)
         return Models(model, slots, of_taps)
 
     def drafting(self, leaves: Leaves) -> tuple[Any, Any]:

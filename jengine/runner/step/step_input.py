@@ -149,9 +149,9 @@ class StepInput(NamedTuple):
     tokens: TokenInput
     tiles: TileInput
     blocks: BlockInput
+    adapters: AdapterInput
     multi_step: MultiStepInput
     drafts: DraftInput
-    adapters: AdapterInput
     heads: HeadInput
     sampling: SamplingInput
 
@@ -173,9 +173,9 @@ SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Bucket, StepShapes], Fie
     "tokens": (TokenInput, token_fields),
     "tiles": (TileInput, tile_fields),
     "blocks": (BlockInput, block_fields),
+    "adapters": (AdapterInput, adapter_fields),
     "multi_step": (MultiStepInput, multi_step_fields),
     "drafts": (DraftInput, draft_fields),
-    "adapters": (AdapterInput, adapter_fields),
     "heads": (HeadInput, head_fields),
     "sampling": (SamplingInput, sampling_fields),
 }
@@ -259,7 +259,7 @@ def packed_parts(bucket: Bucket, shapes: StepShapes) -> tuple[slice, slice, slic
     every stage, and for sampling after the last stage."""
     layout = layout_of(bucket, shapes)
     embedded = layout.sections["tokens"].stop
-    read = layout.sections["blocks"].stop
+    read = layout.sections["adapters"].stop
     return slice(0, embedded), slice(embedded, read), slice(read, len(layout.padding))
 
 

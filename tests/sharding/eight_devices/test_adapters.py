@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from jengine.errors import UnsupportedFeature
-from tests.api.engines import tiny_engine
-from tests.lora.engines import SETTINGS, Models, Setup, check, write_models
-from tests.models.tiny_models import write_tiny_native
+from jengine import LLMEngine, RequestOutput, SamplingParams
+from tests.api.engines import is_idle, tiny_engine
+from tests.lora.engines import (
+    GREEDY,
+    PLAIN,
+    PROMPTS,
+    SETTINGS,
+    Expected,
+    Models,
+    Setup,
+    check,
+    merged_answers,
+    write_models,
+)
 
 NAMES: list[str | None] = ["all", None, "queries", "mlp"]
 LORA: dict[str, Any] = {**SETTINGS, "max_loras": 3}
@@ -19,6 +29,11 @@ LORA: dict[str, Any] = {**SETTINGS, "max_loras": 3}
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return write_models(tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture(scope="module")
+def expected(models: Models) -> Expected:
+    return merged_answers(models)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +66,61 @@ def test_same_answers_as_on_one_device(
         check([output], [name], {name: [truth]})
 
 
-def test_pipelines_refuse_adapters_by_name(tmp_path: Path) -> None:
-    folder = write_tiny_native(tmp_path, "llama")
-    with pytest.raises(UnsupportedFeature, match="enable_lora=True with 2 pipeline stages"):
-        tiny_engine(folder, **LORA, pipeline_parallel_size=2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pipeline_parallel_size": 2},
+        pytest.param(
+            {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_stages_add_the_adapters_of_their_own_plans(
+    models: Models, expected: Expected, settings: dict[str, Any]
+) -> None:
+    """More adapters than slots, so that slots change while other plans are in the stages."""
+    with tiny_engine(models.base, **{**SETTINGS, **settings, "max_num_seqs": 4}) as llm:
+        setup = Setup(llm, models)
+        for names in (NAMES, ["mlp", "all", None, "mlp"], [None] * 4, ["all", "queries"] * 6):
+            prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(names))]
+            check(setup.answer(names, prompts), names, expected)
+        scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        (ours,) = llm.generate(
+            PROMPTS[1], scored, use_tqdm=False, lora_request=models.adapters["all"]
+        )
+        number = models.adapters["mlp"].lora_int_id
+        llm.add_lora(models.adapters["mlp"])
+        assert number in llm.list_loras() and llm.pin_lora(number)
+        assert llm.remove_lora(number) and number not in llm.list_loras()
+        assert is_idle(llm)
+    with tiny_engine(models.merged["all"], **PLAIN) as llm:
+        (truth,) = llm.generate(PROMPTS[1], scored, use_tqdm=False)
+    for found, wanted in zip(ours.prompt_logprobs[1:], truth.prompt_logprobs[1:], strict=True):
+        for token, entry in wanted.items():
+            np.testing.assert_allclose(found[token].logprob, entry.logprob, atol=2e-4)
+
+
+def test_a_slot_keeps_its_adapter_while_a_plan_is_in_the_stages(
+    models: Models, expected: Expected
+) -> None:
+    """Blocks of an aborted request stay in the prefix cache: every stage must have computed them
+    with the request's own adapter."""
+    settings = {**SETTINGS, "max_loras": 1, "max_cpu_loras": 2, "skip_tokenizer_init": True}
+    own, other = models.adapters["all"], models.adapters["queries"]
+    with LLMEngine(models.base, **settings, pipeline_parallel_size=2, max_num_seqs=4) as engine:
+
+        def run() -> list[RequestOutput]:
+            outputs = []
+            while engine.has_unfinished_requests():
+                outputs += [one for one in engine.step() if one.finished]
+            return outputs
+
+        engine.add_request("first", PROMPTS[1], GREEDY, lora_request=own)
+        engine.step()
+        engine.abort_request("first")
+        engine.add_request("second", PROMPTS[0], GREEDY, lora_request=other)
+        run()
+        engine.add_request("third", PROMPTS[1], GREEDY, lora_request=own)
+        (found,) = run()
+    assert found.num_cached_tokens
+    assert found.outputs[0].token_ids == expected["all"][1].outputs[0].token_ids
