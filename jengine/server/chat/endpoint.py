@@ -143,6 +143,7 @@ class ChatJob:
 
 
 ANYTHING: dict[str, Any] = {"type": "object", "properties": {}}
+SEPARATED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
@@ -170,9 +171,9 @@ def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
 
 
 def _written(schema: Mapping[str, Any]) -> StructuredOutputsParams:
-    """Constrain to a JSON schema with at most one space between tokens: models write calls as they
-    know them, and none fills an answer with whitespace."""
-    return StructuredOutputsParams(json=schema, whitespace_pattern=" ?")
+    """Constrain to a JSON schema, with no whitespace but a space after commas and colons: models
+    write calls as they know them, and short limits hold whole ones."""
+    return StructuredOutputsParams(json={**schema, "x-guidance": SEPARATED})
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
