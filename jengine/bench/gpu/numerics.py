@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from jengine.bench.gpu.cases import AttentionCase, SamplingCase, sampling_cases
 from jengine.bench.gpu.part import Part, run_stage
 from jengine.runner.step.attention_backend import CODES
 from pallas_kernels.cache_write import rotate_and_write, write_cache
-from pallas_kernels.layout import KEYS, VALUES, cache_shape, decoded, encoded
+from pallas_kernels.layout import KEYS, VALUES, cache_shape, decoded, encoded, read_heads
 from pallas_kernels.token_sampling import sample_tokens
 
 # Weights of softmax are rounded to the cache's type before they meet the values.
@@ -109,6 +109,9 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     for dtype in part.in_time(("float32",) if args.dry_run else tuple(TOLERANCES)):
         with part.attempt("rotate and write", dtype):
             add(part, "rotate and write", dtype, write_error(dtype, implementation), dtype)
+    for codes in part.in_time(CODES):
+        with part.attempt("written codes", codes):
+            part.add(what="written codes", case=codes, **code_differences(codes, implementation))
     rows, vocab = (3, 70) if args.dry_run else (64, 151_936)
     for case in part.in_time(sampling_cases((rows,), vocab)):
         with part.attempt("sampling", case):
@@ -138,8 +141,7 @@ class Paged(NamedTuple):
 
 
 def paged(case: AttentionCase, lengths: tuple[int, ...], implementation: str) -> Paged:
-    """Random keys and values, rounded to the case's dtype, or through codes, which the
-    implementation writes itself."""
+    """Random keys and values in the case's dtype, or in codes as the implementation writes them."""
     rng = np.random.default_rng(case.head_dim + case.group)
     pages = -(-max(lengths) // case.block_size)
     shape = cache_shape(2, len(lengths) * pages + 1, case.block_size, case.kv_heads, case.head_dim)
@@ -151,22 +153,28 @@ def paged(case: AttentionCase, lengths: tuple[int, ...], implementation: str) ->
         blocks, slots = tables[row, positions // case.block_size], positions % case.block_size
         for plane, kept in ((KEYS, rows[0]), (VALUES, rows[1])):
             exact = rng.normal(size=(length, case.kv_heads, case.head_dim)).astype(np.float32)
-            exact = np.asarray(
-                through(exact, case.codes) if case.codes else rounded(exact, case.dtype)
-            )
+            exact = exact if case.codes else rounded(exact, case.dtype)
             cache[1, plane, blocks, slots] = exact.reshape(length, -1)
             kept.append(exact.astype(np.float64))
     for row in range(1, len(lengths)) if case.shared else ():
         tables[row, : case.shared // case.block_size] = tables[0, : case.shared // case.block_size]
         for kept in rows:
             kept[row][: case.shared] = kept[0][: case.shared]
-    held = jnp.asarray(cache).astype(case.dtype)
-    return Paged(coded(case, tables, rows, implementation) if case.codes else held, tables, *rows)
+    if not case.codes:
+        return Paged(jnp.asarray(cache).astype(case.dtype), tables, *rows)
+    held = coded(case, tables, rows, implementation)
+    return Paged(held, tables, *read_back(held, tables, lengths, case.head_dim))
 
 
-def through(heads: np.ndarray, codes: str) -> Array:
-    """What is left of heads in codes."""
-    return decoded(*encoded(jnp.asarray(heads), CODES[codes]))
+def read_back(
+    cache: Array, tables: np.ndarray, lengths: Sequence[int], head_dim: int
+) -> Iterator[list[np.ndarray]]:
+    """Keys and values per row as the cache holds them. Encoding twice would not find them: a second
+    scale is of the largest code, which need not be the largest there is."""
+    seen = np.arange(tables.shape[1] * cache.shape[3])[None] < np.asarray(lengths)[:, None]
+    for heads in read_heads(cache, 1, jnp.asarray(tables), head_dim, jnp.asarray(seen)):
+        by_row = np.asarray(heads, np.float64).swapaxes(1, 2)
+        yield [row[:length] for row, length in zip(by_row, lengths, strict=True)]
 
 
 def coded(
@@ -301,6 +309,24 @@ def write_error(dtype: str, implementation: str) -> float:
         relative_error(np.asarray(q.astype(jnp.float32)).reshape(queries.shape), queries),
         *(relative_error(np.asarray(x.astype(jnp.float32)), expected) for x in (after, alone)),
     )
+
+
+def code_differences(codes: str, implementation: str) -> dict[str, Any]:
+    """Number of keys and values that a quantized cache holds otherwise than `encoded` gives them; a
+    quotient in the middle between two codes may become either."""
+    rng, dim = np.random.default_rng(4), 64
+    exact = [rng.normal(size=(48, 2, dim)).astype(np.float32) for _ in (KEYS, VALUES)]
+    tables = np.asarray([[3, 1, 4]], np.int32)
+    slots = (tables.T * 16 + np.arange(16, dtype=np.int32)).reshape(-1)
+    empty = jnp.full(cache_shape(2, 5, 16, 2, dim, CODES[codes]), -1, CODES[codes])
+    cache = write_cache(
+        empty, 1, *(jnp.asarray(x) for x in exact), jnp.asarray(slots), implementation
+    )
+    found = [row for (row,) in read_back(cache, tables, [slots.size], dim)]
+    expected = [decoded(*encoded(jnp.asarray(x), CODES[codes])) for x in exact]
+    different = sum(int((a != np.asarray(b)).sum()) for a, b in zip(found, expected, strict=True))
+    values = sum(x.size for x in exact)
+    return {"different": different, "of": values, "right": different <= values / 1000}
 
 
 def rotated(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
