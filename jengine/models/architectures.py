@@ -18,6 +18,7 @@ FAMILIES = {
     "Phi3ForCausalLM": "jengine.models.families.phi3",
     "Olmo2ForCausalLM": "jengine.models.families.olmo2",
     "SeedOssForCausalLM": "jengine.models.families.seed_oss",
+    "DbrxForCausalLM": "jengine.models.families.dbrx",
     "GPT2LMHeadModel": "jengine.models.families.gpt2",
     "DeepseekV2ForCausalLM": "jengine.models.families.deepseek_v2",
     "DeepseekV3ForCausalLM": "jengine.models.families.deepseek_v3",

@@ -21,7 +21,8 @@ HARMLESS = {
     "is_decoder",
     *("chunk_size_feed_forward", "id2label", "label2id", "problem_type"),
     *("attention_probs_dropout_prob", "hidden_dropout_prob", "activation_dropout"),
-    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout"),
+    *("attention_dropout", "attn_pdrop", "embd_pdrop", "emb_pdrop", "resid_pdrop"),
+    "residual_dropout",
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
     *(

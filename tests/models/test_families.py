@@ -366,6 +366,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_config": {"softmax_scale": 0.3},
         },
     ),
+    "dbrx": ("dbrx", {}),
     "starcoder2": ("starcoder2", {}),
     "starcoder2-plain": ("starcoder2", {"use_bias": False, "sliding_window": None}),
     "minicpm3": ("minicpm3", {}),

@@ -181,6 +181,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),
     ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("dbrx", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_theta"),
+    ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2.0}}, "moe_normalize_expert_weights"),
     ("glm4_moe", {"n_group": 3}, "n_group"),
     ("glm4_moe", {"n_group": 8, "topk_group": 8}, "n_group"),
     ("glm4_moe", {"topk_group": 1}, "topk_group"),

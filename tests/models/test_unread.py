@@ -40,8 +40,14 @@ IF_UNUSED = {
     "bamba": {"z_loss_coefficient", "mamba_chunk_size", "num_logits_to_keep"},
     # What transformers' model does not read either: all published MPT have slopes.
     "mpt": {
-        *("init_device", "learned_pos_emb", "norm_type", "emb_pdrop", "embedding_fraction"),
+        *("init_device", "learned_pos_emb", "norm_type", "embedding_fraction"),
         *("attn_config.architectures", "attn_config.dtype", "attn_config.attn_impl"),
+    },
+    # Training, and what follows from other keys.
+    "dbrx": {
+        *("num_key_value_heads", "ffn_config.hidden_size", "ffn_config.moe_loss_weight"),
+        *("ffn_config.moe_jitter_eps", "attn_config.architectures", "attn_config.dtype"),
+        *("ffn_config.architectures", "ffn_config.dtype"),
     },
     # Those of experts, without which the layers are.
     "gemma4": {"num_experts", "top_k_experts", "moe_intermediate_size"},

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from jengine.bench.fidelity.families import FAMILIES, own_settings, tiny_settings
 from jengine.bench.fidelity.variations import (
+    ACTIVATIONS,
     CHOICES,
     EVEN,
+    EXPERTS,
     FLAGS,
     HEADS_DIVIDE,
     KINDS,
@@ -25,6 +27,7 @@ from jengine.bench.fidelity.variations import (
     PATTERN,
     TURNS_PART,
     VARIATIONS,
+    WIDTHS,
     Draw,
     Settings,
     Variation,
@@ -171,6 +174,25 @@ def draw_alibi_scores(draw: Draw, given: Settings, read: Collection[str]) -> Set
     return {"attn_config": {"softmax_scale": one_of(draw, (None, 0.1, 0.3))}}
 
 
+def draw_dbrx(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """DBRX's nested keys of attention and experts."""
+    heads, count = given["num_attention_heads"], one_of(draw, EXPERTS)
+    return {
+        "attn_config": {
+            "clip_qkv": one_of(draw, (0.7, 8.0)),
+            "kv_n_heads": one_of(draw, [kv for kv in range(1, heads + 1) if not heads % kv]),
+            "rope_theta": given["rope_parameters"]["rope_theta"],
+        },
+        "ffn_config": {
+            "ffn_act_fn": {"name": one_of(draw, ACTIVATIONS)},
+            "ffn_hidden_size": one_of(draw, WIDTHS),
+            "moe_num_experts": count,
+            "moe_top_k": draw(st.integers(1, count)),
+            "moe_normalize_expert_weights": one_of(draw, (None, 1.0)),
+        },
+    }
+
+
 def draw_latent_layers(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
     """MoE layers listed by type name."""
     layers = given["num_hidden_layers"]
@@ -262,6 +284,10 @@ OWN: Mapping[str, Own] = {
     "smollm3": Own(
         variations=(Variation(("no_rope_layers", "no_rope_layer_interval"), draw_no_rope),),
         without=("sliding_window",),
+    ),
+    "dbrx": Own(
+        variations=(Variation(("attn_config", "ffn_config"), draw_dbrx),),
+        without=("head_dim", "hidden_act", "tie_word_embeddings"),
     ),
     "apertus": Own({"hidden_act": ("xielu", "silu", "relu2")}),
     "mamba2": Own(

@@ -69,6 +69,7 @@ FAMILIES = {
     "mamba2": "Mamba2ForCausalLM",
     "hunyuan": "HunYuanDenseV1ForCausalLM",
     "apertus": "ApertusForCausalLM",
+    "dbrx": "DbrxForCausalLM",
 }
 GRANITE_SIZES = {
     "embedding_multiplier": 3.0,
@@ -203,6 +204,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "num_local_experts": 6,
         "num_experts_per_tok": 3,
         "shared_intermediate_size": 20,
+    },
+    "dbrx": {
+        "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3},
     },
     "starcoder2": {"sliding_window": 16},
     "minicpm3": {
@@ -370,6 +375,14 @@ OWN_NAMES: dict[str, dict[str, str | None]] = {
         "max_position_embeddings": "max_seq_len",
     },
     "modernbert_decoder": {"num_key_value_heads": None},
+    "dbrx": {
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "max_seq_len",
+    },
     "opt": {
         "intermediate_size": "ffn_dim",
         "num_key_value_heads": None,

@@ -92,6 +92,10 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 2, "head_dim": 16},
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 5},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 16},
+    "DbrxForCausalLM": {
+        "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
+    },
     "Dots1ForCausalLM": {
         "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2
     },

@@ -97,9 +97,10 @@ class IgnoredTensor:
 
 
 # How a checkpoint holds the matrices of experts: each as a tensor, or all in one tensor [experts,
-# outputs, inputs] or [experts, inputs, outputs], with gates before the rest or in pairs. Names of
+# outputs, inputs] or [experts, inputs, outputs], with gates before the rest or in pairs; or gates,
+# the rest and outputs as `rows` of one tensor each, [experts * inner size, hidden size]. Names of
 # such tensors are whole names.
-ExpertLayout = Literal["apart", "outputs_first", "inputs_first", "inputs_first_pairs"]
+ExpertLayout = Literal["apart", "outputs_first", "inputs_first", "inputs_first_pairs", "rows"]
 
 FREQUENCIES = IgnoredTensor(
     r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",

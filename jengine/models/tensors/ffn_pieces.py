@@ -47,7 +47,7 @@ def _experts_mlp(hidden: int, config: ExpertsConfig, names: Names, layer: str) -
     count, router = config.num_experts, layer + names.router
     pieces: Pieces = {
         "mlp.router.weight": matrices(names, [router], hidden, (count,), [()]),
-        **(_apart if names.expert_layout == "apart" else _stacked)(hidden, config, names, layer),
+        **EXPERTS.get(names.expert_layout, _stacked)(hidden, config, names, layer),
     }
     if config.routing.logits_bias:
         pieces["mlp.router.bias"] = biases([router], (count,), [()])
@@ -78,6 +78,20 @@ def _apart(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Piec
         gate_up += matrices(names, both, hidden, (inner, inner), parts)
         down += matrices(names, [theirs + names.expert_down], inner, (hidden,), [(expert,)])
     return {"mlp.gate_up.weight": tuple(gate_up), "mlp.down.weight": tuple(down)}
+
+
+def _in_rows(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
+    """Experts' gates, ups and downs, each one below the other in one tensor."""
+    inner, count = config.intermediate_size, config.num_experts
+    shape, view = (count * inner, hidden), (count, inner)
+    return {
+        "mlp.gate_up.weight": tuple(
+            Piece(layer + name, shape, (expert, EVERY, EVERY, half), True, (expert,), view)
+            for expert in range(count)
+            for half, name in enumerate(names.expert_gate_up)
+        ),
+        "mlp.down.weight": (Piece(layer + names.expert_down, shape, view=view),),
+    }
 
 
 def _stacked(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
@@ -114,3 +128,6 @@ def _stacked(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pi
         pieces["mlp.gate_up.bias"] = (Piece(f"{up}_bias", (count, 2 * inner)),)
         pieces["mlp.down.bias"] = (Piece(f"{down}_bias", (count, hidden)),)
     return pieces
+
+
+EXPERTS = {"apart": _apart, "rows": _in_rows}
