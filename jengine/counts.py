@@ -123,7 +123,7 @@ class DraftCounts(msgspec.Struct, frozen=True):
 
     @property
     def mean_length(self) -> float | None:
-        """Tokens of a row and step that had drafts: the accepted ones and the one after them."""
+        """Mean tokens per row and step with drafts: accepted drafts and the token after."""
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     def plus(self, other: DraftCounts) -> DraftCounts:
@@ -138,7 +138,7 @@ class DraftCounts(msgspec.Struct, frozen=True):
 
 
 def added(one: list[int], other: list[int]) -> list[int]:
-    """The sums of two lists, of which the shorter one goes on with 0."""
+    """Add two lists item by item; the shorter one is continued by zeros."""
     return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
 
 

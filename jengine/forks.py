@@ -1,4 +1,4 @@
-"""What a process ends at its own end, and a fork of it must leave alone.
+"""Exit handlers that do nothing in forked children.
 
 A forked child inherits what is registered with atexit and weakref.finalize, but none of the
 threads, and what would be ended is still the parent's.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 def not_in_forks(action: Callable[..., None]) -> Callable[..., None]:
-    """A function that calls `action` in this process, and does nothing in a fork of it."""
+    """Wrap `action` so that it does nothing in a fork of this process."""
     owner = os.getpid()
 
     def act(*given: object) -> None:

@@ -9,7 +9,7 @@ OTHER_FILES = 64
 
 
 def allow_connections(count: int) -> None:
-    """Raise the limit of open files as far as this process may, up to what so many need."""
+    """Raise this process's limit of open files towards what `count` connections need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + OTHER_FILES
     if hard != resource.RLIM_INFINITY:

@@ -86,7 +86,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def packed_tokens(token_ids: Iterable[int]) -> bytes:
-    """Tokens as a new row has them."""
+    """Encode token ids as NewRow holds them."""
     return array("i", token_ids).tobytes()
 
 

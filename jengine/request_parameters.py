@@ -122,18 +122,18 @@ def declared(owner: type[Any]) -> dict[str, Parameter]:
 
 
 def check_all(table: Table, params: Any) -> None:
-    """Check the fields of an object, and keep what is accepted."""
+    """Validate and normalise an object's fields in place."""
     values = vars(params)
     for name, parameter in table.items():
         values[name] = parameter.checked(name, values[name])
 
 
 def given_on(table: Table, place: Given) -> dict[str, Parameter]:
-    """The parameters that can be given there."""
+    """Return the parameters that this interface accepts."""
     return {name: one for name, one in table.items() if place in one.on}
 
 
 def struct_of(table: Table, place: Given, base: type[Struct] | None = None) -> type[Struct]:
-    """A struct for JSON with the parameters that can be given there; null means unset."""
+    """Return a struct for JSON with the parameters of this interface; null means unset."""
     names = [(name, one.json_type | None, None) for name, one in given_on(table, place).items()]
     return defstruct("Given", names, bases=base and (base,), kw_only=True)

@@ -33,7 +33,7 @@ from jengine.weights.pieces import gathered
 
 
 def settings_signature() -> inspect.Signature:
-    """The signature of EngineArgs with plain types: what the command line knows is left out."""
+    """Return EngineArgs' signature with plain types, without the command line's annotations."""
     found, kinds = inspect.signature(EngineArgs), field_types(EngineArgs)
     return found.replace(
         parameters=[one.replace(annotation=kinds[one.name]) for one in found.parameters.values()]
@@ -89,7 +89,7 @@ class BaseLLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine's parts, while it lives."""
+        """The engine's parts. Raises after shutdown."""
         return self._front.engine
 
     def get_tokenizer(self) -> Any:
@@ -107,7 +107,7 @@ class BaseLLM:
 
     @property
     def weights_version(self) -> int:
-        """How often the parameters were replaced."""
+        """Number of parameter updates so far."""
         return self.engine.client.weights_version
 
     @property

@@ -58,7 +58,7 @@ class Front:
 
     @property
     def engine(self) -> Engine:
-        """The engine's parts, while it lives."""
+        """The engine's parts. Raises after shutdown."""
         if self._engine is None:
             raise EngineDead(f"this {self._owner} was shut down. Create a new one.")
         return self._engine

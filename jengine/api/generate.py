@@ -88,7 +88,7 @@ def same_model(one: Any, other: Any) -> bool:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sampling parameters and engine settings."""
+    """Split options by name into sampling parameters and engine settings."""
     sampling: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for name, value in translated(options).items():
@@ -113,7 +113,7 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename(name: str, value: Any) -> dict[str, Any]:
-    """The name and value here of one option of transformers' `generate`."""
+    """Translate one option of transformers' `generate` to its name and value here."""
     if name == "do_sample":
         return {} if value else {"temperature": 0.0}
     if name == "num_beams":

@@ -46,7 +46,7 @@ class Line:
         )
 
     def _over(self, names: str | tuple[str, ...] | None) -> str:
-        """The mesh axes of one axis that have more than one device."""
+        """The mesh axes that shard one array axis, without those of one device."""
         named = (names,) if isinstance(names, str) else names or ()
         return " ".join(name for name in named if self.sharding.mesh.shape[name] > 1)
 

@@ -130,7 +130,8 @@ def applied_by(pattern: str, given: Any, width: int) -> Applied:
 
 
 def held_by(function: Any) -> list[Any]:
-    """What a function reads of its closure and of its module, or was given by functools.partial."""
+    """Return the objects that a function closes over, reads from its module, or got from
+    functools.partial."""
     if isinstance(function, partial):
         return [*function.args, *function.keywords.values(), *held_by(function.func)]
     if not isinstance(function, FunctionType):

@@ -45,7 +45,7 @@ def may_use_cpu_kernels(wanted: str) -> bool:
 
 
 def what_kernels_cost() -> str:
-    """Message for waiting users."""
+    """Message about kernel compile time, for waiting users."""
     return (
         "jengine: compiling the CPU kernels for this processor, which is done once. They are kept "
         f"in {cpu_library_folder()}."

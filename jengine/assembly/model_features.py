@@ -1,4 +1,4 @@
-"""Which features of an engine work for a model, and why not, as a start with each would say.
+"""Tests which engine features work for a model, by the checks that a start with each would make.
 
 In: a ModelConfig. Out: a sentence per feature. No weights are read, nothing is compiled.
 """
@@ -24,7 +24,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 
 
 def model_features(config: ModelConfig) -> dict[str, str]:
-    """What is said of each feature."""
+    """Return, by feature, that the model supports it, or the reason why not."""
     return {
         "quantized weights": _quantized(config),
         "adapters": _refused(config, enable_lora=True) or _adapters(config),
@@ -36,7 +36,7 @@ def model_features(config: ModelConfig) -> dict[str, str]:
 
 
 def _refused(config: ModelConfig, **settings: Any) -> str:
-    """What the checks of a start with these settings refuse; empty: nothing."""
+    """Return the error that a start with these settings would raise; empty: none."""
     try:
         asked = EngineArgs.checked("jengine", model="model", **settings).groups
         stages = stage_layout(config, asked.parallel.pipeline_parallel_size or 1).num_stages

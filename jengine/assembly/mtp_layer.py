@@ -84,7 +84,7 @@ def is_plain(own: Stored, module: str) -> bool:
 
 
 def all_pieces(pieces: Pieces) -> list[Piece]:
-    """The pieces of all parameters."""
+    """Flatten to the pieces of all parameters."""
     return [piece for found in pieces.values() for piece in found]
 
 

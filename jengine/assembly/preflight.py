@@ -1,7 +1,8 @@
-"""Whether weights would be of use here, before they are downloaded: by config.json or the header of
-a GGUF file.
+"""Checks that a model can run here before its weights are downloaded, by config.json or the header
+of a GGUF file.
 
-As a program: settings on standard input; exit status 3 and the error on standard output if not.
+As a program: settings on standard input; exit status 3 and the error on standard output if it
+cannot.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ GIB, GIGA = 2**30, 1e9
 
 
 def checked_here(asked: Groups) -> Check:
-    """A check by this process, which will have the engine's devices."""
+    """Return a check that runs in this process, which will own the engine's devices."""
     model, parallel = asked.model, asked.parallel
 
     def check(found: Path) -> None:
@@ -84,7 +85,7 @@ def check_memory(asked: CacheSettings, devices: int, config: ModelConfig) -> Non
 
 
 def parameter_bytes(config: ModelConfig) -> int:
-    """The bytes of all parameters as they lie in memory."""
+    """Total bytes of the parameters in memory."""
     model = abstract_model(config)
     as_rounded(model)
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))

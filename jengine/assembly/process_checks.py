@@ -42,7 +42,7 @@ def check_processes(executor: str, processes: list[int]) -> None:
 
 
 def refuse_halves(steps: RunnerConfig, processes: list[int]) -> None:
-    """Refuse processors of the host in several processes, which would all have to agree."""
+    """Raise ConfigError for host-side logits processors where several processes run the steps."""
     if steps.host_processors and len(processes) > 1:
         raise UnsupportedFeature(
             f"logits_processors has the class {steps.host_processors[0].__name__}, which runs on "

@@ -50,7 +50,8 @@ def resolved(path: str) -> Any:
 
 
 def checked(found: Any, named: str) -> Any:
-    """A function or class, by the words that name it in errors."""
+    """Return `found` if it is a function or a class; otherwise raise an error that calls it
+    `named`."""
     is_class = isinstance(found, type)
     if issubclass(found, LogitsProcessor) if is_class else callable(found):
         return found
@@ -70,7 +71,8 @@ class RequestProcessors:
         self._sets = None if devices is None else devices.runners[0].loaded.processors
 
     def number(self, functions: Sequence[Processor]) -> int:
-        """The number by which steps know these functions, behind those of the engine."""
+        """Register a request's functions; returns their number in plans, which follows the engine's
+        own."""
         if self._sets is not None:
             return self._sets.number_of([*self._usual, *functions])
         if functions:
@@ -82,7 +84,7 @@ class RequestProcessors:
         return 1 if self._usual else 0  # the set that each core makes first
 
     def check(self, params: SamplingParams) -> None:
-        """Raise a RequestError about parameters that a processor of the host refuses."""
+        """Raise RequestError if a host-side logits processor refuses the parameters."""
         for one in self._classes:
             try:
                 one.validate_params(params)

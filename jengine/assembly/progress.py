@@ -43,7 +43,7 @@ def in_notebook() -> bool:
 
 
 class Lines:
-    """A stream of lines for tqdm, which overwrites its line by a carriage return on a terminal."""
+    """File-like sink for tqdm that writes complete lines, for output without a terminal."""
 
     def write(self, text: str) -> None:
         line = text.strip("\r\n ")

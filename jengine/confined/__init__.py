@@ -1,1 +1,1 @@
-"""Work on what strangers send, in processes that can be killed, with limits of time and memory."""
+"""Runs work on untrusted input in killable processes with limits of time and memory."""

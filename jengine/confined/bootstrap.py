@@ -1,4 +1,4 @@
-"""The first thing that a process of ours runs: it belongs to its parent before all imports.
+"""Bootstrap of a child process: ties it to its parent's lifetime before any slow import.
 
     python -m jengine.confined.bootstrap PARENT PROGRAM
 

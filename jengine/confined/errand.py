@@ -1,4 +1,4 @@
-"""The work for one client, wherever it runs: when it must have ended, and how it is given up.
+"""The work for one client, wherever it runs: its deadline and its cancellation.
 
 A lane sets the current errand around its work; what runs in a confined process takes its deadline
 from there, and is killed with it. Work without an errand (a user's own) has no deadline of its own.
@@ -23,7 +23,7 @@ class Errand:
     """Work with a deadline, which does not run while it waits for a process to start."""
 
     def __init__(self, seconds: float, *, confined: bool = False) -> None:
-        """`confined`: whatever can be done in a confined process is, also what is small."""
+        """`confined`: use a confined process wherever possible, even for small work."""
         self.seconds = seconds
         self.confined = confined
         self._until = time.monotonic() + seconds

@@ -122,7 +122,7 @@ class Pause(Order, frozen=True):
     runs_steps = False
 
     def answer(self, client: InProcessClient) -> None:
-        """Interrupt a wait; the step loop itself stops stepping."""
+        """Wake the step loop if it waits for work, so that it pauses at once."""
         client.ring()
 
 

@@ -90,7 +90,7 @@ def this_process() -> str:
 
 
 def no_recording(_: LoadedModel) -> str:
-    """Refused: with a flight recorder the call would have been answered before it got here."""
+    """Refuse: with a flight recorder, the call is answered before it reaches this executor."""
     raise RequestError(
         "this engine keeps no recording of its steps. Create it with flight_recorder=FOLDER."
     )
@@ -139,14 +139,15 @@ RUN: dict[str, Callable[..., Any]] = {
 
 @dataclass(eq=False)
 class Owner:
-    """A running request that has functions of its own."""
+    """A running request with its own logits processors or interventions; `problem`: what one
+    raised."""
 
     sets: tuple[Raised, ...]
     problem: str | None = None  # told with its next token: a chunk of its prompt may have none
 
 
 class Use(NamedTuple):
-    """One request with its own functions in one step."""
+    """A scheduled request with functions of its own, and their error counts before the step."""
 
     owner: Owner
     item: int | None  # of the output; None: the step samples no token for it
@@ -154,13 +155,14 @@ class Use(NamedTuple):
 
 
 class OwnFunctions:
-    """Tracks, by row, the running requests that have functions of their own."""
+    """Running requests, by row, that have their own logits processors or interventions."""
 
     def __init__(self) -> None:
         self._owners: dict[int, Owner] = {}  # by row
 
     def uses(self, plan: Plan, sets_of: Callable[[NewRow], Sequence[Raised]]) -> list[Use]:
-        """The entries of a plan, about to be queued, whose requests have functions of their own."""
+        """Return the plan's entries whose requests have functions of their own. Call before
+        queueing."""
         for new in plan.new_rows:
             self._owners.pop(new.row, None)
             if sets := sets_of(new):

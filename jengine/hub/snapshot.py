@@ -32,7 +32,7 @@ PARTIAL_CONTENT = 206
 
 
 class NoBeginning(Exception):
-    """A header that is not to be had without the file."""
+    """Raised if a file's header cannot be fetched without the whole file."""
 
 
 def read_beginnings(

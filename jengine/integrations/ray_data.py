@@ -70,7 +70,7 @@ def built(
 
 
 def resolved(config: JengineProcessorConfig, given: Any, kind: type[Any]) -> Any:
-    """A stage's settings, with those of the processor for what it does not say."""
+    """Return a stage's settings, with the processor's where it has none of its own."""
     usual = {
         name: getattr(config, name)
         for name in ("batch_size", "concurrency", "runtime_env", "model_source")

@@ -91,7 +91,7 @@ class Asked:
 
 
 class Written(msgspec.Struct):
-    """Fields that have a prompt, not decoded."""
+    """The prompt fields of a request body, undecoded."""
 
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
@@ -207,7 +207,7 @@ class JengineServer(LLMServerProtocol):
             yield part
 
     async def _exchanged(self, asked: Asked) -> AsyncGenerator[Any, None]:
-        """Ask the application. For it the client has gone when the reader of this ends."""
+        """Ask the application, which sees a disconnect when the reader of this generator ends."""
         unread: list[Message] = [{"type": "http.request", "body": asked.body, "more_body": False}]
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
@@ -348,7 +348,7 @@ class JengineServer(LLMServerProtocol):
 
 
 class AdapterFirst:
-    """ASGI middleware: the adapter of a request is there before its route looks for it."""
+    """ASGI middleware that loads a request's adapter before the route runs."""
 
     def __init__(self, app: ASGIApp, load: Callable[[], Awaitable[None]]) -> None:
         self.app, self.load = app, load

@@ -1,4 +1,4 @@
-"""Those outside who follow which blocks can be found: journals of routers, logs of events.
+"""External listeners to a cache's contents: journals of routers, and KV event logs.
 
 In: a log to tell, and whose blocks were published. Out: nothing; the pools tell journals and logs
 themselves. Must not know who reads them, or how.

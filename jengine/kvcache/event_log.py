@@ -1,4 +1,4 @@
-"""What has happened to the blocks of a cache since it was last told, as events for others.
+"""Collects KV cache events for external subscribers until they are published.
 
 In: keys that groups store and remove, and the requests whose blocks they are. Out: batches of
 events. Blocks of recurrent layers, which stand for no run of tokens, are left out.
@@ -42,21 +42,21 @@ class EventLog:
         self._events: list[Event] = []
 
     def stored(self, key: bytes) -> None:
-        """A content can be found; `explain` says whose it is."""
+        """Record that a content became findable; `explain` names its request."""
         self._stored.append(key)
 
     def removed(self, key: bytes) -> None:
-        """A content cannot be found any more."""
+        """Record that a content is no longer findable."""
         self._events.append(BlockRemoved([number_of(key[:-4])], MEDIUM, group_of(key)))
 
     def cleared(self) -> None:
-        """No content can be found any more."""
+        """Record that the cache was cleared."""
         self._stored.clear()
         self._events = [AllBlocksCleared()]
         self.flush()
 
     def explain(self, request: Request) -> None:
-        """What was stored since the last call are blocks of this request."""
+        """Attribute the contents stored since the last call to this request."""
         stored, self._stored = self._stored, []
         if not stored:
             return
@@ -76,7 +76,7 @@ class EventLog:
             self._events.append(self._event(request, group, indices[0], len(indices)))
 
     def flush(self) -> None:
-        """Publish what has happened."""
+        """Publish the recorded events."""
         if self._events:
             events, self._events = self._events, []
             self._publish(events)
@@ -100,8 +100,8 @@ class EventLog:
 
 
 def told_keys(wire: WireRequest, block_index: int, block_size: int) -> tuple[Any, ...]:
-    """What else a block depends on, as vLLM tells it: the adapter's name, images with where they
-    begin in the block, the salt, the digest of embeddings."""
+    """Return a block's extra keys as vLLM's events have them: the adapter's name, images with their
+    offset in the block, the salt, the digest of embeddings."""
     found = extra_keys(wire, block_index, block_size)
     ordered = sorted((key for key in found if key[0] in ORDER), key=lambda key: ORDER.index(key[0]))
     adapter = (valid_text(wire.adapter_name),) if wire.adapter else ()

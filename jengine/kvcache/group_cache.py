@@ -125,13 +125,14 @@ class GroupCache(Protocol):
         """Invalidate all contents."""
 
     def resize(self, num_units: int) -> None:
-        """Have so many units, with the contents of those that are left. No request holds any."""
+        """Change the number of units, keeping the contents of those that remain. No request holds
+        any."""
 
     def record(self, journal: ContentJournal) -> None:
-        """Note in a journal which contents become findable, and which cease to be."""
+        """Record in a journal which contents become findable, and which cease to be."""
 
     def measure(self, residency: BlockResidency) -> None:
-        """Have it watch how long contents stay."""
+        """Have `residency` sample how long contents stay."""
 
     def table(self, holder: int) -> list[int]:
         """A copy of the holder's unit ids, as the device knows them."""

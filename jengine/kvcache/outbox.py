@@ -1,4 +1,4 @@
-"""The door of a block pool to the outside: blocks that may be copied away, contents that are gone.
+"""Published blocks of a pool that may be copied to the host, and contents that were invalidated.
 
 In: the pool's events. Out: what the plan in the making may save. Must not know the pool.
 """

@@ -60,7 +60,7 @@ class PartialBlocks:
             self._forget(next(iter(self._kept)))
 
     def forget_all(self) -> None:
-        """Find none of them any more."""
+        """Make every tail unfindable."""
         for tail in list(self._kept):
             self._forget(tail)
 

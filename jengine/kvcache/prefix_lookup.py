@@ -17,7 +17,7 @@ from jengine.request import ReadPrompt, Request, WireRequest
 
 
 class PrefixLookup:
-    """Asks every group what it holds of a prompt, under one version of the weights."""
+    """Looks a prompt's prefix up in every group, under one version of the weights."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class PrefixLookup:
         records: TokenRecords | None,
         weights_version: int,
     ) -> None:
-        """`records`: what is kept of each token besides; a hit must have these too."""
+        """`records`: per-token results kept beside the cache; a hit must have these too."""
         self._enabled = config.enable_prefix_caching
         self._block_size, self._stored_as = config.block_size, config.stored_as
         self._groups, self._records = groups, records
@@ -46,7 +46,7 @@ class PrefixLookup:
         return self._contents.of(request, num_blocks)
 
     def read(self, wire: WireRequest) -> ReadPrompt:
-        """A prompt with what looking it up takes. For any thread."""
+        """Hash a prompt for later lookups. Thread-safe."""
         return self._contents.read(wire, hashes=self._enabled)
 
     def find(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
@@ -85,8 +85,8 @@ class PrefixLookup:
         return [group.read_by_hit(contents) for group in self._groups]
 
     def writer(self, request: Request) -> int | None:
-        """The holder whose planned steps write more of the prefix of a request without blocks than
-        can be found before they have run; None: nobody."""
+        """Return the holder whose planned steps write more of this prefix than can be found yet, or
+        None."""
         if not self.may_read(request) or not any(group.holds_back for group in self._groups):
             return None
         blocks = (request.num_known - 1) // self._block_size

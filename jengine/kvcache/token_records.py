@@ -1,8 +1,8 @@
-"""What steps say of each token besides tokens, such as its experts, kept by content like blocks.
+"""Per-token results besides token ids, such as routed experts, kept by content as blocks are.
 
 In: rows of tokens as steps are read, and which blocks requests share. Out: the rows of a request,
 those of its cached prefix included. Steps are read in the order of their plans, so the rows of a
-cached block are there before anybody takes them. Must not know what a row means.
+cached block are there before a request takes them. Must not know what a row means.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TokenRecords:
         return next((i for i, one in enumerate(contents[:most]) if one not in known), most)
 
     def begin(self, request: Request, hit: Sequence[bytes]) -> None:
-        """A request is admitted whose first blocks have these contents in the cache."""
+        """Begin the records of an admitted request, whose first blocks have these contents."""
         own = request.records
         if own is None:
             own = request.records = RequestRecords(request.wire.routed_experts_start)
@@ -90,7 +90,7 @@ class TokenRecords:
             self._blocks.move_to_end(content)
 
     def publish(self, request: Request, contents: Sequence[bytes], count: int) -> None:
-        """The first `count` blocks of a request can be found from now on."""
+        """Make the records of the request's first `count` blocks findable."""
         own = request.records
         assert own is not None, "requests are admitted before they publish"
         for index in range(len(own.blocks), count):

@@ -52,8 +52,10 @@ class SelectiveScan(NamedTuple):
 
 
 class SelectiveRule(NamedTuple):
-    """Short convolution of x, what it makes of itself, and the recurrence. States: the last inputs
-    of the convolution, and the channels' states."""
+    """Short convolution of x, its projection to dt, b and c, and the recurrence.
+
+    States: the last inputs of the convolution, and the channels' states.
+    """
 
     kernel: Array  # [width, channels]
     bias: Array | None
@@ -78,7 +80,7 @@ class SelectiveRule(NamedTuple):
         return out + exact(self.skip)[None] * x, (first, second)
 
     def _selected(self, x: Float32[Array, "tokens channels"]) -> dict[str, Array]:
-        """The recurrence's inputs, made of x."""
+        """Project x to the recurrence's inputs dt, b and c."""
         made = jnp.einsum("tc,cs->ts", x, exact(self.select), precision=EXACT)
         rank, size = self.dt_weight.shape[0], self.rate_logs.shape[1]
         parts = made[:, :rank], made[:, rank : rank + size], made[:, rank + size :]

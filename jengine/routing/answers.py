@@ -1,4 +1,4 @@
-"""What the router reads and says itself: bodies of a bounded size, and errors in OpenAI's form."""
+"""Bounded request bodies, and error responses in OpenAI's form."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class AdapterSlots:
         self._users[adapter] = self._users.get(adapter, 0) + 1
 
     def give_back(self, request: Request) -> None:
-        """The request no longer runs."""
+        """Release the request's use of its adapter's slot."""
         if not request.adapter_slot:
             return
         request.adapter_slot = 0

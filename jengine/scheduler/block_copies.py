@@ -1,6 +1,6 @@
-"""Blocks on their way: single copies, and a request that waits for some.
+"""Records of block copies: single ones, and a request that waits for its loads.
 
-In: blocks and slots. Out: columns for plans. Must not know why, or when.
+In: blocks and slots. Out: columns for plans. Must not know why or when blocks are copied.
 """
 
 from __future__ import annotations

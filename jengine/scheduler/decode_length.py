@@ -1,4 +1,4 @@
-"""What lets the decodes of a plan run more than one token: several runs of the step, or drafts.
+"""Extends the decodes of a plan to several tokens: multi-step decode, or drafts.
 
 In: a plan whose requests are chosen. Out: more tokens for its decodes, with blocks for them. It
 never preempts: it takes free blocks and what is left of the budget.

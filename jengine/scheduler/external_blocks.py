@@ -39,12 +39,12 @@ class ExternalBlocks:
         return self._connector.holds(key, source)
 
     def lost(self, key: bytes, source: str) -> None:
-        """A fetch has failed."""
+        """Record a failed fetch."""
         if self._connector is not None:
             self._connector.lost(key, source)
 
     def forget(self, key: bytes) -> None:
-        """A content must not be found again."""
+        """Remove a content, which must not be found again."""
         if self._connector is not None:
             self._connector.forget(key)
 

@@ -92,7 +92,7 @@ class Recorder:
             request.scheduled_at = self.clock()
 
     def planned(self, began: float) -> None:
-        """The next step was chosen, or there was none to choose, since then."""
+        """Record that choosing the next step took from `began` until now, even if none ran."""
         self._planned_at = now = self.clock()
         self._scheduling += now - began
 
@@ -163,7 +163,7 @@ class Recorder:
                 histogram.observe_all(values)
 
     def corrupted_one(self) -> None:
-        """A step's output for a request cannot be used, so its delta has no token."""
+        """Count a request whose output of a step is unusable: its delta has no token."""
         self.corrupted += 1
         self._without_token += 1
 

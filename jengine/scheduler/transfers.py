@@ -1,6 +1,6 @@
-"""What the scheduler asks of those who copy blocks to other memory and back.
+"""Protocol by which the scheduler drives block copies between the device and other memory.
 
-In: requests that wait, steps. Out: `Transfers` of plans. `tiered_transfers` does it.
+In: requests that wait, steps. Out: `Transfers` of plans. `tiered_transfers` implements it.
 """
 
 from __future__ import annotations

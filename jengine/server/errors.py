@@ -93,7 +93,7 @@ class ApiError(Exception):
             self.headers.setdefault("Retry-After", str(RETRY_AFTER))
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """The same error about the field that `names` gives for its own."""
+        """Return a copy whose field name is translated by `names`."""
         name = names.get(self.param or "", self.param)
         return ApiError(self.status, self.message, param=name, kind=self.kind, headers=self.headers)
 

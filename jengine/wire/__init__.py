@@ -1,1 +1,1 @@
-"""What processes of one engine say to each other, as bytes."""
+"""Messages between processes of one engine, as bytes."""

@@ -1,4 +1,4 @@
-"""What a stranger's JSON may hold, judged before it is decoded.
+"""Limits of untrusted JSON, checked before it is decoded.
 
 In: JSON as bytes. Out: a complaint, or None. Decoding holds the interpreter: within these limits it
 takes some tenths of a second, in which no other thread of the process runs.

@@ -1,4 +1,4 @@
-"""What processes of one engine say to each other, as msgpack. No pickle.
+"""Messages between processes of one engine, as msgpack. No pickle.
 
 In: messages. Out: bytes, and back; bytes that are no message raise BadFrame. Must not know sockets.
 """

@@ -44,7 +44,7 @@ class PoolingEngine(OfflineEngine):
         truncate_prompt_tokens: int | None = None,
         **others: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """What the model makes of prompts, as arrays: one row each, or one per token.
+        """Pool prompts: return one vector per prompt, or one per token.
 
         `pooling_task` is embed, classify, token_embed or token_classify. Prompts and their options
         are those of `generate`.

@@ -90,7 +90,7 @@ class Pooling:
 def with_truncation(
     tokenization_kwargs: Mapping[str, Any] | None, truncate_prompt_tokens: int | None
 ) -> Mapping[str, Any] | None:
-    """The options with the limit that older calls of vLLM's name by itself."""
+    """Merge vLLM's older `truncate_prompt_tokens` argument into the tokenization options."""
     if truncate_prompt_tokens is None:
         return tokenization_kwargs
     return {**(tokenization_kwargs or {}), "truncate_prompt_tokens": truncate_prompt_tokens}

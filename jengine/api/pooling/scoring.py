@@ -1,7 +1,6 @@
-"""Scores of pairs of texts: by a cross-encoder, or by embeddings of each text or of its tokens.
+"""Scores text pairs: by a cross-encoder, or from embeddings of each text or of its tokens.
 
-In: queries and documents. Out: the prompts to pool, and a score for each pair of what they were
-pooled to. No jax.
+In: queries and documents. Out: the prompts to pool, and one score per pair. No jax.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class Scoring:
         return found
 
     def outputs(self, pairs: Pairs, outputs: Outputs) -> list[ScoringRequestOutput]:
-        """The score of each pair, of what the prompts were pooled to."""
+        """Score each pair from the pooled outputs."""
         if self.task == "classify":
             return [ScoringRequestOutput.from_base(one) for one in outputs]
         count = len(pairs.queries)
@@ -155,7 +154,7 @@ def _texts(given: Any) -> list[str]:
 
 
 def cut_text(text: str, tokenizer: Tokenizer, limit: int) -> str:
-    """The text's beginning that has at most so many tokens; 0: all of it."""
+    """Truncate a text to at most `limit` tokens; 0: no limit."""
     return tokenizer.beginning(text, limit) if limit else text
 
 
@@ -166,7 +165,7 @@ def pair_text(
     document: str,
     variables: Mapping[str, Any] | None,
 ) -> str:
-    """A pair as a template for scores writes it."""
+    """Render a pair with the model's template for scores."""
     given = dict(variables or {})
     reserved = {"chat_template", "tools", "tokenize", "conversation"} & given.keys()
     if reserved:

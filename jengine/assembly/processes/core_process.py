@@ -42,14 +42,14 @@ class ReportingBar:
         self._send()
 
     def update(self, n: float = 1) -> None:
-        """So much more is done."""
+        """Advance the progress by `n`."""
         self.n += n
         done = self.total is not None and self.n >= self.total
         if done or time.monotonic() - self._sent >= REPORT:
             self._send()
 
     def close(self) -> None:
-        """The stage has ended."""
+        """Report the end of the stage."""
         self._send()
 
     def __enter__(self) -> ReportingBar:
@@ -74,7 +74,7 @@ def bars(report: Callable[[Progress], None]) -> Callable[..., ReportingBar]:
 
 
 def build(settings: bytes, server: CoreServer) -> Served:
-    """The engine that the settings describe, and what its fronts must know of it."""
+    """Build the engine that the settings describe, with the message that tells fronts so."""
     given = msgspec.msgpack.decode(settings, type=CoreSettings)
     args = EngineArgs.checked("engine core", **given.engine)
     direction = Direction([server.end_with]) if args.nodes.several else None

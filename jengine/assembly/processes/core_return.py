@@ -31,12 +31,13 @@ class CoreReturn:
         self._secret = secret
 
     def take(self, rank: int, address: str) -> None:
-        """Begin to use the core at this address. Waits for nothing."""
+        """Start to connect to a restarted core at this address. Does not block."""
         work = partial(self._take, rank, address)
         threading.Thread(target=work, name="jengine-return", daemon=True).start()
 
     def follow(self, addresses: Sequence[str], read: Callable[[], Sequence[str]]) -> None:
-        """Look at the addresses of all ranks from time to time, as long as the engine lives."""
+        """Poll the addresses of all ranks while the engine lives, and connect to cores that have
+        moved."""
         work = partial(self._follow, list(addresses), read)
         threading.Thread(target=work, name="jengine-return", daemon=True).start()
 

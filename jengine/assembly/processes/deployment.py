@@ -45,7 +45,8 @@ class Deployment:
     folder: Path
 
     def told(self, process: Told, where: str, **changed: Any) -> dict[str, Any]:
-        """The settings that such a process is told. `where` names it in errors."""
+        """Return the settings as plain data for another process; `where` names that process in
+        errors."""
         return plain_settings(self.args, where, process, model=str(self.folder), **changed)
 
     def core(self, rank: int | None = None) -> bytes:

@@ -155,8 +155,8 @@ def front_of(
 def tell_tokenizer(
     clients: Sequence[ProcessClient], tokenizer: Tokenizer | None
 ) -> TokenizerData | None:
-    """Tell cores what grammars are over, and return it; None: they can be over no such tokenizer,
-    and requests that have one are refused here."""
+    """Send the tokenizer, which grammars need, to the cores, and return it. None if grammars do not
+    support it: the front then refuses structured output."""
     if tokenizer is None or tokenizer.backend is None:
         return None
     data = data_of(tokenizer)
@@ -166,7 +166,7 @@ def tell_tokenizer(
 
 
 def shown(wanted: bool | Callable[..., Any] | None) -> Tell:
-    """Progress of a core as bars, if this process shows bars."""
+    """Progress callback that draws bars, if this process shows any."""
     bar = progress_factory(wanted)
     open_bars: dict[str, Any] = {}
 

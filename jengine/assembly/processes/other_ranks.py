@@ -34,7 +34,7 @@ def other_ranks(deployment: Deployment) -> OtherRanks | None:
 
 
 class OtherRanks:
-    """The desk where their cores join, and what was started for them."""
+    """Accepts the cores of other hosts, and owns the Ray driver if ranks run on Ray."""
 
     def __init__(self, deployment: Deployment) -> None:
         args = deployment.args
@@ -62,7 +62,8 @@ class OtherRanks:
         self._desk.when_back(tell)
 
     def close(self) -> None:
-        """Let them end: other hosts notice that the front has gone."""
+        """Stop accepting cores and stop the Ray driver. Other hosts' cores end when they lose the
+        front."""
         if self._ray is not None:
             self._ray.is_ending = True
         self._desk.close()

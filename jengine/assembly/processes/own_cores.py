@@ -17,7 +17,7 @@ from jengine.wire.hosts import Door
 
 
 class OwnCores:
-    """Clients that end the cores, and the ranks that are not child processes."""
+    """Owns the clients of this host's cores, and the ranks on other hosts or on Ray."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.clients: list[ProcessClient] = []
@@ -25,7 +25,7 @@ class OwnCores:
         self._others: OtherRanks | None = None
 
     def expect_others(self) -> None:
-        """Let the cores of other hosts join, if some ranks are theirs, and start those on Ray."""
+        """Accept cores of other hosts if the engine has any, and start those on Ray."""
         self._others = other_ranks(self._deployment)
 
     def launch(self, door: Door | None = None) -> None:
@@ -50,7 +50,7 @@ class OwnCores:
         ]
 
     def shutdown(self) -> None:
-        """End them; cores that joined end with their hosts, which notice it."""
+        """Shut down this host's cores. Cores of other hosts end when they lose the front."""
         if self._others is not None:
             self._others.close()
         shut_down(self.clients)

@@ -1,4 +1,4 @@
-"""Whether cores are replicas of each other, also on hosts with other files. No jax.
+"""Checks that all cores serve the same model, as other hosts may have different files.
 
 In: clients, and what their cores said when they were ready. Out: a ConfigError that names a core.
 """
@@ -14,7 +14,8 @@ from jengine.errors import ConfigError
 
 
 def check_replicas(clients: Sequence[ProcessClient], ready: Sequence[Ready]) -> None:
-    """Refuse cores that are no replicas of each other: other hosts may have other files."""
+    """Raise ConfigError unless all cores serve the same model; other hosts may have different
+    files."""
     for client, one in zip(clients, ready, strict=True):
         check_version(client, one)
         if one.model.config != ready[0].model.config:

@@ -504,7 +504,7 @@ class EngineArgs:
 
     @property
     def compilation(self) -> dict[str, Any]:
-        """The entries of compilation_config; {}: all as usual."""
+        """The entries of compilation_config; {} if it was not given."""
         return dict(self.compilation_config or {})
 
     @property

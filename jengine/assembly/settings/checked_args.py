@@ -85,7 +85,7 @@ def check_args(args: EngineArgs, settings: Mapping[str, Setting]) -> None:
 
 
 def check_compiling(strict: bool, enforce_eager: bool) -> None:
-    """Raise ConfigError if programs may be compiled neither before requests nor with them."""
+    """Raise ConfigError for strict=True with enforce_eager=True: no program could be compiled."""
     if strict and enforce_eager:
         raise ConfigError(
             "strict=True forbids compiling after warm-up, and enforce_eager=True leaves the "
@@ -112,13 +112,13 @@ def check_offloaded(offloaded: float, **used: bool) -> None:
 
 
 def check_offload(given: float) -> None:
-    """Refuse sizes that are none."""
+    """Raise ConfigError unless it is finite and not negative."""
     if not 0 <= given < math.inf:
         raise ConfigError(f"cpu_offload_gb={given!r}: expected GiB, 0 or more.")
 
 
 def check_profiler(given: Mapping[str, Any]) -> None:
-    """Refuse a profiler that is not known."""
+    """Raise ConfigError for an unknown key or profiler."""
     checked_keys("profiler_config", given, PROFILER_KEYS)
     if given:
         one_of("profiler_config['profiler']", given.get("profiler"), ("jax", "torch"))
@@ -127,8 +127,8 @@ def check_profiler(given: Mapping[str, Any]) -> None:
 def checked_media(
     limits: Any, folder: str | Path, domains: Sequence[str] | None
 ) -> dict[str, int] | None:
-    """The numbers of media of a prompt, by kind. A ConfigError about numbers of no kind, a folder
-    that is none, and other than hosts."""
+    """Return the validated limits per media kind. Raises ConfigError for an unknown kind, a path
+    that is no folder, or a domain that is no host name."""
     try:
         numbers = None if limits is None else checked_limits(limits)
     except RequestError as error:

@@ -99,7 +99,7 @@ def flag_settings(name: str, kind: Any) -> dict[str, Any]:
 
 
 class JoinWords(argparse.Action):
-    """All words of a flag, each of which may stand for several, as one list."""
+    """argparse action: collect all words of a flag, each of which may hold several values."""
 
     def __call__(
         self,
@@ -113,12 +113,12 @@ class JoinWords(argparse.Action):
 
 
 def one_word(text: str) -> list[str]:
-    """A word that stands for itself."""
+    """Return the word as its only value."""
     return [text]
 
 
 def words_of(text: str) -> list[str]:
-    """The texts of a JSON list, or of a list with commas."""
+    """Parse a JSON list of strings, or a comma-separated one."""
     if not text.lstrip().startswith(("[", "{")):
         words = [word.strip() for word in text.split(",")]
     else:
@@ -129,7 +129,7 @@ def words_of(text: str) -> list[str]:
 
 
 class MergeObjects(argparse.Action):
-    """Several JSON objects for one flag become one."""
+    """argparse action: merge the JSON objects of a repeated flag."""
 
     def __call__(
         self,
@@ -142,7 +142,7 @@ class MergeObjects(argparse.Action):
 
 
 def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`read` for argparse, which shows the text of this one kind of error only."""
+    """Wrap a parser for argparse, which shows the message of only one exception class."""
 
     def reader(text: str) -> Any:
         try:
@@ -193,7 +193,7 @@ def free_object(text: str) -> dict[str, Any]:
 
 
 def plain_value(key: str, value: Any) -> Any:
-    """The value typed for one key; all keys but those in ONE_WORD hold lists."""
+    """Parse the value of `--flag.KEY VALUE`: one value for keys in ONE_WORD, else a list."""
     value = json_or_text(value)
     if isinstance(value, str) and key not in ONE_WORD:
         value = [plain_word(part) for part in value.split(",")]
@@ -201,6 +201,6 @@ def plain_value(key: str, value: Any) -> Any:
 
 
 def plain_word(text: str) -> str | int:
-    """One entry of a list with commas."""
+    """Parse an entry of a comma-separated list."""
     text = text.strip()
     return int(text) if text.isdecimal() else text

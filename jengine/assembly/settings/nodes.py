@@ -30,7 +30,7 @@ class Nodes(NamedTuple):
         return f"{host}:{self.port}"
 
     def check(self, executor: str) -> None:
-        """Raise a ConfigError about what cannot be meant."""
+        """Raise ConfigError for inconsistent node settings."""
         whole_number("nnodes", self.count, range(1, 2**31))
         whole_number("node_rank", self.rank, range(self.count))
         whole_number("master_port", self.port, range(1, 2**16))

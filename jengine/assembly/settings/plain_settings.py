@@ -33,7 +33,7 @@ def refuse_arrays(where: str, params: Any, mesh: Any, processors: Sequence[Any] 
 
 
 def plain_settings(args: EngineArgs, where: str, process: Told, **changed: Any) -> dict[str, Any]:
-    """The settings that such a process is told, with some changed. `where` names it in errors."""
+    """Return the settings to send to another process, some overridden; `where` names it."""
     names = [name for name, one in SETTINGS.items() if process not in one.kept_from]
     settings = {name: getattr(args, name) for name in names}
     if "dtype" in settings and not isinstance(args.dtype, str):

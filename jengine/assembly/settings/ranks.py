@@ -39,7 +39,7 @@ class Ranks(NamedTuple):
     def checked(
         cls, size: int | None, local: int | None, start: int | None, address: str | None
     ) -> Ranks:
-        """The ranks by the four settings of this name, or a ConfigError about one of them."""
+        """Build from the data_parallel_* settings. Raises ConfigError."""
         size = size or 1
         for name, value in (("size_local", local), ("start_rank", start)):
             whole = isinstance(value, int) and not isinstance(value, bool)

@@ -28,7 +28,7 @@ KEYS = {
 
 
 def check_reasoning_config(parser: str | None, config: Any) -> None:
-    """Raise a ConfigError about settings that are no text, unknown, or contradict each other."""
+    """Raise ConfigError for values that are not strings, unknown keys, and contradictions."""
     checked_keys(NAME, config, KEYS)
     for key, value in (config or {}).items():
         if not isinstance(value, str):

@@ -16,7 +16,7 @@ HIDDEN = argparse.SUPPRESS  # the help of a flag that is taken without being sho
 
 
 class Told(Flag):
-    """Processes that get the settings of an engine from the one that the user starts."""
+    """Kinds of processes that receive settings from the one that the user starts."""
 
     CORE = auto()  # scheduler and steps, without texts
     WORKER = auto()  # steps alone
@@ -32,7 +32,7 @@ ALL = ~NOBODY
 
 @dataclass(frozen=True)
 class Setting:
-    """All that is known of a setting beside its type and default."""
+    """Declaration of a setting besides its type and default."""
 
     # Of the flag; of a switch it is about changing the default. Without it there is no flag.
     help: str = ""

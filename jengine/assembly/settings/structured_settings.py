@@ -29,7 +29,7 @@ SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "enable_i
 
 
 def checked_reasoning_parser(parser: str | None, config: Any) -> str | None:
-    """The one parser that is given alone or in the dict, whose keys and values are checked."""
+    """Validate structured_outputs_config; return the reasoning parser given there or by itself."""
     _check(config)
     inside = (config or {}).get("reasoning_parser") or None
     if None not in (parser or None, inside) and parser != inside:

@@ -71,7 +71,7 @@ def field_types(owner: type[Any]) -> dict[str, Any]:
 
 
 def check_types(settings: Any) -> None:
-    """Refuse values of a dataclass that the types of its fields rule out."""
+    """Raise ConfigError for values that do not have their field's type."""
     for name, kind in field_types(type(settings)).items():
         value = getattr(settings, name, None)
         if kind is bool:
@@ -83,7 +83,7 @@ def check_types(settings: Any) -> None:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type; no text is a list, and no switch is a number."""
+    """Whether a value has a type. A string is not a list here, and a bool not a number."""
     parts = get_args(kind)
     if kind is Any:
         return True
@@ -115,7 +115,7 @@ def described(kind: Any) -> str:
 
 
 def template_text(name: str, given: str | Path) -> str:
-    """The text of a chat template: given as text, which has braces, or as the name of a file."""
+    """Return a chat template's text: `given` if it has braces, else the contents of that file."""
     if isinstance(given, str) and ("{" in given or "\n" in given):
         return given
     if not isinstance(given, (str, Path)):

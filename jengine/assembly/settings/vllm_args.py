@@ -143,7 +143,7 @@ def own_settings(
 
 
 def with_parts(owner: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with single keys (`PARTS`) put into the dicts that they belong to."""
+    """Move single keys (`PARTS`) into the dict settings that they belong to."""
     found = {name: value for name, value in given.items() if name not in PARTS}
     for name, (setting, key, _) in PARTS.items():
         value, whole = given.get(name), found.get(setting) or {}
@@ -174,7 +174,7 @@ def named_executor(name: str, value: Any) -> str | None:
 
 
 def check_use(owner: str, name: str, value: Any) -> None:
-    """Raise unless the value asks for nothing, or for nothing that changes an answer."""
+    """Raise unless ignoring the value changes no answer."""
     setting = VLLM_SETTINGS[name]
     if setting.asks_for_nothing(value):
         return

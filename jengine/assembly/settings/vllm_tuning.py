@@ -195,12 +195,12 @@ def nearest(owner: str, name: str, value: Any) -> Any:
 
 
 def own_limits(owner: str, is_language_only: Any) -> dict[str, int] | None:
-    """limit_mm_per_prompt of language_model_only."""
+    """Translate language_model_only to limit_mm_per_prompt."""
     return {"image": 0, "video": 0} if is_language_only else None
 
 
 def own_compilation(owner: str, given: Any) -> Any:
-    """A compilation_config that is no optimisation level."""
+    """Return the dict of a compilation_config; None, with a note, for an optimisation level."""
     if isinstance(given, int) and not isinstance(given, bool):
         note_idle(owner, "compilation_config", given, "XLA always optimises")
         return None
@@ -223,7 +223,7 @@ CONVERTED: dict[str, Callable[[str, Any], Any]] = {
 
 
 def note_idle(owner: str, name: str, value: Any, why: str) -> None:
-    """Say in the log that a setting of vLLM has no effect here."""
+    """Log that a vLLM setting has no effect here."""
     _note(f"{owner}({name}={value!r:.80}) has no effect: {why}.")
 
 

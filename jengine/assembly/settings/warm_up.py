@@ -13,7 +13,8 @@ USUAL_WAIT = "largest"
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The settings that decide it. `asked` is `compilation_config["wait_for"]`."""
+    """Settings that decide which programs are compiled first. `asked`:
+    `compilation_config["wait_for"]`."""
 
     asked: str | None
     seeded: bool
@@ -24,15 +25,15 @@ class WarmUp:
     executor: str
 
     def wait_for(self, *, same_bits: bool) -> str:
-        """ "largest" or "all", for an engine all of whose programs give a row the same bits, or
-        not."""
+        """Return "largest" or "all". `same_bits`: every program gives a row the same bits."""
         if self.asked is not None:
             return self.asked
         exact = self.seeded and not (same_bits or self.deterministic)
         return "all" if exact or any(self._reasons().values()) else USUAL_WAIT
 
     def check(self) -> None:
-        """Refuse to wait for less than another setting needs."""
+        """Raise ConfigError if wait_for="largest" is combined with a setting that needs every
+        program compiled before the first request."""
         chosen = self.wait_for(same_bits=False)
         one_of("compilation_config['wait_for']", chosen, ("all", "largest"))
         reason = next((why for why, given in self._reasons().items() if given), None)

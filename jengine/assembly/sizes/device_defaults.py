@@ -61,6 +61,6 @@ def device_defaults() -> DeviceDefaults:
 
 
 def block_tokens(asked: Groups) -> int:
-    """Tokens of a cache block, on all devices that have a part of it."""
+    """Tokens per cache block, over all devices that share the block."""
     usual = BULK_BLOCK if asked.steps.attention_backend == "fa4" else BLOCK_SIZE
     return (asked.cache.block_size or usual) * asked.parallel.decode_context_parallel_size

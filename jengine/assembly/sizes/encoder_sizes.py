@@ -58,8 +58,8 @@ def tokens_of_one(config: ModelConfig) -> int:
 
 
 def patch_sizes(asked: StepSettings, config: ModelConfig, tokens: int) -> tuple[int, ...]:
-    """Numbers of patches that the encoder's programs take: up to those of all embeddings; of
-    tokens, up to those of the longest text."""
+    """Compiled encoder sizes: in patches up to all kept embeddings, or in tokens up to the longest
+    text."""
     vision, text = config.vision, config.source_encoder
     if config.speech is not None:
         return (config.speech.positions,)  # all audio has one length
@@ -80,7 +80,8 @@ def patch_sizes(asked: StepSettings, config: ModelConfig, tokens: int) -> tuple[
 def encoder_ladder(
     asked: StepSettings, each: int, most: int, smallest: int, what: str
 ) -> tuple[int, ...]:
-    """Multiples of `each` up to `most`, which is `what`: the user's, or doubled ones."""
+    """Return encoder sizes up to `most`: the user's, or doubling multiples of `each`. `what`
+    describes `most` in errors."""
     given = asked.compilation.get("patch_sizes")
     if given is None:
         sizes, size = [], min(smallest, most)

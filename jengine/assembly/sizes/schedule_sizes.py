@@ -103,7 +103,7 @@ def schedule_config(
 
 
 def refuse_for_pooling(asked: Groups, *, one_segment: bool) -> None:
-    """Raise for what makes no sense where nothing is written, or is not built for it."""
+    """Raise for generation settings that pooling engines do not support."""
     executor, stages = asked.parallel.executor, asked.parallel.pipeline_parallel_size or 1
     others = {
         **asked.in_use("speculative_config", "num_scheduler_steps"),
@@ -139,7 +139,7 @@ def _adjusted_seqs(asked: StepSettings, rows: int, penalises: bool, row_size: in
 
 
 def _steps_at_once(asked: ScheduleSettings, one_segment: bool) -> int:
-    """Decode steps in one call of the device."""
+    """Return the validated number of decode steps per device call."""
     steps = asked.num_scheduler_steps
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"num_scheduler_steps={steps!r}: expected an integer of at least 1.")
@@ -177,7 +177,7 @@ def joins_tiles(
 
 
 def shared_blocks(asked: Groups, config: ModelConfig, defaults: DeviceDefaults | None) -> int:
-    """Blocks with which decodes have to begin alike for attention to read them once; 0: never."""
+    """Leading blocks that decode rows must share for cascade attention; 0: never used."""
     if asked.steps.deterministic or asked.steps.disable_cascade_attn:
         return 0
     if not attention_is_of(CASCADING, asked.steps, config, defaults):
@@ -188,7 +188,7 @@ def shared_blocks(asked: Groups, config: ModelConfig, defaults: DeviceDefaults |
 def attention_is_of(
     names: Sequence[str], asked: StepSettings, config: ModelConfig, defaults: DeviceDefaults | None
 ) -> bool:
-    """Whether attention runs in one of these implementations, for GPUs."""
+    """Whether attention uses one of these GPU implementations."""
     if defaults is not None:  # of a device that need not be here
         wanted = asked.attention_backend
         return defaults.full_tiles and BASES.get(wanted, wanted) in ("auto", *names)

@@ -1,4 +1,5 @@
-"""Whether steps return the experts of each token, in which form, and whether experts move by them.
+"""Whether steps return the experts of each token, in which form, and whether experts are
+rebalanced.
 
 In: what the user asked for, and the model's config. Out: a ChosenExperts, what is put around an
 executor, or an error.

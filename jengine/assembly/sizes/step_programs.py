@@ -75,7 +75,7 @@ def step_programs(
 
 
 def pooling_ladders(ladders: Ladders) -> Ladders:
-    """Sizes of steps that run prompts alone."""
+    """Sizes of steps that only run prompts."""
     tokens = tuple(size for size in ladders.prefill_tokens if size >= SHORTEST_TILE)
     tokens = tokens or ladders.prefill_tokens[-1:]
     return replace(

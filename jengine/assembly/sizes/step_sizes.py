@@ -252,7 +252,7 @@ KEPT_FOR_EACH = 2
 
 
 def snapshot_distance(asked: CacheSettings, block_size: int) -> int | None:
-    """Every how many tokens a state is kept; None: never."""
+    """Tokens between snapshots of a recurrent state; None: no snapshots."""
     given = asked.mamba_block_size
     if given is not None and given % block_size:
         raise ConfigError(
@@ -267,7 +267,7 @@ def snapshot_distance(asked: CacheSettings, block_size: int) -> int | None:
 def with_snapshots(
     layer_specs: Iterable[tuple[CacheSpec, ...]], every: int | None
 ) -> tuple[tuple[CacheSpec, ...], ...]:
-    """The specs of each layer; those of states say where states are kept."""
+    """Set the snapshot distance in the cache specs of recurrent layers."""
 
     def kept(spec: CacheSpec) -> CacheSpec:
         return replace(spec, snapshot_every=every) if spec.is_state else spec

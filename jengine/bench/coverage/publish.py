@@ -1,4 +1,4 @@
-"""Writes what a walk found where it is read: the list of the generic reader, and the documentation.
+"""Publishes a walk's outcome: the generic reader's list of classes, and the documentation's table.
 
 python -m jengine.bench.coverage.publish [--check]
 """

@@ -65,7 +65,7 @@ def _names(architecture: str, defaults: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _marks(settings: Settings) -> Settings:
-    """What variations need to know."""
+    """Return the facts about these settings that variations read."""
     rope = settings.get("rope_parameters") or {}
     return {HEADS_DIVIDE: True, PATTERN: "layer_types" in settings, TURNS_PART: PARTIAL in rope}
 

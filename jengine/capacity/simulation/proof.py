@@ -73,7 +73,7 @@ def simulated(table: StepTable, settings: TraceSettings) -> History:
 
 
 def in_turn(histories: Sequence[History]) -> History:
-    """One history, in which each begins when the one before has ended."""
+    """Concatenate histories in time: each begins when the one before has ended."""
     whole, began = History(), 0.0
     for one in histories:
         columns = zip(*(getattr(one, name) for name in COLUMNS), strict=True)
@@ -86,7 +86,7 @@ def in_turn(histories: Sequence[History]) -> History:
 
 
 def compared(real: dict[str, Any], made_up: dict[str, Any]) -> list[dict[str, Any]]:
-    """The three figures, and how far they are apart."""
+    """Return the compared figures of both histories, and their relative differences."""
     rows = []
     for name, pick in (
         ("output tokens/s", lambda one: one["output_throughput"]),

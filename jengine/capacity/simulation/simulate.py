@@ -28,7 +28,7 @@ LEFT_OUT = (
 def simulate(
     scenario: Scenario, command: str, objectives: Mapping[str, float], price: float | None
 ) -> dict[str, Any]:
-    """Run it. The command is kept with the result."""
+    """Run a simulation; the command is kept with the result."""
     began = time.monotonic()
     groups = run_groups(scenario)
     found = figures(groups, objectives, price)

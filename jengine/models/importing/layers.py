@@ -80,7 +80,7 @@ def _attention(
 
 
 def _growth(fields: Fields) -> tuple[tuple[int, float] | None, Fields]:
-    """The growth of queries with positions, and the settings without it."""
+    """Read position-dependent query scaling; return it and the fields without it."""
     part = fields.part("rope_parameters")
     if part is None or part.values.get(GROWTH) is None:
         return None, fields
@@ -91,8 +91,7 @@ def _growth(fields: Fields) -> tuple[tuple[int, float] | None, Fields]:
 
 
 def _with_one_scale(fields: Fields) -> Fields:
-    """Settings of LongRoPE whose factors for short and long sequences are the same, as the usual
-    one."""
+    """Rewrite rope whose short and long mscale are equal as one with `attention_factor`."""
     part = fields.part("rope_parameters") or fields.part("rope_scaling")
     if part is None or part.values.get("short_mscale") is None:
         return fields

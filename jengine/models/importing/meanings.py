@@ -1,4 +1,4 @@
-"""What neither tensors nor config.json of an architecture show, by architecture.
+"""Properties that neither tensors nor config.json of an architecture show, by architecture.
 
 Each row is proved against transformers by `python -m jengine.bench.coverage`.
 """
@@ -19,7 +19,7 @@ GRANITE = (
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an architecture does beyond what its tensors show."""
+    """Properties of an architecture that its tensors do not show."""
 
     norm: NormKind | None = None  # None: layer norms if they have biases, else RMS norms
     norm_eps: float | None = None  # where config.json does not say it

@@ -45,7 +45,7 @@ def asker(routes: Mapping[str, Route], least_urgent: int | None = None) -> Ask:
 
 
 def request_of(path: str, body: bytes, request_id: str) -> Request:
-    """A request whose client stays."""
+    """Build a Starlette request for this body whose client never disconnects."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:

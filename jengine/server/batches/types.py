@@ -44,7 +44,7 @@ class Problems(msgspec.Struct):
 
 
 class Batch(msgspec.Struct):
-    """A batch, as it is told and as it is kept."""
+    """A batch object, as sent to clients and as stored."""
 
     id: str
     endpoint: str

@@ -73,7 +73,8 @@ IMAGES = ("image_url", "input_image", "image", "input_audio", "audio_url", "vide
 
 
 class Variables(NamedTuple):
-    """Variables for the chat template, and those of the request that the template never reads."""
+    """Variables for the chat template, and the names of the request's variables that it does not
+    read."""
 
     used: dict[str, Any]
     unread: tuple[str, ...]
