@@ -149,7 +149,7 @@ class StructuredOutputsDefaults:
     reasoning_parser: str | None = None
 
     def applied(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
-        """A request's parameters, with what is set for all."""
+        """Return a request's parameters with the engine-wide defaults applied."""
         switches = ("disable_any_whitespace", "disable_additional_properties")
         return replace(
             params, **{name: getattr(params, name) or getattr(self, name) for name in switches}

@@ -132,7 +132,7 @@ class AsyncEngine(BaseLLM):
         await self._ask(order.question)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Bring back what sleeps, or what `tags` names; as `LLM.wake_up`."""
+        """Restore sleeping memory, all of it or that of `tags`; as `LLM.wake_up`."""
         awake = await self._ask(waking(tags))
         if awake:
             await self.resume_generation()
@@ -164,7 +164,7 @@ class AsyncEngine(BaseLLM):
         return self.engine.args.otlp_traces_endpoint is not None
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Return when no request is open; TimeoutError after so many seconds."""
+        """Return when no request is open; TimeoutError after `drain_timeout` seconds."""
         end = time.monotonic() + drain_timeout
         while self._front.session.open_answers:
             if time.monotonic() > end:

@@ -102,8 +102,8 @@ class AsyncLLM(AsyncEngine):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """One output: what a pooling model makes of a prompt, by the task of the parameters, or
-        the model's own."""
+        """Pool one prompt: yields one output, for the task of `pooling_params` or the model's
+        default."""
         refuse_others("encode", others)
         pooling = Pooling(self._front, type(self).__name__)
         params = pooling.model("encode").own_params(pooling_params or PoolingParams())

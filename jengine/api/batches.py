@@ -68,7 +68,7 @@ class Batches:
             raise
 
     def run(self, batch: Batch) -> Generator[RequestOutput]:
-        """Outputs until the batch is answered; what is left of it ends if the caller leaves."""
+        """Yield outputs until the batch is answered; leaving the loop aborts the rest."""
         pending = set(batch.answers)
         try:
             while pending:

@@ -67,7 +67,7 @@ def by_name(method: str, args: Sequence[Any]) -> dict[str, Any]:
 
 
 def within(timeout: float | None, name: str, call: Callable[[], T]) -> T:
-    """The result of a call, or a TimeoutError after so many seconds. The call itself goes on."""
+    """Return a call's result. TimeoutError after `timeout` seconds; the call itself goes on."""
     if timeout is None:
         return call()
     arrived: Future[T] = Future()

@@ -138,7 +138,7 @@ class Unembedding:
 def logits_of_rows(
     rebuild: Any, leaves: Leaves, rows: Float[Array, "rows width"], *, norm: bool
 ) -> Float32[Array, "rows vocab"]:
-    """What the output head makes of rows, behind the final norm with `norm`."""
+    """Apply the output head to rows, after the final norm if `norm`."""
     model = rebuild(leaves)
     if norm and not isinstance(model, Decoder):
         raise UnsupportedFeature(

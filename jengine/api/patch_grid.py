@@ -65,7 +65,7 @@ class Grid:
 def checked_grid(
     values: Any, positions: Sequence[int] | None, length: int, known: Sequence[str], width: int
 ) -> Grid:
-    """The grid of these values on a prompt of so many tokens; an error says what does not fit."""
+    """Validate a grid of patches for a prompt of `length` tokens. Raises RequestError."""
     if not isinstance(values, Mapping) or not values:
         raise RequestError(
             f"patch_grid: values are a {type(values).__name__}; expected a dict of tap point to "
@@ -92,7 +92,7 @@ def checked_grid(
 
 
 def last_hidden(grid: Grid, outputs: Sequence[RequestOutput]) -> PatchGrid:
-    """The result of a grid, of what each of its requests captured at `norm`."""
+    """Build a grid's result from what each of its requests captured at `norm`."""
     rows = []
     for output in outputs:
         if output.error or output.captured is None:

@@ -38,7 +38,7 @@ class Line:
 
     @property
     def split(self) -> str:
-        """The shape, with what each axis is split over."""
+        """The shape, with the mesh axes of each dimension."""
         spec = (*self.sharding.spec, *[None] * len(self.shape))
         return " x ".join(
             f"{size:,}" if not (ways := self._over(names)) else f"{size:,} / {ways}"

@@ -96,7 +96,7 @@ def interventions(given: Any, points: list[str], width: int) -> dict[str, Applie
 
 
 def applied_by(pattern: str, given: Any, width: int) -> Applied:
-    """The function and the arrays of what was given for a tap point."""
+    """Return the function and the arrays of an intervention at a tap point."""
     if isinstance(given, (Patch, Steer)):
         if given.width != width:
             raise RequestError(

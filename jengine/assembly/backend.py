@@ -33,7 +33,7 @@ def begin_kernels(wanted: str) -> None:
 
 
 def await_kernels(wanted: str, *, shown: bool) -> None:
-    """Wait for the CPU's kernels, and say what is going on if that takes long."""
+    """Wait for the CPU kernels; tells the user if compiling them takes long."""
     if may_use_cpu_kernels(wanted):
         with explained_if_slow(what_kernels_cost, shown):
             cpu_problem()

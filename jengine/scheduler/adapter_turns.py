@@ -72,7 +72,7 @@ class AdapterTurns:
             self._leaving = self._slots.least_used
 
     def _release(self) -> None:
-        """No adapter has to leave any more."""
+        """Cancel the pending eviction of an adapter."""
         if self._leaving:
             leaving, self._leaving = self._leaving, ""
             self._waiting.open(SlotOf(leaving))

@@ -52,7 +52,7 @@ class BlockTransfers(Protocol):
         ...
 
     def withdraw(self, *, idle: bool) -> None:
-        """No waiting request holds blocks any more; `idle`: no plan is in flight."""
+        """Take all blocks back from waiting requests; `idle`: no plan is in flight."""
         ...
 
     def forget(self) -> None:

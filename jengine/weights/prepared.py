@@ -58,7 +58,7 @@ class PreparedForm:
 
     @property
     def copies(self) -> frozenset[str]:
-        """Paths of those prepared copies."""
+        """Paths of the prepared arrays that are copies."""
         return frozenset(
             f"{path}.{name}"
             for path, (_, prepared) in self._weights.items()

@@ -81,7 +81,7 @@ RANK_PROGRAM = "jengine.assembly.processes.ray_rank:run"
 
 
 class RayRanks:
-    """The driver process, and what it has reported."""
+    """The driver process of the ranks on Ray, and what it has reported."""
 
     def __init__(self, options: Mapping[str, Any], devices: int, jobs: Sequence[bytes]) -> None:
         """Start one rank per job, with `devices` devices each."""

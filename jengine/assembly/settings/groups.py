@@ -43,7 +43,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class ParallelSettings:
-    """Devices, replicas and nodes that a model is split over, and what its experts do."""
+    """How a model is split over devices, replicas and nodes, and where its experts run."""
 
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
@@ -142,7 +142,7 @@ class WatchSettings:
 
 @dataclass(frozen=True)
 class Groups:
-    """All groups, for what has to look at several of them."""
+    """All groups, for code that reads several."""
 
     model: ModelSettings
     parallel: ParallelSettings

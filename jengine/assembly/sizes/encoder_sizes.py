@@ -105,7 +105,7 @@ def encoder_ladder(
 def refuse_beside_images(
     asked: Groups, config: ModelConfig, schedule: ScheduleConfig, stages: int
 ) -> None:
-    """Raise for what an engine with an encoder cannot be combined with."""
+    """Raise for settings that cannot be combined with an encoder."""
     if config.vision is None and config.cross_encoder is None:
         return
     cross = "audio" if config.speech is not None else "text for its encoder"

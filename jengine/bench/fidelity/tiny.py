@@ -169,7 +169,7 @@ def shrunk(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_layers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without what has an entry for every layer."""
+    """Remove settings that have one entry per layer."""
     layers = settings.get("num_hidden_layers")
     return {
         key: value

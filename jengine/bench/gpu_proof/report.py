@@ -176,8 +176,9 @@ def coded_pairs(
 
 
 def coded_problems(row: Mapping[str, Any], plain: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps attention over codes from being as fast as its fewer bytes allow: loads of less
-    than a word, and, in decodes, smaller turns and more barriers than those over plain numbers."""
+    """Report why attention over a quantized cache is slower than its bytes allow: loads of less
+    than a word and, in decodes, smaller loop iterations and more barriers than over an unquantized
+    one."""
     name = f"{row['kernel']} for {row['case']} on sm_{row['capability']}"
     narrow, wide = row["narrow_loads"], row["wide_copies"]
     if narrow or not wide:

@@ -118,7 +118,7 @@ def add_server_flags(parser: Parser, only: Sequence[str] | None = None) -> None:
 
 
 def add_names_of_vllm(group: argparse._ArgumentGroup) -> None:
-    """Hidden flags: vLLM's other names, and what always holds here."""
+    """Add hidden flags: vLLM's other names, and its flags for what is always on here."""
     for name, choices in ALWAYS.items():
         how: dict[str, Any] = {"choices": choices} if choices else {"action": "store_true"}
         group.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)

@@ -87,7 +87,7 @@ async def whole_body(request: Request) -> bytes:
 
 
 def checked(body: bytes, kind: type[T], limits: TextLimits | None) -> tuple[T, Ignored]:
-    """`decoded`, with ApiError 400 for what is too much before it or in it."""
+    """As `decoded`. Raises ApiError 400 if the body exceeds the limits."""
     complaint = complaint_about(body)
     if complaint is not None:
         raise ApiError(400, f"The body has {complaint}. Send less at once.")
