@@ -1,6 +1,6 @@
 """Builds what a release uploads: the source, a wheel for any machine, and wheels with CPU kernels.
 
-    pip install build wheel ziglang jaxlib==0.10.2 && python .ci/wheels.py FOLDER [MACHINE ...]
+    pip install --group wheels && python .ci/wheels.py FOLDER [MACHINE ...]
 
 Wheels with kernels are the one for any machine plus the libraries that
 pallas_kernels/cpu/prebuilt.py lists, cross-compiled by zig against an old glibc. They are made here
