@@ -22,7 +22,7 @@ from jengine.bench.gpu import __main__ as check
 from jengine.bench.gpu import arrays, ceilings, compared, kernels, models, numerics, stages
 from jengine.bench.gpu.cases import DRY, REAL, AttentionCase
 from jengine.bench.gpu.kept import markdown
-from jengine.bench.gpu.part import Part
+from jengine.bench.gpu.part import Part, stage_parser
 from jengine.bench.gpu.report import printed, shares, succeeded
 from jengine.bench.gpu.stages import STAGES, Settings, Stage
 from pallas_kernels.tuning import first_match, table
@@ -37,10 +37,8 @@ def measured(
 ) -> dict[str, Any]:
     """What a stage writes in a dry run, in this process."""
     part = Part(tmp_path / "part.json", seconds)
-    given = {"part": part.path, "dry_run": True, "model": "", "few": False,
-             "tensor_parallel": False, "captured": False, "long_graphs": False, "matmuls": "auto",
-             **arguments}  # fmt: skip
-    module.measure(part, argparse.Namespace(**given))
+    given = stage_parser().parse_args(["--part", str(part.path), "--dry-run"])
+    module.measure(part, argparse.Namespace(**{**vars(given), **arguments}))
     written = json.loads(part.path.read_text())
     assert written == part.content
     assert not part.failed, [line for line in part.content["lines"] if "failed" in line]

@@ -15,7 +15,7 @@ from jengine.bench.gpu import __main__ as check
 from jengine.bench.gpu import canary, clock, matmuls, steady, trace, vllm_race
 from jengine.bench.gpu.cases import DRY, REAL
 from jengine.bench.gpu.page import page
-from jengine.bench.gpu.part import Part
+from jengine.bench.gpu.part import Part, stage_parser
 from jengine.bench.gpu.stages import STAGES, Settings, environment, obstacle
 from pallas_kernels.tuning import first_match, table
 
@@ -23,10 +23,10 @@ from pallas_kernels.tuning import first_match, table
 def measured(module: Any, tmp_path: Path, **arguments: Any) -> dict[str, Any]:
     """What a stage writes in a dry run, in this process."""
     part = Part(tmp_path / "part.json", 1000)
-    given = {"part": part.path, "dry_run": True, "model": "llama-8b", "few": False, "soak": False,
-             "tensor_parallel": False, "captured": False, "long_graphs": False, "matmuls": "auto",
-             "peer_python": "", **arguments}  # fmt: skip
-    module.measure(part, argparse.Namespace(**given))
+    given = stage_parser().parse_args(
+        ["--part", str(part.path), "--dry-run", "--model", "llama-8b"]
+    )
+    module.measure(part, argparse.Namespace(**{**vars(given), **arguments}))
     assert not part.failed, [line for line in part.content["lines"] if "failed" in line]
     return part.content
 

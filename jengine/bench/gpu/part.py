@@ -81,8 +81,7 @@ def write_json(path: Path, content: Any) -> None:
     os.replace(beside, path)
 
 
-def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
-    """Entry point of a stage's process."""
+def stage_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="a stage of python -m jengine.bench.gpu")
     parser.add_argument("--part", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -93,9 +92,15 @@ def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
     parser.add_argument("--captured", action="store_true", help="collectives in CUDA graphs")
     parser.add_argument("--long-graphs", action="store_true", help="none of few launches")
     parser.add_argument("--matmuls", default="auto", help="the library of XLA's matmuls")
+    parser.add_argument("--cache-gb", type=int, help="[what is left]")
     parser.add_argument("--soak", action="store_true", help="one size of step, for long")
     parser.add_argument("--peer-python", default="", help="a Python that has vLLM, or torch")
-    args = parser.parse_args()
+    return parser
+
+
+def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
+    """Entry point of a stage's process."""
+    args = stage_parser().parse_args()
     part = Part(args.part, args.seconds)
     measure(part, args)
     part.content["status"] = "failed" if part.failed else "done"
