@@ -59,7 +59,7 @@ def trials(steps: RunnerConfig, config: ModelConfig, placement: Placement) -> It
             kv_heads * group, kv_heads, mixer.head_dim, block_size, mixer.window,
             mixer.scale, mixer.sinks, dtype,
         )  # fmt: skip
-        if trial.is_served:
+        if trial.rule is None:
             yield trial
 
 

@@ -5,7 +5,7 @@ There is no interpreter for these kernels, so a device is where a wrong number c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -47,29 +47,39 @@ class Trial(NamedTuple):
         )
 
     @property
-    def is_served(self) -> bool:
-        """Whether no rule sends these layers to Triton."""
+    def rule(self) -> str | None:
+        """Which rule sends these layers to Triton, or None."""
         dtype = jnp.dtype(self.dtype)
-        return refused(Asked(dtype, self.head_dim, self.block_size, None, has_ends=False)) is None
+        return refused(Asked(dtype, self.head_dim, self.block_size, None, has_ends=False))
 
 
 def difference(trial: Trial) -> str | None:
     """What the kernels compute otherwise than XLA, or None. Raises what they raise."""
+    return first_difference(errors(trial), TOLERANCES[trial.dtype])
+
+
+def errors(
+    trial: Trial, implementation: str = "fa4", *, poisoned: bool = False
+) -> dict[str, float]:
+    """Largest errors of outputs and log-sum-exps, relative to a token's largest number. `poisoned`:
+    NaN also behind the last key of each row, which no engine leaves there."""
     arrays, options = case(trial)
-    kernels = choose("prefill_attention", "fa4", IMPLEMENTATIONS)
-    found = jax.jit(lambda *given: kernels(*given, **options))(*arrays)
+    kernels = choose("prefill_attention", implementation, IMPLEMENTATIONS)
     expected = jax.jit(lambda *given: prefill_attention_xla(*given, **options))(*arrays)
+    if poisoned:
+        arrays, _ = case(trial, behind=np.nan)
+    found = jax.jit(lambda *given: kernels(*given, **options))(*arrays)
     used = np.asarray(arrays[-1]) >= 0
-    here, there = ([np.asarray(x, np.float32)[used] for x in pair] for pair in (found, expected))
-    return first_difference(here, there, TOLERANCES[trial.dtype])
+    here, there = ([np.asarray(x, np.float32)[used] for x in given] for given in (found, expected))
+    names = ("outputs", "log-sum-exps")
+    return {
+        name: largest_error(one, other) for name, one, other in zip(names, here, there, strict=True)
+    }
 
 
-def first_difference(
-    found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float
-) -> str | None:
-    """The first of outputs and log-sum-exps that differs by more than rounding, and by how much."""
-    for name, one, other in zip(("outputs", "log-sum-exps"), found, expected, strict=True):
-        worst = largest_error(one, other)
+def first_difference(found: Mapping[str, float], tolerance: float) -> str | None:
+    """The first error beyond rounding, in words. NaN is one."""
+    for name, worst in found.items():
         if not worst <= tolerance:
             return f"{name} differ by {worst:.2g} of their size; {tolerance:g} is rounding"
     return None
@@ -81,8 +91,9 @@ def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float((np.abs(found - expected).max(inner) / np.abs(expected).max(inner)).max())
 
 
-def case(trial: Trial) -> tuple[tuple[Array, ...], dict[str, Any]]:
-    """Arguments of prefill attention. Blocks in random order; those of no row hold NaN."""
+def case(trial: Trial, behind: float = 1.0) -> tuple[tuple[Array, ...], dict[str, Any]]:
+    """Arguments of prefill attention. Blocks in random order; those of no row hold NaN, and
+    `behind` is in slots behind a row's last key."""
     rng = np.random.default_rng(0)
     ends = [cached + new for cached, new in CHUNKS]
     pages = -(-max(ends) // trial.block_size)
@@ -94,7 +105,9 @@ def case(trial: Trial) -> tuple[tuple[Array, ...], dict[str, Any]]:
     for table, end, (cached, new) in zip(order, ends, CHUNKS, strict=True):
         own = table[: -(-end // trial.block_size)]
         for plane in (KEYS, VALUES):
-            cache[1, plane, own] = rng.normal(size=(len(own), *shape[3:]))
+            keys = rng.normal(size=(len(own) * trial.block_size, shape[4]))
+            keys[end:] = behind
+            cache[1, plane, own] = keys.reshape(len(own), *shape[3:])
         tiles = -(-new // TILE)
         tables += [table] * tiles
         positions += [*range(cached, end), *[-1] * (tiles * TILE - new)]

@@ -18,7 +18,7 @@ from jengine.assembly import device_side
 from jengine.assembly.kernel_trial import trials, with_right_kernels
 from jengine.config import AttentionConfig
 from pallas_kernels.fa4 import trial as trial_module
-from pallas_kernels.fa4.trial import Trial, difference, first_difference
+from pallas_kernels.fa4.trial import Trial, difference, first_difference, largest_error
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
 from sharding.mesh import engine_mesh
 from sharding.placement import Placement
@@ -136,19 +136,26 @@ def test_the_comparison_passes_other_sums_and_finds_another_scale(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("outputs", "lse", "said"),
     [
-        (lambda out, lse: (out.at[5, 1].add(0.3), lse), "outputs differ by 0.3 "),
-        (lambda out, lse: (out.at[5].set(jnp.nan), lse), "outputs differ by nan "),
-        (lambda out, lse: (out, lse.at[3].multiply(1.1)), "log-sum-exps differ by 0.1 "),
-        (lambda out, lse: (out * 1.01, lse), None),
+        (0.019, 0.019, None),
+        (0.3, 0.3, "outputs differ by 0.3 of"),
+        (float("nan"), 0.0, "outputs differ by nan of"),
+        (0.0, 0.1, "log-sum-exps differ by 0.1 of"),
     ],
 )
-def test_a_difference_is_one_beyond_rounding(change: Any, said: str | None) -> None:
-    right = jnp.ones((8, 2, 4)), jnp.full((8, 2), 3.0)
-    changed, whole = ([np.asarray(x) for x in pair] for pair in (change(*right), right))
-    found = first_difference(changed, whole, 2e-2)
+def test_a_difference_is_one_beyond_rounding(outputs: float, lse: float, said: str | None) -> None:
+    found = first_difference({"outputs": outputs, "log-sum-exps": lse}, 2e-2)
     assert (found is None) if said is None else str(found).startswith(said)
+
+
+def test_errors_are_relative_to_a_tokens_largest_number() -> None:
+    expected = np.full((3, 2, 4), 2.0)
+    found = expected.copy()
+    found[1, 0, 2] = 2.5
+    assert largest_error(found, expected) == 0.25
+    found[2] = np.nan
+    assert np.isnan(largest_error(found, expected))
 
 
 def test_kernels_without_their_packages_are_not_used(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jengine.bench.gpu import __main__ as check
-from jengine.bench.gpu import canary, clock, matmuls, steady, trace, vllm_race
+from jengine.bench.gpu import canary, clock, fa4, matmuls, steady, trace, vllm_race
 from jengine.bench.gpu.cases import DRY, REAL
 from jengine.bench.gpu.page import page
 from jengine.bench.gpu.part import Part, stage_parser
@@ -50,6 +50,55 @@ def test_the_canary_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(canary, "combine_rows", lambda *a, **k: combine(*a, **k) * 1.01)
     assert canary.experts_error("float32", "xla") == pytest.approx(0.01, rel=0.01)
     assert canary.large_cache_error(DRY.cache_elements, 16, "float32", "xla") == 1.0
+
+
+@pytest.mark.slow
+def test_kernels_for_prompts_are_compared_timed_and_put_into_an_engine(tmp_path: Path) -> None:
+    part = measured(fa4, tmp_path, model="qwen3-0.6b")
+    assert [line["what"] for line in part["lines"]] == [
+        "prompts", "prompts", "NaN behind the last key", "prefill attention", "prefill attention",
+        "engine",
+    ]  # fmt: skip
+    assert all(line.get("right", True) is True for line in part["lines"])
+
+
+def test_kernels_for_prompts_are_compared_for_each_kind_of_layer() -> None:
+    assert {one.heads // one.kv_heads for one in fa4.TRIALS} == {1, 4, 7, 8}
+    assert {one.head_dim for one in fa4.TRIALS} == {64, 80, 96, 128, 256}
+    assert {one.block_size for one in fa4.TRIALS} == {16, 64, 128}
+    assert {one.has_sinks for one in fa4.TRIALS if one.window} == {True, False}
+    served = [one for one in fa4.TRIALS if one.rule is None]
+    assert len(set(served)) == len(served) == len(fa4.TRIALS) - 4
+
+
+def test_kernels_for_prompts_that_are_wrong_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fa4, "errors", lambda *_: {"outputs": 0.001, "log-sum-exps": 0.1})
+    line = fa4.compared(fa4.USUAL, "fa4")
+    assert (line["right"], line["implementation"], line["lse_error"]) == (False, "fa4", 0.1)
+    line = fa4.compared(fa4.USUAL._replace(block_size=16), "fa4")
+    assert line["implementation"] == "triton: blocks of another size than 128 tokens"
+
+
+def test_kernels_for_prompts_that_are_not_installed_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fa4, "missing", lambda: "Install jengine[fa4].")
+    part = measured(fa4, tmp_path, dry_run=False)
+    assert part["left_out"] == ["FlashAttention-4's kernels: Install jengine[fa4]."]
+    assert part["lines"] == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "logprobs", "error"),
+    [
+        ([5, 6, 7], [-1.0, -2.0, -3.5], 0.5),
+        ([5, 8, 7], [-1.0, -2.25, -9.0], 0.25),  # what follows another token is another answer
+    ],
+)
+def test_answers_are_compared_to_where_they_differ(
+    tokens: list[int], logprobs: list[float], error: float
+) -> None:
+    assert fa4.apart([(tokens, logprobs)], [([5, 6, 7], [-1.0, -2.0, -3.0])]) == error
 
 
 def test_matmuls_write_the_table_that_programs_read(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class Stage:
     xla_flags: str = ""  # {out}: the folder of this run
     devices: int = 1  # that it needs
     oldest_jax: tuple[int, ...] = ()  # whose XLA has the flags
+    needs_on_gpu: tuple[str, ...] = ()  # for which a dry run has something else
 
 
 PARALLEL = ("--model", "llama-8b", "--few", "--tensor-parallel")
@@ -57,6 +58,8 @@ STAGES = (
     Stage("canary", "canary", 20, ("jax", "numpy")),
     Stage("numerics", "numerics", 50, ("jax", "numpy")),
     Stage("features", "features", 60, ENGINE_NEEDS),
+    Stage("fa4", "fa4", 60, (*ENGINE_NEEDS, "triton"), ("--model", "qwen3-0.6b"),
+          needs_on_gpu=("fa4_jax", "cutlass")),
     Stage("sweep", "sweep", 75, ("jax", "numpy", "triton")),
     Stage("ceilings", "ceilings", 15, ("jax",)),
     Stage("matmuls", "matmuls", 30, ("jax", "numpy")),
@@ -97,7 +100,8 @@ class Settings:
 
 def obstacle(stage: Stage, settings: Settings) -> str | None:
     """Why a stage cannot run here, or None."""
-    missing = [name for name in stage.needs if importlib.util.find_spec(name) is None]
+    needs = stage.needs + stage.needs_on_gpu * (not settings.dry_run)
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         return (
             f"not installed: {', '.join(missing)}. A wheel will do: "
