@@ -1,10 +1,11 @@
 """Compiles FlashAttention-4's kernels, and steps with them, on a machine without a GPU.
 
-    python -m jengine.bench.gpu_proof.fa4 [--out FILE]
+    python -m jengine.bench.gpu_proof.fa4 [--out FILE.json]
 
-Needs Python 3.12, jengine[fa4], jax's CUDA plugin and triton. Registers, spills and instructions
-are read from the machine code by `cuobjdump`, which triton ships. Numbers are not checked: these
-kernels have no interpreter.
+Needs Python 3.12, jengine[fa4], jax's CUDA plugin and triton 3.9. Registers, spills and
+instructions are read from the machine code by `cuobjdump`, which triton ships. Numbers are not
+checked: these kernels have no interpreter. Writes a table beside FILE.json, with what Triton's
+kernels and steps of the same sizes are in the kept proof.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import triton
 
-from jengine.bench.gpu_proof.__main__ import PACKAGES, versions
+from jengine.bench.gpu_proof.__main__ import PACKAGES, RESULTS, versions
 from jengine.bench.gpu_proof.cases import StepCase
 from jengine.bench.gpu_proof.device import environment
+from jengine.bench.gpu_proof.fa4_report import markdown
 from jengine.bench.gpu_proof.steps import compiled_step, program_facts
 from jengine.bench.machine import commit, machine
 from pallas_kernels.fa4.kernel import Geometry, compiled
+from pallas_kernels.fa4.rules import CAPABILITIES
 from pallas_kernels.fa4.rules import PACKAGES as PINNED
 
 # In the machine code: matmuls, bulk copies and small asynchronous ones, spills.
@@ -38,7 +42,6 @@ INSTRUCTIONS = {
     "spills": r"\b(?:STL|LDL)\b",
 }
 KV_HEADS = 8
-CAPABILITIES = (90, 100)  # of 10.3 triton's cuobjdump reads no machine code
 
 
 def geometries(capability: int) -> Iterator[Geometry]:
@@ -52,10 +55,19 @@ def geometries(capability: int) -> Iterator[Geometry]:
     yield usual._replace(head_dim=64, heads=8 * KV_HEADS, window=128, has_sinks=True)
 
 
-STEPS = (
-    StepCase("llama-8b", 64, 2048, "fa4", matmuls="xla"),
-    StepCase("llama-8b", 8, 8192, "fa4", matmuls="xla"),
-    StepCase("llama-8b", 64, 2048, "fa4", matmuls="xla", devices=4, captured=True),
+MIXED = StepCase("llama-8b", 64, 2048, "fa4", matmuls="xla")
+# Each beside the same step with Triton alone.
+STEPS = tuple(
+    replace(case, attention=attention)
+    for case in (
+        MIXED,
+        replace(MIXED, decode_rows=8, prefill_tokens=8192),
+        replace(MIXED, devices=4, captured=True),
+        replace(MIXED, model="qwen3-8b"),
+        replace(MIXED, model="gemma3-27b", layers=12, cache_tokens=100_000),
+        replace(MIXED, model="gpt-oss-120b", quantization="mxfp4", layers=4, cache_tokens=100_000),
+    )
+    for attention in ("fa4", "triton")
 )
 
 
@@ -130,6 +142,7 @@ def main() -> None:
     print(text)
     if args.out:
         args.out.write_text(text + "\n", "utf-8")
+        args.out.with_suffix(".md").write_text(markdown(result, json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":
