@@ -7,5 +7,6 @@ for them: without a GPU only their code, not their numbers, can be checked.
 - `rules.py`   what they cannot do, which goes to Triton
 - `kernel.py`  compiling for one geometry; needs both packages, and no GPU
 - `trial.py`   one comparison with XLA, which an engine makes at its first start on a device
+- `absent.py`  importing their package without torch
 - `call.py`    the JAX primitive, which becomes a call that XLA puts into a CUDA graph
 """

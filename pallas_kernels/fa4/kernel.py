@@ -6,6 +6,7 @@ block size and the mask are compile-time constants. No GPU is needed to compile.
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from cutlass.jax.compile import Arg, CompileResult, FunctionSpec, get_or_compile_kernel
 from cutlass.jax.types import TensorSpec
 from jax import tree
+
+from pallas_kernels.fa4.absent import absent
 
 # Keys per iteration; blocks of this many tokens are read by bulk copies, others by small ones.
 KEYS = 128
@@ -50,20 +53,23 @@ def attention_kernel(geometry: Geometry) -> Any:
         "paged_kv_non_tma": geometry.block_size != KEYS,
     }  # fmt: skip
     if geometry.capability == 90:
-        from fa4_jax.cute.flash_fwd_sm90 import FlashAttentionForwardSm90
-
         queries, keys, in_registers = HOPPER_TILES[head_dim]
-        return FlashAttentionForwardSm90(
+        return kernel_class("sm90")(
             getattr(cutlass, CUTLASS_NAMES[geometry.dtype]), head_dim, head_dim, tile_m=queries,
             tile_n=keys, num_stages=2, num_threads=(queries // 64 + 1) * 128,
             mma_pv_is_rs=in_registers, **options,
         )  # fmt: skip
-    from fa4_jax.cute.flash_fwd_sm100 import FlashAttentionForwardSm100
-
-    return FlashAttentionForwardSm100(
+    return kernel_class("sm100")(
         head_dim, head_dim, m_block_size=128, n_block_size=KEYS, is_static_persistent=False,
         is_varlen_q=True, **options,
     )  # fmt: skip
+
+
+def kernel_class(device: str) -> Any:
+    """The package imports torch for functions that are not used here."""
+    with absent("torch"):
+        module = importlib.import_module(f"fa4_jax.cute.flash_fwd_{device}")
+    return getattr(module, f"FlashAttentionForward{device.capitalize()}")
 
 
 def launcher(geometry: Geometry) -> Any:

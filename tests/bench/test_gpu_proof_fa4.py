@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +44,16 @@ def test_kernels_multiply_in_warp_groups_copy_in_bulk_and_spill_little(capabilit
     assert row["bulk_copies"] > 0
     assert row["small_copies"] == 0
     assert row["spills"] <= (0 if capability == 90 else 16)
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    pytest.importorskip("fa4_jax", reason="jengine[fa4] is not installed")
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    program = """
+from pallas_kernels.fa4.kernel import kernel_class
+assert kernel_class("sm90").__name__ == "FlashAttentionForwardSm90"
+assert kernel_class("sm100").__name__ == "FlashAttentionForwardSm100"
+"""
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
