@@ -18,16 +18,13 @@ from jengine.weights.stored_parameter import StoredParameter
 from tests.models.tiny_models import FAMILIES, tiny_settings
 
 NEVER_TIED = ("phi",)
-NEVER_BIASED = ("modernbert_decoder",)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_pieces_fill_each_parameter_exactly_once(family: str, tied: bool) -> None:
     tied = tied and family not in NEVER_TIED
-    settings = tiny_settings(
-        family, tie_word_embeddings=tied, attention_bias=family not in NEVER_BIASED
-    )
+    settings = tiny_settings(family, tie_word_embeddings=tied, attention_bias=True)
     config = registry.model_config({**settings, "architectures": [FAMILIES[family]]})
     declared = dict(named_parameters(abstract_model(config)))
     pieces = registry.checkpoint_map(config)
@@ -68,7 +65,7 @@ def stored(shape: tuple[int, ...], pieces: Iterable[Piece], tensors: Any) -> Sto
 
 def declared_with_pieces(family: str) -> Iterator[tuple[str, Any, Sequence[Piece]]]:
     """Each parameter of a tiny model by its path, and what it is made of."""
-    settings = tiny_settings(family, attention_bias=family not in NEVER_BIASED)
+    settings = tiny_settings(family, attention_bias=True)
     config = registry.model_config({**settings, "architectures": [FAMILIES[family]]})
     declared = dict(named_parameters(abstract_model(config)))
     for path, found in registry.checkpoint_map(config).items():

@@ -223,6 +223,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-biases": ("granite", {"mlp_bias": True, "attention_bias": True}),
     "granite-moe": ("granite_moe", {"num_experts_per_tok": 6}),
     "granite-moe-shared": ("granite_moe_shared", {"attention_bias": True}),
+    "modernbert-biases": (
+        "modernbert_decoder",
+        {"mlp_bias": True, "attention_bias": True, "norm_bias": True, "pad_token_id": 0},
+    ),
     "llama4": ("llama4", {}),
     "llama4-chunks": ("llama4", {"attention_chunk_size": 8}),
     "llama4-yarn": ("llama4", NORMS_AFTER_YARN),

@@ -311,7 +311,7 @@ OWN: Mapping[str, Own] = {
     ),
     "modernbert_decoder": Own(
         {"classifier_activation": ("gelu", "silu"), "classifier_bias": FLAGS,
-         "decoder_bias": FLAGS},
+         "decoder_bias": FLAGS, "norm_bias": FLAGS},
         marks=SLIDING_PATTERN, variations=(TWO_ROPES,),
     ),
     "cohere2": Own(marks=SLIDING_PATTERN, without=("use_qk_norm",)),

@@ -55,6 +55,7 @@ ENCODERS: Mapping[str, Encoder] = {
             "max_position_embeddings": (64, 130), "local_attention": (2, 8, 16, 100),
             "global_attn_every_n_layers": (1, 2, 3), "classifier_pooling": ("cls", "mean"),
             "classifier_activation": ("gelu", "silu"), "classifier_bias": (False, True),
+            "attention_bias": (False, True), "mlp_bias": (False, True), "norm_bias": (False, True),
             "pad_token_id": (0,), "bos_token_id": (1,), "eos_token_id": (2,),
             "cls_token_id": (1,), "sep_token_id": (2,),
             "rope_parameters": tuple(

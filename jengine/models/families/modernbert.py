@@ -47,22 +47,24 @@ NAMES = Names(
         IgnoredTensor(r"(head\.(dense|norm)|decoder)\.(weight|bias)", "this class has no head"),
     ),
 )
+PAD = 50283  # of the published vocabulary
 THETAS = {"full": 160000.0, "sliding": 10000.0}
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    for key in ("attention_bias", "mlp_bias", "norm_bias"):
-        if fields.flag(key, False):
-            fields.refuse(key, "false, as in all published models")
     hidden = fields.integer("hidden_size", 768)
     heads = fields.integer("num_attention_heads", 12)
     if hidden % heads:
         fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads})")
-    attention = AttentionConfig(heads, heads, hidden // heads, bidirectional=True)
+    bias = fields.flag("attention_bias", False)
+    attention = AttentionConfig(
+        heads, heads, hidden // heads, bidirectional=True, qkv_bias=bias, output_bias=bias
+    )
     mlp = MlpConfig(
         fields.integer("intermediate_size", 1152),
         read_activation(fields, "hidden_activation", "gelu"),
+        biases=fields.flag("mlp_bias", False),
     )
     return ModelConfig(
         architecture=read_architecture(fields),
@@ -71,7 +73,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         max_position=fields.integer("max_position_embeddings", 8192),
         layers=read_layers(hf, attention, mlp),
         norm_eps=fields.number("norm_eps", 1e-5, above_minimum=True),
-        norm="layer_no_bias",
+        norm="layer" if fields.flag("norm_bias", False) else "layer_no_bias",
         embed_norm=True,
         tie_embeddings=True,
         initializer_range=fields.number("initializer_range", 0.02, maximum=1.0),
@@ -131,7 +133,8 @@ def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
     activation = fields.choice("classifier_activation", "gelu", {"gelu": "gelu", "silu": "silu"})
     dense = HeadLayer(
         config.hidden_size, "head.dense", activation,  # type: ignore[arg-type]
-        bias=fields.flag("classifier_bias", False), norm="head.norm", norm_bias=False,
+        bias=fields.flag("classifier_bias", False), norm="head.norm",
+        norm_bias=fields.flag("norm_bias", False),
     )  # fmt: skip
     labels = len(label_names(fields, config.architecture))
     return OwnPooling(chosen, (dense, HeadLayer(labels, "classifier")))  # type: ignore[arg-type]
@@ -151,10 +154,14 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     return {
         **write_common(config),
         "model_type": "modernbert",
+        "pad_token_id": PAD if config.vocab_size > PAD else 0,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": len(config.layers),
         "num_attention_heads": attention.num_heads,
         "intermediate_size": config.layers[0].ffn.active_size,
+        "attention_bias": attention.qkv_bias,
+        "mlp_bias": config.layers[0].ffn.biases,
+        "norm_bias": config.norm == "layer",
         "max_position_embeddings": config.max_position,
         "hidden_activation": write_activation(config),
         "norm_eps": config.norm_eps,
