@@ -19,10 +19,12 @@ import pytest
 from jengine.bench.gpu_proof import assembly
 from jengine.bench.gpu_proof.__main__ import with_kept
 from jengine.bench.gpu_proof.cases import (
+    COMMON,
     MODELS,
     StepCase,
     coded_cases,
     expert_cases,
+    is_compiled,
     kernel_cases,
     latent_cases,
     recurrent_cases,
@@ -33,6 +35,7 @@ from jengine.bench.gpu_proof.device import environment
 from jengine.bench.gpu_proof.from_host import copied_from_host, host_facts
 from jengine.bench.gpu_proof.quantized import plain_weights
 from jengine.bench.gpu_proof.report import coded_pairs, coded_problems, markdown, worse
+from pallas_kernels.cuda_devices import DEVICES
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "jengine" / "bench" / "results" / "gpu-proof.json"
@@ -144,7 +147,12 @@ def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
     )  # fmt: skip
     cases = {str(case) for kind in kinds for case in kind()}
     assert {row["case"] for row in result["kernels"]} == cases
-    assert {row["capability"] for row in result["kernels"]} == {80, 89, 90}
+    assert cases > COMMON
+    for capability in DEVICES:
+        of_device = {row["case"] for row in result["kernels"] if row["capability"] == capability}
+        without_kernels = {str(case) for case in coded_cases() if case.float8}
+        wanted = {case for case in cases if is_compiled(case, capability)}
+        assert of_device | without_kernels == wanted | without_kernels
     assert set(MODELS) == {"qwen3-0.6b", "llama-8b"}
 
 
@@ -181,24 +189,26 @@ def test_a_new_step_may_not_have_many_temporaries(result: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kernel", "name", "value", "said"),
+    ("kernel", "capability", "name", "value", "said"),
     [
-        ("decode_parts", "single_buffered_loops", 1, "waits in a loop for the loads"),
-        ("prefill_tiles", "asynchronous_loops", 0, "waits in a loop for the loads"),
-        ("decode_parts", "unordered_releases", 1, "without a barrier"),
-        ("prefill_tiles", "wgmma", 0, "has no wgmma"),
+        ("decode_parts", 90, "single_buffered_loops", 1, "waits in a loop for the loads"),
+        ("prefill_tiles", 90, "asynchronous_loops", 0, "waits in a loop for the loads"),
+        ("decode_parts", 90, "unordered_releases", 1, "without a barrier"),
+        ("prefill_tiles", 90, "wgmma", 0, "has no wgmma"),
+        ("prefill_tiles", 100, "tcgen05", 0, "has no tcgen05"),
+        ("prefill_tiles", 120, "spilled_bytes", 176, "spills 176 bytes"),
     ],
 )
 def test_what_assembly_must_hold(
-    result: dict[str, Any], kernel: str, name: str, value: int, said: str
+    result: dict[str, Any], kernel: str, capability: int, name: str, value: int, said: str
 ) -> None:
     changed = copy.deepcopy(result)
-    rows = (row for row in changed["kernels"] if row["capability"] == 90)
+    rows = (row for row in changed["kernels"] if row["capability"] == capability)
     row = next(row for row in rows if row["kernel"] == kernel)
     row[name] = value
     (problem,) = worse(changed, result)
     assert said in problem
-    assert f"{kernel} for {row['case']} on sm_90" in problem
+    assert f"{kernel} for {row['case']} on sm_{capability}" in problem
 
 
 def test_collectives_may_end_command_buffers(result: dict[str, Any]) -> None:
@@ -273,8 +283,8 @@ $L__BB0_2:
 def test_assembly_is_read() -> None:
     good = assembly.facts(OUTER_LOOP.format(wait=3, barrier="\tbar.sync 0;"))
     assert good == {
-        "wgmma": 1, "asynchronous_loops": 1, "single_buffered_loops": 0, "unordered_releases": 0,
-        "narrow_loads": 0, "wide_copies": 1, "barriers": 0,
+        "wgmma": 1, "tcgen05": 0, "asynchronous_loops": 1, "single_buffered_loops": 0,
+        "unordered_releases": 0, "narrow_loads": 0, "wide_copies": 1, "barriers": 0,
     }  # fmt: skip
     bad = assembly.facts(OUTER_LOOP.format(wait=0, barrier=""))
     assert (bad["single_buffered_loops"], bad["unordered_releases"]) == (1, 1)
@@ -283,7 +293,7 @@ def test_assembly_is_read() -> None:
 def test_tables_hold_every_step_and_device(result: dict[str, Any]) -> None:
     text = markdown(result)
     assert all(f"| {case} |" in text for case in step_cases())
-    assert "| sm_80 | sm_89 | sm_90 |" in text
+    assert " | ".join(f"sm_{capability}" for capability in DEVICES) in text
     assert "not" in text.splitlines()[0] and "timed" in text.splitlines()[0]
 
 

@@ -15,6 +15,7 @@ def facts(ptx: str) -> dict[str, int]:
     """Counts that the check compares."""
     return {
         "wgmma": ptx.count("wgmma.mma_async"),
+        "tcgen05": ptx.count("tcgen05.mma"),
         "asynchronous_loops": sum("cp.async" in loop for loop in inner_loops(ptx)),
         "single_buffered_loops": sum(waits_for_all(loop) for loop in inner_loops(ptx)),
         "unordered_releases": unordered_releases(ptx),

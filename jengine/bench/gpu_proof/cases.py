@@ -8,8 +8,11 @@ from typing import Literal
 
 from jengine.models.reading.published import PUBLISHED
 from jengine.runner.variants.parts import Part
+from pallas_kernels.cuda_devices import DEVICES
 
-CAPABILITIES = (80, 89, 90)
+CAPABILITIES = tuple(DEVICES)
+# Devices that all cases are compiled for. The others have what is `common`.
+FULL = (80, 89, 90)
 KV_HEADS = 8
 ROWS = 64
 PAGES = 256
@@ -42,6 +45,7 @@ def kernel_cases() -> Iterator[KernelCase]:
     for head_dim in (64, 80, 96, 128, 256):
         for group in (1, 4, 7, 16):
             yield KernelCase("bfloat16", head_dim, group)
+    yield KernelCase("bfloat16", 64, 8)
     yield KernelCase("bfloat16", 128, 4, block_size=128)
     for head_dim in (64, 128, 256):
         yield KernelCase("bfloat16", head_dim, 8, options=True)
@@ -177,6 +181,22 @@ def coded_cases() -> Iterator[CodedCase]:
         yield CodedCase(
             "int4", 128, rows, 2048, 768, zeros=True, experts=128, choices=8, activation="silu"
         )
+
+
+COMMON = frozenset(map(str, (
+    *(
+        KernelCase("bfloat16", head_dim, group, codes=codes)
+        for head_dim, group in ((64, 8), (128, 4))
+        for codes in ("", "fp8")
+    ),
+    LatentCase("bfloat16", 128),
+    CodedCase("int4", 128, 64),
+)))  # fmt: skip
+
+
+def is_compiled(case: object, capability: int) -> bool:
+    """Whether a kernel case is compiled for this device."""
+    return capability in FULL or str(case) in COMMON
 
 
 @dataclass(frozen=True)

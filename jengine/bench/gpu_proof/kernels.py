@@ -35,6 +35,7 @@ from jengine.bench.gpu_proof.cases import (
     RecurrentCase,
     coded_cases,
     expert_cases,
+    is_compiled,
     kernel_cases,
     latent_cases,
     recurrent_cases,
@@ -48,6 +49,7 @@ from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config
 from jengine.runner.step.attention_backend import CODES
 from pallas_kernels.cache_write import rotate_and_write, write_cache
+from pallas_kernels.cuda_devices import DEVICES, ptx_of_cuda
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
 from pallas_kernels.latent_attention import latent_attention
@@ -70,6 +72,13 @@ class Resources(NamedTuple):
     shared_bytes: int
 
 
+def assembler(capability: int) -> str:
+    """Triton's assembler, or the second one that it ships where the first knows no such device."""
+    tools = triton.knobs.nvidia
+    is_known = ptx_of_cuda(tools.ptxas.version) >= DEVICES[capability].ptx
+    return (tools.ptxas if is_known else tools.ptxas_blackwell).path
+
+
 def resources(ptx: str, shared_bytes: int, capability: int) -> Resources:
     """Assemble PTX with ptxas and parse its report."""
     # Matrix instructions of Hopper and later belong to the `a` variants of an architecture.
@@ -77,7 +86,7 @@ def resources(ptx: str, shared_bytes: int, capability: int) -> Resources:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={architecture}", str(source)]
+        command = [assembler(capability), "-v", f"--gpu-name={architecture}", str(source)]
         done = subprocess.run(  # noqa: S603
             [*command, "-o", str(Path(folder) / "kernel.cubin")],
             capture_output=True, text=True, check=False,
@@ -238,7 +247,7 @@ def measured(equation: Any, capability: int) -> dict[str, Any]:
 
 
 def all_cases(capability: int) -> Iterator[tuple[Any, Callable[[], Iterator[Any]]]]:
-    """Every case, and what gives its kernel calls."""
+    """The device's cases, and what gives the kernel calls of each."""
     makers: list[tuple[Iterable[Any], Callable[[Any], Iterator[Any]]]] = [
         (kernel_cases(), calls),
         (latent_cases(), latent_calls),
@@ -249,7 +258,8 @@ def all_cases(capability: int) -> Iterator[tuple[Any, Callable[[], Iterator[Any]
     ]
     for cases, calls_of in makers:
         for case in cases:
-            yield case, partial(calls_of, case)
+            if is_compiled(case, capability):
+                yield case, partial(calls_of, case)
 
 
 def main() -> None:

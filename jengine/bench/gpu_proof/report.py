@@ -43,6 +43,8 @@ CODES, FP8, FEW_BITS = "cache of", "weights in fp8", "weights in"  # in names of
 MORE_BARRIERS = 2  # in the time of one turn
 MATMULS = 128  # of llama-8b without its head
 ATTENTION = ("decode_parts", "prefill_tiles", "latent_parts")
+# The matrix instructions of devices that have their own, by `assembly.facts`.
+MATMUL_OF = {90: "wgmma", **dict.fromkeys((100, 103, 110), "tcgen05")}
 MOST_LAUNCHES = {
     "llama-8b, 8 rows, triton": 415,
     "llama-8b, 64 rows, triton": 340,
@@ -146,7 +148,7 @@ def worse(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
 
 def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
     """Violations: register spills; attention loops without load/compute overlap; releases without a
-    barrier; prefill attention without wgmma on Hopper."""
+    barrier; prefill attention without the device's matrix instructions."""
     name = f"{row['kernel']} for {row['case']} on sm_{row['capability']}"
     if row["spilled_bytes"]:
         yield f"{name} spills {row['spilled_bytes']} bytes"
@@ -158,9 +160,10 @@ def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name} waits in a loop for the loads that it has just begun"
     if row["unordered_releases"]:
         yield f"{name} releases stores of other threads without a barrier"
-    hopper = row["capability"] >= 90 and not row["case"].startswith("float32")
-    if row["kernel"] == "prefill_tiles" and hopper and not row["wgmma"]:
-        yield f"{name} has no wgmma"
+    matmul = MATMUL_OF.get(row["capability"])
+    is_float32 = row["case"].startswith("float32")
+    if row["kernel"] == "prefill_tiles" and matmul and not is_float32 and not row[matmul]:
+        yield f"{name} has no {matmul}"
 
 
 def coded_pairs(
