@@ -18,8 +18,6 @@ from jengine.kvcache.specs import rules_for
 
 
 class BlockTable:
-    """A holder's block table."""
-
     __slots__ = ("blocks", "published", "skipped")
 
     def __init__(self, blocks: list[int]) -> None:

@@ -29,7 +29,7 @@ OF_CHANNELS = ("mlp",)
 
 
 class Mamba(nnx.Module):
-    """Steps and keys are made of the convolved values, inside of the recurrence."""
+    """dt, B and C are projected from the convolved values, inside the recurrence."""
 
     def __init__(self, factory: Factory, config: MambaConfig, layer: int):
         self.layer, self.config = layer, config

@@ -171,7 +171,7 @@ def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) 
 
 
 def is_changed(table: Embedding) -> bool:
-    """Whether a step has another form of a table."""
+    """Whether a step repacks a table, so that its prepared array is a copy."""
     return table.is_head or isinstance(table.scheme, QuantizedTable)
 
 

@@ -125,7 +125,7 @@ def objectives(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]
 
 
 def limits(figures: Mapping[str, Any]) -> str:
-    """The objectives in words: each latency and its most."""
+    """The objectives in words: each latency and its upper limit."""
     return ", ".join(f"{name} {ms:g} ms" for name, ms in figures["objectives_ms"].items())
 
 

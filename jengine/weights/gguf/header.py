@@ -122,7 +122,7 @@ class Header:
 
 
 class NotArrived(Exception):
-    """The header goes on behind the bytes that are there."""
+    """The header extends past the bytes downloaded so far."""
 
 
 def read_header(file: Path, arrived: int | None = None) -> Header:
