@@ -111,6 +111,7 @@ class AttentionConfig:
     # `unit` is that of each head, without weights. `behind_rotation` is that of each head, after
     # its rotation, and `layer` a layer norm of each head, which has weights of its own.
     qk_norm: Literal["head", "whole", "unit", "behind_rotation", "layer"] | None = None
+    out_norm: bool = False  # whether what all heads mixed is normalised before the output matmul
     value_norm: bool = False  # whether values have an RMS norm of each head, without weights
     keys_are_values: bool = False  # whether values are the keys before norm and rotation
     # The earlier layer whose keys and values it reads, having none of its own.

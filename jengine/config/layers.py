@@ -24,6 +24,7 @@ class MlpConfig:
     activation: Activation = "silu"
     gated: bool = True
     biases: bool = False
+    inner_norm: bool = False  # whether the second matmul's input is normalised
     # What gates are multiplied by before the activation, and the block's result.
     gate_scale: float = 1.0
     output_scale: float = 1.0

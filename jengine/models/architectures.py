@@ -58,6 +58,7 @@ FAMILIES = {
     "MiniCPM3ForCausalLM": "jengine.models.families.minicpm3",
     "Ernie4_5ForCausalLM": "jengine.models.families.ernie4_5",
     "ArceeForCausalLM": "jengine.models.families.arcee",
+    "BitNetForCausalLM": "jengine.models.families.bitnet",
     "MiniMaxM2ForCausalLM": "jengine.models.families.minimax_m2",
     "Glm4MoeLiteForCausalLM": "jengine.models.families.glm4_moe_lite",
     "YoutuForCausalLM": "jengine.models.families.youtu",

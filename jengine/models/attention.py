@@ -54,6 +54,8 @@ class Attention(nnx.Module):
         norms = head_norms(factory, config)
         if norms is not None:
             self.q_norm, self.k_norm = norms
+        if config.out_norm:
+            self.out_norm = RmsNorm(factory, (config.num_heads * dim,), (None,))
         if config.sinks:
             init, shape = normal(factory.config.initializer_range), (kv, config.group)
             self.sinks = parameter(factory.rngs, shape, ("kv_heads", None), factory.dtype, init)
@@ -95,6 +97,8 @@ class Attention(nnx.Module):
         if self.config.gated:
             gate = jax.nn.sigmoid(self.gate(x, norm=norm, live=context.live))
             mixed = mixed * gate.reshape(mixed.shape).astype(mixed.dtype)
+        if self.config.out_norm:
+            mixed = self.out_norm(mixed)
         return self.out(mixed, residual=residual, live=context.live)
 
     def _biases(self, context: StepContext) -> Float32[Array, "kv_heads group distances"] | None:
@@ -182,7 +186,7 @@ class ReadingAttention(nnx.Module):
     def __init__(self, factory: Factory, config: AttentionConfig, layer: int):
         assert config.source is not None and config.source < layer
         plain = not (config.gated or config.sinks or config.temperature or config.bidirectional)
-        plain = plain and config.clip is None
+        plain = plain and config.clip is None and not config.out_norm
         assert plain and config.qk_norm == "head", "no family reads with other options"
         self.config = config
         hidden, kv, dim = factory.config.hidden_size, config.num_kv_heads, config.head_dim

@@ -16,6 +16,7 @@ from jengine.layers.initializer import Initializer
 from jengine.layers.mlp import gated, xielu
 from jengine.layers.moe import Picked, route
 from jengine.models.linear import Factory, Linear, Norm
+from jengine.models.norms import RmsNorm
 from jengine.models.parameter import parameter, zeros
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -33,6 +34,9 @@ class GatedMLP(nnx.Module):
         self.gate_up = Linear(
             factory, (hidden,), (2, inner), axes, bias=bias, gated=fused, inner=True
         )
+        self.has_norm = config.inner_norm
+        if config.inner_norm:
+            self.norm = RmsNorm(factory, (inner,), (None,))
         self.down = Linear(factory, (inner,), (hidden,), ("mlp", "embed"), bias=bias)
 
     def __call__(
@@ -47,6 +51,8 @@ class GatedMLP(nnx.Module):
             inner = self.gate_up(x, norm=norm, activation=self.activation, live=live)
         else:
             inner = self._scaled_gate(self.gate_up(x, norm=norm, live=live))
+        if self.has_norm:
+            inner = self.norm(inner)
         if self.scale == 1.0:
             return self.down(inner, residual=residual, live=live)
         made = self.down(inner, live=live) * self.scale
@@ -63,6 +69,7 @@ class PlainMLP(nnx.Module):
 
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
+        assert not config.inner_norm, "no family has such a norm without gates"
         self.activation, bias = config.activation, config.biases
         self.up = Linear(factory, (hidden,), (inner,), ("embed", "mlp"), bias=bias, inner=True)
         self.is_learned = config.activation == "xielu"

@@ -85,6 +85,7 @@ OWN_UNVARIED: dict[str, set[str]] = {
     "minimax_m2": {"shared_intermediate_size"},
     "nemotron_h": {"rope_parameters", "tie_word_embeddings"},  # no rotation, and no tied head
     "olmoe": {"head_dim"},
+    "bitnet": {"head_dim"},
     # The width follows from others where config.json has none.
     "mamba": {"intermediate_size", *ACTIVATION}, "falcon_mamba": {"intermediate_size", *ACTIVATION},
     "jamba": {"head_dim", "rope_parameters", *ACTIVATION},  # no rotation

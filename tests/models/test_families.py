@@ -371,6 +371,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "dbrx": ("dbrx", {}),
+    "bitnet": ("bitnet", {"attention_bias": True}),
     "starcoder2": ("starcoder2", {}),
     "starcoder2-plain": ("starcoder2", {"use_bias": False, "sliding_window": None}),
     "minicpm3": ("minicpm3", {}),

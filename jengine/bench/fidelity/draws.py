@@ -285,6 +285,7 @@ OWN: Mapping[str, Own] = {
         variations=(Variation(("no_rope_layers", "no_rope_layer_interval"), draw_no_rope),),
         without=("sliding_window",),
     ),
+    "bitnet": Own(without=("head_dim",)),  # its norm is as wide as the hidden size
     "dbrx": Own(
         variations=(Variation(("attn_config", "ffn_config"), draw_dbrx),),
         without=("head_dim", "hidden_act", "tie_word_embeddings"),

@@ -70,6 +70,7 @@ FAMILIES = {
     "hunyuan": "HunYuanDenseV1ForCausalLM",
     "apertus": "ApertusForCausalLM",
     "dbrx": "DbrxForCausalLM",
+    "bitnet": "BitNetForCausalLM",
 }
 GRANITE_SIZES = {
     "embedding_multiplier": 3.0,

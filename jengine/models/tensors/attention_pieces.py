@@ -50,6 +50,8 @@ def attention_pieces(
         pieces["attention.gate.weight"] = (_gate(hidden, config, names, layer),)
         if config.qkv_bias:
             pieces["attention.gate.bias"] = (_gate(None, config, names, layer),)
+    if config.out_norm:
+        pieces["attention.out_norm.weight"] = (Piece(f"{layer}{names.out_norm}.weight", (heads,)),)
     if config.sinks:
         pieces["attention.sinks"] = (Piece(layer + names.sinks, (config.num_heads,)),)
     if config.distance_bias is not None and config.distance_bias.is_own:

@@ -162,6 +162,7 @@ class Names:
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"  # the whole name: there is no ".weight" behind it
     distance_bias: str = ""
+    out_norm: str = ""
     attention_out: str = "self_attn.o_proj"
     # Of each layer's inputs: the table, the projection of embeddings, the projection's norm; then
     # of what a layer does with its own, and the whole name of what its output is multiplied by.
@@ -175,6 +176,7 @@ class Names:
     recurrent: str = "mamba"  # the module of a recurrent layer
     # Without a gate, only up.
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    inner_norm: str = ""
     down: str = "mlp.down_proj"
     rates: str = "mlp.act_fn"  # the module of an activation with parameters
     router: str = "mlp.gate"

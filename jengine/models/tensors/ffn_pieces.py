@@ -13,6 +13,9 @@ def ffn_pieces(hidden: int, config: FfnConfig, names: Names, layer: str) -> Piec
         return _experts_mlp(hidden, config, names, layer)
     up = tuple(layer + name for name in names.gate_up)
     pieces = _mlp("mlp", hidden, config, names, up, layer + names.down)
+    if config.inner_norm:
+        norm = Piece(f"{layer}{names.inner_norm}.weight", (config.intermediate_size,))
+        pieces["mlp.norm.weight"] = (norm,)
     if config.activation == "xielu":
         theirs = layer + names.rates
         pieces |= {
