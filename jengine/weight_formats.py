@@ -12,7 +12,10 @@ from typing import Literal
 Values = Literal["int8", "int4", "fp8", "fp4"]
 Activations = Literal["int8", "fp8"]
 # How a file packs values and what it calls its tensors.
-Layout = Literal["int", "float", "packed", "mxfp4", "gptq", "awq", "fp8", "gpt_oss", "gguf"]
+Layout = Literal[
+    "int", "float", "packed", "mxfp4", "gptq", "awq", "fp8", "gpt_oss", "gguf",
+    "bitlinear", "autobitlinear", "online_bitlinear",
+]  # fmt: skip
 
 BITS: dict[Values, int] = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
 

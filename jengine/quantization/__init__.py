@@ -2,10 +2,10 @@
 
 Quantized checkpoints become one form. config.json says which modules are quantized and how
 (`models/reading/quantization_config.py`). Whatever a file packs (compressed-tensors, GPTQ, AWQ,
-FP8, MXFP4) is decoded as it is read into the same declared tensors: values, scales per group of
-inputs and output, zeros (`weights/quantized_tensors.py`, `quantization/quantized.py`). The scale of
-a whole tensor or of a block is repeated for its outputs, so that modules with different scales
-share one matmul. Loading, sharding and updates then work as for plain parameters. With
+BitNet, FP8, MXFP4) is decoded as it is read into the same declared tensors: values, scales per
+group of inputs and output, zeros (`weights/quantized_tensors.py`, `quantization/quantized.py`). The
+scale of a whole tensor or of a block is repeated for its outputs, so that modules with different
+scales share one matmul. Loading, sharding and updates then work as for plain parameters. With
 `quantization="int8"` plain weights are declared and rounded as they are prepared, one at a time
 (`quantization/on_load.py`), to four bits by the scales and zeros that change them least
 (`on_load.py`); such zeros are eighths of a step, so files hold them as integers of eight bits.

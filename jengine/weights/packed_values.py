@@ -63,6 +63,18 @@ def packed_words(values: np.ndarray, bits: int) -> np.ndarray:
     return np.ascontiguousarray(flat).view(WORD)
 
 
+def from_ternary(values: np.ndarray) -> np.ndarray:
+    """Values -1, 0 and 1 of any dtype as pairs of 4-bit values."""
+    return pairs((values + 8).astype(np.uint8))
+
+
+def ternary_in_quarters(packed: np.ndarray) -> np.ndarray:
+    """Unpack BitNet's uint8 [outputs / 4, inputs] to -1, 0 and 1: a byte has an output of each
+    quarter of them, the first one's in the lowest bits."""
+    quarters = [packed >> np.uint8(2 * quarter) & np.uint8(3) for quarter in range(4)]
+    return np.concatenate(quarters).view(np.int8) - np.int8(1)
+
+
 def pairs(values: np.ndarray) -> np.ndarray:
     """Pack two consecutive 4-bit values per byte, the first in the low nibble."""
     return values[:, 0::2] | values[:, 1::2] << np.uint8(4)

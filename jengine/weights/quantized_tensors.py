@@ -16,7 +16,7 @@ import numpy as np
 from jengine.errors import CheckpointError
 from jengine.models.tensors.quantized_pieces import QuantizedModule
 from jengine.weights import packed_values as packed
-from jengine.weights.quantized_files import DecodedTensor, Files, Shape, finite
+from jengine.weights.quantized_files import SCALES, DecodedTensor, Files, Shape, checked, finite
 from jengine.weights.stored_parameter import TypedTensor
 
 EXPONENTS = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -191,6 +191,67 @@ def _read_awq(files: Files) -> list[DecodedTensor]:
     ]
 
 
+PLAIN = ("F32", "F16", "BF16")
+SMALLEST_MEAN = 1e-5
+
+
+def _read_bitlinear(files: Files) -> list[DecodedTensor]:
+    """BitNet's ternary weights, packed, divided by their scale."""
+    weight, scale = _quarters(files), files.take("weight_scale", SCALES, (1,), ())
+    outputs = files.module.outputs
+
+    def decode() -> np.ndarray:
+        return finite(scale, packed.scales_per_output(1.0 / checked(scale), outputs, 1))
+
+    return [weight, files.made("scale", scale, decode)]
+
+
+def _read_autobitlinear(files: Files) -> list[DecodedTensor]:
+    """BitNet's ternary weights, packed or as floats, multiplied by their scale."""
+    scale = files.scale("weight_scale", (1,), ())
+    outputs, inputs = files.module.outputs, files.module.inputs
+    weight = files.take("weight", ("U8", *PLAIN), (outputs // 4, inputs), (outputs, inputs))
+    if weight.dtype == "U8":
+        return [_quarters(files), scale]
+    weight = files.take("weight", PLAIN, (outputs, inputs))
+    return [files.made("weight", weight, lambda: packed.from_ternary(weight.read())), scale]
+
+
+def _quarters(files: Files) -> DecodedTensor:
+    module = files.module
+    if module.outputs % 4:
+        raise CheckpointError(
+            f"{files.folder}: {module.name!r} has {module.outputs} outputs, expected"
+            " a multiple of 4, as a byte has four of them."
+        )
+    weight = files.take("weight", ("U8",), (module.outputs // 4, module.inputs))
+    return files.made(
+        "weight", weight, lambda: packed.from_ternary(packed.ternary_in_quarters(weight.read()))
+    )
+
+
+def _read_online_bitlinear(files: Files) -> list[DecodedTensor]:
+    """Plain weights that BitNet rounds to multiples of their mean size."""
+    module = files.module
+    weight = files.take("weight", PLAIN, (module.outputs, module.inputs))
+
+    @functools.cache
+    def mean() -> np.ndarray:
+        found = np.abs(checked(weight)).mean(dtype=np.float32)
+        return np.maximum(found, np.float32(SMALLEST_MEAN))
+
+    def values() -> np.ndarray:
+        steps = np.asarray(weight.read(), np.float32) * (np.float32(1.0) / mean())
+        return packed.from_ternary(np.clip(np.round(steps), -1, 1))
+
+    def scale() -> np.ndarray:
+        # Weights are rounded to the file's dtype once more.
+        rounded = mean().astype(weight.read().dtype)
+        return packed.scales_per_output(rounded, module.outputs, 1)
+
+    return [files.made("weight", weight, values), files.made("scale", weight, scale)]
+
+
 def _check_words(files: Files, *bits: int) -> None:
     if any(count % 32 for count in bits):
         module = files.module
@@ -210,4 +271,7 @@ LAYOUTS: Mapping[str, Callable[[Files], list[DecodedTensor]]] = {
     "gguf": _read_gguf,
     "gptq": _read_gptq,
     "awq": _read_awq,
+    "bitlinear": _read_bitlinear,
+    "autobitlinear": _read_autobitlinear,
+    "online_bitlinear": _read_online_bitlinear,
 }

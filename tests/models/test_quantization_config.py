@@ -128,6 +128,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a format per module": (
         {"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {}}}, "'dynamic'",
     ),
+    "norms in linear layers": (
+        {"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm.*false",
+    ),
     "gemv": ({"quant_method": "awq", "version": "gemv"}, "'version'"),
     "another FP8": ({"quant_method": "fp8", "fmt": "e5m2"}, "'fmt'"),
     "a block of one size": ({"quant_method": "fp8", "weight_block_size": [128]}, "two positive"),

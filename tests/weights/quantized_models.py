@@ -164,6 +164,24 @@ def mxfp4(weight: np.ndarray) -> Made:
     return Made(tensors, (FP4[codes] * wide).astype(np.float32))
 
 
+def ternary(inverse: bool, online: bool = False) -> Callable[[np.ndarray], Made]:
+    """BitNet: four outputs in a byte and one scale, or its inverse; or plain, and rounded later."""
+
+    def make(weight: np.ndarray) -> Made:
+        mean = np.abs(weight).mean(dtype=np.float32)
+        values = np.clip(np.round(weight * (1 / mean)), -1, 1)
+        if online:
+            return Made({"weight": weight}, values * mean)
+        packed = sum(
+            part.astype(np.uint8) + 1 << 2 * bits for bits, part in enumerate(np.split(values, 4))
+        )
+        scale = np.array([1 / mean if inverse else mean], np.float32)
+        stands_for = values / scale if inverse else values * scale
+        return Made({"weight": packed.astype(np.uint8), "weight_scale": scale}, stands_for)
+
+    return make
+
+
 def compressed(format: str, weights: dict[str, Any], **group: Any) -> dict[str, Any]:
     """A quantization_config of compressed-tensors."""
     return {
@@ -195,6 +213,7 @@ class Layout(NamedTuple):
 
 
 GPTQ = {"quant_method": "gptq", "group_size": GROUP, "desc_act": False, "sym": False}
+BITNET = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
 PACKED_4 = compressed("pack-quantized", integers(4, GROUP))
 LAYOUTS = {
     "W4A16 group": Layout(packed(4, GROUP), PACKED_4),
@@ -244,7 +263,14 @@ LAYOUTS = {
         {**FP8_CONFIG, "activation_scheme": "dynamic"},
         rounds_activations=True,
     ),
+    "BitLinear": Layout(ternary(True), {"quant_method": "bitnet"}, rounds_activations=True),
+    "AutoBitLinear": Layout(ternary(False), BITNET, rounds_activations=True),
+    "AutoBitLinear online": Layout(
+        ternary(False, online=True), {**BITNET, "quantization_mode": "online"},
+        rounds_activations=True,
+    ),
 }  # fmt: skip
+TERNARY = tuple(name for name in LAYOUTS if "BitLinear" in name)
 
 
 class Folders(NamedTuple):

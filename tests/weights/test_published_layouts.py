@@ -21,6 +21,7 @@ from tests.marks import slow
 from tests.models.plain_logits import plain_logits
 from tests.weights.quantized_models import (
     LAYOUTS,
+    TERNARY,
     Folders,
     Made,
     Tensors,
@@ -145,6 +146,34 @@ def test_published_fp8_rounds_activations_and_nothing_else(family: str, tmp_path
     folders = write_quantized(tmp_path, family, layout._replace(config=config))
     found, expected = (plain_logits(load_model(folder), TOKENS) for folder in folders)
     assert 0 < np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", TERNARY)
+def test_ternary_weights_are_what_bitnet_stores(name: str, tmp_path: Path) -> None:
+    """Of a matrix alone, and of the three that one matmul takes, each with its own scale."""
+    folders = write_quantized(tmp_path, "bitnet", LAYOUTS[name])
+    found, expected = (load_model(folder).layers[1] for folder in folders)
+    for ours, plain in (
+        (found.mlp.down, expected.mlp.down), (found.attention.qkv, expected.attention.qkv),
+    ):  # fmt: skip
+        tensors = {name: getattr(ours, name)[...] for name in ours.tensor_names}
+        made = ours.scheme.plain(ours.shape, tensors)["weight"]
+        np.testing.assert_allclose(made, plain.weight[...], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TERNARY)
+def test_transformers_runs_ternary_weights_as_we_do(name: str, tmp_path: Path) -> None:
+    """Rounding of activations is not continuous: most of them are rounded alike."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    folder = write_quantized(tmp_path, "bitnet", LAYOUTS[name], hidden_size=64).quantized
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    found = plain_logits(load_model(folder), TOKENS)
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
 @pytest.mark.slow

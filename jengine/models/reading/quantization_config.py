@@ -201,12 +201,27 @@ def _read_gpt_oss(own: Fields) -> Quantization:
     return Quantization(((("part:mlp.experts",), stored),), ignored)
 
 
+def _read_bitnet(own: Fields) -> Quantization:
+    """Ternary weights and int8 activations: rounded in files, or plain and rounded when read."""
+    own.expect("use_rms_norm", False, ": norms inside of linear layers are not built")
+    layouts: dict[str, Layout] = {"bitlinear": "bitlinear", "autobitlinear": "autobitlinear"}
+    layout = own.choice("linear_class", "bitlinear", layouts)
+    online = own.choice("quantization_mode", "offline", {"offline": False, "online": True})
+    if online and layout == "autobitlinear":
+        layout = "online_bitlinear"
+    stored = StoredFormat(layout, WeightFormat("int4", activations="int8"))
+    listed = own.values.get("modules_to_not_convert") is not None
+    ignored = tuple(_parts(own, "modules_to_not_convert")) if listed else NEVER_OTHERWISE
+    return Quantization(((("Linear",), stored),), ignored)
+
+
 READERS: dict[str, Callable[[Fields], Quantization]] = {
     "compressed-tensors": _read_compressed,
     "gptq": _read_gptq,
     "awq": _read_awq,
     "fp8": _read_fp8,
     "mxfp4": _read_gpt_oss,
+    "bitnet": _read_bitnet,
 }
 
 

@@ -27,6 +27,9 @@ METHODS: dict[Layout, str] = {
     "fp8": "fp8",
     "gpt_oss": "mxfp4",
     "gguf": "gguf",
+    "bitlinear": "bitnet",
+    "autobitlinear": "bitnet",
+    "online_bitlinear": "bitnet",
 }
 # Routers are quantized only by methods that list all modules.
 ROUTERS = ("compressed-tensors",)
