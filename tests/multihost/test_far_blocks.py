@@ -108,7 +108,9 @@ def test_a_process_lost_while_it_reads_ends_all(folder: Path, rank: int) -> None
         assert all(p.said() == [{"begins": True}] for p in launch.processes), str(launch)
         lost, other = launch.processes[rank], launch.processes[1 - rank]
         lost.handle.kill()
-        other.assert_ends_without(rank, NAMED_WITHIN, f"process {rank} was lost")
+        other.assert_ends_without(
+            rank, NAMED_WITHIN, f"process {rank} on {socket.gethostname()} was lost"
+        )
 
 
 def test_a_connector_of_the_users_own(folder: Path, produced: tuple[Path, dict[str, Any]]) -> None:

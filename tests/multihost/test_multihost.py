@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,9 @@ def test_one_that_leaves_is_named_when_it_is_needed(folder: Path) -> None:
     with launched("idle_then_leaves", folder) as launch:
         assert launch.wait(SECONDS) == [0, 0], str(launch)
         found = launch.processes[0].said()
-    assert found == [{"error": "process 1 has left this engine: it was shut down"}]
+    assert found == [
+        {"error": f"process 1 on {socket.gethostname()} has left this engine: it was shut down"}
+    ]
 
 
 @pytest.mark.slow
@@ -235,7 +238,9 @@ def test_a_killed_process_is_named_and_everyone_ends(folder: Path, rank: int) ->
         launch.until(lambda: all(len(p.said()) > 3 for p in launch.processes), SECONDS)
         lost, other = launch.processes[rank], launch.processes[1 - rank]
         lost.handle.kill()
-        other.assert_ends_without(rank, NAMED_WITHIN, f"process {rank} was lost")
+        other.assert_ends_without(
+            rank, NAMED_WITHIN, f"process {rank} on {socket.gethostname()} was lost"
+        )
         assert lost.handle.wait(60) == -signal.SIGKILL
 
 
@@ -247,7 +252,8 @@ def test_a_stopped_process_is_named_and_everyone_ends(folder: Path, rank: int) -
         lost, other = launch.processes[rank], launch.processes[1 - rank]
         lost.handle.send_signal(signal.SIGSTOP)
         assert other.handle.wait(NAMED_WITHIN) == EXIT_STATUS, str(launch)
-        silence = f"process {rank} showed no sign of life for {MULTIHOST['silence']} s"
+        name = f"process {rank} on {socket.gethostname()}"
+        silence = f"{name} showed no sign of life for {MULTIHOST['silence']} s"
         assert silence in other.read()[1]
         # When it goes on it finds that the other has ended.
         lost.handle.send_signal(signal.SIGCONT)

@@ -77,8 +77,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def pair(ends: list[str]) -> Iterator[tuple[LeaderChannel, FollowerChannel]]:
     ours, theirs = sockets()
-    leader = LeaderChannel(0, {1: ours}, SETTINGS)
-    follower = FollowerChannel(1, 0, theirs, replace(SETTINGS, stuck=60.0))
+    leader = LeaderChannel(0, {1: ours}, {1: "b"}, SETTINGS)
+    follower = FollowerChannel(1, 0, theirs, "a", replace(SETTINGS, stuck=60.0))
     yield leader, follower
     leader.leave("the test has ended")
     follower.leave("the test has ended")
@@ -160,18 +160,24 @@ class Store:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self._values: dict[str, str] = {}
         self._told = threading.Event()
 
     def key_value_set(self, key: str, value: str) -> None:
         self.seen.append(value)
-        self._told.set()
+        self._values[key] = value
+        if key == "key":
+            self._told.set()
+
+    def key_value_try_get(self, key: str) -> str:
+        return self._values[key]
 
     def key_value_delete(self, key: str) -> None:
         pass
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
         assert self._told.wait(60)
-        return self.seen[-1]
+        return self._values[key]
 
 
 @pytest.mark.parametrize("secret", [None, "a secret of all processes"])
@@ -190,10 +196,14 @@ def test_a_secret_that_was_given_is_told_to_nobody(
             rendezvous._find(store, "key", 1, 0, MultihostSettings())
         with pytest.raises(ConfigError, match=r"does not know the secret|cannot reach process 0"):
             rendezvous._find(store, "key", 1, 0, MultihostSettings(secret="other"))
-    rendezvous._find(store, "key", 1, 0, settings).send(b"hello")
+    connection, host = rendezvous._find(store, "key", 1, 0, settings)
+    connection.send(b"hello")
     leader.join(60)
-    assert ends[0][1].receive() == b"hello"
-    assert all(("secret" in one) == (secret is None) for one in store.seen)
+    found, hosts = ends[0]
+    assert found[1].receive() == b"hello"
+    assert hosts == {1: host} == {1: socket.gethostname()}
+    told = [one for one in store.seen if one != host]
+    assert all(("secret" in one) == (secret is None) for one in told)
     assert "secret" not in repr(settings)
 
 
@@ -272,9 +282,9 @@ def test_agreement_and_least(pair: tuple[LeaderChannel, FollowerChannel]) -> Non
 def test_who_leaves_is_named_to_who_needs_it(pair: tuple[LeaderChannel, FollowerChannel]) -> None:
     leader, follower = pair
     follower.leave("it had enough")
-    with pytest.raises(EngineDead, match="process 1 has left this engine: it had enough"):
+    with pytest.raises(EngineDead, match="process 1 on b has left this engine: it had enough"):
         leader.agree(reports("cache", []), lambda: None)
-    with pytest.raises(EngineDead, match="process 1 has left"), leader.inside_step():
+    with pytest.raises(EngineDead, match="process 1 on b has left"), leader.inside_step():
         pass
 
 
@@ -282,7 +292,7 @@ def test_a_leader_that_leaves_is_named(pair: tuple[LeaderChannel, FollowerChanne
     leader, follower = pair
     leader.leave("it had enough")
     for _ in range(2):
-        with pytest.raises(EngineDead, match="process 0 has left this engine: it had enough"):
+        with pytest.raises(EngineDead, match="process 0 on a has left this engine: it had enough"):
             follower.next()
 
 
@@ -294,7 +304,7 @@ def test_leaving_in_the_middle_of_a_step_ends_all(
     with leader.inside_step():
         follower.leave("its program has ended")
         eventually(lambda: len(ends) == 2)  # the follower is told, and ends as well
-    assert "process 1 left in the middle of a step: its program has ended" in ends[0]
+    assert "process 1 on b left in the middle of a step: its program has ended" in ends[0]
 
 
 @ends_a_thread
@@ -312,9 +322,9 @@ def test_a_stuck_step_is_noticed(
 @ends_a_thread
 def test_silence_is_noticed(ends: list[str]) -> None:
     ours, theirs = sockets(1.0)
-    leader = LeaderChannel(0, {1: ours}, replace(SETTINGS, silence=1.0))
+    leader = LeaderChannel(0, {1: ours}, {1: "b"}, replace(SETTINGS, silence=1.0))
     eventually(lambda: ends)
-    assert "process 1 showed no sign of life for 1 s" in ends[0]
+    assert "process 1 on b showed no sign of life for 1 s" in ends[0]
     leader.leave("the test has ended")
     theirs.close()
 

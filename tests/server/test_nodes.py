@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ def test_two_nodes_answer_as_one_and_end_together(tmp_path: Path, split: str) ->
         node.kill()
         assert b'"error"' in lost.read_until(b"data: [DONE]")
         program.assert_ended(1, 60)
-        assert "process 1 was lost" in program.log_text()
+        assert f"process 1 on {socket.gethostname()} was lost" in program.log_text()
 
 
 def test_a_node_ends_with_the_server_and_says_why(tmp_path: Path) -> None:
@@ -103,7 +104,10 @@ def test_a_node_ends_with_the_server_and_says_why(tmp_path: Path) -> None:
         program.process.send_signal(signal.SIGTERM)
         program.assert_ended(0, 60)
         assert node.wait(60) == 1
-        assert "This node ends: process 0 has left" in program.node_log.read_text()
+        assert (
+            f"This node ends: process 0 on {socket.gethostname()} has left"
+            in program.node_log.read_text()
+        )
 
 
 def test_a_node_ends_with_a_server_that_is_killed_and_a_server_with_its_node(
@@ -113,7 +117,7 @@ def test_a_node_ends_with_a_server_that_is_killed_and_a_server_with_its_node(
         program.wait_until_ready(START)
         program.process.kill()
         assert node.wait(60) != 0
-        assert "process 0 was lost" in program.node_log.read_text()
+        assert f"process 0 on {socket.gethostname()} was lost" in program.node_log.read_text()
     with TwoNodes(tmp_path) as program, program.node() as node:
         program.wait_until_ready(START)
         node.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import queue
+import socket
 import threading
 import time
 from collections import defaultdict, deque
@@ -29,7 +30,7 @@ from jengine.executor.multihost.messages import (
     SampleDigest,
     Verdict,
 )
-from jengine.executor.multihost.peer import Peer
+from jengine.executor.multihost.peer import Peer, process_name
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import WorkerHealth
 from jengine.forks import not_in_forks
@@ -45,7 +46,11 @@ class LeaderChannel:
     """The leader's end: sends to every follower and receives from each."""
 
     def __init__(
-        self, rank: int, connections: Mapping[int, Connection], settings: MultihostSettings
+        self,
+        rank: int,
+        connections: Mapping[int, Connection],
+        hosts: Mapping[int, str],
+        settings: MultihostSettings,
     ) -> None:
         self.rank = rank
         self.step = -1
@@ -58,7 +63,10 @@ class LeaderChannel:
             Callable[[str], None]
         ] = []  # called with the reason when the engine ends
         self._settings = settings
-        self._peers = {other: Peer(other, one, settings) for other, one in connections.items()}
+        self._peers = {
+            other: Peer(other, one, settings, process_name(other, hosts[other]))
+            for other, one in connections.items()
+        }
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._reports: dict[int, deque[Report]] = defaultdict(deque)
         self._asked = 0
@@ -96,7 +104,7 @@ class LeaderChannel:
         """Raise EngineDead if a follower has left."""
         for peer in self._peers.values():
             if peer.farewell is not None:
-                raise EngineDead(f"process {peer.rank} has left this engine: {peer.farewell}")
+                raise EngineDead(f"{peer.name} has left this engine: {peer.farewell}")
 
     def read(self, timeout: float | None = None) -> bool:
         """Sort one received message into its queue. False if none arrives before the timeout; None
@@ -160,7 +168,7 @@ class LeaderChannel:
         """End all processes after a local failure. Waits first: the cause may be the loss of
         another process, which is then reported instead."""
         time.sleep(GRACE)
-        self.end_all(f"process {self.rank} failed: {reason}")
+        self.end_all(failure(self.rank, reason))
 
     def end_all(self, reason: str) -> NoReturn:
         """Kill every process of this engine, this one included. Thread-safe; the first reason is
@@ -174,7 +182,8 @@ class LeaderChannel:
 
     def _receive(self, rank: int, message: Message) -> None:
         if isinstance(message, Goodbye) and self._step_began is not None:
-            self.end_all(f"process {rank} left in the middle of a step: {message.reason}")
+            name = self._peers[rank].name
+            self.end_all(f"{name} left in the middle of a step: {message.reason}")
         self._inbox.put((rank, message))
 
     def _step_in_time(self) -> int:
@@ -191,13 +200,18 @@ class FollowerChannel:
     """A follower's end: sends to and receives from the leader."""
 
     def __init__(
-        self, rank: int, leader: int, connection: Connection, settings: MultihostSettings
+        self,
+        rank: int,
+        leader: int,
+        connection: Connection,
+        host: str,
+        settings: MultihostSettings,
     ) -> None:
         self.rank = rank
         self.leader = leader
         self.step = -1
         self._settings = settings
-        self._peer = Peer(leader, connection, settings)
+        self._peer = Peer(leader, connection, settings, process_name(leader, host))
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._reported = 0
         self._ending = threading.Lock()
@@ -235,7 +249,7 @@ class FollowerChannel:
                 continue
             if isinstance(message, Goodbye):
                 self._inbox.put(message)  # the last message, kept for later calls
-                raise EngineDead(f"process {self.leader} has left this engine: {message.reason}")
+                raise EngineDead(f"{self._peer.name} has left this engine: {message.reason}")
             return message
 
     def health(self) -> list[WorkerHealth]:
@@ -249,8 +263,8 @@ class FollowerChannel:
         """End all processes after a local failure. Waits first: the cause may be the loss of
         another process, which is then reported instead."""
         time.sleep(GRACE)
-        self._peer.send(encode(Fatal(f"process {self.rank} failed: {reason}")))
-        self.end(f"process {self.rank} failed: {reason}")
+        self._peer.send(encode(Fatal(failure(self.rank, reason))))
+        self.end(failure(self.rank, reason))
 
     def end(self, reason: str) -> NoReturn:
         with self._ending:
@@ -261,6 +275,11 @@ class FollowerChannel:
 
 
 Channel = LeaderChannel | FollowerChannel
+
+
+def failure(rank: int, reason: str) -> str:
+    """What every process says of a failure in this one."""
+    return f"{process_name(rank, socket.gethostname())} failed: {reason}"
 
 
 @contextmanager

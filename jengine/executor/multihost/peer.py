@@ -20,6 +20,11 @@ Receive = Callable[[int, Message], None]
 Lost = Callable[[str], None]
 
 
+def process_name(rank: int, host: str | None = None) -> str:
+    """A process in messages, with its host where that is known."""
+    return f"process {rank} on {host}" if host else f"process {rank}"
+
+
 class Peer:
     """Sends and receives until either side says goodbye; detects silence and broken connections."""
 
@@ -27,7 +32,7 @@ class Peer:
         self, rank: int, connection: Connection, settings: MultihostSettings, name: str = ""
     ) -> None:
         self.rank = rank
-        self.name = name or f"process {rank}"
+        self.name = name or process_name(rank)
         self.heard = time.monotonic()
         self.step = -1  # the last step that it is known to have begun
         self.farewell: str | None = None  # why it left, once it has

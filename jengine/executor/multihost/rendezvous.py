@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import secrets
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -46,18 +47,21 @@ def meet(processes: Sequence[int], settings: MultihostSettings) -> Channel:
     name = "-".join(map(str, processes))
     key = f"jengine/{name}/{next(_numbers[tuple(processes)])}"
     if rank == leader:
-        return LeaderChannel(rank, _gather(client, key, processes, settings), settings)
-    return FollowerChannel(rank, leader, _find(client, key, rank, leader, settings), settings)
+        return LeaderChannel(rank, *_gather(client, key, processes, settings), settings)
+    connection, host = _find(client, key, rank, leader, settings)
+    return FollowerChannel(rank, leader, connection, host, settings)
 
 
 def _gather(
     client: Any, key: str, processes: Sequence[int], settings: MultihostSettings
-) -> dict[int, Connection]:
-    """Publish the listening address, and wait until all processes have connected."""
+) -> tuple[dict[int, Connection], dict[int, str]]:
+    """Publish the listening address, and wait until all processes have connected; also the names
+    of their hosts."""
     address = settings.address or address_towards(distributed.global_state.coordinator_address)
     secret = secrets.token_hex(SECRET) if settings.secret is None else settings.secret
     ends = time.monotonic() + settings.meet
     found: dict[int, Connection] = {}
+    hosts: dict[int, str] = {}
     try:
         server = listen(address)
     except OSError as error:
@@ -66,7 +70,7 @@ def _gather(
             "multihost={'address': ...}."
         ) from error
     with server:
-        where = {"address": address, "port": server.getsockname()[1]}
+        where = {"address": address, "port": server.getsockname()[1], "host": socket.gethostname()}
         if settings.secret is None:
             warn_of_strangers(address)
             where["secret"] = secret
@@ -83,13 +87,17 @@ def _gather(
                     ) from error
                 if joined is not None and joined[0] in missing:
                     found[joined[0]] = joined[1]
+                    hosts[joined[0]] = client.key_value_try_get(f"{key}/host/{joined[0]}")
         finally:
-            client.key_value_delete(key)
-    return found
+            client.key_value_delete(key)  # and what is below it
+    return found, hosts
 
 
-def _find(client: Any, key: str, rank: int, leader: int, settings: MultihostSettings) -> Connection:
-    """Connect to the address that the leader published."""
+def _find(
+    client: Any, key: str, rank: int, leader: int, settings: MultihostSettings
+) -> tuple[Connection, str]:
+    """Connect to the address that the leader published; also its host's name."""
+    client.key_value_set(f"{key}/host/{rank}", socket.gethostname())
     try:
         where = json.loads(client.blocking_key_value_get(key, int(settings.meet * 1000)))
     except jax.errors.JaxRuntimeError as error:
@@ -105,7 +113,7 @@ def _find(client: Any, key: str, rank: int, leader: int, settings: MultihostSett
             "data_parallel_secret, to the same in every process."
         )
     try:
-        return connect(address, rank, secret.encode(), settings.silence)
+        return connect(address, rank, secret.encode(), settings.silence), where["host"]
     except OSError as error:
         raise ConfigError(
             f"cannot reach process {leader} at {address[0]}:{address[1]} ({error}). Give another "
