@@ -24,6 +24,6 @@ so that both halves of a byte belong to one product, the weight is the first ope
 cores, and few rows split the inputs among programs. FP8 by blocks meets FP8 activations where
 tensor cores multiply them. On a lone CPU kernels multiply where weights are int8 or int4 and
 activations are not rounded (`quantization/cpu_codes.py`): they convert integers in registers, or,
-for many rows, a tile at a time, and scale sums over a group of inputs, so those weights are never
-rounded to bfloat16.
+for many rows on narrow registers, a tile at a time, and scale sums over a group of inputs before
+they leave registers, so those weights are never rounded to bfloat16.
 """

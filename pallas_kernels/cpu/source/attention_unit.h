@@ -220,13 +220,13 @@ class UnitTask {
     if (any.none()) return;
     for (int64_t p = any.low / PANEL; p * PANEL < any.high; p++)
       multiply_for<Kind>(rows)(query + row0 * query_words_, as_bytes(keys_ + p * words_ * PANEL),
-                               words_, scores_ + p * PANEL, CHUNK, true, {});
+                               words_, scores_ + p * PANEL, CHUNK, true, {}, {});
     weigh_rows(first, block, running);
     const Multiply mix = multiply_for<Kind, STEPS>(rows);
     const int64_t from = first_step(any), steps = last_step(any) - from;
     for (int64_t p = 0; p < width_ / PANEL; p++)
       mix(weight_words() + from, as_bytes(values_ + (p * STEPS + from) * PANEL), steps,
-          running.mixed + row0 * width_ + p * PANEL, width_, false, {});
+          running.mixed + row0 * width_ + p * PANEL, width_, false, {}, {});
   }
 
   void leave(int64_t head, const Partials& partials) const {

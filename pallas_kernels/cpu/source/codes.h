@@ -96,36 +96,58 @@ void convert_tile(const char* codes, int64_t steps, char* to) {
 // Few rows have few sums, each of which waits for the one before it: two panels have twice as many.
 constexpr int MOST_ROWS_OF_TWO = 3;
 
-// The sums of two panels, `bytes` apart, each in the order in which multiply() takes them. They are
-// written `pitch` rows of sums apart.
+// The scaled sums of two panels, `bytes` apart, each in the order in which multiply() takes them. They
+// are written `pitch` numbers apart; scales are `scale_pitch` apart.
 template <class Kind, int ROWS>
 void multiply_two(const uint32_t* left, const char* right, int64_t bytes, int64_t steps,
-                  float* sums, int64_t pitch, Ahead ahead) {
-  Floats acc[2][ROWS][VECTORS] = {};
-  for (int64_t step = 0; step < steps; step++) {
-    if (ahead.at) {
-      prefetch(ahead.at);
-      prefetch(ahead.at + bytes);
-      ahead.at += ahead.bytes;
+                  float* sums, int64_t pitch, Ahead ahead, GroupScaling scaling,
+                  int64_t scale_pitch) {
+  Floats all[2][ROWS][VECTORS] = {};
+  while (steps) {
+    Floats acc[2][ROWS][VECTORS];
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; p++)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 3
+        for (int r = 0; r < ROWS; r++)
+          acc[p][r][v] = scaling.begin(r, p * scale_pitch + v * LANES);
+    const int64_t size = scaling.steps < steps ? scaling.steps : steps;
+    for (int64_t step = 0; step < size; step++) {
+      if (ahead.at) {
+        prefetch(ahead.at);
+        prefetch(ahead.at + bytes);
+        ahead.at += ahead.bytes;
+      }
+#pragma GCC unroll 2
+      for (int p = 0; p < 2; p++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) {
+          const typename Kind::Vector columns = Kind::read(right + p * bytes, v);
+#pragma GCC unroll 3
+          for (int r = 0; r < ROWS; r++) acc[p][r][v] = Kind::add(acc[p][r][v], left[r], columns);
+        }
+      left += ROWS;
+      right += Kind::STEP_BYTES;
     }
 #pragma GCC unroll 2
     for (int p = 0; p < 2; p++)
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) {
-        const typename Kind::Vector columns = Kind::read(right + p * bytes, v);
+        const Floats scale = load<Floats>(scaling.scales + p * scale_pitch + v * LANES);
 #pragma GCC unroll 3
-        for (int r = 0; r < ROWS; r++) acc[p][r][v] = Kind::add(acc[p][r][v], left[r], columns);
+        for (int r = 0; r < ROWS; r++) all[p][r][v] = fma(acc[p][r][v], scale, all[p][r][v]);
       }
-    left += ROWS;
-    right += Kind::STEP_BYTES;
+    if (steps -= size) scaling = scaling.next(ROWS);
   }
   for (int p = 0; p < 2; p++)
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++)
-        store(sums + p * pitch + r * PANEL + v * LANES, acc[p][r][v]);
+        store(sums + p * pitch + r * PANEL + v * LANES, all[p][r][v]);
 }
 
-using MultiplyTwo = void (*)(const uint32_t*, const char*, int64_t, int64_t, float*, int64_t, Ahead);
+using MultiplyTwo = void (*)(const uint32_t*, const char*, int64_t, int64_t, float*, int64_t, Ahead,
+                             GroupScaling, int64_t);
 
 template <class Kind>
 MultiplyTwo multiply_two_for(int rows) {

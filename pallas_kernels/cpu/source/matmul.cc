@@ -17,22 +17,9 @@ constexpr int64_t PANELS_IN_PLACE = 8;
 constexpr int64_t AHEAD_BYTES = 8192;
 // The next panel is prefetched while so many blocks of rows meet this one.
 constexpr int64_t MOST_FETCHING_BLOCKS = 4;
-// So many blocks of rows are worth a converted copy of a tile of integers, which they share.
-constexpr int64_t BLOCKS_OF_COPY = 3;
-
-// sums (+)= (parts - zeros * row_sums) * scales, for a group of k of a block of rows.
-void add_scaled(const float* parts, int rows, const float* scales, const float* zeros,
-                const float* row_sums, bool fresh, float* sums) {
-  for (int i = 0; i < PANEL; i += LANES) {
-    const Floats scale = load<Floats>(scales + i);
-    for (int r = 0; r < rows; r++) {
-      const int64_t at = r * PANEL + i;
-      Floats part = load<Floats>(parts + at);
-      if (zeros) part = fma(load<Floats>(zeros + i), splat(-row_sums[r]), part);
-      store(sums + at, fresh ? part * scale : fma(part, scale, load<Floats>(sums + at)));
-    }
-  }
-}
+// So many blocks of rows are worth a converted copy of a tile of integers, which they share. Beside the
+// sums of many rows conversions are free.
+constexpr int64_t BLOCKS_OF_COPY = MOST_ROWS < 8 ? 3 : INT64_MAX;
 
 // Some panels of a task, which are summed up together: one, or those brought into order together.
 template <class Kind>
@@ -92,11 +79,15 @@ class Strip {
     const bool is_last = step + steps == weight_.steps();
     for (int64_t q = p; is_last && q < p + together(); q++) expect(call_, block, columns_of(q));
     const uint32_t* words = left_.wait_for(task_.group, task_.first_block + b);
-    if constexpr (Kind::IS_CODES) {
-      multiply_codes(words, block.count, tile, step, steps, p, b, sums);
+    words += step * block.count;
+    const GroupScaling scaling = scaling_of(step, steps, p, b, block.count);
+    const Ahead ahead = ahead_of(tile, p, b, steps);
+    if (together() == 2) {
+      multiply_two(words, block.count, tile, steps, sums, ahead, scaling);
     } else {
-      multiply_for<Kind>(block.count)(words + step * block.count, tile, steps, sums, PANEL,
-                                      step == 0, ahead_of(tile, p, b, steps));
+      const Multiply kernel =
+          copies_ ? multiply_for<Converted>(block.count) : multiply_for<Kind>(block.count);
+      kernel(words, tile, steps, sums, PANEL, step == 0, ahead, scaling);
     }
     for (int64_t q = 0; is_last && q < together(); q++)
       finish(call_, group_.bias, block, columns_of(p + q), sums + q * BLOCK_SUMS);
@@ -110,39 +101,24 @@ class Strip {
   // Panels of integers that one call multiplies by.
   int64_t together() const { return Kind::IS_CODES && !copies_ ? panels_ : 1; }
 
-  // Sums of a group of k.
-  void add_group(const uint32_t* words, int rows, const char* tile, int64_t steps, float* sums,
-                 bool fresh, Ahead ahead) const {
-    if (together() == 2) {
-      const int64_t bytes = weight_.steps() * Kind::STEP_BYTES;
-      return multiply_two_for<Kind>(rows)(words, tile, bytes, steps, sums, BLOCK_SUMS, ahead);
-    }
-    const Multiply kernel = copies_ ? multiply_for<Converted>(rows) : multiply_for<Kind>(rows);
-    kernel(words, tile, steps, sums, PANEL, fresh, ahead);
+  void multiply_two(const uint32_t* words, int rows, const char* tile, int64_t steps, float* sums,
+                    Ahead ahead, const GroupScaling& scaling) const {
+    if constexpr (Kind::IS_CODES)
+      multiply_two_for<Kind>(rows)(words, tile, weight_.steps() * Kind::STEP_BYTES, steps, sums,
+                                   BLOCK_SUMS, ahead, scaling, weight_.scale_groups() * PANEL);
   }
 
-  // Sums over each group of k, scaled. If there is one group only, they are scaled at the end.
-  void multiply_codes(const uint32_t* words, int rows, const char* tile, int64_t step,
-                      int64_t steps, int64_t p, int64_t b, float* sums) const {
-    const int64_t groups = weight_.scale_groups(), end = step + steps;
-    const int64_t size = groups == 1 ? steps : weight_.group_steps();
-    const int64_t bytes = copies_ ? Converted::STEP_BYTES : Kind::STEP_BYTES;
+  // How the sums of a tile are scaled. Only a group that is the only one has several tiles.
+  GroupScaling scaling_of(int64_t step, int64_t steps, int64_t p, int64_t b, int rows) const {
+    if constexpr (!Kind::IS_CODES) return {};
+    const int64_t groups = weight_.scale_groups(), size = weight_.group_steps();
     const auto [scales, zeros] = group_.scales;
-    const float* row_sums = zeros ? left_.sums(task_.group, task_.first_block + b) : nullptr;
-    float parts[2 * BLOCK_SUMS];
-    for (int64_t at = step; at < end; at += size) {
-      const int64_t count = std::min(size, end - at), g = groups == 1 ? 0 : at / size;
-      float* to = groups == 1 ? sums : parts;
-      const char* from = tile + (at - step) * bytes;
-      add_group(words + at * rows, rows, from, count, to, groups > 1 || step == 0,
-                ahead_of(from, p, b, count));
-      if (groups == 1 && end != weight_.steps()) return;
-      for (int64_t q = 0; q < together(); q++) {
-        const int64_t scale = ((first_ + p + q) * groups + g) * PANEL;
-        add_scaled(to + q * BLOCK_SUMS, rows, scales + scale, zeros ? zeros + scale : nullptr,
-                   zeros ? row_sums + g * rows : nullptr, g == 0, sums + q * BLOCK_SUMS);
-      }
-    }
+    const int64_t g = step / size, at = ((first_ + p) * groups + g) * PANEL;
+    const float* row_sums =
+        zeros ? left_.negative_sums(task_.group, task_.first_block + b) + g * rows : nullptr;
+    const bool ends = groups > 1 || step + steps == weight_.steps();
+    return {ends ? scales + at : nullptr, zeros ? zeros + at : nullptr, row_sums, size,
+            groups == 1 && step > 0};
   }
 
   // What to prefetch while a block of rows meets a tile: for the first block more of this tile; for

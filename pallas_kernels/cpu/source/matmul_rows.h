@@ -45,8 +45,9 @@ class Left {
     const Block rows = block(group, b);
     pack_rows(call_.x, rows.rows, rows.count, call_.weight.number, words(group, b));
     if (call_.weight.scales.zeros)
-      sum_groups(words(group, b), rows.count, call_.weight.steps(), call_.weight.group_steps(),
-                 call_.weight.number, sums_ + first_row(group, b) * call_.weight.scale_groups());
+      sum_negative_groups(words(group, b), rows.count, call_.weight.steps(),
+                          call_.weight.group_steps(), call_.weight.number,
+                          sums_ + first_row(group, b) * call_.weight.scale_groups());
   }
   Block block(int64_t group, int64_t b) const {
     const RowBlocks blocks = blocks_of(group);
@@ -57,8 +58,8 @@ class Left {
     wait_until([&] { return ready.load(std::memory_order_acquire); });
     return words(group, b);
   }
-  // The sums of a ready block's rows over groups of k, as [group of k][rows].
-  const float* sums(int64_t group, int64_t b) const {
+  // The negative sums of a ready block's rows over groups of k, as [group of k][rows].
+  const float* negative_sums(int64_t group, int64_t b) const {
     return sums_ + first_row(group, b) * call_.weight.scale_groups();
   }
 

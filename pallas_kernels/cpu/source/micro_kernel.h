@@ -64,42 +64,91 @@ struct Ahead {
   int64_t bytes = 0;
 };
 
+// How sums over groups of k of integers become a row's: sums += (part - zeros * row sums) * scales.
+struct GroupScaling {
+  const float* scales = nullptr;    // [groups][32], or null: the last group goes on after this tile
+  const float* zeros = nullptr;     // of the same shape, or null
+  const float* row_sums = nullptr;  // [groups][rows], negative
+  int64_t steps = INT64_MAX;        // of a group
+  bool continues = false;           // sums hold the beginning of the first group, not yet scaled
+
+  // What the sum of a row's group begins with: it is in the order of sums over k.
+  Floats begin(int row, int64_t at) const {
+    return zeros ? load<Floats>(zeros + at) * splat(row_sums[row]) : Floats{};
+  }
+  GroupScaling next(int rows) const {
+    return {scales + PANEL, zeros ? zeros + PANEL : nullptr, zeros ? row_sums + rows : nullptr,
+            steps};
+  }
+};
+
+template <int ROWS>
+inline void keep(const Floats (&parts)[ROWS][VECTORS], float* sums, int64_t pitch) {
+#pragma GCC unroll 12
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) store(sums + r * pitch + v * LANES, parts[r][v]);
+}
+// sums [ROWS][32] (+)= parts * scales. Products stay in registers: sums are read and written once.
+template <int ROWS>
+inline void add_scaled(const Floats (&parts)[ROWS][VECTORS], const float* scales, bool fresh,
+                       float* __restrict sums) {
+  if (fresh)
+    for (int i = 0; i < ROWS * PANEL; i += LANES) store(sums + i, Floats{});
+#pragma GCC unroll 8
+  for (int v = 0; v < VECTORS; v++) {
+    const Floats scale = load<Floats>(scales + v * LANES);
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++) {
+      float* to = sums + r * PANEL + v * LANES;
+      store(to, fma(parts[r][v], scale, load<Floats>(to)));
+    }
+  }
+}
+
 // sums [ROWS][pitch] (+)= left * right. The left operand is [step][ROWS], or, with a STRIDE,
 // [ROWS][STRIDE]: then a row's words of consecutive steps are adjacent.
 template <class Kind, int ROWS, int STRIDE>
 void multiply(const uint32_t* left, const char* right, int64_t steps, float* sums, int64_t pitch,
-              bool fresh, Ahead ahead) {
-  Floats acc[ROWS][VECTORS];
+              bool fresh, Ahead ahead, GroupScaling scaling) {
+  for (;;) {
+    const bool is_begun = !fresh && (!scaling.scales || scaling.continues);
+    Floats acc[ROWS][VECTORS];
 #pragma GCC unroll 12
-  for (int r = 0; r < ROWS; r++)
+    for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++)
-      acc[r][v] = fresh ? Floats{} : load<Floats>(sums + r * pitch + v * LANES);
-  for (int64_t step = 0; step < steps; step++) {
-    typename Kind::Vector columns[VECTORS];
+      for (int v = 0; v < VECTORS; v++)
+        acc[r][v] = is_begun ? load<Floats>(sums + r * pitch + v * LANES)
+                             : scaling.begin(r, v * LANES);
+    const int64_t size = scaling.steps < steps ? scaling.steps : steps;
+    for (int64_t step = 0; step < size; step++) {
+      typename Kind::Vector columns[VECTORS];
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) columns[v] = Kind::read(right, v);
-    if (ahead.at) {
-      prefetch(ahead.at);
-      if (ahead.bytes > 64) prefetch(ahead.at + ahead.bytes / 2);
-      ahead.at += ahead.bytes;
-    }
+      for (int v = 0; v < VECTORS; v++) columns[v] = Kind::read(right, v);
+      if (ahead.at) {
+        prefetch(ahead.at);
+        if (ahead.bytes > 64) prefetch(ahead.at + ahead.bytes / 2);
+        ahead.at += ahead.bytes;
+      }
 #pragma GCC unroll 12
-    for (int r = 0; r < ROWS; r++) {
-      const uint32_t word = left[STRIDE ? r * STRIDE : r];
+      for (int r = 0; r < ROWS; r++) {
+        const uint32_t word = left[STRIDE ? r * STRIDE : r];
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++) acc[r][v] = Kind::add(acc[r][v], word, columns[v]);
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = Kind::add(acc[r][v], word, columns[v]);
+      }
+      left += STRIDE ? 1 : ROWS;
+      right += Kind::STEP_BYTES;
     }
-    left += STRIDE ? 1 : ROWS;
-    right += Kind::STEP_BYTES;
+    if (!scaling.scales) return keep(acc, sums, pitch);
+    add_scaled(acc, scaling.scales, fresh || scaling.continues, sums);
+    if (!(steps -= size)) return;
+    fresh = false;
+    scaling = scaling.next(ROWS);
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) store(sums + r * pitch + v * LANES, acc[r][v]);
 }
 
-using Multiply = void (*)(const uint32_t*, const char*, int64_t, float*, int64_t, bool, Ahead);
+using Multiply = void (*)(const uint32_t*, const char*, int64_t, float*, int64_t, bool, Ahead,
+                          GroupScaling);
 
 template <class Kind, int STRIDE, size_t... ROW>
 constexpr std::array<Multiply, sizeof...(ROW)> multiplies(std::index_sequence<ROW...>) {

@@ -105,8 +105,8 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
   interleave_rows(words, count, pitch, steps, to);
 }
 
-void sum_groups(const uint32_t* words, int count, int64_t steps, int64_t size, Number number,
-                float* to) {
+void sum_negative_groups(const uint32_t* words, int count, int64_t steps, int64_t size,
+                         Number number, float* to) {
   for (int64_t begin = 0; begin < steps; begin += size) {
     const int64_t end = std::min(steps, begin + size);
     for (int r = 0; r < count; r++) {
@@ -121,7 +121,7 @@ void sum_groups(const uint32_t* words, int count, int64_t steps, int64_t size, N
           sums += (Floats)some;
         }
       }
-      *to++ = total(sums);
+      *to++ = -total(sums);
     }
   }
 }

@@ -39,8 +39,8 @@ void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64
 // Writes rows as [step][rows] words for the micro kernel.
 void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, uint32_t* to);
 
-// The sums of the rows' groups of `size` steps, as [group][rows], each in one order.
-void sum_groups(const uint32_t* words, int count, int64_t steps, int64_t size, Number number,
-                float* to);
+// The negative sums of the rows' groups of `size` steps, as [group][rows], each in one order.
+void sum_negative_groups(const uint32_t* words, int count, int64_t steps, int64_t size,
+                         Number number, float* to);
 
 }  // namespace jengine
