@@ -67,7 +67,7 @@ from jengine.config.schedule import (
     SpeculativeConfig,
     decode_rows,
 )
-from jengine.config.side_by_side import SideBySideConfig
+from jengine.config.side_by_side import SharedBlockConfig, SideBySideConfig
 from jengine.config.speech import SpeechConfig
 from jengine.config.text_encoder import TextEncoderConfig, TextStackConfig, layers_alike
 from jengine.config.vision import MergerConfig, VisionActivation, VisionConfig
@@ -118,6 +118,7 @@ __all__ = [
     "RoutingConfig",
     "ScheduleConfig",
     "SequencePooling",
+    "SharedBlockConfig",
     "ShortConvConfig",
     "SideBySideConfig",
     "SingleMixer",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from jengine.config.attention import AttentionConfig, LatentConfig
 from jengine.config.recurrent import RecurrentConfig
-from jengine.config.side_by_side import SideBySideConfig
+from jengine.config.side_by_side import SharedBlockConfig, SideBySideConfig
 
 # `clamped_swiglu` is a gate of its own: it takes both halves of a gated MLP. `xielu` has parameters
 # and is of plain MLPs alone.
@@ -93,7 +93,7 @@ class ExpertsConfig:
 # What mixes tokens in one way, and what may stand in the two halves of a layer. Other kinds are
 # added to these unions.
 SingleMixer = AttentionConfig | LatentConfig | RecurrentConfig
-MixerConfig = SingleMixer | SideBySideConfig
+MixerConfig = SingleMixer | SideBySideConfig | SharedBlockConfig
 FfnConfig = MlpConfig | ExpertsConfig
 
 
@@ -109,8 +109,8 @@ class LayerConfig:
 
     @property
     def mixers(self) -> tuple[SingleMixer, ...]:
-        """The layer's mixers: one, or two side by side."""
+        """The layer's mixers: one, or attention and a recurrence."""
         mixer = self.mixer
-        if isinstance(mixer, SideBySideConfig):
+        if isinstance(mixer, SideBySideConfig | SharedBlockConfig):
             return mixer.attention, mixer.recurrent
         return (mixer,)

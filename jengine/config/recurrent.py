@@ -100,6 +100,7 @@ class Mamba2Config:
     bias: bool = False  # of the matmuls
     time_limits: tuple[float, float] = (0.0, math.inf)
     gate: Gate = "before_norm"
+    norm_eps: float | None = None  # of the norm beside it; None: the model's
     # What gates, values, the two kinds of keys, and time steps are multiplied by.
     scales: tuple[float, float, float, float, float] = (1.0,) * 5
 

@@ -1,4 +1,4 @@
-"""Attention and a recurrence side by side in one layer."""
+"""Attention and a recurrence in one layer: side by side, or one after the other."""
 
 from __future__ import annotations
 
@@ -44,3 +44,38 @@ class SideBySideConfig:
     def largest_activation(self) -> int:
         """Largest per-token activation besides hidden states, sharded by head."""
         return max(self.attention.largest_activation, self.recurrent.largest_activation)
+
+
+@dataclass(frozen=True)
+class SharedBlockConfig:
+    """Attention and a gated MLP whose weights several layers share, then a state space layer (Zamba
+    2). What the block makes is added to the state space layer's input alone."""
+
+    block: int  # which of the model's blocks
+    attention: AttentionConfig
+    mlp_size: int
+    activation: str
+    mlp_bias: bool
+    recurrent: Mamba2Config
+    mlp_rank: int  # of what this layer adds to the first matmul of the MLP
+    qkv_rank: int | None = None  # and to that of attention; None: nothing
+
+    window = None
+    rope = None
+
+    def weights(self, hidden: int) -> int:
+        """Number of weights."""
+        own = 3 * self.mlp_size + self.mlp_rank + hidden
+        added = self.mlp_rank * 2 * self.mlp_size
+        attention = 2 * self.attention.weights(hidden)  # of inputs twice as wide
+        return attention + hidden * own + added + self.recurrent.weights(hidden)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of keys and values."""
+        return self.attention.group
+
+    @property
+    def largest_activation(self) -> int:
+        """Largest per-token activation besides hidden states, sharded by head."""
+        return max(2 * self.mlp_size, self.recurrent.largest_activation)

@@ -66,6 +66,7 @@ FAMILIES = {
     "FalconMambaForCausalLM": "jengine.models.families.mamba",
     "JambaForCausalLM": "jengine.models.families.jamba",
     "Mamba2ForCausalLM": "jengine.models.families.mamba2",
+    "Zamba2ForCausalLM": "jengine.models.families.zamba2",
     "HunYuanDenseV1ForCausalLM": "jengine.models.families.hunyuan",
     "ApertusForCausalLM": "jengine.models.families.apertus",
     "Apertus1p5TextForCausalLM": "jengine.models.families.apertus",

@@ -32,7 +32,8 @@ class Attention(nnx.Module):
     """The QKV matmul's outputs are grouped by KV head, [query group, key, value], so that one
     logical axis shards all three.
 
-    `inputs` is the input width where it is not the hidden size.
+    `inputs` is the input width where it is not the hidden size. Where several layers share the
+    weights, a call says which `layer` it is, and what this one has `added` to the QKV matmul.
     """
 
     def __init__(
@@ -74,8 +75,11 @@ class Attention(nnx.Module):
         *,
         norm: Norm | None = None,
         residual: Float[Array, "*tokens hidden"] | None = None,
+        added: Float[Array, "*tokens kv_heads members dim"] | None = None,
+        layer: int | None = None,
     ) -> Float32[Array, "*tokens hidden"]:
         qkv = self.qkv(x, norm=norm, live=context.live)  # [..., KV, G + 2, D]
+        qkv = qkv if added is None else qkv + added.astype(qkv.dtype)
         if self.config.clip is not None:
             qkv = jnp.clip(qkv, -self.config.clip, self.config.clip)
         if self.config.keys_are_values or self.config.value_norm:
@@ -92,7 +96,7 @@ class Attention(nnx.Module):
             self.config, qkv, self._norms(), rotation, sinks, biases, self._query_scale()
         )
         with jax.named_scope("attend"):
-            mixed = context.mix(self.layer, inputs)
+            mixed = context.mix(self.layer if layer is None else layer, inputs)
         mixed = mixed.reshape(*mixed.shape[:-2], -1)
         if self.config.gated:
             gate = jax.nn.sigmoid(self.gate(x, norm=norm, live=context.live))

@@ -105,6 +105,10 @@ class StepContext:
         self.experts: dict[int, Array] | None = {} if keeps_experts else None
         # f32 [..., layers, size]: what each layer is given of each token, where the model has that.
         self.layer_inputs: Array | None = None
+        # Modules that several layers run, and the embeddings that these read, where a model has
+        # such.
+        self.shared_blocks: Sequence[Any] = ()
+        self.embedded: Array | None = None
         self._keep = keep
         self._longest = longest  # no sequence gets longer
         self._mixer = mixer

@@ -24,6 +24,7 @@ from jengine.config import (
     Mamba2Config,
     MambaConfig,
     ModelConfig,
+    SharedBlockConfig,
     ShortConvConfig,
     SideBySideConfig,
 )
@@ -43,6 +44,7 @@ from jengine.models.mamba2 import Mamba2
 from jengine.models.mlp import make_mlp
 from jengine.models.norms import NoNorm, Norm, make_norm, norms_around
 from jengine.models.parameter import zeros
+from jengine.models.shared_block import SharedThenRecurrent
 from jengine.models.short_conv import ShortConv
 from jengine.models.side_by_side import SideBySide
 from jengine.quantization.scheme import WeightScheme
@@ -127,6 +129,7 @@ MIXERS: dict[type, Callable[..., nnx.Module]] = {
     Mamba2Config: Mamba2,
     DeltaConfig: GatedDelta,
     SideBySideConfig: SideBySide,
+    SharedBlockConfig: SharedThenRecurrent,
 }
 
 

@@ -54,7 +54,7 @@ class Mamba2(nnx.Module):
             self.norm_weight = parameter(
                 factory.rngs, (heads, dim), HEAD_AXES, factory.dtype, Initializer(mean=1.0)
             )
-        self.eps = factory.config.norm_eps
+        self.eps = factory.config.norm_eps if config.norm_eps is None else config.norm_eps
         axes = (*HEAD_AXES, "embed")
         self.out = Linear(factory, (heads, dim), (hidden,), axes, bias=bias, x_axes=HEAD_AXES)
 

@@ -86,6 +86,7 @@ OWN_UNVARIED: dict[str, set[str]] = {
     "nemotron_h": {"rope_parameters", "tie_word_embeddings"},  # no rotation, and no tied head
     "olmoe": {"head_dim"},
     "bitnet": {"head_dim"},
+    "zamba2": {"tie_word_embeddings", "use_conv_bias", "use_long_context"},  # others are refused
     # The width follows from others where config.json has none.
     "mamba": {"intermediate_size", *ACTIVATION}, "falcon_mamba": {"intermediate_size", *ACTIVATION},
     "jamba": {"head_dim", "rope_parameters", *ACTIVATION},  # no rotation

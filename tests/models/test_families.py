@@ -371,6 +371,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "dbrx": ("dbrx", {}),
+    "zamba2": ("zamba2", {}),
+    "zamba2-biases": (
+        "zamba2",
+        {
+            "add_bias_linear": True,
+            "use_shared_attention_adapter": False,
+            "use_mem_rope": False,
+            "num_key_value_heads": 2,
+        },
+    ),
     "bitnet": ("bitnet", {"attention_bias": True}),
     "starcoder2": ("starcoder2", {}),
     "starcoder2-plain": ("starcoder2", {"use_bias": False, "sliding_window": None}),
@@ -414,7 +424,7 @@ LATER = {
     "starcoder2-plain", "arcee", "ernie4-5",
     "glm4-moe-lite-layers", "minimax-m2",
     "minicpm3-longrope", "bloom-untied-6-heads", "mpt", "hunyuan-alpha", "apertus-other-choices",
-    "mamba2-biases", "llama4-chunks",
+    "mamba2-biases", "llama4-chunks", "zamba2-biases",
 }  # fmt: skip
 ALL_VARIANTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in VARIANTS]
 

@@ -49,6 +49,12 @@ IF_UNUSED = {
         *("ffn_config.moe_jitter_eps", "attn_config.architectures", "attn_config.dtype"),
         *("ffn_config.architectures", "ffn_config.dtype"),
     },
+    # First values of parameters, ways to compute, and what follows from other keys.
+    "zamba2": {
+        *("time_step_max", "time_step_floor", "chunk_size", "use_mem_eff_path"),
+        *("use_mamba_kernels", "num_logits_to_keep", "mamba_headdim", "attention_head_dim"),
+        *("attention_hidden_size", "kv_channels", "num_query_groups", "hybrid_layer_ids"),
+    },
     # Those of experts, without which the layers are.
     "gemma4": {"num_experts", "top_k_experts", "moe_intermediate_size"},
     # The width of MLPs follows from these if block_auto_adjust_ff_dim; layer_types from the last.

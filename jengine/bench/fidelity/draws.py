@@ -193,6 +193,32 @@ def draw_dbrx(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
     }
 
 
+def draw_zamba2(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Zamba 2's Mamba-2 heads, and adapters, with which all heads have keys of their own."""
+    expand = one_of(draw, (1, 2))
+    width = expand * given["hidden_size"]
+    heads = one_of(draw, [heads for heads in (1, 2, 3, 4) if not width % heads])
+    adapts = draw(st.booleans())
+    return {
+        "mamba_expand": expand,
+        "n_mamba_heads": heads,
+        "mamba_ngroups": one_of(draw, [groups for groups in (1, 2, 3, 4) if not heads % groups]),
+        "use_shared_attention_adapter": adapts,
+        "num_key_value_heads": given["num_attention_heads" if adapts else "num_key_value_heads"],
+    }
+
+
+def draw_shared_blocks(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Which layers run a shared block, and how many blocks there are."""
+    more = draw(st.lists(st.sampled_from(("hybrid", "linear_attention")), max_size=3))
+    kinds = draw(st.permutations(["hybrid", "linear_attention", *more]))
+    return {
+        "num_hidden_layers": len(kinds),
+        "layers_block_type": kinds,
+        "num_mem_blocks": one_of(draw, (1, 2)),
+    }
+
+
 def draw_latent_layers(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
     """MoE layers listed by type name."""
     layers = given["num_hidden_layers"]
@@ -284,6 +310,19 @@ OWN: Mapping[str, Own] = {
     "smollm3": Own(
         variations=(Variation(("no_rope_layers", "no_rope_layer_interval"), draw_no_rope),),
         without=("sliding_window",),
+    ),
+    "zamba2": Own(
+        {"adapter_rank": (3, 6), "add_bias_linear": FLAGS, "use_mem_rope": FLAGS},
+        variations=(
+            Variation(
+                ("num_hidden_layers", "layers_block_type", "num_mem_blocks"), draw_shared_blocks
+            ),
+            Variation(
+                ("n_mamba_heads", "mamba_ngroups", "mamba_expand", "use_shared_attention_adapter"),
+                draw_zamba2,
+            ),
+        ),
+        without=("head_dim", "use_conv_bias", "tie_word_embeddings"),
     ),
     "bitnet": Own(without=("head_dim",)),  # its norm is as wide as the hidden size
     "dbrx": Own(

@@ -71,6 +71,7 @@ FAMILIES = {
     "apertus": "ApertusForCausalLM",
     "dbrx": "DbrxForCausalLM",
     "bitnet": "BitNetForCausalLM",
+    "zamba2": "Zamba2ForCausalLM",
 }
 GRANITE_SIZES = {
     "embedding_multiplier": 3.0,
@@ -209,6 +210,26 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "dbrx": {
         "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3},
+    },
+    "zamba2": {
+        "num_hidden_layers": 5,
+        "layers_block_type": [
+            "hybrid",
+            "linear_attention",
+            "hybrid",
+            "linear_attention",
+            "hybrid",
+        ],
+        "num_mem_blocks": 2,
+        "initializer_range": 0.15,
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 4,
+        "mamba_ngroups": 2,
+        "mamba_d_state": 12,
+        "adapter_rank": 6,
+        "use_shared_attention_adapter": True,
+        "use_mem_rope": True,
+        "pad_token_id": 0,
     },
     "starcoder2": {"sliding_window": 16},
     "minicpm3": {

@@ -36,6 +36,8 @@ BUFFERS = (
     "e_score_correction_bias", "layer_scalar", "final_logits_bias", "std_bias", "std_scale"
 )  # fmt: skip
 BOUNDS = {"put_min": -1.0, "put_max": 1.0}  # of what is clamped, and the side of 0 they are on
+# What models add to shared weights is small beside these, or scores are all but one-hot.
+OF_LOW_RANK, LOW_RANK_GAIN = "_adapter_list.", 0.5
 QUERIES = ("q_norm.weight", "Attention.q.weight")
 CONVOLUTIONS = ("conv1.weight", "conv2.weight")  # over time
 RATE = 16000  # of speech
@@ -71,6 +73,8 @@ def write(job: Mapping[str, Any]) -> dict[str, Any]:
                 parameter.normal_(0.0, GAIN / max(inputs, 1) ** 0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * SPREAD)
+            if OF_LOW_RANK in name:
+                parameter.mul_(LOW_RANK_GAIN)
             # Nothing else scales its scores.
             if job["unscaled"] and name.endswith(QUERIES):
                 parameter.mul_(getattr(model.config, "d_kv", parameter.shape[-1]) ** -0.5)

@@ -99,6 +99,11 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "Dots1ForCausalLM": {
         "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2
     },
+    "Zamba2ForCausalLM": {
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+        "num_mem_blocks": 2, "num_key_value_heads": 4, "adapter_rank": 6,
+        "use_shared_attention_adapter": True, "use_mem_rope": True,
+    },
     "FlexOlmoForCausalLM": {"num_experts": 8},
     "CohereCompassForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "BigBirdForCausalLM": {"is_decoder": True, "attention_type": "original_full"},

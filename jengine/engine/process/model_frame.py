@@ -20,6 +20,7 @@ from jengine.config import (
     MambaConfig,
     MlpConfig,
     ModelConfig,
+    SharedBlockConfig,
     ShortConvConfig,
     SideBySideConfig,
 )
@@ -32,6 +33,7 @@ MIXERS: dict[str, Any] = {
     "mamba2": Mamba2Config,
     "delta": DeltaConfig,
     "side_by_side": SideBySideConfig,
+    "shared_block": SharedBlockConfig,
 }
 FFNS: dict[str, Any] = {"mlp": MlpConfig, "experts": ExpertsConfig}
 # One layer: of the mixers one is there, and of the feed-forward blocks.

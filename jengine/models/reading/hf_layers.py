@@ -84,12 +84,15 @@ def rotated_in_windows(layer: LayerConfig) -> LayerConfig:
 
 
 def read_layer_types(
-    fields: Fields, num_layers: int, known: Mapping[str, str] = LAYER_TYPES
+    fields: Fields,
+    num_layers: int,
+    known: Mapping[str, str] = LAYER_TYPES,
+    key: str = "layer_types",
 ) -> list[str]:
-    """`layer_types` mapped to our names. Raises CheckpointError."""
-    value, names = fields.values.get("layer_types"), ", ".join(known)
+    """`layer_types`, or another key's list, mapped to our names. Raises CheckpointError."""
+    value, names = fields.values.get(key), ", ".join(known)
     if not isinstance(value, list | tuple) or len(value) != num_layers:
-        fields.refuse("layer_types", f"a list of {num_layers} entries, each one of {names}")
+        fields.refuse(key, f"a list of {num_layers} entries, each one of {names}")
     if not all(isinstance(kind, str) and kind in known for kind in value):
-        fields.refuse("layer_types", f"entries out of {names}")
+        fields.refuse(key, f"entries out of {names}")
     return [known[kind] for kind in value]

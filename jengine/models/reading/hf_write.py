@@ -97,7 +97,10 @@ def written_window(config: ModelConfig) -> int | None:
 
 def write_activation(config: ModelConfig) -> str:
     """Hugging Face's name of the activation."""
-    ours = written_ffn(config).activation
+    return written_activation(written_ffn(config).activation)
+
+
+def written_activation(ours: str) -> str:
     return next((theirs for theirs, known in ACTIVATIONS.items() if known == ours), "silu")
 
 

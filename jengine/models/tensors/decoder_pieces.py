@@ -8,6 +8,7 @@ from __future__ import annotations
 from jengine.config import (
     PLACES,
     RECURRENT,
+    AttentionConfig,
     HeadTransformConfig,
     LatentConfig,
     LayerConfig,
@@ -158,4 +159,5 @@ def _mixer(hidden: int, config: MixerConfig, names: Names, layer: str) -> Pieces
         }
     if isinstance(config, RECURRENT):
         return recurrent_pieces(hidden, config, f"{layer}{names.recurrent}.")
+    assert isinstance(config, AttentionConfig), "a family reads layers with shared blocks"
     return attention_pieces(hidden, config, names, layer)
