@@ -94,7 +94,7 @@ class ProgramTotals(msgspec.Struct, frozen=True):
     late: dict[str, int] = {}  # compilations after warm-up, by part of the step
 
     def plus(self, other: ProgramTotals) -> ProgramTotals:
-        """The programs of both."""
+        """Add the counts of another replica."""
         names = {*self.compiles, *other.compiles}
         return ProgramTotals(
             {name: self.compiles.get(name, 0) + other.compiles.get(name, 0) for name in names},
@@ -127,7 +127,7 @@ class DraftCounts(msgspec.Struct, frozen=True):
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     def plus(self, other: DraftCounts) -> DraftCounts:
-        """The drafts of both."""
+        """Add the counts of another replica."""
         return DraftCounts(
             self.drafts + other.drafts,
             self.drafted + other.drafted,
@@ -161,7 +161,7 @@ class CopyCounts(msgspec.Struct, frozen=True):
         return self.used_slots / self.slots if self.slots else 0.0
 
     def plus(self, other: CopyCounts) -> CopyCounts:
-        """The copies of both."""
+        """Add the counts of another replica."""
         return CopyCounts(
             *(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__)
         )
@@ -180,7 +180,7 @@ class BlockTimes(msgspec.Struct):
     reuse_gap: Histogram = msgspec.field(default_factory=block_histogram)  # from use to use
 
     def plus(self, other: BlockTimes) -> BlockTimes:
-        """The blocks of both."""
+        """Add the observations of another replica."""
         return BlockTimes(
             self.lifetime.plus(other.lifetime),
             self.idle_before_evict.plus(other.idle_before_evict),

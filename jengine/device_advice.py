@@ -42,7 +42,7 @@ ROOM = {
 
 
 class Known(NamedTuple):
-    """An error of devices: its name, the words by which it is known, and what to do."""
+    """A known device error: its name, the words that identify it, and advice."""
 
     name: str
     words: re.Pattern[str]
@@ -89,7 +89,7 @@ def advice(error: BaseException | str, doing: Doing) -> str:
 
 @contextmanager
 def explained(kind: type[Exception], doing: Doing) -> Iterator[None]:
-    """Raise errors of this kind as CapacityError, with what to do about them where it is known."""
+    """Raise errors of this kind as CapacityError, with advice where the error is known."""
     try:
         yield
     except kind as error:

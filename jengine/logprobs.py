@@ -34,7 +34,7 @@ class StepLogprobs(NamedTuple):
 
     @classmethod
     def joined(cls, parts: list[StepLogprobs]) -> StepLogprobs:
-        """Parts one after the other."""
+        """Concatenate in order."""
         if not parts:
             empty = np.zeros((0, 1), np.float32)
             return cls(empty, empty.astype(np.int32), np.zeros(0, np.int32))

@@ -135,7 +135,7 @@ class KnownTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wanted(IntEnum):
-    """The result wanted of an entry: nothing, or what its row makes of its last token."""
+    """Result wanted of an entry: nothing, or the row's output after its last token."""
 
     NOTHING = 0  # a prefill chunk that does not reach the end of what is known
     TOKENS = 1

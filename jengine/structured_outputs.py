@@ -65,7 +65,7 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """The one that is given."""
+        """Name of the constraint that is set."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     def spec(self) -> GrammarSpec:

@@ -36,7 +36,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
 
 
 def occurs(mark: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Whether the tokens of a mark occur among these, one behind the other."""
+    """Whether the tokens of a mark occur here, contiguously."""
     places = range(len(tokens) - len(mark) + 1)
     return any(tuple(tokens[at : at + len(mark)]) == tuple(mark) for at in places)
 

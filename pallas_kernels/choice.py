@@ -149,8 +149,7 @@ def triton_problem(platform: str, head_dims: Iterable[int]) -> str | None:
 
 
 def unserved_device(platform: str) -> str | None:
-    """Which of this machine's GPUs the kernels are made for and cannot be compiled for with what is
-    installed, and why; None if there is none."""
+    """Return why kernels cannot be compiled here for one of this machine's GPUs, or None."""
     if platform == "cpu" or missing_for_triton():
         return None
     for device in jax.local_devices():

@@ -105,7 +105,7 @@ class Answering:
         *,
         streaming: bool = False,
     ) -> None:
-        """Check and queue all prompts, or, with an error, none of them."""
+        """Validate and queue all prompts; after an error none is queued."""
         asked = self._front.asked(
             prompts, sampling_params, priority, lora_request, taps, streaming=streaming
         )

@@ -166,7 +166,7 @@ def engine_summary(owner: object, engine: Engine | None) -> str:
 
 
 def devices(engine: Engine) -> str:
-    """How many devices of which kind run the steps."""
+    """Number and kind of the devices."""
     if engine.devices is None and engine.args.executor in OWN_PROCESSES:
         return f"{engine.platform} in another process"
     if engine.devices is None:
@@ -188,8 +188,7 @@ def cache_type(engine: Engine) -> str:
 
 
 def programs(engine: Engine) -> str:
-    """How many step programs are compiled, how many are still to come, and how many variants are
-    compiled for the first request that needs them."""
+    """Numbers of step programs: compiled, still to compile, and compiled on first use."""
     if engine.devices is None:
         return ""
     counts = engine.loaded.program_counts()

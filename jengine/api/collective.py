@@ -46,7 +46,7 @@ def collective_rpc(
 def in_every_runner(
     engine: Engine, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Any]:
-    """A function's results for the runner of each replica, which must be in this process."""
+    """Call a function with the runner of each replica, all of which must be in this process."""
     runners = engine.runners
     return engine.in_process.between_steps(
         lambda: [method(runner, *args, **kwargs) for runner in runners]

@@ -77,7 +77,7 @@ class Front:
         return self.engine.client
 
     def leave(self) -> Engine | None:
-        """Let go of the engine, to shut it down; None if that was done before."""
+        """Release the engine for shutdown; None if it was released before."""
         engine, self._engine = self._engine, None
         return engine
 

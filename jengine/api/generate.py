@@ -70,7 +70,7 @@ def clear() -> None:
 
 
 def engine_for(model: Any, settings: Mapping[str, Any]) -> LLM:
-    """The engine kept for this model and these settings, or a new one in place of the old."""
+    """Return the cached engine of this model and these settings, or replace it by a new one."""
     for kept_model, kept_settings, llm in _kept:
         if same_model(kept_model, model) and kept_settings == dict(settings):
             return llm

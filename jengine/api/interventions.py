@@ -71,7 +71,7 @@ class Patch:
 
     @property
     def applied(self) -> Applied:
-        """The function and its arrays, with as many positions as the next power of two."""
+        """Return the function and its arrays, padded to a power of two of positions."""
         given = np.atleast_1d(np.asarray(self.positions, np.int32))
         places = np.full(next_power_of_two(len(given)), NOWHERE, np.int32)
         places[: len(given)] = given
@@ -140,7 +140,7 @@ def patched(
     positions: Int32[Array, " tokens"],
     arrays: tuple[Float[Array, "places width"], Int32[Array, " places"]],
 ) -> Float[Array, "tokens width"]:
-    """The values with those of a Patch in place."""
+    """Replace the values at the patched positions."""
     given, places = arrays
     is_here = positions[:, None] == places[None, :]
     return jnp.where(is_here.any(1)[:, None], given[is_here.argmax(1)], values)

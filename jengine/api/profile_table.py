@@ -84,7 +84,7 @@ def operations_of(folder: str) -> tuple[Operation, ...]:
 
 
 def written_at(file: Path) -> float:
-    """When a file was last written."""
+    """Modification time of a file."""
     return file.stat().st_mtime
 
 

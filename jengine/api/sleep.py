@@ -62,7 +62,7 @@ def check_one_of(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def checked_tags(tags: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """The tags, each of them known; all of them for None."""
+    """Validate tags; None stands for all known ones."""
     if tags is None:
         return list(known)
     if isinstance(tags, str) or not all(tag in known for tag in tags):

@@ -195,7 +195,7 @@ def core_parts(
     cache: CacheConfig,
     grammars: CoreGrammars,
 ) -> CoreParts:
-    """The parts from which the core of this process is built."""
+    """Collect the parts from which this process's core is built."""
     watched = recorder_for(asked.watch, source, settings.schedule, cache)
     balancer = balancer_of(asked, source.config, settings.placement)
     return CoreParts(

@@ -40,7 +40,7 @@ GLANCE = 0.2
 
 @dataclass(frozen=True)
 class DeviceSide:
-    """The parts of an engine in the process that has the devices."""
+    """The parts of an engine in the process that owns the devices."""
 
     core: Core
     runners: tuple[PlanRunner, ...]  # of each data-parallel replica

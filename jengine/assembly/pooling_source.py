@@ -74,7 +74,7 @@ def own_prompts(hf: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
 
 
 def is_pooling(asked: ModelSettings, config: ModelConfig, sentence: SentenceModel | None) -> bool:
-    """Whether the model pools: as the settings say, or by its files."""
+    """Whether the model is used for pooling, by the settings or by its files."""
     by_name = pools_by_name(config.architecture)
     if asked.runner == "generate" and by_name:
         raise ConfigError(

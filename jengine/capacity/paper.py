@@ -59,7 +59,7 @@ class Paper:
 
     @cached_property
     def smallest_tp(self) -> int | None:
-        """The smallest --tp of the usual ones with which the work fits, if some does."""
+        """The smallest usual --tp with which the work fits, or None."""
         old = self.memory.layout
         for tp in USUAL_TP:
             try:

@@ -67,7 +67,7 @@ def limit_memory(more: int) -> None:
 
 
 def resident_bytes() -> int:
-    """The memory that this process has; where the system does not tell, the most that it had."""
+    """Resident memory of this process; its peak where the system does not report that."""
     if sys.platform == "linux":
         return statm_bytes(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

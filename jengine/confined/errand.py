@@ -16,7 +16,7 @@ from jengine.errors import RequestError
 
 
 class GivenUp(RequestError):
-    """The errand has taken too long, or its client has left."""
+    """The errand exceeded its deadline, or its client left."""
 
 
 class Errand:
@@ -34,17 +34,17 @@ class Errand:
 
     @property
     def left(self) -> float:
-        """The seconds that are left; none once it was given up."""
+        """Seconds left; 0 once cancelled."""
         return 0.0 if self._cancelled else -self.overdue
 
     @property
     def overdue(self) -> float:
-        """The seconds since it was to have ended; below 0 before that."""
+        """Seconds past the deadline; negative before it."""
         now = self._paused
         return (time.monotonic() if now is None else now) - self._until
 
     def cancel(self) -> None:
-        """Give it up, from any thread: what runs for it in a process is killed."""
+        """Cancel from any thread: processes that work for it are killed."""
         with self._lock:
             self._cancelled = True
             self._until = min(self._until, time.monotonic())

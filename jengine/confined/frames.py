@@ -21,7 +21,7 @@ Part = bytes | bytearray | memoryview
 
 
 def send(sock: socket.socket, kind: int, parts: Sequence[Part], until: float | None) -> None:
-    """Send a message whose content is the parts, one behind the other."""
+    """Send a message that consists of these parts."""
     sizes = sum(memoryview(part).nbytes for part in parts)
     for part in (HEAD.pack(kind, sizes), *parts):
         set_deadline(sock, until)
@@ -29,7 +29,7 @@ def send(sock: socket.socket, kind: int, parts: Sequence[Part], until: float | N
 
 
 def receive(sock: socket.socket, until: float | None) -> tuple[int, bytearray]:
-    """The next message: its kind and its content."""
+    """Receive the next message: its kind and its content."""
     kind, size = HEAD.unpack(exactly(sock, HEAD.size, until))
     return kind, exactly(sock, size, until)
 

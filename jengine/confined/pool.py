@@ -38,8 +38,7 @@ class ConfinedPool:
         seconds: float,
         what: str,
     ) -> None:
-        """`seconds` is the most that one message may take, and `what` is what messages hold, for
-        errors: "the picture"."""
+        """`seconds`: limit per message. `what`: a message's content in errors ("the picture")."""
         self.size = size
         self.given_up = 0  # processes that were killed over a message, or died of one
         self._program = program
@@ -204,7 +203,7 @@ class ConfinedProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has exited."""
         return self._over.is_set()
 
     @property

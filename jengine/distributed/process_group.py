@@ -146,7 +146,7 @@ class ProcessGroup(Protocol):
     def core(self, parts: CoreParts) -> Core: ...
 
     def leave(self, reason: str) -> None:
-        """Tell the others that this process does not take part."""
+        """Tell the others that this process leaves."""
         ...
 
 

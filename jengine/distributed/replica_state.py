@@ -18,7 +18,7 @@ from jengine.outputs import TokenDelta
 
 
 class Part(NamedTuple):
-    """One of the cores."""
+    """A core's last report, and its death if it has died."""
 
     index: int
     state: CoreState  # as it said last

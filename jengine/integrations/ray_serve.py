@@ -196,7 +196,7 @@ async def rest_of(answer: Any) -> AsyncGenerator[bytes, None]:
 
 
 def model_in(body: bytes, content_type: str) -> str | None:
-    """The model that a request names; what is wrong with the rest is for the replica to say."""
+    """The model named in a request; other defects of the body are left to the replica."""
     if content_type.startswith("multipart/"):
         named = [one for one in form_parts(body, content_type) if one.name == "model"]
         return field_of(body, named[0]) if named else None

@@ -72,7 +72,7 @@ OF_BODY = ("host", "content-length", "content-type", "transfer-encoding")
 
 @dataclass(frozen=True)
 class Asked:
-    """A request on its way to a replica."""
+    """A request being forwarded to a replica."""
 
     method: str
     path: str

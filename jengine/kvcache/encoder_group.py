@@ -17,7 +17,7 @@ NO_LIMIT = 2**62
 
 
 class EncoderGroup:
-    """Takes any request."""
+    """Cache group of encoder layers: allocates nothing, so any request fits."""
 
     def __init__(self, index: int, spec: CacheSpec, block_size: int, num_units: int) -> None:
         self.pool = BlockPool(max(num_units, 2))  # of which nothing is ever taken

@@ -62,7 +62,7 @@ class GroupCache(Protocol):
 
     @property
     def num_units(self) -> int:
-        """Units that there are."""
+        """Total number of units."""
 
     @property
     def holds_back(self) -> bool:

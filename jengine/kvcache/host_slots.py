@@ -39,7 +39,7 @@ class HostSlots:
         return slot
 
     def pin(self, slot: int) -> None:
-        """A copy from or to this slot is planned."""
+        """Pin a slot for a planned copy."""
         self._pins[slot] = self._pins.get(slot, 0) + 1
 
     def unpin(self, slot: int) -> None:

@@ -55,7 +55,7 @@ class Leases:
         self._pinned.append((step, holder))
 
     def due(self, step: int) -> list[int]:
-        """Take out the holders pinned until this step or an earlier one."""
+        """Remove and return the holders pinned until this step or an earlier one."""
         if not self._pinned:
             return []
         due = [holder for last, holder in self._pinned if last <= step]

@@ -76,7 +76,7 @@ class PrefixLookup:
         return self.contents(request, blocks)[:blocks]
 
     def tail(self, request: Request, tokens: int) -> bytes:
-        """The hash of the last block of so many tokens, which need not be full."""
+        """Hash of the last, possibly partial block of the first `tokens` tokens."""
         return self._contents.of_tail(request, tokens)
 
     def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:

@@ -21,8 +21,7 @@ from jengine.kvcache.residency import BlockResidency
 
 
 class Span(NamedTuple):
-    """A unit, and the first block that it stands for: up to the next span's first, or to the end
-    of the table."""
+    """Blocks of a table that one unit stands for: from the first one up to the next span's."""
 
     first: int
     unit: int

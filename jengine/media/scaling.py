@@ -72,7 +72,7 @@ class Scaling:
         return replace(self, **own).checked()
 
     def centred(self) -> Scaling:
-        """Copy that also maps what it scales to from 0 to 1 to from -1 to 1."""
+        """Copy whose normalised range [0, 1] is mapped to [-1, 1]."""
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         if self.do_normalize:
             mean, std = self.image_mean, self.image_std

@@ -85,7 +85,7 @@ def grid_below(x: Axis, top: float, bottom: float) -> str:
 
 
 def names_below(xs: Sequence[float], labels: Sequence[str], width: float) -> list[str]:
-    """Labels under their places; where there are too many, every second, third and so on."""
+    """Labels under an axis, thinned out where there are too many."""
     room = (width - LEFT - RIGHT) / LABEL_WIDTH
     every = max(1, math.ceil(len(labels) / room))
     last = len(labels) - 1
@@ -99,7 +99,7 @@ def mark(x: float) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str, look: str = "label") -> str:
-    """Words at a place."""
+    """Return text at a point."""
     return (
         f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
         f"{html.escape(words)}</text>"

@@ -28,7 +28,7 @@ def document(title: str, content: str, style: str = "") -> str:
 
 
 def section(title: str, content: str, text: str = "") -> str:
-    """One part of the page."""
+    """Return a section of the page."""
     lead = f"<p>{html.escape(text)}</p>" if text else ""
     return f"<section><h2>{html.escape(title)}</h2>{lead}{content}</section>"
 

@@ -69,7 +69,7 @@ def read_description(folder: Path) -> Mapping[str, object]:
 
 
 def check_digest(file: Path, fields: Fields) -> None:
-    """The tensors must be those that the description was written for."""
+    """Check that the tensors are those for which the description was written."""
     expected = fields.values.get("sha256")
     try:
         with file.open("rb") as stream:

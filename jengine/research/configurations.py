@@ -51,7 +51,7 @@ def compare_configurations(
     timed: bool = False,
     open_llm: OpenLLM = LLM,
 ) -> SchemeComparison:
-    """Compare all with the first, which is taken for the truth."""
+    """Compare each configuration with the first, which is the reference."""
     if len(configurations) < 2:
         raise ConfigError("give at least two configurations to compare.")
     prompts: list[list[int]] = []

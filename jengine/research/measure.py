@@ -70,7 +70,7 @@ def values_at(run: PromptRun, name: str) -> np.ndarray:
 
 
 def errors_of(found: Sequence[np.ndarray], truth: Sequence[np.ndarray], dtype: str) -> VectorErrors:
-    """The errors of all prompts, one after the other."""
+    """Concatenate the errors of all prompts."""
     return joined([vector_errors(a, b, dtype) for a, b in zip(found, truth, strict=True)])
 
 

@@ -86,7 +86,7 @@ SWEEP_TEXT = (
 
 
 def details(content: str, name: str) -> str:
-    """A part that is folded until it is opened."""
+    """Return a collapsible part of the page."""
     return f"<details><summary>Show {html.escape(name)}</summary>{content}</details>"
 
 

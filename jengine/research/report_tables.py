@@ -69,7 +69,7 @@ def logit_table(results: Results) -> str:
 
 
 def sweep_table(results: Results) -> str:
-    """Ways of computing the same, compared with each other."""
+    """Table of the sweeps: the same tokens, computed in different ways."""
     if not results.sweeps:
         return "<p>Left out, or not possible with these prompts.</p>"
     rows = [

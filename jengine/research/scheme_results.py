@@ -63,7 +63,7 @@ class SchemeResult:
 
 @dataclass(frozen=True)
 class SchemeComparison:
-    """Configurations of one model, the first of which is the truth."""
+    """A model's configurations compared with the first, the reference."""
 
     model: str
     prompts: int

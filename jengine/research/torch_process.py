@@ -52,7 +52,7 @@ def wider(dtype: str) -> str:
 
 
 def find_python(given: str | None) -> str:
-    """A Python that has torch and transformers: the one that was given, or this one."""
+    """Return a Python that has torch and transformers: `given`, or this one."""
     lacking = lacking_here() if given is None else lacking_there(given)
     if not lacking:
         return sys.executable if given is None else given

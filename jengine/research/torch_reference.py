@@ -208,7 +208,7 @@ def residual_parts(layer: Any) -> tuple[Any, Any]:
 
 
 def part(owner: Any, names: Sequence[str]) -> Any:
-    """The part of a module that goes by one of these names."""
+    """Return a module's first attribute with one of these names."""
     for name in names:
         if hasattr(owner, name):
             return getattr(owner, name)

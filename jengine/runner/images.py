@@ -24,7 +24,7 @@ class Images:
     def __init__(
         self, loaded: LoadedModel, encoders: Encoders, prompts: GivenEmbeds | None = None
     ) -> None:
-        """`prompts`: the embeddings of prompts that are given as such, if any may be."""
+        """`prompts`: source of embeddings, if prompts may be given as embeddings."""
         self._loaded = loaded
         self._encoders = encoders
         self._prompts = prompts

@@ -134,7 +134,7 @@ class DeviceRow:
         self._made = 0
 
     def window(self, request: Request, count: int) -> tuple[int, list[int]]:
-        """At most as many drafts as the last step has made."""
+        """At most as many drafts as the row's last step has made."""
         count = min(count, self._made)
         if self._check is not None and count:
             count = len(self._check(request.row, None, count))

@@ -269,7 +269,7 @@ class RowDrafts:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether it will have no drafts for long."""
+        """Whether drafting for this request is suspended for long."""
         return not self.takes_any or self.length.has_given_up(self.request.num_known)
 
     def observe(self, step: int, drafted: int, accepted: int) -> None:

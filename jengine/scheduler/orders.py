@@ -40,7 +40,7 @@ class Order(ABC):
 
 
 class ByArrival(Order):
-    """First come, first served; the one that started last gives way, and is the first to return."""
+    """First come, first served. The last one started is preempted first, and resumes first."""
 
     def __init__(self) -> None:
         self._last = self._first = 0

@@ -203,7 +203,7 @@ class Planner:
         return limit // tile * tile or limit
 
     def _runs_whole(self, request: Request) -> bool:
-        """Without chunks; but one that outgrew a step before it was preempted has no other way."""
+        """Whether the prompt must run unchunked. One that outgrew a step later need not."""
         fits_a_step = request.num_known <= self._config.largest_chunk
         return fits_a_step and not self._config.enable_chunked_prefill
 

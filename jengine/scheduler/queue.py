@@ -46,7 +46,7 @@ class WaitingQueue:
         self.num_parked = 0
 
     def push(self, request: Request) -> None:
-        """Add a request that has just arrived, or raise a RequestError if it has no place."""
+        """Add an arriving request. Raises RequestError if the order refuses it."""
         try:
             key = self._order.arrived(request)
         except Exception as error:
@@ -61,7 +61,7 @@ class WaitingQueue:
         self._add(request, self._order.restored(request))
 
     def peek(self) -> Request | None:
-        """The next request that is not parked, left in place."""
+        """Return the next request that is not parked, without removing it."""
         lane = self._open.first
         place = None if lane is None else lane.first
         return None if place is None else place.request
@@ -114,7 +114,7 @@ class WaitingQueue:
         return lane is not None and lane.line is self._open
 
     def first_parked(self, kind: type) -> Request | None:
-        """The first of the requests that are parked under keys of a type."""
+        """Return the first request that is parked under a key of this type."""
         lane = self._parked[kind].first
         place = None if lane is None else lane.first
         return None if place is None else place.request
@@ -124,7 +124,7 @@ class WaitingQueue:
         return self._places[request.request_id].order
 
     def ahead(self, count: int) -> Iterable[Request]:
-        """The first `count` requests that are not parked, or all, left in place."""
+        """Return the first `count` requests that are not parked, without removing them."""
         found = (place.request for place in self._open.places())
         return islice((request for request in found if request is not None), count)
 
@@ -155,7 +155,7 @@ class WaitingQueue:
         self._places[place.request.request_id] = place
 
     def _leave(self, request: Request) -> Place:
-        """Take a request out. Returns the place that it has in the order."""
+        """Remove a request. Returns its place in the order."""
         place = self._places.pop(request.request_id)
         lane = place.lane
         assert lane is not None and lane.line is not None, "a waiting request is in a lane"

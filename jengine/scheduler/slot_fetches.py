@@ -42,7 +42,7 @@ class SlotFetches:
         self._new.append(fetch)
 
     def is_coming(self, key: bytes) -> bool:
-        """Whether a content has a slot, and is still on its way there."""
+        """Whether the fetch of a content into its slot is in progress."""
         group = group_of(key)
         slot = self._hosts[group].find(key)
         return slot is not None and (group, slot) in self._arriving

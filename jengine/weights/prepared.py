@@ -130,7 +130,7 @@ class PreparedForm:
 
 
 def converter(scheme: WeightScheme, declared: WeightScheme, how: str) -> Convert:
-    """From tensors of one form to those of the other, or of a file."""
+    """Return the function that converts tensors to the other form, or to a file's."""
     if how != "save":
         return scheme.prepare if how == "prepare" else scheme.restore
     assert isinstance(declared, QuantizedOnLoad), "others are saved as they are declared"

@@ -36,7 +36,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A question on its way."""
+    """A question as it is sent."""
 
     number: int
     seconds: float  # that it waits for what is not there yet

@@ -80,7 +80,8 @@ def listen(address: str) -> socket.socket:
 
 
 def accept(server: socket.socket, secret: bytes, silence: float) -> tuple[int, Connection] | None:
-    """The next process that knows the secret, with its number; None for any other caller."""
+    """Accept the next process that knows the secret: (its rank, connection); None for other
+    callers."""
     sock, _ = server.accept()
     sock.settimeout(silence)
     try:

@@ -49,7 +49,7 @@ class Pooling:
     def params(
         self, task: PoolingTask, given: PoolingParams | Sequence[PoolingParams] | None, count: int
     ) -> list[PoolingParams]:
-        """Parameters of each prompt for this task, which the model must do."""
+        """Validated parameters per prompt for this task."""
         self.model("encode").check_task(task)
         return [self._for_task(one, task) for one in spread("pooling_params", given, count)]
 

@@ -30,7 +30,7 @@ Outputs = Sequence[PoolingRequestOutput[PoolingOutput]]
 
 @dataclass(frozen=True)
 class Limits:
-    """The most tokens of a query and of a document; 0: any."""
+    """Maximum tokens of a query and of a document; 0: no limit."""
 
     query: int = 0
     document: int = 0
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Pairs:
-    """As many queries as documents, or one query for all of them."""
+    """Queries and documents to score: equally many, or one query for all."""
 
     queries: list[str]
     documents: list[str]

@@ -494,7 +494,7 @@ class EngineArgs:
 
     @property
     def groups(self) -> Groups:
-        """The settings as rooms take them."""
+        """The settings in the groups that rooms take."""
         return groups_of(self, self.adapter_limits)
 
     @property

@@ -121,7 +121,7 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class MediaSettings:
-    """Media of prompts: how many, how they are prepared and from where they may come."""
+    """Media in prompts: limits per kind, preprocessing, allowed sources."""
 
     limit_mm_per_prompt: Mapping[str, Any] | None
     mm_processor_kwargs: Mapping[str, Any] | None

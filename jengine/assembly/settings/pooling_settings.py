@@ -32,7 +32,7 @@ CHOICES = {
 
 
 def checked_pooler_config(given: Any) -> PoolerConfig | None:
-    """A PoolerConfig from one or from a dict; None for None."""
+    """Return a PoolerConfig from one or from a dict; None stays None."""
     if given is None:
         return None
     if isinstance(given, PoolerConfig):

@@ -50,7 +50,7 @@ def check_reasoning_config(parser: str | None, config: Any) -> None:
 def reasoning_marks(
     parser: str | None, config: Mapping[str, str] | None, tokenizer: Tokenizer | None
 ) -> ReasoningMarks | None:
-    """The marks, from checked settings; None where they are not known: then no budget is kept."""
+    """Return the marks from checked settings; None if unknown, so that no budget is enforced."""
     given = config or {}
     start, natural_end, forced_end = texts_of(given.get("reasoning_parser") or parser, given)
     if not (start and forced_end) or tokenizer is None:

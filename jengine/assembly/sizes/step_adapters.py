@@ -10,7 +10,7 @@ from jengine.runner.variants.features import Features, with_adapters
 
 
 def adapter_config(asked: Groups) -> AdapterConfig | None:
-    """The arrays for adapters; None if requests have none."""
+    """Capacity of the adapter arrays; None without adapters."""
     limits = asked.adapters
     if limits is None:
         return None

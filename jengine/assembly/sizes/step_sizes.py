@@ -128,7 +128,7 @@ def refuse_several_steps(schedule: ScheduleConfig, stages: int) -> None:
 
 
 def embeds_width(asked: Groups, config: ModelConfig, stages: int) -> int:
-    """The width of embeddings that prompts may be given as; 0: they may not."""
+    """Width of prompt embeddings; 0 if prompts may not be given as embeddings."""
     if not asked.steps.enable_prompt_embeds:
         return 0
     others = {

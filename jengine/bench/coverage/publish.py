@@ -59,7 +59,7 @@ def shown(reason: str) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write both, or say whether they are up to date."""
+    """Write both files, or with --check report whether they are up to date."""
     flags = argparse.ArgumentParser(prog="python -m jengine.bench.coverage.publish")
     flags.add_argument("--check", action="store_true", help="only say whether they differ")
     check = flags.parse_args(sys.argv[1:] if words is None else words).check

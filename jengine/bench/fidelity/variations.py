@@ -151,7 +151,7 @@ class Variation(NamedTuple):
 
 
 def one_of(draw: Draw, values: Sequence[Any]) -> Any:
-    """One of these values."""
+    """Draw one of these values."""
     return draw(st.sampled_from(values))
 
 

@@ -98,7 +98,7 @@ class Fleet:
             self.at(when, happen)
 
     def _horizon(self, waiting: bool) -> float:
-        """When a replica, or what the router knows of it, may next be needed."""
+        """Earliest time at which a replica, or the router's view of it, may be needed."""
         first = self._outside[0][0] if self._outside else NEVER
         if (self.trace.has_turns or len(self.pools) > 1) and self._wakes:
             return min(first, self._wakes[0][0])

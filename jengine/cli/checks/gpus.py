@@ -151,7 +151,7 @@ def peers(table: str | None) -> Iterator[Finding]:
 
 
 def verdict(found: Iterable[Finding]) -> Finding:
-    """One line for all."""
+    """Return one finding that sums up all."""
     problems = sum(one.level == "problem" for one in found)
     if problems:
         return Finding(

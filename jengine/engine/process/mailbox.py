@@ -26,7 +26,7 @@ class Mailbox:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to take or to wait for."""
+        """Whether deltas are queued or expected."""
         return bool(self._open or self._news)
 
     def expect(self, request_id: str) -> None:

@@ -45,7 +45,7 @@ def _layers_name(shapes: Mapping[str, Shape], prefix: str) -> str:
 
 
 def found_module(layer: Mapping[str, Shape], names: Iterable[str]) -> str:
-    """The first of these modules that a layer has."""
+    """Return the first of these module names that a layer has."""
     for name in names:
         if not name or any(key.startswith(f"{name}.") for key in layer):
             return name

@@ -38,7 +38,7 @@ Part = Literal["qkv", "output", "mlp"]
 
 
 class BiasKey(NamedTuple):
-    """A key that says whether these parts have biases."""
+    """A config.json key that says whether some projections have biases."""
 
     key: str
     parts: tuple[Part, ...]

@@ -156,7 +156,7 @@ def is_matrix(piece: Piece) -> bool:
 
 
 def is_table(piece: Piece) -> bool:
-    """Whether it is looked up by rows, as an embedding is."""
+    """Whether the piece is a table that is looked up by row, such as an embedding."""
     return len(piece.shape) == 2 and not (piece.transpose or piece.source or piece.index)
 
 

@@ -279,7 +279,7 @@ def read_entry(file: Path, archive: zipfile.ZipFile, name: str, entry: Entry) ->
 
 
 def read_part(file: Path, archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A part of the archive, which must have at most `most` bytes."""
+    """Read a member of the archive of at most `most` bytes."""
     with archive.open(name) as stream:
         data = stream.read(most + 1)
     if len(data) > most:

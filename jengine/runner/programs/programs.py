@@ -55,7 +55,7 @@ class Chain(NamedTuple):
     parts: dict[Part, Found]
 
     def has_run(self, times: int) -> bool:
-        """Whether each program has, at least."""
+        """Whether each program has run at least `times` times."""
         return all(found.entry.executions >= times for found in self.parts.values())
 
 

@@ -72,7 +72,7 @@ def pipeline_forward(
 
 
 class SharedInputs(NamedTuple):
-    """What all stages know of the plan that enters and of the one that leaves."""
+    """Inputs that all pipeline stages share: of the entering plan and of the leaving one."""
 
     tokens: TokenInput  # of the entering plan
     positions: Array  # i32[D + T] of these

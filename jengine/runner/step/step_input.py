@@ -186,7 +186,7 @@ View = Callable[[Any, Field], Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the fields of all sections are in the buffer of one bucket."""
+    """Offsets of all sections' fields in a bucket's buffer."""
 
     sections: dict[str, slice]
     parts: dict[str, dict[str, Part | tuple[Part, ...]]]

@@ -118,7 +118,7 @@ def streamed(body: msgspec.Raw) -> bool:
 
 
 def custom_id_of(line: Line) -> str | None:
-    """The id of a line that is no request, if it has one."""
+    """The custom_id of a malformed line, if it has one."""
     try:
         return msgspec.json.decode(line.text, type=_Named).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -27,7 +27,7 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a form, and where in the body its content is."""
+    """A part of a multipart form, and where its content is in the body."""
 
     name: str
     is_file: bool
@@ -95,7 +95,7 @@ def part_at(body: bytes | mmap, start: int, end: int) -> Part:
 
 
 def field_of(body: bytes | mmap, part: Part) -> str:
-    """The text of a part that is a field."""
+    """Decode the text of a form field."""
     size = part.end - part.start
     if size > MOST_FIELD:
         raise ApiError(
