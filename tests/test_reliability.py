@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -22,6 +23,7 @@ def table() -> dict[int, str]:
     return rows
 
 
+@cache
 def names_in(file: Path) -> set[str]:
     """Functions and classes of a test file, in classes too."""
     tree = ast.parse(file.read_text())

@@ -243,6 +243,7 @@ def test_a_missing_peer_is_named_before_an_engine_starts(
     assert not fake.opened
 
 
+@pytest.mark.slow
 def test_latency(model: str) -> None:
     words = ["--input-len", "4", "--output-len", "3", "--batch-size", "2", "--num-iters", "3"]
     lines, found = lines_and_result("latency", model, *words, *ENGINE)

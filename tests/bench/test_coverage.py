@@ -103,6 +103,7 @@ def test_a_class_without_a_tiny_model_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert found == {"outcome": "no tiny model", "reason": "no sizes"}
 
 
+@pytest.mark.slow
 def test_an_unknown_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match="--only Llama: no causal class"):

@@ -64,6 +64,7 @@ def ids(file: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_killed_batch_goes_on_and_has_every_line_once(files: tuple[Path, Path]) -> None:
     _, out = files
     with program(files, *SLOWLY) as process:

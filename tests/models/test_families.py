@@ -424,7 +424,8 @@ LATER = {
     "starcoder2-plain", "arcee", "ernie4-5",
     "glm4-moe-lite-layers", "minimax-m2",
     "minicpm3-longrope", "bloom-untied-6-heads", "mpt", "hunyuan-alpha", "apertus-other-choices",
-    "mamba2-biases", "llama4-chunks", "zamba2-biases",
+    "mamba2-biases", "llama4-chunks", "zamba2-biases", "llama4-yarn", "gemma4-keys-are-values",
+    "bamba", "mixtral",
 }  # fmt: skip
 ALL_VARIANTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in VARIANTS]
 

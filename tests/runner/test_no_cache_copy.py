@@ -78,7 +78,7 @@ def compiled_step(
         pytest.param("burst", "greedy", "bfloat16", marks=pytest.mark.slow),
         pytest.param("burst", "full", "float32", marks=pytest.mark.slow),
         pytest.param("decode", "full", "float32", marks=pytest.mark.slow),
-        ("mixed", "greedy", "float32"),
+        pytest.param("mixed", "greedy", "float32", marks=pytest.mark.slow),
         pytest.param("decode", "greedy", "bfloat16", marks=pytest.mark.slow),
     ],
 )

@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_native(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1)
 
 
+@pytest.mark.slow
 def test_everything_is_compiled_before_the_cache_takes_the_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
