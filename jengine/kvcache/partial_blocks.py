@@ -1,4 +1,4 @@
-"""What requests that ended have written of their last blocks, which need not be full.
+"""Finds the partial last blocks of ended requests, so that forks begin with a copy of one.
 
 In: requests that fork, as they end and begin. Out: how far one can begin behind another, and the
 content it begins with a copy of. A fork knows all tokens of another request and one more, so with

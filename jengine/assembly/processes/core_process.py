@@ -74,7 +74,7 @@ def bars(report: Callable[[Progress], None]) -> Callable[..., ReportingBar]:
 
 
 def build(settings: bytes, server: CoreServer) -> Served:
-    """Build the engine that the settings describe, with the message that tells fronts so."""
+    """Build the engine that the settings describe, and the Ready message for its fronts."""
     given = msgspec.msgpack.decode(settings, type=CoreSettings)
     args = EngineArgs.checked("engine core", **given.engine)
     direction = Direction([server.end_with]) if args.nodes.several else None
