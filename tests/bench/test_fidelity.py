@@ -17,7 +17,7 @@ import pytest
 
 from jengine import LLM
 from jengine.bench.fidelity.__main__ import main
-from jengine.bench.fidelity.answers import greedy
+from jengine.bench.fidelity.answers import Answer, compared_routed, greedy
 from jengine.bench.fidelity.check import check
 from jengine.bench.fidelity.child_process import ChildProcess
 from jengine.bench.fidelity.conditional import CONDITIONAL, drawn_conditional
@@ -30,7 +30,7 @@ from jengine.bench.fidelity.generic import GENERIC, drawn_generic
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 from jengine.bench.fidelity.kept import Row, Table, stretches
 from jengine.bench.fidelity.search import due
-from jengine.bench.fidelity.transformers_process import Refused, Transformers
+from jengine.bench.fidelity.transformers_process import Refused, Routed, Transformers
 from jengine.bench.fidelity.worker import answer
 from jengine.bench.fidelity.workers import Workers
 from jengine.errors import CheckpointError, ConfigError
@@ -187,6 +187,30 @@ def test_draws_answer_as_transformers(
 def test_other_implementations(family: str, implementation: str, theirs: Transformers) -> None:
     found = check(theirs, family, 1, IMPLEMENTATIONS[implementation])
     assert found.passed, found
+
+
+@pytest.mark.parametrize(
+    ("number", "implementation"), [(5, "bfloat16"), *slow((1, "bfloat16"), (1, "int8-cache"))]
+)
+def test_rounding_may_choose_between_experts_of_equal_scores(
+    number: int, implementation: str, theirs: Transformers
+) -> None:
+    """One expert of one token is another one in draw 5, which is 9 times torch's error."""
+    found = check(theirs, "glm4_moe", number, IMPLEMENTATIONS[implementation])
+    assert found.passed and found.error > 0, found
+
+
+@pytest.mark.parametrize("replaced", [8, 9])
+def test_a_router_that_chooses_others_more_often_than_rounding_does_is_wrong(
+    replaced: int,
+) -> None:
+    rows, experts = np.zeros((1, 47, 3)), np.zeros((1, 2, 47, 1), np.uint8)
+    passes = iter([Routed(rows, experts, count) for count in (0, replaced, 0)])
+    ours = Answer([1] * 8, rows[0], experts[0].swapaxes(0, 1))
+    found = compared_routed(
+        lambda **given: next(passes), [ours], [0, 1], IMPLEMENTATIONS["bfloat16"]
+    )
+    assert found is not None and found.passed == (replaced == 8)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
 from jengine.bench.fidelity.found import LIMIT, Found, beside_float64, distance, spread
 from jengine.bench.fidelity.implementations import Implementation
+from jengine.bench.fidelity.transformers_process import Routed
 from jengine.outputs import RequestOutput
 from jengine.research.engine_run import decoded, finished, scored, teacher_forced
 
@@ -18,6 +19,8 @@ ANSWER = 8  # tokens
 Rows = Sequence[np.ndarray] | np.ndarray  # [positions, vocab] of each sequence
 # Root mean squares of the errors of ours and of torch's in bfloat16, which round at other places.
 AS_ROUNDED = 1.1
+# Tokens and layers for which rounding changes the choice of experts, ours beside torch's: a few.
+AS_CHANGED, FEW_CHANGED = 2, 8
 
 
 class Answer(NamedTuple):
@@ -25,6 +28,7 @@ class Answer(NamedTuple):
 
     tokens: list[int]
     rows: np.ndarray
+    experts: np.ndarray | None = None  # of all tokens but the last, [tokens, layers, chosen]
 
 
 def until(answer: Answer, ends: Collection[int]) -> Answer:
@@ -43,6 +47,14 @@ class Scores(Protocol):
         """Log-probabilities after each token, computed in this dtype, optionally with an int8 KV
         cache."""
         ...
+
+
+class RoutedScores(Protocol):
+    """transformers' scores of the same sequences without their last tokens, and experts."""
+
+    def __call__(
+        self, *, experts: np.ndarray | None = None, dtype: str = "float32", cache: str = "none"
+    ) -> Routed: ...
 
 
 def greedy(llm: LLM, prompts: Sequence[Any], adapter: LoRARequest | None = None) -> list[Answer]:
@@ -66,7 +78,8 @@ def as_answer(output: RequestOutput) -> Answer:
     rows = decoded(output)
     if output.prompt_logprobs is not None:
         rows = np.concatenate([teacher_forced(output)[:-1], rows])
-    return Answer(list(output.outputs[0].token_ids), rows)
+    answer = output.outputs[0]
+    return Answer(list(answer.token_ids), rows, answer.routed_experts)
 
 
 def compared(scores: Scores, answers: Sequence[Answer], how: Implementation) -> Found:
@@ -88,9 +101,44 @@ def compared(scores: Scores, answers: Sequence[Answer], how: Implementation) -> 
     return found._replace(error=max(found.error, worse_than_best(answers, exact)))
 
 
+def compared_routed(
+    scores: RoutedScores, answers: Sequence[Answer], layers: Sequence[int], how: Implementation
+) -> Found | None:
+    """`compared` where answers are rounded and these layers have experts; None if transformers'
+    choice of experts is not seen.
+
+    Where two experts score almost the same, rounding chooses between them, and one other expert
+    moves a sequence by more than all else that is rounded: draws of one family are as far as
+    9 times torch's error from float32 or a tenth of it. So each side is compared with float32 that
+    runs the experts which that side ran, and float32 must agree with most of these choices.
+    """
+    rounding = how.rounding
+    rounded = scores(
+        dtype=rounding.get("dtype", "float32"), cache=rounding.get("cache", "none")
+    )  # fmt: skip
+    if rounded.experts.shape[1:2] != (len(layers),):
+        return None
+    ran = [one.experts for one in answers if one.experts is not None]
+    ours = np.stack([one[:, layers] for one in ran]).swapaxes(1, 2)
+    beside_ours, beside_theirs = scores(experts=ours), scores(experts=rounded.experts)
+    mine = [one.rows for one in answers]
+    error = spread(mine, last_rows(beside_ours.rows, answers))
+    own = spread(last_rows(rounded.rows, answers), last_rows(beside_theirs.rows, answers))
+    changed, usual = beside_ours.replaced, beside_theirs.replaced
+    if changed > AS_CHANGED * usual + FEW_CHANGED:
+        why = f"other experts than float32's {changed} times, torch {usual}"
+        return Found(float("inf"), AS_ROUNDED * own, why)
+    return Found(error, AS_ROUNDED * own)
+
+
+def last_rows(scores: Rows, answers: Sequence[Answer]) -> list[np.ndarray]:
+    """Positions whose log-probabilities an answer has, of sequences without their last token."""
+    return [row[-len(one.rows) :] for row, one in zip(scores, answers, strict=True)]
+
+
 def own_rows(scores: Rows, answers: Sequence[Answer]) -> list[np.ndarray]:
     """Positions whose log-probabilities an answer has: all before the last token."""
-    return [row[:-1][-len(one.rows) :] for row, one in zip(scores, answers, strict=True)]
+    return last_rows([row[:-1] for row in scores], answers)
 
 
 def worse_than_best(answers: Sequence[Answer], expected: Rows) -> float:

@@ -7,7 +7,7 @@ which the second one's prompt is cut into chunks.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
-from jengine.bench.fidelity.answers import ANSWER, Answer, compared, greedy
+from jengine.bench.fidelity.answers import ANSWER, Answer, compared, compared_routed, greedy
 from jengine.bench.fidelity.check_conditional import check_conditional
 from jengine.bench.fidelity.check_encoders import check_encoder
 from jengine.bench.fidelity.conditional import CONDITIONAL
@@ -28,6 +28,8 @@ from jengine.bench.fidelity.generic import drawn_generic
 from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.bench.fidelity.variations import Settings
+from jengine.config import ExpertsConfig
+from jengine.weights.folder import read_model_config
 
 PROMPT, BLOCK, CHUNK = 40, 16, 64
 LARGEST_TOKEN = 88  # of the smallest vocabulary that is drawn
@@ -63,8 +65,11 @@ def check(theirs: Transformers, family: str, number: int, how: Implementation) -
             adapter_rank=how.adapter_rank,
         )  # fmt: skip
         prompts = prompts_of(number)
-        answers = answered(folder, prompts, how)
+        experts = experts_of(folder) if how.rounding and family in FAMILIES else {}
+        answers = answered(folder, prompts, how, returns_experts=bool(experts))
         texts = [prompt + one.tokens for prompt, one in zip(prompts, answers, strict=True)]
+        if routed := beside_routes(theirs, folder, texts, answers, experts, how):
+            return routed
         truth = folder / "merged" if how.adapter_rank else folder
         found = compared(partial(theirs.score, truth, texts), answers, how)
     if family in DELTA_NETS and not found.passed and not how.rounding:
@@ -87,7 +92,37 @@ def prompts_of(number: int) -> list[list[int]]:
     return [first, first[: 2 * BLOCK + 1] + second[2 * BLOCK + 1 :], *rest]
 
 
-def answered(folder: Path, prompts: Sequence[list[int]], how: Implementation) -> list[Answer]:
+def answered(
+    folder: Path,
+    prompts: Sequence[list[int]],
+    how: Implementation,
+    *,
+    returns_experts: bool = False,
+) -> list[Answer]:
     adapter = LoRARequest("drawn", 1, str(folder / "adapter")) if how.adapter_rank else None
-    with LLM(folder, **{**SETTINGS, **how.settings, "dtype": how.dtype}) as llm:
+    settings = {**SETTINGS, **how.settings, "dtype": how.dtype}
+    with LLM(folder, enable_return_routed_experts=returns_experts, **settings) as llm:
         return greedy(llm, prompts, adapter)
+
+
+def experts_of(folder: Path) -> dict[int, ExpertsConfig]:
+    """The experts of each layer that has some; none if the numbers of layers differ."""
+    layers = enumerate(read_model_config(folder).layers)
+    found = {place: one.ffn for place, one in layers if isinstance(one.ffn, ExpertsConfig)}
+    numbers = {(one.num_experts, one.experts_per_token) for one in found.values()}
+    return found if len(numbers) == 1 else {}
+
+
+def beside_routes(
+    theirs: Transformers, folder: Path, texts: Sequence[list[int]], answers: Sequence[Answer],
+    experts: Mapping[int, ExpertsConfig], how: Implementation,
+) -> Found | None:  # fmt: skip
+    """The result for a model with experts whose rounding may choose others; None: it has none."""
+    if not experts:
+        return None
+    one = next(iter(experts.values()))
+    scores = partial(
+        theirs.score_routed, folder, [text[:-1] for text in texts],
+        num_experts=one.num_experts, chosen=one.experts_per_token,
+    )  # fmt: skip
+    return compared_routed(scores, answers, list(experts), how)

@@ -14,6 +14,7 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -169,6 +170,52 @@ CACHES: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 def score(job: Mapping[str, Any]) -> dict[str, Any]:
     """Write log-probabilities after each token, [sequences, tokens, vocab], to a file."""
+    rows = logits_of(causal(job), job)
+    np.save(job["out"], torch.stack([row.double().log_softmax(-1) for row in rows]).numpy())
+    return {}
+
+
+def score_routed(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the same log-probabilities, and the experts that routers chose, [sequences, layers,
+    tokens, chosen]; with given experts, as if they had chosen those. Returns for how many tokens
+    and layers they would have chosen others."""
+    given = torch.from_numpy(np.load(job["experts"])).flatten(0, 1) if job["experts"] else None
+    choices = Choices(job["num_experts"], job["chosen"], given)
+    with mock.patch("torch.topk", choices.topk), mock.patch.object(Tensor, "topk", choices.method):
+        rows = logits_of(causal(job), job)
+    found = torch.stack([row.double().log_softmax(-1) for row in rows]).numpy()
+    layers = len(choices.made) // len(rows)
+    experts = torch.stack(choices.made).unflatten(0, (len(rows), layers)) if layers else Tensor()
+    np.savez(job["out"], found, experts.numpy())
+    return {"replaced": choices.replaced}
+
+
+TOPK = torch.topk
+
+
+class Choices:
+    """The experts that routers choose in one layer after the other, made or replaced."""
+
+    def __init__(self, num_experts: int, chosen: int, given: Tensor | None) -> None:
+        self._shape, self._given = (num_experts, chosen), given
+        self.made: list[Tensor] = []
+        self.replaced = 0
+        self.method = lambda scores, *given, **named: self.topk(scores, *given, **named)
+
+    def topk(self, scores: Tensor, k: int, *others: Any, **named: Any) -> Any:
+        """torch.topk, of which the choice of experts (not that of groups of them) may be
+        replaced."""
+        found = TOPK(scores, k, *others, **named)
+        if scores.ndim != 2 or (scores.shape[-1], k) != self._shape:
+            return found
+        experts = found.indices if self._given is None else self._given[len(self.made)]
+        differ = experts.sort(-1).values != found.indices.sort(-1).values
+        self.replaced += int(differ.any(-1).sum())
+        self.made.append(experts)
+        return torch.return_types.topk((scores.gather(1, experts), experts))
+
+
+def causal(job: Mapping[str, Any]) -> transformers.PreTrainedModel:
     dtype = getattr(torch, job["dtype"])
     model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype=dtype)
     # Gemma 4 skips positions in layers that read others' KV, and cannot where layers have no inputs
@@ -176,14 +223,15 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
     model.config.output_hidden_states = hasattr(model.config, "num_kv_shared_layers")
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
-    model.eval()
+    return model.eval()
+
+
+def logits_of(model: transformers.PreTrainedModel, job: Mapping[str, Any]) -> list[Tensor]:
     with torch.no_grad():
-        rows = [
+        return [
             model(torch.tensor([tokens]), **CACHES[job["cache"]](model.config)).logits[0]
             for tokens in job["tokens"]
         ]
-    np.save(job["out"], torch.stack([row.double().log_softmax(-1) for row in rows]).numpy())
-    return {}
 
 
 def score_conditional(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,6 +375,7 @@ OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "config": written_config,
     "write": write,
     "score": score,
+    "score_routed": score_routed,
     "score_conditional": score_conditional,
     "pool": pool,
 }

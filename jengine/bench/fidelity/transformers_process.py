@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,14 @@ PROGRAM = Path(__file__).with_name("reference.py")
 
 class Refused(JengineError, ValueError):
     """transformers rejected the config."""
+
+
+class Routed(NamedTuple):
+    """A forward pass of a model with experts."""
+
+    rows: np.ndarray  # log-probabilities, [sequences, tokens, vocab]
+    experts: np.ndarray  # that ran, [sequences, layers, tokens, chosen]
+    replaced: int  # tokens and layers whose routers would have chosen others
 
 
 class Transformers(EndsWithBlock):
@@ -70,6 +78,22 @@ class Transformers(EndsWithBlock):
             "score", folder=str(folder), tokens=tokens, dtype=dtype, cache=cache, out=str(out)
         )
         return np.load(out)
+
+    def score_routed(
+        self, folder: Path, tokens: Sequence[Sequence[int]], *, num_experts: int, chosen: int,
+        experts: np.ndarray | None = None, dtype: str = "float32", cache: str = "none",
+    ) -> Routed:  # fmt: skip
+        """`score`, with the experts that routers chose or, if given, were made to choose."""
+        given, out = (Path(self._folder.name) / name for name in ("experts.npy", "routed.npz"))
+        if experts is not None:
+            np.save(given, experts.astype(np.int64))
+        answer = self._ask(
+            "score_routed", folder=str(folder), tokens=tokens, dtype=dtype, cache=cache,
+            num_experts=num_experts, chosen=chosen, out=str(out),
+            experts=None if experts is None else str(given),
+        )  # fmt: skip
+        rows, ran = arrays(out, 2)
+        return Routed(rows, ran, answer["replaced"])
 
     def score_conditional(
         self, folder: Path, architecture: str, reads: str, sources: Sequence[Sequence[np.ndarray]],
