@@ -83,7 +83,7 @@ ALLOWED = {
     "server": ABOVE_API,
     "integrations": {*ABOVE_API, "server"},
     # The hook that makes parts of the documentation.
-    "docs": {"nouns", "assembly", "cli", "server"},
+    "docs": {"nouns", "assembly", "cli", "server", "pallas_kernels"},
     "cli": {
         *ABOVE_API,
         "demo",

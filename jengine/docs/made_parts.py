@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from jengine.cli.main import COMMANDS, command_parser, load_command
 from jengine.cli.terminal import Terminal
 from jengine.device_advice import GRAPH_ROOM, KNOWN, ROOM
 from jengine.server.app import ENDPOINTS
+from pallas_kernels.fa4.rules import CAPABILITIES, RULES, WHY_NOT_AUTO
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"<!-- made: ([\w/.]+) -->")
@@ -110,6 +112,44 @@ def environment() -> str:
     return "\n".join(["| variable | meaning |", "|---|---|", *rows])
 
 
+def attention_kernels() -> str:
+    """Which implementation of each attention is whose."""
+    lines = ["| attention of | `xla` | `cpu` | `triton` | `fa4` |", "|---|---|---|---|---|"]
+    for name in ("prefill", "decode", "latent"):
+        known = import_module(f"pallas_kernels.{name}_attention").IMPLEMENTATIONS
+        columns = [OWNERS[home_of(known.get(one))] for one in ("xla", "cpu", "triton")]
+        prompts = "FlashAttention-4 and Triton" if "fa4" in known else columns[-1]
+        lines.append(f"| {WORDS[name]} | {' | '.join([*columns, prompts])} |")
+    return "\n".join(lines)
+
+
+def home_of(found: Any) -> str:
+    """The last word of a function's name: xla, cpu or triton."""
+    name = found if isinstance(found, str) else found.__name__
+    return name.rpartition("_")[2]
+
+
+def fa4_rules() -> str:
+    """What FlashAttention-4's kernels cannot do."""
+    rows = (f"| {what} | {rule.why} |" for what, rule in RULES.items())
+    return "\n".join(["| what | why |", "|---|---|", *rows])
+
+
+def fa4_choice() -> str:
+    """On which devices they run, and whether `auto` chooses them."""
+    devices = ", ".join(f"{one / 10:.1f}" for one in CAPABILITIES)
+    return (
+        f"Devices of other compute capabilities than {devices} are refused.\n\n"
+        f"**`auto` does not choose them:** {WHY_NOT_AUTO}."
+    )
+
+
+WORDS = {
+    "prefill": "prompts",
+    "decode": "decodes",
+    "latent": "latent vectors (MLA), prompts and decodes",
+}
+OWNERS = {"xla": "XLA", "cpu": "C++", "triton": "Triton"}
 ACCESS = {
     "PUBLIC": "everybody",
     "KEY": "holders of the API key",
@@ -120,5 +160,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "device_errors": device_errors,
     "settings": settings,
     "routes": routes,
+    "attention_kernels": attention_kernels,
+    "fa4_rules": fa4_rules,
+    "fa4_choice": fa4_choice,
     "environment": environment,
 }

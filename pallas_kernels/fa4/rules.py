@@ -27,20 +27,48 @@ class Asked(NamedTuple):
     has_ends: bool
 
 
-RULES: dict[str, Callable[[Asked], bool]] = {
-    "caches of codes (int8, FP8) and float32": lambda asked: (
-        asked.cache_dtype not in (jnp.bfloat16, jnp.float16)
+class Rule(NamedTuple):
+    """One reason to run a call on Triton."""
+
+    why: str
+    holds: Callable[[Asked], bool]
+
+
+RULES: dict[str, Rule] = {
+    "caches of codes (int8, FP8) and float32": Rule(
+        "the kernels read bfloat16 and float16",
+        lambda asked: asked.cache_dtype not in (jnp.bfloat16, jnp.float16),
     ),
-    "heads of other sizes than 64, 96 and 128": lambda asked: asked.head_dim not in (64, 96, 128),
-    "blocks of another size than 128 tokens": lambda asked: asked.block_size != BULK_BLOCK,
-    "soft caps of scores": lambda asked: asked.soft_cap is not None,
-    "queries that attend ahead": lambda asked: asked.has_ends,
+    "heads of other sizes than 64, 96 and 128": Rule(
+        "on 9.0 heads of 256 take tiles of 80 keys, which are no whole block; no kernel of another "
+        "size has been compiled",
+        lambda asked: asked.head_dim not in (64, 96, 128),
+    ),
+    "blocks of another size than 128 tokens": Rule(
+        "small copies, which read them, leave shared memory behind the last key as it was, and a "
+        "NaN there spoils the outputs",
+        lambda asked: asked.block_size != BULK_BLOCK,
+    ),
+    "soft caps of scores": Rule(
+        "a function of each score would be one more thing that a kernel is compiled for",
+        lambda asked: asked.soft_cap is not None,
+    ),
+    "queries that attend ahead": Rule(
+        "the kernels' masks are causal, with a window or without",
+        lambda asked: asked.has_ends,
+    ),
 }
+# Why attention_backend="auto" does not choose them.
+WHY_NOT_AUTO = (
+    "on a device the outputs of one kernel alone have been read, of heads of 128 in groups of 4 on "
+    "9.0; `auto` will choose them when those of all geometries that no rule refuses have been, by "
+    "`python -m jengine.bench.gpu`"
+)
 
 
 def refused(asked: Asked) -> str | None:
     """Which rule sends this call to Triton, or None."""
-    return next((name for name, holds in RULES.items() if holds(asked)), None)
+    return next((name for name, rule in RULES.items() if rule.holds(asked)), None)
 
 
 def missing() -> str | None:

@@ -17,7 +17,8 @@ NEEDED = (
 )  # fmt: skip
 OPTIONAL = {
     "optax": "training the demo model",
-    "fa4-jax": "FlashAttention-4 for prompts on GPUs: jengine[fa4], under NVIDIA's licence",
+    "fa4-jax": "FlashAttention-4 for prompts on GPUs: jengine[fa4], 310 MB or more with NVIDIA's "
+    "CUTLASS DSL, which is proprietary",
     "torch": "comparing with the PyTorch path",
     "matplotlib": "plots",
     "treescope": "model pictures in notebooks",
