@@ -1,10 +1,11 @@
 """Compiles FlashAttention-4's kernels, and steps with them, on a machine without a GPU.
 
-    python -m jengine.bench.gpu_proof.fa4 [--out FILE.json]
+    python -m jengine.bench.gpu_proof.fa4 --out FILE.json
 
 Needs Python 3.12, jengine[fa4], jax's CUDA plugin and triton 3.9. Registers, spills and
 instructions are read from the machine code by `cuobjdump`, which triton ships. Numbers are not
-checked: these kernels have no interpreter. Writes a table beside FILE.json, with what Triton's
+checked: these kernels have no interpreter. Goes on where an earlier run with the same FILE.json,
+commit and packages has ended. Writes a table beside FILE.json, with what Triton's
 kernels and steps of the same sizes are in the kept proof.
 """
 
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import triton
 from jengine.bench.gpu_proof.__main__ import PACKAGES, RESULTS, versions
 from jengine.bench.gpu_proof.cases import StepCase
 from jengine.bench.gpu_proof.device import environment
-from jengine.bench.gpu_proof.fa4_report import markdown
+from jengine.bench.gpu_proof.fa4_report import markdown, named
 from jengine.bench.gpu_proof.steps import compiled_step, program_facts
 from jengine.bench.machine import commit, machine
 from pallas_kernels.fa4.kernel import Geometry, compiled
@@ -42,6 +43,7 @@ INSTRUCTIONS = {
     "spills": r"\b(?:STL|LDL)\b",
 }
 KV_HEADS = 8
+ROW = "row: "  # before a row, among what compilers print
 
 
 def geometries(capability: int) -> Iterator[Geometry]:
@@ -107,42 +109,82 @@ def step_row(case: StepCase, dump: Path) -> dict[str, Any]:
     return {"step": str(case), **program_facts(program, dump, case, cache_bytes)}
 
 
-def work(dump: Path) -> None:
-    """Print one JSON object, in an environment that names the dump."""
-    kernels = [kernel_row(one) for capability in CAPABILITIES for one in geometries(capability)]
-    steps = [step_row(case, dump) for case in STEPS]
-    print(
-        json.dumps({"kernels": kernels, "steps": steps, "torch_imported": "torch" in sys.modules})
-    )
+def cases() -> Iterator[Geometry | StepCase]:
+    """All kernels and steps, those of the oldest device first."""
+    for capability in CAPABILITIES:
+        yield from geometries(capability)
+        if capability == CAPABILITIES[0]:
+            yield from STEPS
+
+
+def name_of(case: Geometry | StepCase) -> str:
+    """A name to find a kept row by."""
+    return str(case) if isinstance(case, StepCase) else named(case._asdict(), with_device=True)
+
+
+def work(dump: Path, kept: Collection[str]) -> None:
+    """Print a JSON object per case that is not kept, in an environment that names the dump."""
+    for case in cases():
+        if (name := name_of(case)) not in kept:
+            is_step = isinstance(case, StepCase)
+            row = step_row(case, dump) if is_step else kernel_row(case)
+            print(ROW + json.dumps({"name": name, **row}), flush=True)
+    print(ROW + json.dumps({"torch_imported": "torch" in sys.modules}), flush=True)
 
 
 def main() -> None:
-    """Run the work in a process of its own, and write what it finds."""
+    """Run the work in a process of its own, and write what it finds, row by row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dump", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.dump:
-        return work(args.dump)
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "jengine.bench.gpu_proof.fa4", "--dump", folder]
-        done = subprocess.run(  # noqa: S603
-            command, env=environment(Path(folder)), stdout=subprocess.PIPE, text=True, check=True
-        )
     result = {
         "bench": "gpu_proof.fa4",
         "note": "compiled on a machine without a GPU; nothing here was run or timed",
-        "command": "python -m jengine.bench.gpu_proof.fa4",
+        "command": "python -m jengine.bench.gpu_proof.fa4 --out FILE.json",
         "commit": commit(),
         "hardware": machine(),
         "versions": versions((*PACKAGES, *PINNED)),
-        **json.loads(done.stdout.splitlines()[-1]),
+        "kernels": [],
+        "steps": [],
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n", "utf-8")
-        args.out.with_suffix(".md").write_text(markdown(result, json.loads(RESULTS.read_text())))
+    if args.out.exists():
+        result = continued(json.loads(args.out.read_text("utf-8")), result)
+    if args.dump:
+        return work(args.dump, {row["name"] for row in (*result["kernels"], *result["steps"])})
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "jengine.bench.gpu_proof.fa4", "--dump", folder]
+        with subprocess.Popen(  # noqa: S603
+            [*command, "--out", str(args.out)], env=environment(Path(folder)),
+            stdout=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(ROW):
+                    result = add(result, json.loads(line.removeprefix(ROW)))
+                    write(args.out, result)
+    sys.exit(process.returncode)
+
+
+def continued(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """An earlier run's rows, if it ran the same code with the same packages."""
+    same = all(earlier[key] == now[key] for key in ("commit", "versions"))
+    return earlier if same else now
+
+
+def add(result: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """A row in its place."""
+    if "name" not in row:
+        return {**result, **row}
+    where = "steps" if "step" in row else "kernels"
+    return {**result, where: [*result[where], row]}
+
+
+def write(out: Path, result: dict[str, Any]) -> None:
+    """The result and its table."""
+    out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    tritons = json.loads(RESULTS.read_text("utf-8"))
+    out.with_suffix(".md").write_text(markdown(result, tritons), "utf-8")
 
 
 if __name__ == "__main__":

@@ -51,12 +51,13 @@ def kernel_rows(result: Mapping[str, Any], tritons: Mapping[str, Any]) -> Iterat
         ]  # fmt: skip
 
 
-def named(row: Mapping[str, Any]) -> str:
+def named(row: Mapping[str, Any], *, with_device: bool = False) -> str:
     """A geometry in words."""
     window = "causal" if row["window"] is None else f"window {row['window']}"
     dtype = "" if row["dtype"] == "bfloat16" else f", {row['dtype']}"
     group = row["heads"] // row["kv_heads"]
-    return f"{group}, {row['head_dim']}, {window}{', sinks' * row['has_sinks']}{dtype}"
+    device = f" on {row['capability'] / 10:.1f}" if with_device else ""
+    return f"{group}, {row['head_dim']}, {window}{', sinks' * row['has_sinks']}{dtype}{device}"
 
 
 def triton_case(row: Mapping[str, Any]) -> str:
