@@ -38,6 +38,7 @@ class PeerProgram(NamedTuple):
 PEERS = {
     "transformers": PeerProgram("transformers_peer.py", ("torch", "transformers")),
     "vllm": PeerProgram("vllm_peer.py", ("vllm",)),
+    "mlx": PeerProgram("mlx_peer.py", ("mlx", "mlx_lm")),
     "llama.cpp": PeerProgram("llama_cpp_peer.py", ("llama_cpp",)),
 }
 
@@ -106,9 +107,10 @@ class Peer:
         ready = self._ask(asdict(settings))
         self.version, self.startup_s = ready["ready"], ready["startup_s"]
 
-    def run(self) -> tuple[float, int]:
-        """Run the trace once; returns (seconds, generated tokens)."""
-        answer = self._ask({"run": True})
+    def run(self, trace: Path | None = None) -> tuple[float, int]:
+        """Run the trace once, or another one if the peer reads several; returns (seconds, generated
+        tokens)."""
+        answer = self._ask({"run": True} if trace is None else {"run": True, "trace": str(trace)})
         return answer["seconds"], answer["generated"]
 
     def _ask(self, words: dict[str, Any]) -> dict[str, Any]:

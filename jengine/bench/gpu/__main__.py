@@ -21,7 +21,9 @@ from jengine.bench.gpu.page import page
 from jengine.bench.gpu.part import write_json
 from jengine.bench.gpu.report import printed, shares, succeeded
 from jengine.bench.gpu.stages import (
+    BEFORE_TABLE,
     STAGES,
+    TABLE,
     Settings,
     Stage,
     checkout,
@@ -62,9 +64,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if problem := other_kind(args.out / "gpu.json", dry_run=args.dry_run):
         print(problem, file=sys.stderr)
         return 2
-    settings = Settings(args.out.absolute(), args.dry_run, args.torch_python, args.vllm_python)
+    pythons = args.torch_python, args.vllm_python, args.mlx_python
+    settings = Settings(args.out.absolute(), args.dry_run, *pythons)
     end = time.monotonic() + args.deadline
-    chosen = [stage for stage in STAGES if stage.name in args.stages]
+    wanted = (*BEFORE_TABLE, *(one.name for one in TABLE)) if args.table else args.stages
+    chosen = [stage for stage in (*STAGES, *TABLE) if stage.name in wanted]
     asked = sys.argv[1:] if words is None else words
     run = {
         "dry_run": args.dry_run,
@@ -103,6 +107,15 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         "--vllm-python",
         metavar="PYTHON",
         help="a Python that has vLLM, to race it; give --deadline 1200",
+    )
+    parser.add_argument(
+        "--mlx-python", metavar="PYTHON", help="a Python that has MLX's CUDA build, for --table"
+    )
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="compare engines instead: jengine with each kind of kernels, and, where their Python "
+        "is named, vLLM and MLX, one after the other on the same requests",
     )
     parser.add_argument("--install-tables", action="store_true",
                         help="copy the swept tuning tables into this checkout")  # fmt: skip
@@ -190,7 +203,7 @@ def wrong_device(part: dict[str, Any], settings: Settings) -> str | None:
 
 def write_report(run: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Write gpu.json, gpu.txt and gpu.html to the folder, from the stages' files."""
-    files = {stage.name: part_file(stage, settings) for stage in STAGES}
+    files = {stage.name: part_file(stage, settings) for stage in (*STAGES, *TABLE)}
     parts = {name: read(file) for name, file in files.items() if file.is_file()}
     shares(parts)
     whole = {"bench": "gpu", **run, **surroundings_in(parts), "parts": parts}

@@ -61,6 +61,29 @@ class SamplingCase:
 
 
 @dataclass(frozen=True)
+class Requests:
+    """Equal requests that arrive at once."""
+
+    count: int
+    prompt: int
+    answer: int
+
+    @property
+    def is_prompts(self) -> bool:
+        """Whether the prompt is what takes time."""
+        return self.answer == 1
+
+    @property
+    def tokens(self) -> int:
+        """Of one request."""
+        return self.prompt + self.answer
+
+    def __str__(self) -> str:
+        prompts = f"{self.count} x prompt of {self.prompt:,}"
+        return prompts if self.is_prompts else f"{prompts}, answer of {self.answer}"
+
+
+@dataclass(frozen=True)
 class Sizes:
     """All sizes that differ between a real and a dry run."""
 
@@ -89,6 +112,7 @@ class Sizes:
     mixed: tuple[tuple[int, int, int], ...]  # decode rows, their context, prompt tokens beside them
     soak_steps: int
     race: tuple[tuple[int, int, int], ...]  # requests, prompt tokens, answer tokens
+    table: tuple[Requests, ...]  # which each engine of the table runs
 
 
 SAMPLERS = {
@@ -157,6 +181,11 @@ REAL = Sizes(
     mixed=((63, 1024, 256), (63, 1024, 2048), (7, 1024, 8192)),
     soak_steps=10_000,
     race=((1, 1024, 128), (64, 1024, 128), (256, 256, 128)),
+    table=(
+        *(Requests(1, prompt, 1) for prompt in (2048, 8192, 32_768)),
+        *(Requests(rows, 128, 256) for rows in (1, 8, 64)),
+        Requests(64, 2048, 128),  # prompts beside decodes
+    ),
 )  # fmt: skip
 
 
@@ -203,6 +232,7 @@ DRY = Sizes(
     mixed=((1, 32, 40),),
     soak_steps=20,
     race=((2, 8, 3),),
+    table=(Requests(1, 40, 1), Requests(2, 8, 3)),
 )
 
 

@@ -41,6 +41,10 @@ def page(whole: Mapping[str, Any]) -> str:
     words = "".join(f"<p>{html.escape(line)}</p>" for line in about)
     content = [
         f"<header><h1>jengine on this GPU</h1>{words}</header>",
+        *([section("Engines", engines(parts),
+                   "Tokens a second, and in brackets the time as a multiple of the least that "
+                   "reading and computing take at this device's measured rates.")]
+          if any(lines_of(parts, tuple(parts), "table")) else []),
         section("Roofline", roofline(parts),
                 "Attention and matmuls: a dot on the line is as fast as this device was seen to "
                 "read or to multiply."),
@@ -50,6 +54,28 @@ def page(whole: Mapping[str, Any]) -> str:
         section("Everything", f"<pre>{html.escape(printed(whole))}</pre>"),
     ]  # fmt: skip
     return document("jengine on this GPU", "".join(content), "pre { overflow-x: auto }")
+
+
+def engines(parts: Parts) -> str:
+    """A row per set of requests, a column per engine."""
+    lines = list(lines_of(parts, tuple(parts), "table"))
+    versions = list(dict.fromkeys(line["version"] for line in lines))
+    found = {(line["case"], line["version"]): line for line in lines}
+
+    def cell(line: Mapping[str, Any] | None) -> str:
+        if line is None:
+            return ""
+        times = f" ({line['of_roofline']:.2f})" if "of_roofline" in line else ""
+        return f"{line['tok_s']:,.0f}{times}"
+
+    rows = [["requests", *versions]]
+    for case in dict.fromkeys(line["case"] for line in lines):
+        rows.append([case, *(cell(found.get((case, version))) for version in versions)])
+    cells = (
+        "".join(f"<{tag}>{html.escape(one)}</{tag}>" for one in row)
+        for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
+    )
+    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
 
 
 def lines_of(parts: Parts, stages: tuple[str, ...], what: str) -> Iterator[dict[str, Any]]:

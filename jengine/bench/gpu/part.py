@@ -94,6 +94,7 @@ def stage_parser() -> argparse.ArgumentParser:
     parser.add_argument("--matmuls", default="auto", help="the library of XLA's matmuls")
     parser.add_argument("--cache-gb", type=int, help="[what is left]")
     parser.add_argument("--soak", action="store_true", help="one size of step, for long")
+    parser.add_argument("--engine", default="", help="of the table of engines")
     parser.add_argument("--peer-python", default="", help="a Python that has vLLM, or torch")
     return parser
 

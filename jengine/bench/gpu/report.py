@@ -13,7 +13,7 @@ DRY_RUN = "DRY RUN on a CPU with tiny sizes: no figure below means anything."
 SHOWN = (
     "model", "case", "implementation", "rows", "context", "new_tokens", "best_us", "queued_ms",
     "reading_ms", "gap_ms", "submit_ms", "ms", "tok_s", "gb_s", "of_memory", "tflop_s",
-    "of_product", "error", "different", "of", "verdict", "right", "failed",
+    "of_product", "of_roofline", "error", "different", "of", "verdict", "right", "failed",
 )  # fmt: skip
 READS = ("copy", "reading", "decode attention")
 Part = Mapping[str, Any]
@@ -26,10 +26,21 @@ def shares(parts: Mapping[str, Part]) -> None:
         for line in part.get("lines", []):
             if name == "ceilings":
                 continue
+            if memory and product and "least" in line:
+                rates = memory * 1e9, product * 1e12
+                line["of_roofline"] = round(line["ms"] / 1e3 / roofline_seconds(line, *rates), 2)
             if memory and "gb_s" in line:
                 line["of_memory"] = round(line["gb_s"] / memory, 3)
             if product and "tflop_s" in line:
                 line["of_product"] = round(line["tflop_s"] / product, 3)
+
+
+def roofline_seconds(line: Mapping[str, Any], bandwidth: float, flops: float) -> float:
+    """The least that a line's work takes: reading or computing, whichever takes longer."""
+    return sum(
+        one["times"] * max(one["bytes"] / bandwidth, one["operations"] / flops)
+        for one in line["least"]
+    )
 
 
 def memory_rate(parts: Mapping[str, Part]) -> float | None:
@@ -109,7 +120,7 @@ def table(what: str, lines: list[Mapping[str, Any]]) -> Iterator[str]:
         yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
 
 
-HIDDEN = ("what", "median_us", "tolerance", "bytes", "moved", "operations", "kernels")
+HIDDEN = ("what", "median_us", "tolerance", "bytes", "moved", "operations", "kernels", "least")
 
 
 def shown(value: Any) -> str:

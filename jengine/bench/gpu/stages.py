@@ -49,6 +49,7 @@ class Stage:
     devices: int = 1  # that it needs
     oldest_jax: tuple[int, ...] = ()  # whose XLA has the flags
     needs_on_gpu: tuple[str, ...] = ()  # for which a dry run has something else
+    peer: str = ""  # whose Python it needs
 
 
 PARALLEL = ("--model", "llama-8b", "--few", "--tensor-parallel")
@@ -79,13 +80,26 @@ STAGES = (
           xla_flags=f"{UPDATES}=SKIP_PROFILED", oldest_jax=(0, 11)),
     Stage("torch", "torch_peer", 110, ()),
     Stage("compare", "compared", 60, ENGINE_NEEDS),
-    Stage("vllm", "vllm_race", 300, ENGINE_NEEDS, ("--model", "llama-8b")),
+    Stage("vllm", "vllm_race", 300, ENGINE_NEEDS, ("--model", "llama-8b"), peer="vllm"),
     Stage("tensor-parallel", "models", 60, ENGINE_NEEDS, PARALLEL, devices=2),
     Stage("captured-collectives", "models", 60, ENGINE_NEEDS, (*PARALLEL, "--captured"), devices=2),
     Stage("long-graphs", "models", 60, ENGINE_NEEDS, (*PARALLEL, "--long-graphs"), devices=2),
     Stage("soak", "steady", 200, ENGINE_NEEDS, SOAK, devices=2),
     Stage("captured-soak", "steady", 200, ENGINE_NEEDS, (*SOAK, "--captured"), devices=2),
 )  # fmt: skip
+
+CONTENDER = ("--model", "llama-8b", "--engine")
+# Instead of the others with --table: engines one after the other.
+TABLE = (
+    Stage("table-triton", "contender", 120, (*ENGINE_NEEDS, "triton"), (*CONTENDER, "triton")),
+    Stage("table-fa4", "contender", 120, (*ENGINE_NEEDS, "triton"), (*CONTENDER, "fa4"),
+          needs_on_gpu=("fa4_jax", "cutlass")),
+    Stage("table-vllm", "contender", 180, ENGINE_NEEDS, (*CONTENDER, "vllm"), peer="vllm"),
+    Stage("table-mlx", "contender", 180, ENGINE_NEEDS, (*CONTENDER, "mlx"), peer="mlx"),
+)  # fmt: skip
+# What the table needs before: the device's name and its rates.
+BEFORE_TABLE = ("device", "ceilings")
+PEER_PACKAGES = {"vllm": ("vllm",), "mlx": ("mlx", "mlx_lm")}
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,12 @@ class Settings:
     dry_run: bool
     torch_python: str
     vllm_python: str | None = None
+    mlx_python: str | None = None
+
+    @property
+    def peers(self) -> Mapping[str, str | None]:
+        """The Python of each peer, None if none was named."""
+        return {"vllm": self.vllm_python, "mlx": self.mlx_python}
 
 
 def obstacle(stage: Stage, settings: Settings) -> str | None:
@@ -112,10 +132,11 @@ def obstacle(stage: Stage, settings: Settings) -> str | None:
         return f"it needs jax {'.'.join(map(str, stage.oldest_jax))} or newer"
     if stage.devices > (there := devices_there(settings)):
         return f"it needs {stage.devices} devices, and there is {there}"
-    if stage.module == "vllm_race" and settings.vllm_python is None:
-        return "--vllm-python names no Python that has vLLM"
-    if stage.module == "vllm_race":
-        return packages_obstacle("--vllm-python", str(settings.vllm_python), ("vllm",))
+    if stage.peer:
+        flag, python = f"--{stage.peer}-python", settings.peers[stage.peer]
+        if python is None:
+            return f"{flag} names no Python that has {stage.peer}"
+        return packages_obstacle(flag, python, PEER_PACKAGES[stage.peer])
     if stage.module in ("torch_peer", "compared"):
         packages = ("torch", "transformers")
         return packages_obstacle("--torch-python", settings.torch_python, packages)
@@ -155,9 +176,10 @@ def command(stage: Stage, settings: Settings, seconds: float) -> list[str]:
         work.write_text(json.dumps(torch_work(dry_run=settings.dry_run)), encoding="utf-8")
         return [settings.torch_python, program, *part, "--work", str(work)]
     dry = ["--dry-run"] * settings.dry_run
-    peers = {"vllm_race": settings.vllm_python, "compared": settings.torch_python}
-    if stage.module in peers:
-        dry += ["--peer-python", str(peers[stage.module])]
+    if stage.peer:
+        dry += ["--peer-python", str(settings.peers[stage.peer])]
+    if stage.module == "compared":
+        dry += ["--peer-python", settings.torch_python]
     module = f"jengine.bench.gpu.{stage.module}"
     return [sys.executable, "-m", module, *part, *stage.arguments, *dry]
 

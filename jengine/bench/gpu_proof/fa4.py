@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dump", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    result = {
+    result: dict[str, Any] = {
         "bench": "gpu_proof.fa4",
         "note": "compiled on a machine without a GPU; nothing here was run or timed",
         "command": "python -m jengine.bench.gpu_proof.fa4 --out FILE.json",

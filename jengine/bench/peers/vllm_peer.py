@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,20 +34,24 @@ def main() -> None:
         gpu_memory_utilization=settings["memory_share"],
         speculative_config=settings["speculative_config"],
     )
-    with open(settings["trace"], encoding="utf-8") as file:
-        trace = [json.loads(line) for line in file]
-    prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in trace]
-    params = [
-        vllm.SamplingParams(
-            temperature=0, max_tokens=item["max_tokens"], ignore_eos=True, detokenize=False
+
+    def read(path: str) -> tuple[list[Any], list[Any]]:
+        with open(path, encoding="utf-8") as file:
+            trace = [json.loads(line) for line in file]
+        options = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+        return (
+            [{"prompt_token_ids": item["prompt_token_ids"]} for item in trace],
+            [vllm.SamplingParams(max_tokens=item["max_tokens"], **options) for item in trace],
         )
-        for item in trace
-    ]
+
+    prompts, params = read(settings["trace"])
     drafts = settings["speculative_config"]
     version = f"vllm {vllm.__version__}" + (f", drafts by {drafts['method']}" if drafts else "")
     ready = {"ready": version, "startup_s": time.perf_counter() - began}
     print(json.dumps(ready), file=answers, flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        if "trace" in (words := json.loads(line)):
+            prompts, params = read(words["trace"])
         llm.reset_prefix_cache()
         began = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)

@@ -1,0 +1,150 @@
+"""Stage: one engine of the table that compares engines: prompts, decodes and both, on one device.
+
+Every engine runs the same requests with random weights of the same shapes, which take as long as
+real ones, and answers each to its full length. Lines say what must be read and computed at least,
+so that `report` can give times as multiples of what this device was seen to reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import jengine
+from jengine.api.llm import LLM
+from jengine.bench.against import Peer, PeerSettings, trace_peer
+from jengine.bench.gpu.cases import Requests, sizes
+from jengine.bench.gpu.models import write_config
+from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.vllm_race import made_up
+from jengine.bench.throughput import run_once
+from jengine.bench.workloads import Item, write_trace
+from jengine.config import ModelConfig
+from jengine.models.parameter import named_parameters
+from jengine.models.registry import model_config
+from jengine.weights.abstract import abstract_model
+
+OURS = ("fa4", "triton")
+MEMORY = 0.85  # of the device's, for each engine in turn
+ROUNDS = 2  # that count, after one that does not
+
+
+class Engine(Protocol):
+    """An engine that is loaded."""
+
+    version: str
+
+    def seconds(self, items: list[Item]) -> float: ...
+
+
+class Ours:
+    def __init__(self, llm: LLM, wanted: str) -> None:
+        shapes = llm.engine.loaded.shapes
+        self.llm, self.kernels = llm, shapes.prompts or shapes.attention
+        self.version = f"jengine {jengine.__version__}, {wanted}"
+
+    def seconds(self, items: list[Item]) -> float:
+        return run_once(self.llm, items)[0]
+
+
+class Theirs:
+    def __init__(self, peer: Peer, folder: Path) -> None:
+        self.peer, self.version, self.folder = peer, peer.version, folder
+
+    def seconds(self, items: list[Item]) -> float:
+        trace = self.folder / "trace.jsonl"
+        write_trace(items, trace)
+        seconds, generated = self.peer.run(trace)
+        assert generated == sum(item.max_tokens for item in items), "answers of full length"
+        return seconds
+
+
+def measure(part: Part, args: argparse.Namespace) -> None:
+    """One line per set of requests."""
+    chosen = sizes(dry_run=args.dry_run)
+    config = chosen.models[args.model]
+    folder = write_config(args.part.parent / "models" / args.model, config)
+    with part.attempt("start", args.engine), opened(args, folder, chosen.table, config) as engine:
+        for work in part.in_time(chosen.table):
+            with part.attempt("table", work):
+                part.add(**line(engine, work, model_config(config), args.engine))
+
+
+@contextmanager
+def opened(
+    args: argparse.Namespace, folder: Path, table: tuple[Requests, ...], config: dict[str, Any]
+) -> Iterator[Engine]:
+    """The engine, with room for the longest and the most requests."""
+    most, longest = max(one.count for one in table), max(one.tokens for one in table)
+    if args.engine in OURS:
+        backend = "auto" if args.dry_run else args.engine
+        with LLM(
+            folder, load_format="dummy", skip_tokenizer_init=True, max_num_seqs=most,
+            max_model_len=longest, gpu_memory_utilization=MEMORY, show_progress=False,
+            enable_prefix_caching=False, attention_backend=backend,
+            compilation_config={"wait_for": "all"},
+        ) as llm:  # fmt: skip
+            ours = Ours(llm, args.engine)
+            if not args.dry_run and ours.kernels != args.engine:
+                raise RuntimeError(f"the engine runs {ours.kernels}; its log says why")
+            yield ours
+        return
+    with tempfile.TemporaryDirectory() as work:
+        settings = PeerSettings(
+            str(folder), str(Path(work) / "trace.jsonl"), config["torch_dtype"], most, longest,
+            False, "dummy", MEMORY,
+        )  # fmt: skip
+        write_trace([Item([1], 1)], Path(settings.trace))
+        with trace_peer(args.engine, args.peer_python, settings) as peer:
+            yield Theirs(peer, Path(work))
+
+
+def line(engine: Engine, work: Requests, config: ModelConfig, name: str) -> dict[str, Any]:
+    """The best round, and the least that it takes."""
+    took = [
+        engine.seconds(made_up(work.count, work.prompt, work.answer, config.vocab_size))
+        for _ in range(ROUNDS + 1)
+    ]
+    best = min(took[1:])
+    counted = work.prompt if work.is_prompts else work.answer
+    return {
+        "what": "table", "case": str(work), "engine": name, "version": engine.version,
+        "ms": round(best * 1e3, 2), "tok_s": round(work.count * counted / best, 1),
+        "least": least(work, config),
+    }  # fmt: skip
+
+
+def least(work: Requests, config: ModelConfig) -> list[dict[str, float]]:
+    """Bytes and operations of the prompts at once, and of the decode steps after them. Of models
+    whose tokens are multiplied with all weights."""
+    weights = {path: one.get_value() for path, one in named_parameters(abstract_model(config))}
+    head = "embed.weight" if config.tie_embeddings else "head.weight"
+    embedding = {"embed.weight"} - {head}  # one row per token
+    read = sum(one.size * one.dtype.itemsize for p, one in weights.items() if p not in embedding)
+    layers = sum(one.size for path, one in weights.items() if path not in {*embedding, head})
+    outputs = 2 * weights[head].size * work.count
+    mixers = [mixer for layer in config.layers for mixer in layer.mixers]
+    attention = sum(mixer.operations for mixer in mixers)  # per token and attended token
+    half = work.prompt + max(work.answer // 2, 1)
+    cached = (
+        2
+        * sum(  # bytes of a token, in the weights' dtype
+            spec.kv_heads * spec.head_dim for specs in config.layer_specs for spec in specs
+        )
+        * weights[head].dtype.itemsize
+    )
+    prompts = work.count * work.prompt
+    return [
+        {"times": 1, "bytes": read,
+         "operations": prompts * (2 * layers + attention * work.prompt / 2) + outputs},
+        {"times": work.answer - 1, "bytes": read + work.count * half * cached,
+         "operations": work.count * (2 * layers + attention * half) + outputs},
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    run_stage(measure)
