@@ -112,7 +112,7 @@ ODD = st.one_of(
 USUAL = {"secret": "a secret of engines", "cpu_bytes_to_use": 99, "shared_storage_path": "/shared"}
 
 
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(deadline=None, max_examples=100)
 @hypothesis.given(
     st.sampled_from(["OffloadingConnector", "ZmqConnector", "ExampleConnector", "Other"]),
     st.dictionaries(st.sampled_from(sorted(KEYS)), ODD, max_size=2),

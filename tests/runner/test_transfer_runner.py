@@ -140,7 +140,7 @@ class Both:
             assert far.items() <= self.one.far[0].items(), "a block under another one's name"
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(data=st.data(), count=st.integers(2, 4), depth=st.integers(0, 4))
 def test_stages_leave_what_one_leaves(data: st.DataObject, count: int, depth: int) -> None:
     both = Both(count, data)
