@@ -9,7 +9,8 @@ So codes are aligned to 16 bytes, as asynchronous copies to shared memory need i
 devices this holds for each device's part of a block: how many there are is part of `stored_as`.
 
 Scales are computed as a token is written, without calibration. XLA and CPU attention dequantize to
-float32; Triton kernels use the codes, exact in bfloat16, and apply scales to scores and weights.
+float32; Triton kernels use the codes, exact in bfloat16, and apply scales to scores and weights, or
+read copies in bfloat16 that are made for long prompts.
 Prefix hashes include the cache dtype.
 """
 

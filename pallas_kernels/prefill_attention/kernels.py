@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pallas_kernels.coded_heads import as_multiplied, in_one, in_two, load_heads, nothing_mixed
+from pallas_kernels.coded_heads import (
+    as_multiplied,
+    evens,
+    in_one,
+    in_two,
+    load_heads,
+    nothing_mixed,
+    odds,
+)
 from pallas_kernels.decode_attention.kernels import (
     FAR_BELOW,
     LOG2_E,
@@ -15,6 +23,9 @@ from pallas_kernels.decode_attention.kernels import (
     with_sinks,
 )
 
+# The position of a query that another call attends to: its output is left as it is.
+ELSEWHERE = tl.constexpr(-2)
+
 
 @triton.jit
 def prefill_tiles(
@@ -23,7 +34,7 @@ def prefill_tiles(
     layer_ptr,  # i32[1]
     tables_ptr,  # i32[tiles, PAGES]
     starts_ptr,  # i32[tiles]
-    positions_ptr,  # i32[tiles * TILE], -1 for padding
+    positions_ptr,  # i32[tiles * TILE], -1 for padding; if PARTIAL, all of a tile may be ELSEWHERE
     ends_ptr,  # i32[tiles] keys of the tile's row, read if HAS_ENDS
     runs_ptr,  # i32[RUNS + 1] the first tile of each run, and all tiles, read if HAS_RUNS
     sinks_ptr,  # f32[heads], read if HAS_SINKS
@@ -53,6 +64,7 @@ def prefill_tiles(
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_ENDS: tl.constexpr,
+    PARTIAL: tl.constexpr,
     PRECISION: tl.constexpr,
     CODES: tl.constexpr,
 ):
@@ -79,13 +91,16 @@ def prefill_tiles(
     query_head = head * GROUP + member
     real = (in_tile < tokens) & (member < GROUP)
     token = tile * TILE + in_tile
-    own = tl.load(positions_ptr + token, mask=real, other=-1)
+    own = tl.load(positions_ptr + token, mask=real, other=ELSEWHERE if PARTIAL else -1)
     lane = tl.arange(0, PADDED_DIM)
     heads = KV_HEADS * GROUP
     heads_at = (FIRST + token).to(tl.int64) * heads + query_head
     at = heads_at[:, None] * HEAD_DIM + lane[None, :]
     stored = real[:, None] & (lane < HEAD_DIM)[None, :]
     last = tl.max(own, 0)
+    if PARTIAL:  # noqa: SIM102 - this one is decided when it is compiled
+        if last == ELSEWHERE:
+            return
     if last < 0:
         zeros = tl.zeros([QUERIES, PADDED_DIM], out_ptr.dtype.element_ty)
         tl.store(out_ptr + at, zeros, mask=stored)
@@ -164,3 +179,46 @@ def prefill_tiles(
     lse = tl.where(used, (highest + tl.log2(total)) / LOG2_E, -float("inf"))
     tl.store(lse_ptr + heads_at, lse, mask=real)
     tl.store(out_ptr + at, mixed.to(out_ptr.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def copy_heads(
+    cache_ptr,  # of codes, see `pallas_kernels.layout`
+    layer_ptr,  # i32[1]
+    sources_ptr,  # i32[PAGES]: the block that a page of the copy is of, or -1
+    copy_ptr,  # bf16[1, 2, PAGES, block_size, kv_heads * dim]
+    LAYER_STRIDE: tl.constexpr,
+    PLANE_STRIDE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGES: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """One program per plane, KV head and run of tokens: dequantizes them."""
+    program = tl.program_id(0)
+    head = program % KV_HEADS
+    plane = (program // KV_HEADS % 2).to(tl.int64)
+    token = program // (2 * KV_HEADS) * TOKENS + tl.arange(0, TOKENS)
+    page = token // BLOCK_SIZE
+    block = tl.load(sources_ptr + page, mask=page < PAGES, other=-1).to(tl.int64)
+    if tl.max(block, 0) < 0:
+        return
+    inside = block >= 0
+    layer = tl.load(layer_ptr).to(tl.int64)
+    plane_ptr = cache_ptr + layer * LAYER_STRIDE + plane * PLANE_STRIDE
+    pairs, units = load_heads(
+        plane_ptr, head, block, token % BLOCK_SIZE, inside,
+        BLOCK_STRIDE, TOKEN_STRIDE, SCALES, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, CODES,
+    )  # fmt: skip
+    heads = tl.interleave(evens(pairs, CODES), odds(pairs, CODES)).to(tl.float32)
+    heads = (heads * tl.trans(units)).to(tl.bfloat16)
+    lane = tl.arange(0, PADDED_DIM)
+    row = (plane * PAGES * BLOCK_SIZE + token) * KV_HEADS + head
+    stored = inside[:, None] & (lane < HEAD_DIM)[None, :]
+    tl.store(copy_ptr + row[:, None] * HEAD_DIM + lane[None, :], heads, mask=stored)

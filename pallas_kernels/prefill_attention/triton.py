@@ -13,6 +13,7 @@ from jax import Array
 from pallas_kernels.decode_attention.triton import SMALLEST_TILE, attention_constants, tuned_dtype
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.layout import kv_heads_of
+from pallas_kernels.prefill_attention.copies import copies
 from pallas_kernels.prefill_attention.kernels import prefill_tiles
 from pallas_kernels.shapes import as_scalar, next_power_of_two
 from pallas_kernels.tuning import tuned
@@ -63,6 +64,37 @@ def prefill_attention_triton(
     *,
     head_dim: int,
     window: int | None,
+    runs: Array | None = None,
+    into: tuple[Array, Array] | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `prefill_attention`; also returns the log-sum-exp. With more queries than positions, the
+    tiles' queries are the last. `into` are output arrays whose last entries are written in place.
+    """
+    options |= {"head_dim": head_dim, "window": window, "runs": runs}
+    # Under a window most of what would be copied is not read.
+    found = None
+    if window is None:
+        found = copies(cache, layer, tables, starts, positions, runs, head_dim)
+    if found is None:
+        return attend_tiles(q, cache, layer, tables, starts, positions, into=into, **options)
+    options["partial"] = True
+    others = attend_tiles(q, cache, layer, tables, starts, found.outside, into=into, **options)
+    return attend_tiles(
+        q, found.cache, 0, found.tables, starts, found.inside, into=others, **options
+    )
+
+
+def attend_tiles(
+    q: Array,
+    cache: Array,
+    layer: int | Array,
+    tables: Array,
+    starts: Array,
+    positions: Array,
+    *,
+    head_dim: int,
+    window: int | None,
     scale: float | None,
     soft_cap: float | None,
     sinks: Array | None,
@@ -71,10 +103,10 @@ def prefill_attention_triton(
     joined: int = 1,
     ends: Array | None = None,
     into: tuple[Array, Array] | None = None,
+    partial: bool = False,
 ) -> tuple[Array, Array]:
-    """See `prefill_attention`; also returns the log-sum-exp. With more queries than positions, the
-    tiles' queries are the last. `into` are output arrays whose last entries are written in place.
-    """
+    """`prefill_attention_triton` over the cache as it is. `partial`: outputs of tiles whose
+    positions are ELSEWHERE are left as they are."""
     tiles, pages = tables.shape
     tokens, heads, _ = q.shape
     kv_heads = kv_heads_of(cache, head_dim)
@@ -89,6 +121,7 @@ def prefill_attention_triton(
         "WINDOW": window or 0,
         "HAS_SINKS": sinks is not None,
         "HAS_ENDS": ends is not None,
+        "PARTIAL": partial,
     }
     # Without sinks the kernel does not read this array, but needs one.
     sink = starts if sinks is None else sinks

@@ -61,7 +61,7 @@ from pallas_kernels.recurrent_decode import delta_step, state_space_step
 from pallas_kernels.token_sampling import sample_tokens
 
 # Constants that tell two programs of one kernel apart for a reader.
-SHOWN = ("TOKENS", "PART_TOKENS", "SLOTS", "TILE_ROWS", "TILE_COLUMNS", "TILE_DEPTH")
+SHOWN = ("CODES", "TOKENS", "PART_TOKENS", "SLOTS", "TILE_ROWS", "TILE_COLUMNS", "TILE_DEPTH")
 
 
 class Resources(NamedTuple):

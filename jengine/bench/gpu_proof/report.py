@@ -28,6 +28,7 @@ STEP_COLUMNS = {
 KERNEL_COLUMNS = {
     "kernel": "kernel",
     "case": "case",
+    "codes": "codes",
     "tokens": "tokens",
     "slots": "programs a head",
     "part_tokens": "tokens of queries",
