@@ -15,9 +15,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from pallas_kernels import layout
+
 # Adding and subtracting it rounds a float32 below 2**22 to the nearest integer, ties to even.
 ROUNDING = tl.constexpr(12582912.0)
 SMALLEST_SCALE = tl.constexpr(1e-12)
+# As in `pallas_kernels.layout`.
+ROUNDING_UP = tl.constexpr(layout.ROUNDING_UP)
 LARGEST_INT8 = tl.constexpr(127.0)
 LARGEST_FP8 = tl.constexpr(448.0)
 # The smallest normal number of E4M3; those below are multiples of 2**-9.
@@ -184,7 +188,7 @@ def store_heads(
     else:
         largest = LARGEST_FP8 if CODES == "fp8" else LARGEST_INT8
         exact = tl.maximum(tl.max(tl.abs(heads), 1) / largest, SMALLEST_SCALE)
-        bits = (exact.to(tl.int32, bitcast=True) + 0xFFFF) >> 16  # rounded up
+        bits = (exact.to(tl.int32, bitcast=True) + ROUNDING_UP) >> 16
         scale = (bits << 16).to(tl.float32, bitcast=True)
         units = heads / scale[:, None]
         codes = fp8_bits(units) if CODES == "fp8" else (units + ROUNDING) - ROUNDING

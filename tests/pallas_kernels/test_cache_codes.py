@@ -113,6 +113,28 @@ def test_the_kernels_write_the_bytes_that_xla_writes(kind: str, implementation: 
     np.testing.assert_array_equal(*made)
 
 
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_made_of_codes_keep_their_bytes(
+    kind: str, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where `/` rounds up, as on some GPUs: the next scale would be half a percent larger."""
+    builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+
+    def rounded_up(self: Any, a: Any, b: Any) -> Any:
+        return self.binary_op(a, b, lambda x, y: np.nextafter(x / y, np.float32(np.inf)))
+
+    monkeypatch.setattr(builder, "create_fdiv", rounded_up)
+    empty = jnp.zeros(cache_shape(1, 2, BLOCK, KV_HEADS, DIM, KINDS[kind]), KINDS[kind])
+    slots = jnp.arange(2 * BLOCK, dtype=jnp.int32)
+    k, v = (
+        decoded(*encoded(random(2 * BLOCK, KV_HEADS, DIM, seed=seed), KINDS[kind]))
+        for seed in (2, 3)
+    )
+    both = [write_cache(empty, 0, k, v, slots, one) for one in ("xla", implementation)]
+    np.testing.assert_array_equal(*both)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow

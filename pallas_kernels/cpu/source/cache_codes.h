@@ -71,7 +71,7 @@ inline float scale_of(Number number, const float* head, int64_t dim) {
   scale = (scale > 1e-12f ? scale : 1e-12f) + total(bad);
   uint32_t bits;
   std::memcpy(&bits, &scale, sizeof bits);
-  bits = (bits + 0xffffu) & 0xffff0000u;
+  bits = (bits + 0xfff7u) & 0xffff0000u;  // ROUNDING_UP of layout.py
   std::memcpy(&scale, &bits, sizeof bits);
   return scale;
 }
