@@ -60,9 +60,10 @@ def _quantized(config: ModelConfig) -> str:
 
 
 def _adapters(config: ModelConfig) -> str:
-    modules = ", ".join(sorted({name.rpartition(".")[2] for name in places_of(config)}))
-    without = "; not of experts, which multiply in groups" if config.has_experts else ""
-    return f"of {modules}{without}"
+    places = places_of(config)
+    modules = ", ".join(sorted({name.rpartition(".")[2] for name in places}))
+    experts = any(own[0].group is not None for own in places.values())
+    return f"of {modules}{', experts included' if experts else ''}"
 
 
 def _tensor(config: ModelConfig) -> str:

@@ -30,6 +30,7 @@ class Picked(NamedTuple):
 
     weights: Float[Array, "tokens chosen"]
     experts: Int[Array, "tokens chosen"]
+    slots: Int[Array, " tokens"] | None = None  # adapter slots from 1 on, 0: none
 
 
 def route(
@@ -91,8 +92,9 @@ def in_top_groups(
     return jnp.where(kept, grouped, -jnp.inf).reshape(ranked.shape)
 
 
-# Rows [R, in], sorted by expert, and each expert's number of rows, to [R, ...out].
-GroupedMatmul = Callable[[Array, Array], Array]
+# Rows [R, in], sorted by expert, each expert's number of rows, and each row's token, to
+# [R, ...out].
+GroupedMatmul = Callable[[Array, Array, Array], Array]
 
 
 def mix_experts(
@@ -116,7 +118,8 @@ def mix_experts(
     chosen = jnp.where(experts < 0, num_experts, experts).reshape(-1)  # [T * count]
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=num_experts).astype(jnp.int32)
-    made = down(gate_up(x[order // count], sizes), sizes)
+    owners = order // count
+    made = down(gate_up(x[owners], sizes, owners), sizes, owners)
     # Back to the tokens' order by a gather: a scatter would add up in any order.
     made = made[jnp.argsort(order)].reshape(tokens, count, -1)
     weighted = made * jnp.broadcast_to(weights[..., None], made.shape)
@@ -126,6 +129,11 @@ def mix_experts(
 def group_of_rows(sizes: Int[Array, " groups"], rows: int) -> Int[Array, " rows"]:
     """Group index per row, for rows sorted by group; padding rows get the last group."""
     return jnp.repeat(jnp.arange(sizes.shape[0]), sizes, total_repeat_length=rows)
+
+
+def known_groups(sizes: Int[Array, " groups"], rows: int) -> Int[Array, " rows"]:
+    """`group_of_rows`, with -1 for padding rows."""
+    return jnp.where(jnp.arange(rows) < jnp.sum(sizes), group_of_rows(sizes, rows), -1)
 
 
 def grouped_project(

@@ -35,7 +35,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's updates by the path of their `Linear`."""
+    """An adapter's updates by the path of their `Linear`, or of one of its groups."""
 
     rank: int  # the largest of a module
     parts: Mapping[str, LowRank]
@@ -47,9 +47,22 @@ class Adapter:
     def merged(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Add the update to each weight, keeping its dtype. Returns parameters by path."""
         found = dict(parameters)
-        for path, part in self.parts.items():
-            weight = np.asarray(parameters[path + WEIGHT])
+        for key, part in self.parts.items():
+            path, group = without_group(key)
+            weight = np.asarray(found[path + WEIGHT])
+            total, own = weight.astype(np.float32), () if group is None else (group,)
             added = part.down @ part.up.reshape(part.rank, math.prod(part.up.shape[1:]))
-            total = weight.astype(np.float32) + added.reshape(weight.shape)
+            total[own] += added.reshape(total[own].shape)
             found[path + WEIGHT] = total.astype(weight.dtype)
         return found
+
+
+def in_group(path: str, group: int | None) -> str:
+    """Path of one matrix of a `Linear` with groups, such as an expert's; None: it has none."""
+    return path if group is None else f"{path}[{group}]"
+
+
+def without_group(path: str) -> tuple[str, int | None]:
+    """Inverse of `in_group`."""
+    own, _, rest = path.partition("[")
+    return own, int(rest.removesuffix("]")) if rest else None

@@ -28,7 +28,6 @@ NOT_BUILT: dict[str, tuple[object, ...]] = {
     "use_qalora": (None, False),
     "use_bdlora": (None, False, {}),
     "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
 }
 # Ways to start a training that leave the base model as it was.
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
@@ -43,6 +42,7 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     stabilized: bool  # alpha / sqrt(rank) in place of alpha / rank
+    parameters: tuple[str, ...] = ()  # adapted ones that are no module's weight
 
     def rank_of(self, module: str) -> int:
         """Rank of a module, by checkpoint name."""
@@ -72,6 +72,7 @@ def read_adapter_config(values: Mapping[str, object], where: str) -> AdapterConf
         {key: ranks.integer(key, maximum=MOST_RANK) for key in ranks.values},
         {key: alphas.number(key, above_minimum=True) for key in alphas.values},
         fields.flag("use_rslora", False),
+        tuple(map(str, fields.values.get("target_parameters") or ())),
     )
 
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
-from jengine.lora.adapter import WEIGHT, Adapter, LowRank
+from jengine.lora.adapter import WEIGHT, Adapter, LowRank, in_group
 from jengine.lora.peft_config import AdapterConfig, read_adapter_config
+from jengine.lora.stacked_modules import StackedModule, stacked_modules
 from jengine.models import registry
 from jengine.models.linear import Embedding, Linear
 from jengine.models.tensors.checkpoint import Piece
@@ -40,8 +41,14 @@ class Place(NamedTuple):
 
     path: str  # of a Linear
     shape: WeightShape
-    pieces: tuple[Piece, ...]  # of the module, as parts of the Linear's weight
+    pieces: tuple[Piece, ...]  # of the module, as parts of the matrix
     is_table: bool = False  # an embedding, whose inputs are tokens
+    group: int | None = None  # of a Linear with groups, such as an expert
+
+    @property
+    def key(self) -> str:
+        """Path of the matrix."""
+        return in_group(self.path, self.group)
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -97,17 +104,21 @@ def read_adapter(
     tensors = read_header(file)
     places = places_of(config) if places is None else places
     modules = sorted({_module_of(file, name) for name in tensors})
-    unknown = [name for name in modules if name not in places]
+    stacked = stacked_modules(places, modules, settings.parameters, str(file))
+    unknown = [name for name in modules if name not in places and name not in stacked]
     if unknown:
         raise CheckpointError(
             f"{file}: modules that an adapter cannot change here: "
-            f"{', '.join(unknown[:FIRST_SHOWN])}. Linear layers and the input embedding can be"
-            " adapted, experts cannot."
+            f"{', '.join(unknown[:FIRST_SHOWN])}. Linear layers, experts and the input embedding "
+            "can be adapted."
         )
-    read = {
-        module: _read_module(file, module, tensors, settings, places[module][0], max_rank)
-        for module in modules
-    }
+    source = Source(file, tensors, settings, max_rank)
+    read: dict[str, Matrices] = {}
+    for module in modules:
+        if module in stacked:
+            read.update(_read_stacked(source, module, stacked[module], places))
+        else:
+            read[module] = _read_module(source, module, places[module][0])
     rank = max((len(one.down) for one in read.values()), default=0)
     return Adapter(rank, joined_parts(places, read))
 
@@ -117,7 +128,7 @@ def joined_parts(places: Places, read: Mapping[str, Matrices]) -> dict[str, LowR
     shared: dict[str, list[tuple[Place, Matrices | None]]] = {}
     for module, own in places.items():
         for place in own:
-            shared.setdefault(place.path, []).append((place, read.get(module)))
+            shared.setdefault(place.key, []).append((place, read.get(module)))
     return {
         path: _joined(modules)
         for path, modules in shared.items()
@@ -126,11 +137,11 @@ def joined_parts(places: Places, read: Mapping[str, Matrices]) -> dict[str, LowR
 
 
 def by_path(places: Places) -> dict[str, list[Place]]:
-    """Modules fused into each `Linear`, in order, by its path."""
+    """Modules fused into each `Linear`, or each of its groups, in order, by its path."""
     found: dict[str, list[Place]] = {}
     for own in places.values():
         for place in own:
-            found.setdefault(place.path, []).append(place)
+            found.setdefault(place.key, []).append(place)
     return found
 
 
@@ -153,15 +164,31 @@ def places_of(config: ModelConfig) -> dict[str, tuple[Place, ...]]:
         short = path.removesuffix(WEIGHT)
         module = linears.get(short)
         is_table = isinstance(module, Embedding) and short == EMBEDDING
-        is_linear = isinstance(module, Linear) and not module.shape.groups
-        if module is None or not path.endswith(WEIGHT) or not (is_linear or is_table):
+        if module is None or not path.endswith(WEIGHT):
             continue
-        for name in dict.fromkeys(piece.name for piece in pieces):
-            own = tuple(piece for piece in pieces if piece.name == name)
-            named = name.removesuffix(WEIGHT)
-            place = Place(short, module.shape, own, is_table)
-            found[named] = (*found.get(named, ()), place)
+        if not (isinstance(module, Linear) or is_table):
+            continue
+        for group, own in _by_group(pieces, module.shape.groups):
+            for name in dict.fromkeys(piece.name for piece in own):
+                named = name.removesuffix(WEIGHT)
+                alike = tuple(piece for piece in own if piece.name == name)
+                place = Place(short, module.shape, alike, is_table, group)
+                found[named] = (*found.get(named, ()), place)
     return found
+
+
+def _by_group(
+    pieces: Sequence[Piece], groups: int | None
+) -> Iterator[tuple[int | None, Sequence[Piece]]]:
+    """The pieces of each matrix of a weight."""
+    if groups is None:
+        yield None, pieces
+        return
+    found: dict[int, list[Piece]] = {group: [] for group in range(groups)}
+    for piece in pieces:
+        for group in piece.groups(groups):
+            found[group].append(piece.of_group(group))
+    yield from found.items()
 
 
 def _module_of(file: Path, name: str) -> str:
@@ -176,24 +203,59 @@ def _module_of(file: Path, name: str) -> str:
     )
 
 
-def _read_module(
-    file: Path,
-    module: str,
-    tensors: Mapping[str, StoredTensor],
-    settings: AdapterConfig,
-    place: Place,
-    max_rank: int,
-) -> Matrices:
-    rank = settings.rank_of(module)
-    if rank > max_rank:
-        raise CheckpointError(
-            f"{file}: {module!r} has rank {rank}, expected at most max_lora_rank={max_rank}."
+class Source(NamedTuple):
+    """An adapter's opened files."""
+
+    file: Path
+    tensors: Mapping[str, StoredTensor]
+    settings: AdapterConfig
+    max_rank: int
+
+    def rank_of(self, module: str) -> int:
+        """A module's rank. Raises CheckpointError above the limit."""
+        rank = self.settings.rank_of(module)
+        if rank > self.max_rank:
+            raise CheckpointError(
+                f"{self.file}: {module!r} has rank {rank}, expected at most "
+                f"max_lora_rank={self.max_rank}."
+            )
+        return rank
+
+    def pair(
+        self, module: str, names: tuple[str, str], down: tuple[int, int], up: tuple[int, int]
+    ) -> Matrices:
+        """A module's A and B of these shapes, unscaled."""
+        first, second = (f"{PREFIX}{module}{ending}" for ending in names)
+        return Matrices(
+            _read_matrix(self.file, self.tensors, first, down),
+            _read_matrix(self.file, self.tensors, second, up),
         )
-    inputs, outputs = place.matrix
-    first, second = (f"{PREFIX}{module}{ending}" for ending in place.names)
-    down = _read_matrix(file, tensors, first, (rank, inputs))
-    up = _read_matrix(file, tensors, second, (outputs, rank))
-    return Matrices(down, up * np.float32(settings.scale_of(module)))
+
+
+def _read_module(source: Source, module: str, place: Place) -> Matrices:
+    rank, (inputs, outputs) = source.rank_of(module), place.matrix
+    down, up = source.pair(module, place.names, (rank, inputs), (outputs, rank))
+    return Matrices(down, up * np.float32(source.settings.scale_of(module)))
+
+
+def _read_stacked(
+    source: Source, module: str, stack: StackedModule, places: Places
+) -> dict[str, Matrices]:
+    """The matrices of each expert's modules in those of a module of all experts."""
+    rank, count = source.rank_of(stack.parameter), len(stack.experts)
+    sizes = [places[name][0].matrix for name in stack.experts[0]]
+    inputs, outputs = sizes[0][0], sum(size for _, size in sizes)
+    shapes = (count * rank, inputs), (outputs, rank * count)
+    down, up = source.pair(module, (DOWN, UP), *shapes)
+    by_expert = up.reshape(outputs, rank, count) * np.float32(
+        source.settings.scale_of(stack.parameter)
+    )
+    ends = np.cumsum([size for _, size in sizes])
+    return {
+        name: Matrices(down[expert * rank : (expert + 1) * rank], part)
+        for expert, names in enumerate(stack.experts)
+        for name, part in zip(names, np.split(by_expert[..., expert], ends[:-1]), strict=True)
+    }
 
 
 def _read_matrix(
@@ -238,7 +300,8 @@ def _joined(modules: Sequence[tuple[Place, Matrices | None]]) -> LowRank:
 def _parts(place: Place) -> Iterator[tuple[slice, ...]]:
     """Output slices of our weight that a module owns."""
     for piece in place.pieces:
-        yield tuple(piece.place(place.shape.shape)[len(place.shape.inputs) :])
+        inputs, outputs = place.shape.inputs, place.shape.outputs
+        yield tuple(piece.place((*inputs, *outputs))[len(inputs) :])
 
 
 def _outputs(place: Place, matrices: Matrices) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:

@@ -14,11 +14,11 @@ import numpy as np
 
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
-from jengine.lora.adapter import LowRank
-from jengine.lora.peft_files import Places, by_path, owners_of, places_of
+from jengine.lora.adapter import LowRank, in_group
+from jengine.lora.peft_files import Place, Places, by_path, owners_of, places_of
 from jengine.models.stages import LAYER_PATH, StageLayout
 from jengine.quantization.scheme import Axes, WeightShape
-from pallas_kernels.low_rank import COLUMNS
+from pallas_kernels.low_rank import COLUMNS, inputs_first
 
 HEAD = "head"  # the path of the output head, which sees other rows than the layers
 
@@ -32,7 +32,8 @@ class StackShape(NamedTuple):
 
 @dataclass(frozen=True)
 class LowRankWeight:
-    """Stacked update of one weight: x @ down[slot] @ up[slot]."""
+    """Stacked update of one weight: x @ down[slot] @ up[slot]. With groups, both have one more
+    axis behind the slots."""
 
     # Its path; in a pipeline one per stage, None where a stage skips the layer's slot.
     paths: tuple[str | None, ...]
@@ -60,21 +61,24 @@ class LowRankWeight:
 
     @property
     def stacks(self) -> tuple[StackShape, StackShape]:
-        """down [slots, rank, *inputs] and up [slots, rank, *outputs], sharded like the weight. The
-        first axis has the slots of all stages, one after the other."""
-        weight, count, slots = self.weight, len(self.weight.inputs), len(self.paths) * self.slots
-        stage = "stage" if self.is_staged else None
+        """down [slots, *groups, rank, *inputs] and up [slots, *groups, rank, *outputs], sharded as
+        the weight is. The first axis has the slots of all stages, one after the other."""
+        weight, rank, lead = self.weight, self.rank, (len(self.paths) * self.slots,)
+        stage: Axes = ("stage" if self.is_staged else None,)
         if self.is_table:
             tokens, hidden = weight.axes
             return (
-                StackShape((slots, *weight.outputs, self.rank), (stage, tokens, None)),
-                StackShape((slots, self.rank, *weight.inputs), (stage, None, hidden)),
+                StackShape((*lead, *weight.outputs, rank), (*stage, tokens, None)),
+                StackShape((*lead, rank, *weight.inputs), (*stage, None, hidden)),
             )
-        inputs, outputs = weight.axes[:count], weight.axes[count:]
-        down = StackShape((slots, self.rank, *weight.inputs), (stage, None, *inputs))
+        axes = weight.axes
+        if weight.groups is not None:
+            lead, stage, axes = (*lead, weight.groups), (*stage, axes[0]), axes[1:]
+        inputs, outputs = axes[: len(weight.inputs)], axes[len(weight.inputs) :]
+        down = StackShape((*lead, rank, *weight.inputs), (*stage, None, *inputs))
         if self.inputs_first:
-            down = StackShape((slots, *weight.inputs, self.rank), (stage, *inputs, None))
-        return down, StackShape((slots, self.rank, *weight.outputs), (stage, None, *outputs))
+            down = StackShape((*lead, *weight.inputs, rank), (*stage, *inputs, None))
+        return down, StackShape((*lead, rank, *weight.outputs), (*stage, None, *outputs))
 
     @property
     def is_staged(self) -> bool:
@@ -88,14 +92,17 @@ class LowRankWeight:
 
     def filled(self, parts: Mapping[str, LowRank], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
         """Lay an adapter out for one slot, [stages, ...]; zeros where it changes nothing."""
-        own = [None if path is None else parts.get(path) for path in self.paths]
-        down, up = zip(*(self._filled(part, dtype) for part in own), strict=True)
-        return np.stack(down), np.stack(up)
+        lead = (len(self.paths),)
+        down, up = (np.zeros((*lead, *stack.shape[1:]), dtype) for stack in self.stacks)
+        for stage, path in enumerate(self.paths):
+            for group in (None,) if self.weight.groups is None else range(self.weight.groups):
+                part = None if path is None else parts.get(in_group(path, group))
+                if part is not None:
+                    where = (stage,) if group is None else (stage, group)
+                    self._fill(part, down[where], up[where])
+        return down, up
 
-    def _filled(self, part: LowRank | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        down, up = (np.zeros(stack.shape[1:], dtype) for stack in self.stacks)
-        if part is None:
-            return down, up
+    def _fill(self, part: LowRank, down: np.ndarray, up: np.ndarray) -> None:
         places = self._places(part)
         inputs = self.weight.outputs if self.is_table else self.weight.inputs
         matrix = part.down.reshape(*inputs, part.rank)
@@ -104,7 +111,6 @@ class LowRankWeight:
         else:
             down[places] = np.moveaxis(matrix, -1, 0)
         up[places] = part.up
-        return down, up
 
     def _places(self, part: LowRank) -> np.ndarray:
         """Rank positions of an adapter in the slot: each module's begin at its reserved range."""
@@ -121,22 +127,25 @@ def adapted_weights(
     slots: int,
     modules: Sequence[str] | None = None,
     *,
-    inputs_first: bool = False,
+    implementation: str = "cpu",
     layout: StageLayout | None = None,
 ) -> dict[str, LowRankWeight]:
     """Weights that adapters of this rank may change, by path of their `Linear`; in a pipeline of
     this layout, those of every stage by the path of its slot.
 
     `modules` are last components of checkpoint module names (vLLM's lora_target_modules); None for
-    all.
+    all. `implementation`: of matmuls with them.
     """
     found: dict[str, LowRankWeight] = {}
-    for path, own in by_path(wanted_places(places_of(config), modules)).items():
-        place, owners, paths = own[0], owners_of(own), paths_in(layout, path)
-        if paths:
-            found[path] = LowRankWeight(
-                paths, place.shape, rank * len(own), slots, owners, inputs_first, place.is_table
-            )
+    for own in by_path(wanted_places(places_of(config), modules)).values():
+        place = own[0]
+        paths = paths_in(layout, place.path)
+        if not paths or place.path in found:  # all groups are alike
+            continue
+        found[place.path] = LowRankWeight(
+            paths, place.shape, rank * len(own), slots, owners_of(own),
+            inputs_first(implementation, place.group is not None), place.is_table,
+        )  # fmt: skip
     return found
 
 
@@ -155,14 +164,22 @@ def wanted_places(places: Places, modules: Sequence[str] | None) -> Places:
     """Restrict to named modules. Raises ConfigError for an unknown name."""
     if modules is None:
         return places
-    last = {name: name.rpartition(".")[2] for name in places}
-    unknown = sorted({*modules} - {*last.values()})
+    called = {name: module_names(name, own) for name, own in places.items()}
+    known = {one for names in called.values() for one in names}
+    unknown = sorted({*modules} - known)
     if unknown:
         raise ConfigError(
             f"lora_target_modules has {', '.join(unknown)}; this model's modules that can be "
-            f"adapted are {', '.join(sorted({*last.values()}))}."
+            f"adapted are {', '.join(sorted(known))}."
         )
-    return {name: own for name, own in places.items() if last[name] in modules}
+    return {name: own for name, own in places.items() if called[name] & {*modules}}
+
+
+def module_names(name: str, places: Sequence[Place]) -> set[str]:
+    """What lora_target_modules may call a module: its last component and, of an expert's, that of
+    all experts."""
+    *_, experts, _, last = ("", "", *name.split("."))
+    return {last} if places[0].group is None else {last, experts}
 
 
 def stack_dtype(wanted: str, config: ModelConfig) -> Any:

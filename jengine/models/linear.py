@@ -21,6 +21,7 @@ from jax import Array
 from jengine.config import ModelConfig
 from jengine.layers.norm import DescribedNorm
 from jengine.models.parameter import Axes, normal, parameter, zeros
+from jengine.quantization.expert_adapters import ExpertAdapters
 from jengine.quantization.scheme import Around, Specs, Stored, Tensors, WeightScheme, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 
@@ -107,6 +108,9 @@ class Linear(Weighted):
         super().__init__(factory.scheme, shape, factory)
         # While a step with adapters is traced: (x, base) -> base + what those of its rows add.
         self.adapters: Callable[[Array, Array | None], Array] | None = None
+        # The same of a weight with groups: matrices by slot, and the slot of each token.
+        self.group_adapters: ExpertAdapters | None = None
+        self.adapter_slots: Array | None = None
         self.has_bias = bias
         if bias:
             own = axes[len(axes) - len(outputs) :]
@@ -150,7 +154,8 @@ class Linear(Weighted):
 
     def stored(self) -> Stored:
         """The weight in the form of scheme functions that take several weights."""
-        return Stored(self.shape, self._step_tensors(), self.bias[...] if self.has_bias else None)
+        bias = self.bias[...] if self.has_bias else None
+        return Stored(self.shape, self._step_tensors(), bias, self.group_adapters)
 
 
 class Embedding(Weighted):

@@ -168,7 +168,9 @@ class ExpertsMLP(nnx.Module):
     ) -> Float32[Array, "tokens hidden"]:
         """Weighted sum of the chosen experts' outputs."""
         weights = self.gate_up.stored(), self.down.stored()
-        mix = self.gate_up.scheme.mix_experts
+        slots = self.gate_up.adapter_slots
+        slots = self.down.adapter_slots if slots is None else slots
+        picked, mix = picked._replace(slots=slots), self.gate_up.scheme.mix_experts
         if not self.config.routing.weighs_inputs:
             return mix(*weights, x, picked, self.config.activation, live)
         # Each pair of a token and its expert becomes a token of its own.
@@ -176,7 +178,8 @@ class ExpertsMLP(nnx.Module):
         pairs = x[:, None] * jnp.broadcast_to(
             picked.weights[..., None], (*picked.weights.shape, x.shape[-1])
         )
-        alone = Picked(jnp.ones((pairs.shape[0] * count, 1)), picked.experts.reshape(-1, 1))
+        slots = None if slots is None else jnp.repeat(slots, count)
+        alone = Picked(jnp.ones((pairs.shape[0] * count, 1)), picked.experts.reshape(-1, 1), slots)
         rows = None if live is None else jnp.repeat(live, count)
         flat = pairs.reshape(-1, x.shape[-1])
         made = mix(*weights, flat, alone, self.config.activation, rows)

@@ -79,6 +79,7 @@ def exchange_sums(
     def gathered(values: Array) -> Array:
         return lax.all_gather(values, spread.apart, tiled=True)
 
+    assert picked.slots is None, "adapters are not built for replicas that step together"
     own = Picked(gathered(picked.weights), spread.own(gathered(experts)))
     made = mix(gathered(x), own, None)
     sums = lax.psum_scatter(made, spread.apart, tiled=True)
@@ -102,7 +103,8 @@ def exchange_tokens(
         whole = jnp.pad(values, padding, constant_values=filler)
         return lax.dynamic_slice_in_dim(whole, first, share)
 
-    own = Picked(own_share(picked.weights, 0), own_share(experts, -1))
+    slots = None if picked.slots is None else own_share(picked.slots[:, None], 0)[:, 0]
+    own = Picked(own_share(picked.weights, 0), own_share(experts, -1), slots)
     sums = dispatch_and_combine(mix, own_share(x, 0), own, spread)
     if spread.alike:
         sums = lax.all_gather(sums, spread.alike, tiled=True)
@@ -118,11 +120,12 @@ def dispatch_and_combine(
     goes = jnp.any(owner[None] == jnp.arange(spread.devices)[:, None, None], axis=-1)
     route = Route.of(goes, spread)
     weights = lax.bitcast_convert_type(picked.weights.astype(jnp.float32), jnp.int32)
-    notes = jnp.concatenate([picked.experts, weights], axis=1)  # in one message
-    there = route.sent(x, 0)
-    experts, weights = jnp.split(route.sent(notes, -1), 2, axis=1)
+    slots = [] if picked.slots is None else [picked.slots[:, None]]
+    notes = jnp.concatenate([picked.experts, weights, *slots], axis=1)  # in one message
+    there, count = route.sent(x, 0), picked.experts.shape[1]
+    experts, weights, theirs = jnp.split(route.sent(notes, -1), [count, 2 * count], axis=1)
     weights = lax.bitcast_convert_type(weights, jnp.float32)
-    made = mix(there, Picked(weights, spread.own(experts)), None)
+    made = mix(there, Picked(weights, spread.own(experts), theirs[:, 0] if slots else None), None)
     parts = route.returned(made)
     # By gathers, in the order of the devices: a scatter would add up in any order.
     place = jnp.cumsum(goes.reshape(-1)).reshape(goes.shape) - 1

@@ -6,6 +6,7 @@ scales and zeros with inputs flattened.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,14 +165,16 @@ class GpuCodes(Repacked):
         live: Array | None,
     ) -> Array:
         """Grouped matmul kernels, with tokens sorted by expert."""
+
+        def rounded_for(weight: Stored) -> Callable[[Array], Array]:
+            return lambda rows: self._as_few_bits(rows, weight.shape)
+
         rounds = self.format.activations is not None
         specs = self._specs(gate_up.shape), self._specs(down.shape)
         layer = ExpertsLayer(
             gate_up, down, specs, self._matrices, activation,
-            rounded=(lambda inside: self._as_few_bits(inside, down.shape)) if rounds else None,
+            rounded=(rounded_for(gate_up), rounded_for(down)) if rounds else None,
         )  # fmt: skip
-        if rounds:
-            x = self._as_few_bits(x, gate_up.shape)
         return mixed_on_devices(layer, x, picked, live, self.placement, exact=self.exact)
 
     def _multiplied(self, weight: WeightShape, x: Array, tensors: Tensors, dtype: str) -> Array:

@@ -26,6 +26,7 @@ is the seam; schemes with grouped matmuls alone compose it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from jax.sharding import PartitionSpec
 
 from jengine.layers.mlp import gated
 from jengine.layers.moe import Picked
+from jengine.quantization.expert_adapters import ExpertAdapters
 from jengine.quantization.scheme import Stored, Tensors, WeightShape
 from pallas_kernels.grouped_matmul import (
     ACTIVATIONS,
@@ -59,8 +61,9 @@ class ExpertsLayer(NamedTuple):
     specs: tuple[Specs, Specs]  # of both weights' tensors
     matrices: Callable[[WeightShape, Tensors], Matrices]  # of one device's tensors
     activation: str
-    # What the second matmul's rows become before it, where they are rounded.
-    rounded: Callable[[Array], Array] | None = None
+    # What the rows of both matmuls become before them, where they are rounded. Adapters read rows
+    # that are not.
+    rounded: tuple[Callable[[Array], Array], Callable[[Array], Array]] | None = None
 
 
 def mixed_on_devices(
@@ -77,27 +80,36 @@ def mixed_on_devices(
     gate_up, down = layer.gate_up, layer.down
     count, use = gate_up.shape.groups, {"implementation": "triton"}
     assert count is not None, "the weights of experts have groups"
-    weights, experts = picked
+    weights, experts, slots = picked
     if live is not None:
         experts = jnp.where(live[:, None] < 0, -1, experts)
     weight_spec = placement.spec(down.shape.axes, down.shape.shape)
     summed = weight_spec[1]  # the mesh axes of down's inputs
+    given_x = (x, None) if layer.rounded is None else (layer.rounded[0](x), x)
 
     def own(
-        x: Array,
+        xs: tuple[Array, Array | None],
         weights: Array,
         experts: Array,
         first: Tensors,
         second: Tensors,
         bias: Array | None,
+        slots: Array | None,
+        adapters: tuple[ExpertAdapters | None, ExpertAdapters | None],
     ) -> Array:
         matrices = layer.matrices(gate_up.shape, first), layer.matrices(down.shape, second)
-        x = x.astype(matrices[0].dtype)
+        x, plain = xs[0].astype(matrices[0].dtype), xs[0] if xs[1] is None else xs[1]
         groups = sort_by_group(experts.reshape(-1), count, **use)
-        inside = multiply_gated(x, matrices[0], bias, experts, groups, layer.activation)
+        rows = sorted_rows(experts, slots, groups)
+        addend = added(adapters[0], plain[groups.order // experts.shape[1]], rows)
+        inside = multiply_gated(x, matrices[0], bias, experts, groups, layer.activation, addend)
+        alone = added(adapters[1], inside, rows)
         if layer.rounded is not None:
-            inside = layer.rounded(inside)
+            inside = layer.rounded[1](inside)
         made = combine_rows(inside, matrices[1], groups, weights, **use)
+        if alone is not None:
+            by_token = alone[jnp.argsort(groups.order)].reshape(*weights.shape, -1)
+            made += jnp.sum(by_token * jnp.broadcast_to(weights[..., None], by_token.shape), axis=1)
         if summed is None:
             return made
         narrow = matrices[1].dtype == jnp.bfloat16 and not exact
@@ -108,25 +120,52 @@ def mixed_on_devices(
     if gate_up.bias is not None:
         spec = placement.spec(gate_up.shape.axes, gate_up.shape.shape)
         bias_spec = PartitionSpec(None, *spec[2:])
-    given = (*[EVERYWHERE] * 3, *map(dict, layer.specs), bias_spec)
+    adapters = gate_up.adapters, down.adapters
+    specs = tuple(None if one is None else one.specs(placement) for one in adapters)
+    given = (*[EVERYWHERE] * 3, *map(dict, layer.specs), bias_spec, EVERYWHERE, specs)
     run = placement.on_each_device(own, given, EVERYWHERE)
-    made = run(x, weights, experts, dict(gate_up.tensors), dict(down.tensors), gate_up.bias)
+    tensors = dict(gate_up.tensors), dict(down.tensors)
+    made = run(given_x, weights, experts, *tensors, gate_up.bias, slots, adapters)
     return made if down.bias is None else made + weighted_biases(down.bias, weights, experts)
+
+
+class SortedRows(NamedTuple):
+    """Adapter slot and expert of each row of a grouped matmul."""
+
+    slots: Array
+    experts: Array
+
+
+def sorted_rows(experts: Array, slots: Array | None, groups: Groups) -> SortedRows | None:
+    """Rows in `groups` order; None without adapters."""
+    if slots is None:
+        return None
+    return SortedRows(slots[groups.order // experts.shape[1]], experts.reshape(-1)[groups.order])
+
+
+def added(adapters: ExpertAdapters | None, x: Array, rows: SortedRows | None) -> Array | None:
+    """What one device's adapters add for these rows, by its kernels."""
+    if adapters is None or rows is None:
+        return None
+    return replace(adapters, implementation="triton").added(x, *rows)
 
 
 def multiply_gated(
     x: Array, matrices: Matrices, bias: Array | None, experts: Array, groups: Groups,
-    activation: str,
+    activation: str, addend: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Gated grouped matmul in `groups` order; columns are (gate, up) pairs. With a bias or
-    unsupported activation, XLA does the rest."""
-    fused = activation if bias is None and activation in ACTIVATIONS else None
+    """Gated grouped matmul in `groups` order; columns are (gate, up) pairs. With a bias, an addend
+    or an unsupported activation, XLA does the rest."""
+    is_plain = bias is None and addend is None
+    fused = activation if is_plain and activation in ACTIVATIONS else None
     made = multiply_tokens(x, matrices, groups, activation=fused, implementation="triton")
     if fused is not None:
         return made
     pairs = made.astype(jnp.float32).reshape(made.shape[0], -1, 2)
     if bias is not None:
         pairs += bias.astype(jnp.float32)[jnp.maximum(experts.reshape(-1), 0)[groups.order]]
+    if addend is not None:
+        pairs += addend
     return gated(pairs, activation, axis=-1)
 
 

@@ -79,7 +79,7 @@ class PlacedExperts(SpreadExpertsScheme):
         live: Array | None,
     ) -> Array:
         """`mix_experts` over slots instead of experts."""
-        assert gate_up.shape.groups is not None
+        assert gate_up.shape.groups is not None and picked.slots is None
         slots = slots_of(picked.experts, gate_up.tensors[EXPERTS], gate_up.shape.groups)
         weights = self._stored(gate_up), self._stored(down)
         return self.spread.mix_experts(

@@ -18,8 +18,9 @@ from jax import Array
 from jengine.layers.initializer import Initializer
 from jengine.layers.linear import add_bias
 from jengine.layers.mlp import ACTIVATIONS, gated
-from jengine.layers.moe import Picked, group_of_rows, mix_experts
+from jengine.layers.moe import Picked, group_of_rows, known_groups, mix_experts
 from jengine.layers.norm import RowNorm
+from jengine.quantization.expert_adapters import ExpertAdapters
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
@@ -91,6 +92,7 @@ class Stored(NamedTuple):
     shape: WeightShape
     tensors: Tensors
     bias: Array | None = None  # [groups, *outputs]
+    adapters: ExpertAdapters | None = None
 
 
 class WeightScheme(Protocol):
@@ -176,7 +178,8 @@ class WeightScheme(Protocol):
         """The weighted sum of the gated MLPs of each token's experts; zero where `live` is -1. An
         expert of -1 adds nothing.
 
-        A group of both weights, which have this scheme, is an expert. Biases are part of the MLPs.
+        A group of both weights, which have this scheme, is an expert. Biases are part of the MLPs,
+        and so are the adapters of tokens' slots.
         Two calls of `multiply_groups`, unless a scheme has better.
         """
         return mixed(self, gate_up, down, x, picked, activation, live)
@@ -206,18 +209,22 @@ def mixed(
     """`WeightScheme.mix_experts` by two calls of `multiply_groups`."""
     assert gate_up.shape.groups is not None, "the weights of experts have groups"
 
-    def first(x: Array, sizes: Array) -> Array:
-        if gate_up.bias is None:
+    def first(x: Array, sizes: Array, tokens: Array) -> Array:
+        if gate_up.bias is None and gate_up.adapters is None:
             return scheme.multiply_groups(gate_up.shape, x, gate_up.tensors, sizes, activation)
-        return gated(with_group_bias(gate_up, x, sizes), activation, axis=-1)
+        return gated(with_addends(gate_up, x, sizes, tokens), activation, axis=-1)
 
-    def second(x: Array, sizes: Array) -> Array:
-        return with_group_bias(down, x, sizes)
+    def second(x: Array, sizes: Array, tokens: Array) -> Array:
+        return with_addends(down, x, sizes, tokens)
 
-    def with_group_bias(weight: Stored, x: Array, sizes: Array) -> Array:
+    def with_addends(weight: Stored, x: Array, sizes: Array, tokens: Array) -> Array:
         made = scheme.multiply_groups(weight.shape, x, weight.tensors, sizes)
-        if weight.bias is None:
+        if weight.bias is not None:
+            made = made + weight.bias.astype(made.dtype)[group_of_rows(sizes, x.shape[0])]
+        if weight.adapters is None or picked.slots is None:
             return made
-        return made + weight.bias.astype(made.dtype)[group_of_rows(sizes, x.shape[0])]
+        experts = known_groups(sizes, x.shape[0])
+        return weight.adapters.added(x, picked.slots[tokens], experts, made)
 
-    return mix_experts(x, *picked, gate_up.shape.groups, first, second, live)
+    weights, experts, _ = picked
+    return mix_experts(x, weights, experts, gate_up.shape.groups, first, second, live)

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jengine.layers.initializer import Initializer
 from jengine.layers.moe import Picked
+from jengine.quantization.expert_adapters import ExpertAdapters
 from jengine.quantization.expert_exchange import EXCHANGES, Spread
 from jengine.quantization.scheme import (
     Specs,
@@ -30,8 +31,8 @@ from sharding.axes import DATA, mesh_axes
 from sharding.placement import Placement
 
 EVERYWHERE = PartitionSpec()
-# The tensors and the bias of one device's experts.
-Own = tuple[Tensors, Array | None]
+# The tensors, the bias and the adapters of one device's experts.
+Own = tuple[Tensors, Array | None, ExpertAdapters | None]
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,11 @@ class WholeExperts(SpreadExpertsScheme):
             return exchange(mix, x, picked, live, spread).astype(jnp.float32)
 
         own = PartitionSpec(names)
-        given = (EVERYWHERE, EVERYWHERE, EVERYWHERE, own, own)
+        specs = [
+            (own, own, None if one.adapters is None else one.adapters.spread(names))
+            for one in (gate_up, down)
+        ]
+        given = (EVERYWHERE, EVERYWHERE, EVERYWHERE, *specs)
         run = placement.on_each_device(part, given, EVERYWHERE)
         return run(x, picked, live, gate_up[1:], down[1:])
 

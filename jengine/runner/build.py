@@ -46,7 +46,6 @@ from jengine.runner.variants.tap_sets import TapSet, TapSets
 from jengine.sampling.admission import history_length
 from jengine.sampling.processor_sets import ProcessorSets
 from jengine.sampling.processors import check_processor
-from pallas_kernels.low_rank import inputs_first
 from sharding.jax_settings import engine_context
 from sharding.placement import Placement
 
@@ -151,7 +150,7 @@ def stacks_for(
         implementation = implementation_of(config.shapes, placement)
         weights = adapted_weights(
             model, wanted.rank, wanted.slots, wanted.modules,
-            inputs_first=inputs_first(implementation), layout=layout,
+            implementation=implementation, layout=layout,
         )  # fmt: skip
         dtype = stack_dtype(wanted.dtype, model)
         return AdapterStacks(weights, dtype, placement, store, implementation)

@@ -34,10 +34,10 @@ MULTIPLY = {
 }
 
 
-def inputs_first(implementation: str | None) -> bool:
+def inputs_first(implementation: str | None, has_groups: bool = False) -> bool:
     """Whether this implementation's `down` is [slots, inputs, rank] rather than [slots, rank,
-    inputs]."""
-    return implementation == "triton"
+    inputs]. XLA multiplies groups of rows by the former."""
+    return implementation == "triton" or (has_groups and implementation == "xla")
 
 
 @partial(jax.jit, static_argnames=("num_slots", "implementation"))

@@ -48,7 +48,7 @@ def test_a_folder_without_a_family(tmp_path: Path, capsys: pytest.CaptureFixture
     ("family", "expected"),
     [
         ("mixtral", {
-            "quantized weights": "8 matrices", "adapters": "not of experts", "drafts": "n-grams",
+            "quantized weights": "8 matrices", "adapters": "experts included", "drafts": "n-grams",
             "pipeline stages": "yes", "tensor parallelism": "up to 2", "prefix cache": "yes",
         }),
         ("jamba", {"prefix cache": "every 256 tokens", "quantized weights": "int8 or int4"}),

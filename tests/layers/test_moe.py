@@ -31,12 +31,12 @@ def grouped(
 ) -> Array:
     """What models run, on matrices [experts, hidden, inner, 2] and [experts, inner, hidden]."""
 
-    def first(x: Array, sizes: Array) -> Array:
+    def first(x: Array, sizes: Array, tokens: Array) -> Array:
         flat = gate_up.reshape(*gate_up.shape[:2], -1)
         both = grouped_project(x, flat, sizes).reshape(len(x), -1, 2)
         return gated(both, activation, axis=-1)
 
-    def second(x: Array, sizes: Array) -> Array:
+    def second(x: Array, sizes: Array, tokens: Array) -> Array:
         return grouped_project(x, down, sizes)
 
     return mix_experts(x, weights, experts, len(gate_up), first, second, live)
@@ -76,7 +76,7 @@ def test_equals_the_reference(tokens: int, count: int, dtype: str) -> None:
     @jax.jit
     def both(x: Array, router: Array, *matrices: Array) -> tuple[Array, Array]:
         picked = route(logits_of(x, router), count, RoutingConfig())
-        given = (x, *picked, *matrices, "silu")
+        given = (x, *picked[:2], *matrices, "silu")
         return grouped(*given), reference(*given)
 
     ours, plain = both(x, router, gate_up, down)
@@ -111,10 +111,10 @@ def test_routing_equals_numpy() -> None:
     chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     best = np.argsort(-chances, axis=-1)[:, :2]
     expected = np.take_along_axis(chances, best, axis=-1)
-    weights, experts = route(logits_of(x, router), 2, RoutingConfig(normalize=False))
+    weights, experts, *_ = route(logits_of(x, router), 2, RoutingConfig(normalize=False))
     np.testing.assert_array_equal(np.asarray(experts), best)
     np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
-    weights, _ = route(logits_of(x, router), 2, RoutingConfig())
+    weights, *_ = route(logits_of(x, router), 2, RoutingConfig())
     expected /= expected.sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(np.asarray(weights), expected, atol=1e-5)
 
@@ -126,7 +126,7 @@ def test_a_choice_from_the_best_groups_by_biased_sigmoids(group_score: Any) -> N
     config = RoutingConfig(
         "sigmoid", scale=2.5, choice_bias=True, groups=4, top_groups=2, group_score=group_score
     )
-    weights, experts = route(logits, 3, config, bias=bias)
+    weights, experts, *_ = route(logits, 3, config, bias=bias)
     for token in range(40):
         scores = 1 / (1 + np.exp(-np.asarray(logits, np.float64)[token]))
         ranked = (scores + np.asarray(bias)).reshape(4, 3)
@@ -168,7 +168,7 @@ def test_gradients_equal_those_of_the_reference() -> None:
 
     def loss(run: Any, x: Array, router: Array, *matrices: Array) -> Array:
         picked = route(logits_of(x, router), 2, RoutingConfig())
-        return jnp.mean(jnp.square(run(x, *picked, *matrices, "silu")))
+        return jnp.mean(jnp.square(run(x, *picked[:2], *matrices, "silu")))
 
     gradients = jax.jit(jax.grad(loss, argnums=(1, 2, 3, 4)), static_argnums=0)
     ours, plain = (gradients(run, x, router, *matrices) for run in (grouped, reference))

@@ -12,12 +12,21 @@ import numpy as np
 import pytest
 
 from jengine.errors import CheckpointError
+from jengine.lora.adapter import without_group
 from jengine.lora.peft_files import read_adapter
 from jengine.models.parameter import named_parameters
 from jengine.weights.live import named_arrays
 from jengine.weights.safetensors_file import read_header
 from jengine.weights.safetensors_io import load_model
-from tests.lora.adapters import ATTENTION, MLP, PREFIX, RECURRENT, write_adapter, write_merged
+from tests.lora.adapters import (
+    ATTENTION,
+    MLP,
+    PREFIX,
+    RECURRENT,
+    write_adapter,
+    write_merged,
+    write_stacked,
+)
 from tests.models.tiny_models import write_tiny_native
 from tests.weights.quantized_models import Tensors, write_tensors
 
@@ -26,7 +35,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "llama": (*ATTENTION, *MLP, "lm_head"),
     "qwen3": ("q_proj", "v_proj", "down_proj"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-    "mixtral": ATTENTION,
+    "mixtral": (*ATTENTION, "gate", "w1", "w2", "w3"),
+    "qwen3_moe": ("v_proj", "mlp.gate", "3.up_proj", "down_proj"),
+    "deepseek_v3": ("mlp.gate", *MLP),  # shared experts too
     **RECURRENT,
     "qwen3_5": ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", *ATTENTION),
 }
@@ -68,7 +79,8 @@ def check_merged(folder: Path, base: Path, added: dict[str, np.ndarray]) -> None
     for path, parameter in named_parameters(expected):
         np.testing.assert_allclose(found[path], parameter[...], rtol=1e-5, atol=1e-5, err_msg=path)
     changed = [path for path, array in named_arrays(model).items() if found[path] is not array]
-    assert {path.removesuffix(".weight") for path in changed} == set(adapter.parts)
+    adapted = {without_group(path)[0] for path in adapter.parts}
+    assert {path.removesuffix(".weight") for path in changed} == adapted
 
 
 def without(name: str) -> Callable[[Tensors], object]:
@@ -120,10 +132,39 @@ def test_a_rank_above_the_limit_is_named(tmp_path: Path) -> None:
         read_adapter(tmp_path / "adapter", load_model(base).config, max_rank=2)
 
 
-def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:
+BOTH = ("gate_up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters"),
+    [("gpt_oss", BOTH), ("qwen3_moe", BOTH), ("llama4", BOTH), ("qwen3_moe", BOTH[:1]),
+     ("gpt_oss", BOTH[1:])],
+)  # fmt: skip
+def test_a_pair_for_all_experts_is_one_for_each(
+    family: str, parameters: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As PEFT's target_parameters have it: with two, the inner wrapper has gate and up."""
+    base = write_tiny_native(tmp_path / "base", family)
+    added = write_stacked(tmp_path / "adapter", base, parameters)
+    check_merged(tmp_path, base, {name: 2.0 * part for name, part in added.items()})
+
+
+def test_a_pair_for_all_experts_must_say_of_what(tmp_path: Path) -> None:
+    base = write_tiny_native(tmp_path / "base", "gpt_oss")
+    write_stacked(tmp_path / "adapter", base, BOTH[:1])
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "target_parameters": None}))
+    with pytest.raises(CheckpointError, match=r"experts' adapts .*does not say which of gate_up"):
+        read_adapter(tmp_path / "adapter", load_model(base).config, max_rank=8)
+
+
+def test_modules_that_no_adapter_changes_are_named(tmp_path: Path) -> None:
     base = write_tiny_native(tmp_path / "base", "mixtral")
     write_adapter(tmp_path / "adapter", base, ("w1",))
-    with pytest.raises(CheckpointError, match=r"experts\.0\.w1.*experts cannot"):
+    tensors = tensors_of(tmp_path / "adapter")
+    odd = {name.replace("experts.0.w1", "experts.9.w1"): one for name, one in tensors.items()}
+    write_tensors(tmp_path / "adapter" / "adapter_model.safetensors", odd)
+    with pytest.raises(CheckpointError, match=r"cannot change here: .*experts\.9\.w1.*experts and"):
         read_adapter(tmp_path / "adapter", load_model(base).config, max_rank=8)
 
 

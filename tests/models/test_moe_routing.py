@@ -35,9 +35,9 @@ def test_experts_are_those_of_transformers(
     route = mlp.route
 
     def recorded(*arguments: Any, **options: Any) -> Any:
-        weights, experts = route(*arguments, **options)
-        chosen.append((np.asarray(weights), np.asarray(experts)))
-        return weights, experts
+        picked = route(*arguments, **options)
+        chosen.append((np.asarray(picked.weights), np.asarray(picked.experts)))
+        return picked
 
     monkeypatch.setattr(mlp, "route", recorded)
     load_model(folder).score(jnp.asarray(tokens))  # not compiled, so that it can be watched

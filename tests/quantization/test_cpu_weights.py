@@ -28,7 +28,7 @@ from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.marks import slow
-from tests.quantization.experts import BIASED, layer
+from tests.quantization.experts import ADAPTED, BIASED, Case, layer
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
@@ -102,8 +102,9 @@ def test_activations_that_the_kernels_lack(scheme: CpuWeights, name: str) -> Non
 
 
 @pytest.mark.parametrize("scheme", [PACKED, IN_PLACE])
-def test_experts_with_biases_equal_those_of_xla(scheme: CpuWeights) -> None:
-    found, expected = layer(scheme, BIASED), layer(UNQUANTIZED, BIASED)
+@pytest.mark.parametrize("case", [BIASED, ADAPTED])
+def test_experts_equal_those_of_xla(scheme: CpuWeights, case: Case) -> None:
+    found, expected = layer(scheme, case), layer(UNQUANTIZED, case)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 

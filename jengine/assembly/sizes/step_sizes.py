@@ -58,7 +58,7 @@ def runner_config(
     refuse_drafts(schedule, stages, drafter_specs)
     splitting = splitting_processors(asked.steps, schedule, stages)
     shapes = step_shapes(asked, config, schedule, stages, drafter_specs)
-    adapters = adapter_config(asked)
+    adapters = adapter_config(asked, config)
     programs = step_programs(
         asked, config, schedule, shapes, defaults,
         adapted=adapters is not None, penalises=penalises,

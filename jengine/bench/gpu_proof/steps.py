@@ -53,7 +53,6 @@ from jengine.weights.stages import StagePlaces
 from pallas_kernels.decode_attention import CASCADING
 from pallas_kernels.fa4.rules import BULK_BLOCK
 from pallas_kernels.launch import kernel_calls, loading
-from pallas_kernels.low_rank import inputs_first
 from pallas_kernels.prefill_attention import JOINING
 from sharding.mesh import engine_mesh
 from sharding.placement import Placement
@@ -144,9 +143,7 @@ def adapters_for(
     if not case.adapters:
         return None
     implementation = implementation_of(shapes, placement)
-    weights = adapted_weights(
-        config, RANK, case.adapters, inputs_first=inputs_first(implementation)
-    )
+    weights = adapted_weights(config, RANK, case.adapters, implementation=implementation)
     leaves = tuple(
         jax.ShapeDtypeStruct(
             stack.shape, jnp.bfloat16, sharding=placement.sharding(stack.axes, stack.shape)

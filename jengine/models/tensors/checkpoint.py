@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -46,6 +46,21 @@ class Piece:
             slice(*one.indices(size)[:2]) if isinstance(one, slice) else slice(one, one + 1)
             for one, size in zip(index, shape, strict=True)
         ]
+
+    def groups(self, count: int) -> Sequence[int]:
+        """The groups, of so many, whose matrices the piece fills, in a parameter with groups."""
+        first = self.index[0] if self.index else EVERY
+        return [first] if isinstance(first, int) else range(*first.indices(count))
+
+    def of_group(self, group: int) -> Piece:
+        """The piece's part of one of these matrices, as a module of its own. That of a tensor of
+        all groups is named as files name it that have a tensor per group."""
+        index, own = self.index[1:], self.source
+        if len(self.shape) == 2:
+            return replace(self, index=index)
+        head, _, leaf = self.name.removesuffix(".weight").rpartition(".")
+        name, own = f"{head}.{group}.{leaf}", own[1:]
+        return replace(self, name=name, shape=self.shape[1:], index=index, source=own)
 
     def turned(self, tensor: np.ndarray) -> np.ndarray:
         """View of the checkpoint's tensor in the parameter's axis order."""

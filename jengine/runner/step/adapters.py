@@ -15,6 +15,7 @@ from jax import Array
 
 from jengine.lora.weights import HEAD, LowRankWeight
 from jengine.models.linear import Embedding, Linear
+from jengine.quantization.expert_adapters import ExpertAdapters
 from jengine.runner.step.step_input import tile_of_token
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.weights.prepared import weighted
@@ -123,6 +124,11 @@ def add_adapters(
             continue
         module, weight = modules[path], weights[path]
         assert isinstance(module, (Linear, Embedding)), "adapters are for these alone"
+        if weight.weight.groups is not None and isinstance(module, Linear):
+            axes = tuple((None, *stack.axes[1:]) for stack in weight.stacks)
+            module.group_adapters = ExpertAdapters(stacks[0], stacks[1], axes, implementation)
+            module.adapter_slots = slots
+            continue
         made = rows.looked_up if weight.is_table else rows.added
         module.adapters = _closure(made, weight, *stacks)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jengine import LLMEngine, RequestOutput, SamplingParams
+from jengine.errors import UnsupportedFeature
 from tests.api.engines import is_idle, tiny_engine
 from tests.lora.engines import (
     GREEDY,
@@ -21,6 +22,10 @@ from tests.lora.engines import (
     merged_answers,
     write_models,
 )
+from tests.lora.test_experts import SETTINGS as OF_EXPERTS
+from tests.lora.test_experts import Adapted
+from tests.marks import slow
+from tests.models.tiny_models import write_tiny_native
 
 NAMES: list[str | None] = ["all", None, "queries", "mlp"]
 LORA: dict[str, Any] = {**SETTINGS, "max_loras": 3}
@@ -124,3 +129,47 @@ def test_a_slot_keeps_its_adapter_while_a_plan_is_in_the_stages(
         (found,) = run()
     assert found.num_cached_tokens
     assert found.outputs[0].token_ids == expected["all"][1].outputs[0].token_ids
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    folder = tmp_path_factory.mktemp("experts")
+    return Adapted(write_tiny_native(folder / "base", "qwen3_moe"), folder, "qwen3_moe")
+
+
+WHOLE: dict[str, Any] = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tensor_parallel_size": 2},
+        WHOLE,
+        *slow(
+            {**WHOLE, "all2all_backend": "all_to_all"},
+            {**WHOLE, "attention_backend": "xla"},
+            {"tensor_parallel_size": 2, "attention_backend": "xla"},
+            {"pipeline_parallel_size": 2},
+            {"pipeline_parallel_size": 2, **WHOLE},
+        ),
+    ],
+)
+def test_experts_on_several_devices(adapted: Adapted, settings: dict[str, Any]) -> None:
+    names = ["apart", None, "stacked", "apart"]
+    with tiny_engine(adapted.base, **OF_EXPERTS, **settings) as llm:
+        outputs = adapted.answer(llm, names)
+        stacks = llm.engine.loaded.adapters
+        assert stacks is not None
+        down = dict(zip(stacks.weights, stacks.leaves[::2], strict=True))["layers.0.mlp.down"]
+        own, whole = down.addressable_shards[0].data.shape, down.shape
+        ways = settings.get("tensor_parallel_size", 1)
+        assert np.prod(whole) == np.prod(own) * ways * settings.get("pipeline_parallel_size", 1)
+    adapted.check(outputs, names, 1e-4)
+
+
+def test_experts_that_move_have_no_adapters(adapted: Adapted) -> None:
+    with pytest.raises(UnsupportedFeature, match=r"enable_eplb .*down_proj, gate_proj, up_proj"):
+        tiny_engine(adapted.base, **OF_EXPERTS, **WHOLE, enable_eplb=True)
+    moving = {**OF_EXPERTS, **WHOLE, "enable_eplb": True, "lora_target_modules": ["q_proj"]}
+    with tiny_engine(adapted.base, **moving) as llm:
+        adapted.check(adapted.answer(llm, [None] * 4), [None] * 4, 1e-4)
