@@ -71,7 +71,7 @@ def chat_options(
 
 
 def as_list(prompts: Any) -> list[Any]:
-    """One prompt, many or none, as a list of prompts."""
+    """Normalise one prompt, several or none to a list."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if isinstance(prompts, (bytes, int)) or not hasattr(prompts, "__iter__"):

@@ -59,7 +59,7 @@ class ParamShardings(dict[str, NamedSharding]):
         self.shapes = dict(shapes)
 
     def lines(self) -> Iterator[Line]:
-        """One for each kind of parameter, in the model's order."""
+        """Yield a line per kind of parameter, in the model's order."""
         alike: dict[tuple[str, tuple[int, ...], NamedSharding], list[str]] = {}
         for path, sharding in self.items():
             key = (LAYER.sub("layers.*.", path), self.shapes[path], sharding)

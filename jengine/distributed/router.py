@@ -96,7 +96,7 @@ class Router:
         return loads
 
     def replica_of(self, request_id: str) -> int | None:
-        """Replica of a request; None if it is not unfinished."""
+        """The replica of an unfinished request, else None."""
         placed = self._placed.get(request_id)
         return None if placed is None else placed.replica
 

@@ -59,7 +59,7 @@ def part_of(place: Path) -> Path:
 
 
 def sizes(repository: Path, blobs: Iterable[Blob]) -> tuple[int, int]:
-    """Bytes of these blobs that are present, and of all."""
+    """Return (bytes present, total bytes) of these blobs."""
     found = list(set(blobs))
     return sum(one.present(repository) for one in found), sum(one.nbytes for one in found)
 

@@ -49,7 +49,7 @@ class StateTable:
         self.published = len(blocks)  # leading blocks for which a snapshot was published, or not
 
     def grow(self, length: int, unit: int) -> None:
-        """Let a unit stand for the blocks up to `length`."""
+        """Extend the table to `length` blocks, for which `unit` stands."""
         if not self.spans or self.spans[-1].unit != unit:
             self.spans.append(Span(len(self.blocks), unit))
         self.blocks += [unit] * (length - len(self.blocks))

@@ -38,7 +38,7 @@ class RequestRecords:
         self.taken = taken  # rows before this position were given out or are not wanted
 
     def add(self, start: int, rows: np.ndarray) -> None:
-        """Rows from position `start` on, over those that were there."""
+        """Store rows from position `start` on, over earlier ones."""
         end = start + len(rows)
         self._reserve(end, rows)
         assert self.rows is not None

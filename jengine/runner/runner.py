@@ -57,7 +57,7 @@ class PlanRunner(Protocol):
 
 
 class EmptyRunner(PlanRunner, Protocol):
-    """One that can run its programs before there are plans."""
+    """A runner that can run its programs before there are plans."""
 
     def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
         """Queue a step of this size without tokens, unless all its programs have run `wanted`

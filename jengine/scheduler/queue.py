@@ -32,7 +32,7 @@ class Polled(NamedTuple):
 
 
 class WaitingQueue:
-    """All waiting requests: those that may run for all it knows, in order, and the parked ones."""
+    """Waiting requests: those that may run, in order, and the parked ones."""
 
     def __init__(self, order: Order) -> None:
         self._order = order

@@ -54,7 +54,7 @@ class OtherRanks:
                 raise
 
     def wait(self, tell: Tell, seconds: float) -> list[str]:
-        """The addresses of all, in the order of their ranks."""
+        """Wait for the addresses of all ranks' cores, in order of rank."""
         return self._desk.wait(tell, seconds, self._check)
 
     def when_back(self, tell: Callable[[int, str], None]) -> None:

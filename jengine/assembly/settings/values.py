@@ -57,7 +57,7 @@ def share(name: str, value: Any) -> None:
 
 
 def count_or_all(name: str, value: Any) -> None:
-    """Refuse anything but a count, or -1 for as many as the vocabulary has."""
+    """Raise ConfigError unless it is a count, or -1 for the whole vocabulary."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name}={value!r}: expected an integer.")
     if value < -1:

@@ -74,7 +74,7 @@ def walk(kept: Kept, only: Sequence[str] | None, limit_s: float) -> Iterator[str
 
 
 def known_of(classes: Sequence[str]) -> dict[str, int]:
-    """How many of these classes are read by their names."""
+    """Count the classes that a family reads by name."""
     return {"known": sum(body_of(name) in supported() for name in classes), "of": len(classes)}
 
 

@@ -29,7 +29,7 @@ from jengine.errors import ConfigError
 
 
 class Opponent(Protocol):
-    """The other side of a comparison."""
+    """The server or engine that a load is compared with."""
 
     version: str
 

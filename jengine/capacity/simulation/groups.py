@@ -30,7 +30,7 @@ def run_groups(scenario: Scenario) -> list[GroupResult]:
 
 
 def run_apart(given: bytes, part: int) -> GroupResult:
-    """Simulate one group in a process of its own."""
+    """Simulate one group in a separate process."""
     command = [sys.executable, "-m", "jengine.capacity.simulation.group", str(part)]
     done = subprocess.run(command, input=given, capture_output=True, check=False)  # noqa: S603
     if done.returncode:

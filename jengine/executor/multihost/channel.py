@@ -278,7 +278,7 @@ Channel = LeaderChannel | FollowerChannel
 
 
 def failure(rank: int, reason: str) -> str:
-    """What every process says of a failure in this one."""
+    """What every process reports of a failure in this one."""
     return f"{process_name(rank, socket.gethostname())} failed: {reason}"
 
 

@@ -149,7 +149,7 @@ class LeafOrder:
     def _stacked_shape(
         self, shape: tuple[int, ...], sharding: NamedSharding
     ) -> tuple[tuple[int, ...], NamedSharding]:
-        """The shape and sharding of all stages' arrays, of which this is one."""
+        """Shape and sharding of the array that stacks all stages' arrays of this one."""
         first, *others = (*sharding.spec, *([None] * (len(shape) - len(sharding.spec))))
         names = () if first is None else (first,) if isinstance(first, str) else tuple(first)
         spec = PartitionSpec((STAGES, *names), *others)

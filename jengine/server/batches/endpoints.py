@@ -196,7 +196,7 @@ async def all_batches(batches: Batches) -> list[Batch]:
 
 
 def page(objects: list[Any], http: Request, usual: int) -> Page:
-    """The objects after the one that the query names, as many as it wants."""
+    """Return a page of the list: objects after the one that the query names, up to its limit."""
     asked = http.query_params.get("limit", str(usual))
     if not asked.isdecimal() or not 1 <= int(asked) <= 10_000:
         raise ApiError(400, f"limit={asked[:20]!r}: expected 1 to 10000.", param="limit")

@@ -80,7 +80,7 @@ def form_parts(body: bytes | mmap, content_type: str) -> list[Part]:
 
 
 def part_at(body: bytes | mmap, start: int, end: int) -> Part:
-    """The part of a form between two of its lines."""
+    """Parse the part of a form between two boundaries."""
     head_end = body.find(b"\r\n\r\n", start, min(end, start + MOST_HEADER))
     if body[start : start + 2] != b"\r\n" or head_end < 0:
         raise ApiError(400, "A part of the form has no head with a Content-Disposition.")
