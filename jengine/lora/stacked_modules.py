@@ -35,7 +35,7 @@ def stacked_modules(
     parameters: Sequence[str],
     where: str,
 ) -> dict[str, StackedModule]:
-    """Those of the modules that stand for all experts; `parameters` are PEFT's target_parameters.
+    """Modules whose one tensor holds all experts; `parameters` are PEFT's target_parameters.
     Raises CheckpointError if these do not say which parameter a module adapts."""
     known = _by_parameter(places)
     found: dict[str, StackedModule] = {}

@@ -85,7 +85,7 @@ def kept_bytes(spec: CacheSpec, size: int, *, has_codes: bool) -> int:
 
 
 def within(count: int, most: int | None) -> int:
-    """A count, bounded if there is a bound."""
+    """min(count, most); `count` where `most` is None."""
     return count if most is None else min(count, most)
 
 

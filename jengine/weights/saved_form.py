@@ -29,7 +29,7 @@ Parameters = Mapping[str, nnx.Param]
 
 
 class SavedForm:
-    """Saved form of models with this config."""
+    """Names, dtypes and order of the tensors that a model with this config is saved as."""
 
     def __init__(self, config: ModelConfig, exact: Set[str]) -> None:
         """`exact`: paths of parameters that are float32 whatever the config's dtype."""
