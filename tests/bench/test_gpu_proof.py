@@ -248,7 +248,9 @@ def test_what_is_not_compiled_again_is_kept(result: dict[str, Any]) -> None:
 def test_codes_may_not_be_read_more_slowly(
     result: dict[str, Any], name: str, value: int, said: str
 ) -> None:
-    row, plain = next(coded_pairs(result["kernels"]))
+    row, plain = next(
+        pair for pair in coded_pairs(result["kernels"]) if "dim 128" in pair[0]["case"]
+    )
     assert not list(coded_problems(row, plain))
     problem, *_ = coded_problems({**row, name: value}, plain)
     assert said in problem
@@ -355,7 +357,7 @@ def test_kernels_compile_for_a_gpu(result: dict[str, Any]) -> None:
 def test_codes_are_read_as_plain_numbers_are(result: dict[str, Any], capability: int) -> None:
     rows = worker("kernels", str(capability), "--only", "dim 128 group 4 block 16")
     pairs = list(coded_pairs(rows))
-    assert len(pairs) == 6  # decodes and prompts, of int8 and FP8; and of copies
+    assert len(pairs) == 4  # decodes and prompts, of int8 and FP8
     assert [problem for pair in pairs for problem in coded_problems(*pair)] == []
     if capability == 90:  # kept results and the rest of what is held are of these devices
         assert worse({"kernels": rows, "steps": []}, result) == []

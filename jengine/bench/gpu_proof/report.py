@@ -170,12 +170,14 @@ def kernel_problems(row: Mapping[str, Any]) -> Iterator[str]:
 def coded_pairs(
     kernels: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each attention kernel over a cache of codes, and the same one over plain numbers."""
+    """Each attention kernel over a cache of codes, and the same one over plain numbers. What reads
+    copies of a cache of codes is the latter."""
     plain = {(row["kernel"], row["case"], row["capability"]): row for row in kernels}
     for row in kernels:
         case, codes, _ = row["case"].partition(f" {CODES}")
         pair = plain.get((row["kernel"], case, row["capability"]))
-        if codes and row["kernel"] in ATTENTION and pair is not None:
+        reads_codes = codes and row["codes"] != "none"
+        if reads_codes and row["kernel"] in ATTENTION and pair is not None:
             yield row, pair
 
 
