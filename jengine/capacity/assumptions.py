@@ -26,3 +26,5 @@ class Assumptions:
     decode_launches: float = 9.7
     prefill_launches: float = 11.0
     between_launches: float = 1e-6  # seconds, not measured
+    # Tokens at the experts of the busiest device, over the mean of all devices.
+    expert_load: float = 1.0

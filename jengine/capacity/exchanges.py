@@ -128,7 +128,8 @@ class Exchanges:
         picks = [ffn.experts_per_token for ffn in experts if isinstance(ffn, ExpertsConfig)]
         each = -(-tokens // layout.tp) * config.hidden_size * EXCHANGED
         elsewhere = (layout.ep - 1) / layout.ep
-        sent = sum(2 * round(each * elsewhere * min(pick, layout.ep)) for pick in picks)
+        each_pick = each * elsewhere * self.assumed.expert_load  # at the busiest device
+        sent = sum(2 * round(each_pick * min(pick, layout.ep)) for pick in picks)
         ports = 1 if layout.ep > layout.devices_a_host else 0
         return self._sent("tokens to experts and back", 2 * len(picks), sent, ports)
 

@@ -89,11 +89,13 @@ def paper_plan(
     work: tuple[int, int | None],
     network: float,
     shared: int = 0,
+    balancedness: float = 1.0,
 ) -> Paper:
     """Calculate for a folder or a published shape.
 
     `work` is the requests of a replica and the tokens of each. Without a number of tokens: the
     usual one, or what the model takes if that is less. `shared` leading tokens are the same in all.
+    `balancedness` is the mean load of devices that share the experts over that of the busiest.
     """
     batch, given = work
     context = USUAL_CONTEXT if given is None else given
@@ -127,7 +129,7 @@ def paper_plan(
     memory = Memory(
         config, layout, schedule, block_size, usable, args.cache_codes, args.cpu_offload_gb,
     )  # fmt: skip
-    assumed = Assumptions(network=network * GIGA / BITS_A_BYTE)
+    assumed = Assumptions(network=network * GIGA / BITS_A_BYTE, expert_load=1 / balancedness)
     prefill = schedule.largest_chunk
     return Paper(model, Timing(memory, device, assumed), Work(batch, context, prefill, shared))
 

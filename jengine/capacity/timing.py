@@ -110,7 +110,7 @@ class Timing:
         """Bytes of parameters that a step with this many tokens reads."""
         return sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
 
-    def _touched(self, part: Part, tokens: int) -> float:
+    def _touched(self, part: Part, tokens: float) -> float:
         """Expected share of a parameter that such a step reads."""
         config = self.memory.config
         if part.path in ("embed.weight", "position_embed.weight") and not (
@@ -118,7 +118,7 @@ class Timing:
         ):
             return 0.0  # one row per token
         if part.layer is not None and "experts" in part.axes:
-            tokens *= self.memory.layout.expert_ranks
+            tokens *= self.memory.layout.expert_ranks * self.assumed.expert_load
         return 1 - (1 - self._share_of_a_token(part)) ** tokens
 
     def _share_of_a_token(self, part: Part) -> float:
@@ -134,8 +134,10 @@ class Timing:
         total = 0.0
         for part in self.memory.parts:
             if part.layer is not None:
-                ranks = self.memory.layout.expert_ranks if "experts" in part.axes else 1
-                total += 2 * part.weights * self._share_of_a_token(part) * ranks
+                is_shared = "experts" in part.axes
+                load = self.memory.layout.expert_ranks * self.assumed.expert_load
+                share = self._share_of_a_token(part) * (load if is_shared else 1)
+                total += 2 * part.weights * share
         return total
 
     def head_operations(self) -> float:

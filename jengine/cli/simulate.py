@@ -35,6 +35,8 @@ examples:
   jengine simulate llama-8b --replicas 8 --turns 6 --routing load --html simulation.html
   jengine simulate llama-70b --tp 8 --replicas 4 --prefill-replicas 8 --prefill-tp 4 --rate 40
   jengine simulate llama-8b --replicas 8 --fail 2@60-120 --goodput ttft:1000 tpot:40
+  jengine simulate llama-70b --tp 8 --dcp 2 --replicas 8 --mtbf 24 --repair 600
+  jengine simulate deepseek-v3 --replicas 64 --ep 64 --balancedness 0.8 --rate 200
   jengine simulate --table steps.json --csv requests.csv --json
 """
 
@@ -80,18 +82,20 @@ def scenario_of(
     trace = importlib.import_module("jengine.capacity.simulation.trace")
     given = vars(arguments)
 
-    def pool(name: str, replicas: int, tp: int, ep: int) -> Any:
+    def pool(name: str, replicas: int, **layout: int) -> Any:
         return room.PoolPlan(
-            replicas, arguments.model or "", arguments.table, settings, arguments.device,
-            tp, arguments.pp, arguments.network, ep, name,
+            replicas=replicas, model=arguments.model or "", table=arguments.table,
+            settings=settings, device=arguments.device, pp=arguments.pp, network=arguments.network,
+            balancedness=arguments.balancedness if layout["ep"] else 1.0, name=name, **layout,
         )  # fmt: skip
 
-    pools = [pool("replicas", arguments.replicas, arguments.tp, arguments.ep)]
+    layout = {"tp": arguments.tp, "ep": arguments.ep, "dcp": arguments.dcp}
+    pools = [pool("replicas", arguments.replicas, pcp=arguments.pcp, **layout)]
     if arguments.prefill_replicas:
-        prefill_tp = arguments.prefill_tp or arguments.tp
+        prefill = {"tp": arguments.prefill_tp or arguments.tp, "ep": arguments.prefill_ep}
         pools = [
-            pool("prefill replicas", arguments.prefill_replicas, prefill_tp, arguments.prefill_ep),
-            pool("decode replicas", arguments.replicas, arguments.tp, arguments.ep),
+            pool("prefill replicas", arguments.prefill_replicas, pcp=arguments.pcp, **prefill),
+            pool("decode replicas", arguments.replicas, **layout),
         ]
     return room.Scenario(
         pools,
@@ -102,6 +106,8 @@ def scenario_of(
         host_gb=arguments.host_memory,
         copy_rate=arguments.copy_rate,
         failures=[room.Failure(*failure) for failure in failures],
+        mtbf=arguments.mtbf,
+        repair=arguments.repair,
         groups=arguments.groups,
     )
 
@@ -129,6 +135,14 @@ REPLICA_FLAGS = {
     "pp": Flag(int, 1, "N", "pipeline stages"),
     "ep": Flag(int, 0, "N", "devices of all replicas that share the experts, each with some whole"),
     "prefill_ep": Flag(int, 0, "N", "the same of the prefill replicas"),
+    "dcp": Flag(int, 1, "N", "of the --tp devices, those that divide the cached tokens of each "
+                "request: decode context parallelism; not of prefill replicas"),
+    "pcp": Flag(int, 1, "N", "groups of --tp devices, each with all weights, that divide the "
+                "tokens of a step: prefill context parallelism; where there are prefill replicas, "
+                "of these alone"),
+    "balancedness": Flag(float, 1.0, "SHARE", "mean load of the --ep devices' experts over that "
+                         "of the busiest, for which all wait; --eplb-config.log_balancedness true "
+                         "measures it"),
     "network": Flag(float, 400.0, "GBIT", "network port of each device, Gbit/s"),
     "routing": Flag(str, "prefix", ROUTINGS, "by cached prefix and load, by load, or in turns"),
     "groups": Flag(int, 1, "N", "routers, each with its share of requests and replicas, and "
@@ -141,6 +155,9 @@ REPLICA_FLAGS = {
     "copy_rate": Flag(float, 50.0, "GB/S", "between a replica's devices and host memory"),
     "fail": Flag(str, [], "REPLICA@SECONDS[-SECONDS]", "a replica that dies, and when it is back; "
                  "prefill:0@60 is one of the prefill replicas", several=True),
+    "mtbf": Flag(float, 0.0, "HOURS", "after which each replica dies, on average, at random; 0: "
+                 "none does"),
+    "repair": Flag(float, 300.0, "SECONDS", "until it is back, with an empty cache"),
 }  # fmt: skip
 TRACE_FLAGS = {
     "requests": Flag(int, 10_000, "N", "requests"),
@@ -165,9 +182,21 @@ OTHER_FLAGS = {
 }  # fmt: skip
 POSITIVE = (
     "requests", "rate", "burstiness", "input_len", "output_len", "turns", "replicas", "link",
-    "copy_rate", "network",
+    "copy_rate", "network", "repair",
 )  # fmt: skip
-AT_LEAST_0 = ("spread", "prefixes", "prefix_len", "think", "host_memory", "prefill_replicas")
+AT_LEAST_0 = (
+    "spread",
+    "prefixes",
+    "prefix_len",
+    "think",
+    "host_memory",
+    "prefill_replicas",
+    "mtbf",
+)
+# What a measured table has settled.
+OF_A_MODEL = (
+    "device", "tp", "pp", "ep", "prefill_ep", "prefill_tp", "dcp", "pcp", "balancedness", "network",
+)  # fmt: skip
 FAIL = re.compile(r"(prefill:)?(\d+)@(\d+\.?\d*)(?:-(\d+\.?\d*))?")
 
 
@@ -203,6 +232,26 @@ def check(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for combinations that argparse accepts."""
     if (arguments.model is None) == (arguments.table is None):
         raise ConfigError("simulate: expected a MODEL, or --table with the steps of one.")
+    given = [name for name in OF_A_MODEL if getattr(arguments, name) != REPLICA_FLAGS[name].default]
+    if arguments.table and given:
+        raise ConfigError(
+            f"{flag_of(given[0])} with --table: steps were measured on the devices that they were. "
+            "Give it with a MODEL, or leave it out."
+        )
+    if not 0 < arguments.balancedness <= 1:
+        raise ConfigError(
+            f"--balancedness {arguments.balancedness:g}: expected a share above 0 and up to 1, the "
+            "mean load of a device over the highest."
+        )
+    if arguments.balancedness != 1 and not (arguments.ep or arguments.prefill_ep):
+        raise ConfigError(
+            f"--balancedness {arguments.balancedness:g}: expected --ep or --prefill-ep with it; "
+            "devices that have a part of every expert are loaded alike."
+        )
+    if arguments.mtbf and arguments.fail:
+        raise ConfigError("--mtbf with --fail: expected one of them, failures at random or given.")
+    if arguments.repair != REPLICA_FLAGS["repair"].default and not arguments.mtbf:
+        raise ConfigError("--repair without --mtbf: no replica dies at random. Give both.")
     for name in POSITIVE:
         value = getattr(arguments, name)
         if not value > 0:

@@ -89,6 +89,73 @@ def test_a_pair_and_a_failure(table: Path) -> None:
     assert set(figures["pools"]) == {"prefill replicas", "decode replicas"}
 
 
+def test_replicas_that_die_at_random_come_back(table: Path) -> None:
+    words = ("--rate", "20", "--replicas", "2", "--mtbf", "0.0003", "--repair", "0.5")
+    figures = simulate(table, *words)["figures"]
+    assert figures["completed"] == 40 and figures["unanswered"] == 0
+    assert figures["failures"] > 0 and figures["rerun"] > 0
+    assert simulate(table, *words)["figures"]["failures"] == figures["failures"]
+    assert simulate(table, *words, "--seed", "5")["figures"]["seconds"] != figures["seconds"]
+    assert simulate(table, *words[:4])["figures"]["failures"] == 0
+    assert "times a replica died" in simulated(table, *words).out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "prompt"),
+    [((), 64), (("--tp", "8", "--dcp", "2"), 64), (("--pcp", "4"), 64), (("--pcp", "4"), 2048)],
+)
+def test_context_parallelism_is_that_of_the_plan(layout: tuple[str, ...], prompt: int) -> None:
+    words = ("qwen3-0.6b", "--device", "h100", *layout)
+    trace = ("--requests", "5", "--rate", "0.01", "--input-len", str(prompt), "--output-len", "32")
+    found = json.loads(run(FakeLLM(), "simulate", *words, *trace, "--json").out)
+    planned = json.loads(run(FakeLLM(), "plan", *words, "--batch", "1", "--context",
+                             str(prompt + 16), "--json").out)  # fmt: skip
+    figures = found["figures"]
+    itl = figures["latency_ms"]["itl"]["p50"]
+    assert itl == pytest.approx(1e3 * planned["decode"]["expected"], rel=0.01)
+    sizes = dict(zip(layout[::2], map(int, layout[1::2]), strict=True))
+    devices = sizes.get("--tp", 1) * sizes.get("--pcp", 1)
+    assert figures["pools"]["replicas"]["devices"] == devices
+
+
+@pytest.mark.slow
+def test_the_busiest_experts_slow_all_down() -> None:
+    words = ("deepseek-v3", "--device", "b200", "--replicas", "64", "--ep", "64", "--requests",
+             "20", "--rate", "2", "--input-len", "64", "--output-len", "8", "--json")  # fmt: skip
+    times = []
+    for share in ("1", "0.5"):
+        found = json.loads(run(FakeLLM(), "simulate", *words, "--balancedness", share).out)
+        times.append(found["figures"]["latency_ms"]["tpot"]["p50"])
+        assert any("uneven choices" in note for note in found["left_out"]) == (share == "1")
+    assert times[0] < times[1] < 2 * times[0]
+
+
+@pytest.mark.slow
+def test_prompts_are_striped_where_they_run_and_caches_where_answers_do() -> None:
+    words = ("qwen3-0.6b", "--tp", "4", "--dcp", "2", "--pcp", "2", "--prefill-replicas", "1",
+             "--prefill-tp", "1", "--requests", "5", "--json")  # fmt: skip
+    found = json.loads(run(FakeLLM(), "simulate", *words).out)
+    pools = found["scenario"]["pools"]
+    assert [(pool["dcp"], pool["pcp"]) for pool in pools] == [(1, 2), (2, 1)]
+    assert [pool["devices"] for pool in found["figures"]["pools"].values()] == [2, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tp", "2", "--dcp", "3"), "--dcp 3 with --tp 2"),
+        (("--pcp", "2", "--pp", "2"), "--pcp 2 with --pp 2"),
+        (("--ep", "1", "--balancedness", "0"), "expected a share above 0"),
+        (("--balancedness", "0.5"), "expected --ep or --prefill-ep"),
+    ],
+)
+def test_refused_with_a_model(words: tuple[str, ...], message: str) -> None:
+    done = run(FakeLLM(), "simulate", "llama-8b", *words)
+    assert done.status == 1 and message in done.err, done.err
+
+
 @pytest.mark.slow
 def test_groups_run_in_processes_of_their_own(table: Path) -> None:
     words = ("--rate", "20", "--replicas", "4", "--routing", "load")
@@ -114,6 +181,13 @@ def test_a_model_on_devices_that_are_not_here() -> None:
         (("--replicas", "2000"), "1 to 1024"),
         (("--replicas", "3", "--groups", "2"), "divisor of the 3"),
         (("--spread", "-1"), "--spread -1: expected 0 or more"),
+        (("--dcp", "2"), "--dcp with --table"),
+        (("--pcp", "2"), "--pcp with --table"),
+        (("--tp", "2"), "--tp with --table"),
+        (("--balancedness", "0.5"), "--balancedness with --table"),
+        (("--mtbf", "-1"), "--mtbf -1: expected 0 or more"),
+        (("--mtbf", "1", "--fail", "0@3"), "expected one of them"),
+        (("--repair", "5"), "--repair without --mtbf"),
         (("--fail", "soon"), "REPLICA@SECONDS"),
         (("--fail", "prefill:0@3"), "only with --prefill-replicas"),
         (("--fail", "4@3"), "a replica from 0 to 0"),

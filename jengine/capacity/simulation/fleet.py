@@ -38,6 +38,7 @@ class Fleet:
         self._outside: list[tuple[float, int, Callable[[], None]]] = []
         self._wakes: list[tuple[float, int]] = []
         self._woken = [NEVER] * len(self.sites)  # the wake that is in the heap
+        self.due = 0  # arrivals that are known and have not happened
         self._number = 0
         self._stranded: list[Journey] = []  # no replica of their pool lives
         self._longest = min(pool.replicas[0].kind.schedule.max_model_len for pool in pools)
@@ -69,6 +70,7 @@ class Fleet:
         """Kill a replica: its requests are rerouted and recomputed behind the tokens they have."""
         pool = self.pools[stage]
         pool.dead.add(index)
+        self.history.failures += 1
         site = self._first_site(stage) + index
         pool.replicas[index].start()
         self._woken[site] = NEVER
@@ -95,7 +97,11 @@ class Fleet:
                 self._await_arrival(arrivals)
                 self._arrive(ask)
 
-            self.at(when, happen)
+            self._arrive_at(when, happen)
+
+    def _arrive_at(self, when: float, happen: Callable[[], None]) -> None:
+        self.due += 1
+        self.at(when, happen)
 
     def _horizon(self, waiting: bool) -> float:
         """Earliest time at which a replica, or the router's view of it, may be needed."""
@@ -105,6 +111,7 @@ class Fleet:
         return first
 
     def _arrive(self, ask: Ask) -> None:
+        self.due -= 1
         self._number += 1
         journey = Journey(f"{ask.name}-{self._number}", ask, self.clock.now)
         wire = wire_of(journey, is_last=True)
@@ -211,4 +218,4 @@ class Fleet:
         arrival = next_turn(journey.ask, journey.answer, journey.last, self._longest)
         if arrival is not None:
             when, ask = arrival
-            self.at(when, partial(self._arrive, ask))
+            self._arrive_at(when, partial(self._arrive, ask))

@@ -64,6 +64,7 @@ class History:
     refused: int = 0  # that no schedule could answer
     unanswered: int = 0  # at the end, since no replica lived
     rerun: int = 0  # whose replica died
+    failures: int = 0  # of replicas
     moved_bytes: float = 0.0  # between pools
     fetched_bytes: float = 0.0  # from host memory
 

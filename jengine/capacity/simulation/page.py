@@ -94,9 +94,10 @@ def requests(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     for name, words in (
         ("refused", "too long for the replicas"),
         ("unanswered", "found no replica that lived"),
+        ("failures", "times a replica died"),
         ("rerun", "runs again, since a replica died"),
     ):
-        if figures[name]:
+        if figures.get(name):  # a kept result may be older than a figure
             yield f"  {figures[name]:,} {words}"
     yield f"requests/s         {figures['request_throughput']:>14,.2f}"
     yield f"output tokens/s    {figures['output_throughput']:>14,.1f}"

@@ -50,7 +50,7 @@ def paper_kind(paper: Paper) -> ReplicaKind:
         ModelTimes(paper.timing),
         depth,
         stages,
-        devices=memory.layout.tp * stages,
+        devices=memory.layout.devices_a_replica,
         token_bytes=token_bytes(memory.config, memory.codes),
     )
 
@@ -78,6 +78,7 @@ class ModelTimes:
         assumed, device = timing.assumed, timing.device
         self._read = 1 / (device.bandwidth * assumed.bandwidth_share)
         self._compute = 1 / (device.flops * assumed.flops_share)
+        self._own_tokens = timing.memory.layout.own_tokens
         layers = len(timing.memory.stage) * assumed.between_launches
         self._launches = (layers * assumed.decode_launches, layers * assumed.prefill_launches)
         self._token = timing.operations()
@@ -93,12 +94,15 @@ class ModelTimes:
         if fixed is None:
             fixed = self._fixed[tokens] = self._of(tokens)
         weights, exchanges = fixed
+        own = self._own_tokens(tokens)
+        share = own / tokens  # of the group with the most, with prefill context parallelism
         if self._is_linear:
-            cache = self._context_bytes * (load.decode_context + load.prefill_read)
-            attention = self._context_operations * (load.decode_context + load.attended)
+            cache = self._context_bytes * (load.decode_context * share + load.prefill_read)
+            attended = (load.decode_context + load.attended) * share
+            attention = self._context_operations * attended
         else:
-            cache, attention = self._by_mean(load)
-        operations = tokens * self._token + load.sampled * self._head + attention
+            cache, attention = self._by_mean(load, share)
+        operations = own * self._token + load.sampled * self._head + attention
         busy = max((weights + cache) * self._read, operations * self._compute)
         return busy + self._launches[load.prefill_tokens > 0] + exchanges
 
@@ -108,11 +112,14 @@ class ModelTimes:
         if load.prefill_tokens or not self._is_linear:
             return stepwise(self, load, at, runs, until)
         weights, exchanges = self._fixed.get(rows) or self._fixed.setdefault(rows, self._of(rows))
-        operations, launches = rows * self._token + load.sampled * self._head, self._launches[0]
+        own = self._own_tokens(rows)
+        share = own / rows
+        operations, launches = own * self._token + load.sampled * self._head, self._launches[0]
         read, compute = self._read, self._compute
         while len(ends) < runs and at <= until:
-            memory = (weights + self._context_bytes * context) * read
-            arithmetic = (operations + self._context_operations * context) * compute
+            each = context * share
+            memory = (weights + self._context_bytes * each) * read
+            arithmetic = (operations + self._context_operations * each) * compute
             at += (memory if memory >= arithmetic else arithmetic) + launches + exchanges
             ends.append(at)
             context += rows
@@ -121,17 +128,17 @@ class ModelTimes:
     def _of(self, tokens: int) -> tuple[float, float]:
         """Weight bytes read for `tokens` tokens, and seconds of communication."""
         exchanges = sum(one.seconds for one in self.timing.exchanges(tokens))
-        return self.timing.weights_read(tokens), exchanges
+        return self.timing.weights_read(self._own_tokens(tokens)), exchanges
 
-    def _by_mean(self, load: Load) -> tuple[float, float]:
+    def _by_mean(self, load: Load, share: float) -> tuple[float, float]:
         """Attention bytes and FLOPs under sliding windows, from mean contexts."""
         timing, cache, operations = self.timing, 0.0, 0.0
         if load.decode_rows:
             mean = load.decode_context // load.decode_rows
-            cache += load.decode_rows * timing.memory.read_bytes(mean)
+            cache += load.decode_rows * timing.memory.read_bytes(mean) * share
             operations += load.decode_rows * timing.attention(mean)
         if load.prefill_tokens:
             cache += timing.memory.read_bytes(load.prefill_read)
             mean = load.attended // load.prefill_tokens
             operations += load.prefill_tokens * timing.attention(mean)
-        return cache, operations
+        return cache, operations * share

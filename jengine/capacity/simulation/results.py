@@ -21,7 +21,7 @@ PERCENTILES = (50, 90, 95, 99, 99.9)
 CURVE = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 OBJECTIVES = ("ttft", "tpot", "e2el")
 SLICES = 24  # of time, in charts
-COUNTS = ("refused", "unanswered", "rerun", "moved_bytes", "fetched_bytes")
+COUNTS = ("refused", "unanswered", "failures", "rerun", "moved_bytes", "fetched_bytes")
 
 
 class ReplicaWork(msgspec.Struct, frozen=True):

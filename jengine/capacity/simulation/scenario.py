@@ -16,6 +16,7 @@ from jengine.capacity.accelerators import ACCELERATORS
 from jengine.capacity.layout import checked_layout
 from jengine.capacity.paper import paper_plan
 from jengine.capacity.simulation.csv_trace import CsvTrace
+from jengine.capacity.simulation.failures import fail_at_random
 from jengine.capacity.simulation.fleet import Fleet
 from jengine.capacity.simulation.paper_kind import paper_kind
 from jengine.capacity.simulation.pool import ROUTINGS, Pool, Routing
@@ -25,6 +26,7 @@ from jengine.capacity.simulation.trace import SyntheticTrace, Trace, TraceSettin
 from jengine.errors import ConfigError
 
 GIGA = 1e9
+HOUR = 3600
 MOST_REPLICAS = 1024
 # Of requests and tokens that a plan on paper is asked about; a simulation has its own.
 ANY_WORK = (1, None)
@@ -52,6 +54,9 @@ class PoolPlan(msgspec.Struct, frozen=True):
     network: float = 400.0  # Gbit/s of each device
     ep: int = 0  # devices of all replicas that share the experts; 0: those of one replica
     name: str = "replicas"
+    dcp: int = 1
+    pcp: int = 1
+    balancedness: float = 1.0  # mean load of a device's experts over the highest
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -65,6 +70,9 @@ class Scenario(msgspec.Struct, frozen=True):
     host_gb: float = 0.0  # host memory of each replica for blocks that leave its cache
     copy_rate: float = 50.0  # GB/s between host and devices of a replica
     failures: list[Failure] = []
+    # Hours after which each replica dies, on average, and seconds until it is back; 0: never.
+    mtbf: float = 0.0
+    repair: float = 300.0
     # Routers: each has its share of requests and replicas, and is simulated in its own process.
     groups: int = 1
 
@@ -110,8 +118,10 @@ def kind_of(pool: PoolPlan, scenario: Scenario) -> ReplicaKind:
     else:
         paper = paper_plan(
             pool.model, pool.settings, ACCELERATORS[pool.device],
-            checked_layout(pool.tp, pool.pp, max(pool.ep // pool.tp, 1), ep=pool.ep), ANY_WORK,
-            pool.network,
+            checked_layout(
+                pool.tp, pool.pp, max(pool.ep // pool.tp, 1), None, pool.ep, pool.dcp, pool.pcp
+            ),
+            ANY_WORK, pool.network, balancedness=pool.balancedness,
         )  # fmt: skip
         kind = paper_kind(paper)
     return replace(
@@ -138,6 +148,8 @@ def fleet_of(scenario: Scenario, part: int = 0) -> Fleet:
             fleet.at(failure.at, partial(fleet.fail, failure.stage, index))
             if failure.until is not None:
                 fleet.at(failure.until, partial(fleet.come_back, failure.stage, index))
+    if scenario.mtbf:
+        fail_at_random(fleet, scenario.mtbf * HOUR, scenario.repair, (scenario.trace.seed, part))
     return fleet
 
 

@@ -49,8 +49,10 @@ def left_out(scenario: Scenario) -> list[str]:
         notes.append("the host's own time for a step, which the next one hides while devices run")
         notes.append(
             "everything that `jengine plan` leaves out: no step was timed, exchanges overlap with "
-            "nothing, padding to compiled sizes is free, and experts are chosen evenly"
+            "nothing, and padding to compiled sizes is free"
         )
+    if any(pool.table is None and pool.balancedness == 1 for pool in scenario.pools):
+        notes.append("uneven choices of experts, which --balancedness takes from a measurement")
     if any(pool.ep for pool in scenario.pools):
         notes.append(
             "waiting of replicas that share experts for the slowest of them: steps of each begin "
