@@ -355,20 +355,19 @@ def test_kernels_compile_for_a_gpu(result: dict[str, Any]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("capability", [90, 100])
 def test_codes_are_read_as_plain_numbers_are(result: dict[str, Any], capability: int) -> None:
-    rows = worker("kernels", str(capability), "--only", "dim 128 group 4 block 16")
-    pairs = list(coded_pairs(rows))
-    assert len(pairs) == 4  # decodes and prompts, of int8 and FP8
-    assert [problem for pair in pairs for problem in coded_problems(*pair)] == []
-    if capability == 90:  # kept results and the rest of what is held are of these devices
-        assert worse({"kernels": rows, "steps": []}, result) == []
+    case = "dim 128 group 4 block 16"
+    rows = worker("kernels", str(capability), "--every", "--only", case)
+    assert len(list(coded_pairs(rows))) == 4  # decodes and prompts, of int8 and FP8
+    assert worse({"kernels": rows, "steps": []}, result) == []
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("capability", [100, 120])
-def test_no_kernel_spills_on_devices_that_the_results_leave_out(capability: int) -> None:
-    rows = worker("kernels", str(capability), "--only", "bfloat16 latent", "2048 x 4096 x 6144")
+def test_no_kernel_spills_in_cases_that_the_results_leave_out(capability: int) -> None:
+    cases = "bfloat16 latent", "2048 x 4096 x 6144"
+    rows = worker("kernels", str(capability), "--every", "--only", *cases)
     assert {"latent_parts", "multiply_coded"} <= {row["kernel"] for row in rows}
     for row in rows:
         assert not row["spilled_bytes"], row

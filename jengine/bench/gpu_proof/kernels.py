@@ -246,8 +246,8 @@ def measured(equation: Any, capability: int) -> dict[str, Any]:
     }
 
 
-def all_cases(capability: int) -> Iterator[tuple[Any, Callable[[], Iterator[Any]]]]:
-    """The device's cases, and what gives the kernel calls of each."""
+def all_cases(capability: int, *, every: bool) -> Iterator[tuple[Any, Callable[[], Iterator[Any]]]]:
+    """The device's cases, or every case, and what gives the kernel calls of each."""
     makers: list[tuple[Iterable[Any], Callable[[Any], Iterator[Any]]]] = [
         (kernel_cases(), calls),
         (latent_cases(), latent_calls),
@@ -258,7 +258,7 @@ def all_cases(capability: int) -> Iterator[tuple[Any, Callable[[], Iterator[Any]
     ]
     for cases, calls_of in makers:
         for case in cases:
-            if is_compiled(case, capability):
+            if every or is_compiled(case, capability):
                 yield case, partial(calls_of, case)
 
 
@@ -269,10 +269,11 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[""], help="cases whose name holds one of these"
     )
+    parser.add_argument("--every", action="store_true", help="not only what results are kept of")
     args = parser.parse_args()
     rows = [
         {"case": str(case), **measured(equation, args.capability)}
-        for case, calls_of in all_cases(args.capability)
+        for case, calls_of in all_cases(args.capability, every=args.every)
         if any(part in str(case) for part in args.only)
         for equation in calls_of()
     ]
