@@ -101,8 +101,8 @@ def read_adapter(
         found = ", ".join(sorted(one.name for one in folder.iterdir())) if folder.is_dir() else ""
         raise CheckpointError(f"{folder}: expected {WEIGHTS_FILE}, found {found or 'no folder'}.")
     settings = read_adapter_config(read_json(folder / CONFIG_FILE), CONFIG_FILE)
-    tensors = read_header(file)
     places = places_of(config) if places is None else places
+    tensors = by_file_names(read_header(file), places)
     modules = sorted({_module_of(file, name) for name in tensors})
     stacked = stacked_modules(places, modules, settings.parameters, str(file))
     unknown = [name for name in modules if name not in places and name not in stacked]
@@ -121,6 +121,20 @@ def read_adapter(
             read[module] = _read_module(source, module, places[module][0])
     rank = max((len(one.down) for one in read.values()), default=0)
     return Adapter(rank, joined_parts(places, read))
+
+
+# How transformers calls a module since version 5, and how files of models with it still do.
+RENAMED = (".mlp.", ".block_sparse_moe.")
+
+
+def by_file_names(
+    tensors: Mapping[str, StoredTensor], places: Places
+) -> Mapping[str, StoredTensor]:
+    """An adapter's tensors, named as the model's files name their modules."""
+    now, older = RENAMED
+    if not any(older in name for name in places):
+        return tensors
+    return {name.replace(now, older): tensor for name, tensor in tensors.items()}
 
 
 def joined_parts(places: Places, read: Mapping[str, Matrices]) -> dict[str, LowRank]:

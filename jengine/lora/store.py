@@ -16,7 +16,7 @@ import numpy as np
 
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
-from jengine.lora.adapter import Adapter, LowRank
+from jengine.lora.adapter import Adapter, LowRank, in_group, without_group
 from jengine.lora.peft_files import (
     CONFIG_FILE,
     DOWN,
@@ -120,6 +120,7 @@ def read_live_adapter(
 ) -> Adapter:
     """Build the adapter. With `alpha` None, b is scaled already. Raises CheckpointError."""
     paths = by_path(places)
+    matrices = by_matrix(matrices, paths)
     found: dict[str, Matrices] = {}
     parts: dict[str, LowRank] = {}
     for name in matrices:
@@ -142,6 +143,25 @@ def read_live_adapter(
     parts.update(joined_parts(places, found))
     ranks = [len(one.down) for one in found.values()]
     return Adapter(max([*ranks, *(part.rank for part in parts.values())], default=0), parts)
+
+
+def by_matrix(
+    matrices: Mapping[str, np.ndarray], paths: Mapping[str, object]
+) -> dict[str, np.ndarray]:
+    """Split arrays [groups, ...] of weights with groups, such as experts, by matrix."""
+    found: dict[str, np.ndarray] = {}
+    for name, array in matrices.items():
+        path, dot, own = name.rpartition(".")
+        if path in paths or in_group(path, 0) not in paths:
+            found[name] = array
+            continue
+        count = sum(without_group(one)[0] == path for one in paths)
+        if np.ndim(array) == 0 or len(array) != count:
+            raise CheckpointError(
+                f"{SOURCE}: {name!r} is {np.shape(array)}, expected {count} matrices."
+            )
+        found |= {f"{in_group(path, group)}{dot}{own}": one for group, one in enumerate(array)}
+    return found
 
 
 def _partner(name: str) -> str:

@@ -18,6 +18,7 @@ from tests.api.engines import random_prompts, tiny_engine
 from tests.lora.adapters import ATTENTION, MLP, write_adapter, write_merged, write_stacked
 from tests.marks import slow
 from tests.models.tiny_models import write_tiny_native
+from tests.weights.quantized_models import LAYOUTS, write_quantized
 
 PROMPTS = random_prompts(5, 40, 17, 29)
 SCORED = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=0, prompt_logprobs=0)
@@ -107,3 +108,13 @@ def test_rows_of_several_adapters_and_none(
     different = {tuple(scores_of(output)[1][:4]) for output in outputs}
     assert len(different) == len(NAMES)
     assert np.array_equal(scores_of(outputs[2])[1], scores_of(alone[0])[1]), "whatever is beside"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["W4A16 group", "W8A16 channel", "FP8 block"])
+def test_experts_of_quantized_weights(layout: str, tmp_path: Path) -> None:
+    """As merged into the plain weights that the quantized ones stand for."""
+    quantized, plain = write_quantized(tmp_path, "qwen3_moe", LAYOUTS[layout])
+    adapted = Adapted(plain, tmp_path, "qwen3_moe")
+    with tiny_engine(quantized, **SETTINGS) as llm:
+        adapted.check(adapted.answer(llm, NAMES), NAMES, 1e-4)

@@ -13,7 +13,8 @@ import pytest
 
 from jengine.errors import CheckpointError
 from jengine.lora.adapter import without_group
-from jengine.lora.peft_files import read_adapter
+from jengine.lora.peft_files import places_of, read_adapter
+from jengine.lora.store import read_live_adapter
 from jengine.models.parameter import named_parameters
 from jengine.weights.live import named_arrays
 from jengine.weights.safetensors_file import read_header
@@ -147,6 +148,31 @@ def test_a_pair_for_all_experts_is_one_for_each(
     base = write_tiny_native(tmp_path / "base", family)
     added = write_stacked(tmp_path / "adapter", base, parameters)
     check_merged(tmp_path, base, {name: 2.0 * part for name, part in added.items()})
+
+
+def test_modules_may_have_the_names_of_a_newer_transformers(tmp_path: Path) -> None:
+    base = write_tiny_native(tmp_path / "base", "mixtral")
+    added = write_adapter(tmp_path / "adapter", base, ("gate", "0.w1", "w2"))
+    newer = {name.replace(".block_sparse_moe.", ".mlp."): one
+             for name, one in tensors_of(tmp_path / "adapter").items()}  # fmt: skip
+    write_tensors(tmp_path / "adapter" / "adapter_model.safetensors", newer)
+    check_merged(tmp_path, base, {name: 2.0 * part for name, part in added.items()})
+
+
+def test_arrays_of_a_trainer_may_have_all_experts(tmp_path: Path) -> None:
+    model = load_model(write_tiny_native(tmp_path, "qwen3_moe"))
+    weights = named_arrays(model)
+    path = "layers.1.mlp.gate_up"
+    shape = weights[f"{path}.weight"].shape  # [experts, inputs, outputs, 2]
+    draw = np.random.default_rng(0)
+    down, up = draw.normal(size=(*shape[:2], 3)), draw.normal(size=(shape[0], 3, *shape[2:]))
+    given = {f"{path}.a": down, f"{path}.b": up}
+    places = places_of(model.config)
+    found = read_live_adapter(given, places, None, max_rank=4).merged(weights)[f"{path}.weight"]
+    truth = np.asarray(weights[f"{path}.weight"]) + np.einsum("eir,erog->eiog", down, up)
+    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-4)
+    with pytest.raises(CheckpointError, match=r"gate_up.a' is \(2, .*expected 8 matrices"):
+        read_live_adapter({f"{path}.a": down[:2]}, places, None, max_rank=4)
 
 
 def test_a_pair_for_all_experts_must_say_of_what(tmp_path: Path) -> None:
