@@ -37,6 +37,7 @@ examples:
   jengine simulate llama-8b --replicas 8 --fail 2@60-120 --goodput ttft:1000 tpot:40
   jengine simulate llama-70b --tp 8 --dcp 2 --replicas 8 --mtbf 24 --repair 600
   jengine simulate deepseek-v3 --replicas 64 --ep 64 --balancedness 0.8 --rate 200
+  jengine simulate llama-8b --replicas 8 --min-replicas 1 --scale-target 64 --rate 30
   jengine simulate --table steps.json --csv requests.csv --json
 """
 
@@ -108,8 +109,19 @@ def scenario_of(
         failures=[room.Failure(*failure) for failure in failures],
         mtbf=arguments.mtbf,
         repair=arguments.repair,
+        autoscaling=autoscaling_of(arguments),
         groups=arguments.groups,
     )
+
+
+def autoscaling_of(arguments: argparse.Namespace) -> Any:
+    if not arguments.min_replicas:
+        return None
+    room = importlib.import_module("jengine.capacity.simulation.autoscaling")
+    return room.Autoscaling(
+        arguments.min_replicas, arguments.scale_target, arguments.scale_start,
+        arguments.scale_down_after,
+    )  # fmt: skip
 
 
 ENGINE_FLAGS = settings_of("simulate")
@@ -158,6 +170,12 @@ REPLICA_FLAGS = {
     "mtbf": Flag(float, 0.0, "HOURS", "after which each replica dies, on average, at random; 0: "
                  "none does"),
     "repair": Flag(float, 300.0, "SECONDS", "until it is back, with an empty cache"),
+    "min_replicas": Flag(int, 0, "N", "replicas at the start, and at least: with the requests in "
+                         "progress there are up to --replicas; 0: always these"),
+    "scale_target": Flag(float, 32.0, "N", "requests in progress for each replica that is wanted"),
+    "scale_start": Flag(float, 60.0, "SECONDS", "until a replica that is started takes requests"),
+    "scale_down_after": Flag(float, 300.0, "SECONDS", "for which fewer must be wanted before one "
+                             "finishes what it has and ends"),
 }  # fmt: skip
 TRACE_FLAGS = {
     "requests": Flag(int, 10_000, "N", "requests"),
@@ -182,17 +200,12 @@ OTHER_FLAGS = {
 }  # fmt: skip
 POSITIVE = (
     "requests", "rate", "burstiness", "input_len", "output_len", "turns", "replicas", "link",
-    "copy_rate", "network", "repair",
+    "copy_rate", "network", "repair", "scale_target",
 )  # fmt: skip
 AT_LEAST_0 = (
-    "spread",
-    "prefixes",
-    "prefix_len",
-    "think",
-    "host_memory",
-    "prefill_replicas",
-    "mtbf",
-)
+    "spread", "prefixes", "prefix_len", "think", "host_memory", "prefill_replicas", "mtbf",
+    "min_replicas", "scale_start", "scale_down_after",
+)  # fmt: skip
 # What a measured table has settled.
 OF_A_MODEL = (
     "device", "tp", "pp", "ep", "prefill_ep", "prefill_tp", "dcp", "pcp", "balancedness", "network",
@@ -252,6 +265,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--mtbf with --fail: expected one of them, failures at random or given.")
     if arguments.repair != REPLICA_FLAGS["repair"].default and not arguments.mtbf:
         raise ConfigError("--repair without --mtbf: no replica dies at random. Give both.")
+    check_autoscaling(arguments)
     for name in POSITIVE:
         value = getattr(arguments, name)
         if not value > 0:
@@ -265,6 +279,19 @@ def check(arguments: argparse.Namespace) -> None:
     for name in ("output_json", "html"):
         if file := getattr(arguments, name):
             check_file(flag_of(name), file)
+
+
+def check_autoscaling(arguments: argparse.Namespace) -> None:
+    """Refuse what has no meaning with --min-replicas, or without it."""
+    others = ("prefill_replicas", "ep", "mtbf", "fail") if arguments.min_replicas else ()
+    for name in others:
+        if getattr(arguments, name):
+            raise ConfigError(f"--min-replicas with {flag_of(name)}: expected one of them.")
+    if arguments.min_replicas and arguments.groups > 1:
+        raise ConfigError("--min-replicas with --groups: expected one router, which scales all.")
+    for name in ("scale_target", "scale_start", "scale_down_after"):
+        if not arguments.min_replicas and getattr(arguments, name) != REPLICA_FLAGS[name].default:
+            raise ConfigError(f"{flag_of(name)} without --min-replicas: no replica comes or goes.")
 
 
 def failures_of(arguments: argparse.Namespace) -> list[tuple[int, float, float | None, int]]:

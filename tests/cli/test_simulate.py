@@ -100,6 +100,26 @@ def test_replicas_that_die_at_random_come_back(table: Path) -> None:
     assert "times a replica died" in simulated(table, *words).out
 
 
+def test_replicas_come_and_go_with_requests(table: Path) -> None:
+    """A burst of more than a replica answers, and then little."""
+    rows = ["arrival,prompt_tokens,output_tokens"]
+    rows += [f"{i / 8},20,200" for i in range(400)] + [f"{60 + 20 * i},20,10" for i in range(60)]
+    file = table.with_name("requests.csv")
+    file.write_text("\n".join(rows), encoding="utf-8")
+    given = ("--csv", str(file), "--replicas", "6", "--routing", "load")
+    scaled = ("--min-replicas", "1", "--scale-target", "8", "--scale-start", "15",
+              "--scale-down-after", "60")  # fmt: skip
+    always, found = (simulate(table, *given, *words)["figures"] for words in ((), scaled))
+    assert found["completed"] == always["completed"] == 460 and found["unanswered"] == 0
+    assert found["total_output_tokens"] == always["total_output_tokens"]
+    pool = found["pools"]["replicas"]
+    assert 1 < pool["replicas_on_average"] < 3
+    assert always["pools"]["replicas"]["replicas_on_average"] == 6
+    assert found["cost"]["device_hours"] < always["cost"]["device_hours"] / 2
+    assert found["latency_ms"]["ttft"]["p99"] > always["latency_ms"]["ttft"]["p99"]
+    assert "of them at a time on average" in simulated(table, *given, *scaled).out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "prompt"),
@@ -187,6 +207,12 @@ def test_a_model_on_devices_that_are_not_here() -> None:
         (("--balancedness", "0.5"), "--balancedness with --table"),
         (("--mtbf", "-1"), "--mtbf -1: expected 0 or more"),
         (("--mtbf", "1", "--fail", "0@3"), "expected one of them"),
+        (("--min-replicas", "2"), "expected 1 to the 1 of --replicas"),
+        (("--min-replicas", "1", "--mtbf", "1"), "--min-replicas with --mtbf"),
+        (("--min-replicas", "1", "--fail", "0@1"), "--min-replicas with --fail"),
+        (("--min-replicas", "1", "--prefill-replicas", "1"), "with --prefill-replicas"),
+        (("--min-replicas", "2", "--replicas", "2", "--groups", "2"), "expected one router"),
+        (("--scale-start", "5"), "--scale-start without --min-replicas"),
         (("--repair", "5"), "--repair without --mtbf"),
         (("--fail", "soon"), "REPLICA@SECONDS"),
         (("--fail", "prefill:0@3"), "only with --prefill-replicas"),

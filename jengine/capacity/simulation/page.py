@@ -135,6 +135,8 @@ def pools(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     for name, pool in figures["pools"].items():
         yield ""
         yield f"{name}: {pool['replicas']} with {pool['devices']} devices in all"
+        if pool.get("replicas_on_average", pool["replicas"]) < pool["replicas"]:
+            yield f"  {pool['replicas_on_average']:.1f} of them at a time on average"
         yield (
             f"  busy {pool['busy_share']:.1%}; while busy {pool['decode_rows_while_busy']:.1f} "
             f"decodes in a step, {pool['cache_use_while_busy']:.1%} of the cache in use"

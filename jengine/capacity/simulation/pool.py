@@ -34,6 +34,7 @@ class Pool:
     replicas: list[Replica]
     routing: Routing
     dead: set[int] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)  # off, starting, or finishing what they have
     _next: int = 0
 
     def __post_init__(self) -> None:
@@ -44,8 +45,9 @@ class Pool:
 
     @property
     def living(self) -> list[int]:
-        """Indices of the replicas that have not failed."""
-        return [i for i in range(len(self.replicas)) if i not in self.dead]
+        """Indices of the replicas that take requests."""
+        away = self.dead | self.closed
+        return [i for i in range(len(self.replicas)) if i not in away]
 
     def place(self, wire: WireRequest) -> Choice:
         """Route a request to a replica and count its load."""

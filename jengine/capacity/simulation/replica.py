@@ -107,6 +107,7 @@ class Work:
     decoded: int = 0
     preemptions: int = 0
     cache_use: float = 0.0  # seconds times the share of blocks in use
+    absent: float = 0.0  # seconds in which there was no such replica
 
 
 @dataclass

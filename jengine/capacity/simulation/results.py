@@ -36,6 +36,7 @@ class ReplicaWork(msgspec.Struct, frozen=True):
     decoded: int
     preemptions: int
     cache_use: float
+    absent: float
 
 
 class GroupResult(msgspec.Struct, frozen=True):
@@ -150,6 +151,7 @@ def pools_of(replicas: Sequence[ReplicaWork], seconds: float) -> dict[str, dict[
         found[name] = {
             "replicas": len(own),
             "devices": sum(work.devices for work in own),
+            "replicas_on_average": len(own) - sum(work.absent for work in own) / seconds,
             "busy_share": busy / seconds / len(own),
             "decode_rows_while_busy": sum(work.rows for work in own) / max(busy, 1e-12),
             "cache_use_while_busy": sum(work.cache_use for work in own) / max(busy, 1e-12),
@@ -164,7 +166,7 @@ def cost_of(
     replicas: Sequence[ReplicaWork], seconds: float, made: int, all_tokens: int, price: float | None
 ) -> dict[str, float | None]:
     """Device-hours and dollars of a million tokens."""
-    hours = sum(work.devices for work in replicas) * seconds / 3600
+    hours = sum(work.devices * max(seconds - work.absent, 0) for work in replicas) / 3600
     per_output, per_token = hours / made * 1e6, hours / all_tokens * 1e6
     return {
         "device_hours": hours,

@@ -15,6 +15,7 @@ import msgspec
 from jengine.capacity.accelerators import ACCELERATORS
 from jengine.capacity.layout import checked_layout
 from jengine.capacity.paper import paper_plan
+from jengine.capacity.simulation.autoscaling import Autoscaler, Autoscaling
 from jengine.capacity.simulation.csv_trace import CsvTrace
 from jengine.capacity.simulation.failures import fail_at_random
 from jengine.capacity.simulation.fleet import Fleet
@@ -73,6 +74,7 @@ class Scenario(msgspec.Struct, frozen=True):
     # Hours after which each replica dies, on average, and seconds until it is back; 0: never.
     mtbf: float = 0.0
     repair: float = 300.0
+    autoscaling: Autoscaling | None = None  # of the only pool
     # Routers: each has its share of requests and replicas, and is simulated in its own process.
     groups: int = 1
 
@@ -94,6 +96,11 @@ class Scenario(msgspec.Struct, frozen=True):
                 )
         if self.routing not in ROUTINGS:
             raise ConfigError(f"routing={self.routing!r}: expected one of {', '.join(ROUTINGS)}.")
+        if self.autoscaling and not 1 <= self.autoscaling.least <= self.pools[0].replicas:
+            raise ConfigError(
+                f"--min-replicas {self.autoscaling.least}: expected 1 to the "
+                f"{self.pools[0].replicas} of --replicas."
+            )
         for failure in self.failures:
             self._check_failure(failure)
 
@@ -150,6 +157,8 @@ def fleet_of(scenario: Scenario, part: int = 0) -> Fleet:
                 fleet.at(failure.until, partial(fleet.come_back, failure.stage, index))
     if scenario.mtbf:
         fail_at_random(fleet, scenario.mtbf * HOUR, scenario.repair, (scenario.trace.seed, part))
+    if scenario.autoscaling:
+        Autoscaler(fleet, scenario.autoscaling)
     return fleet
 
 

@@ -1,0 +1,91 @@
+"""Replicas that are started and ended by the requests in progress, as autoscalers of servers do.
+
+In: a Fleet of one pool and an Autoscaling. Out: events of the fleet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from jengine.capacity.simulation.fleet import Fleet
+
+PERIOD = 10.0  # seconds between two looks at the requests in progress
+
+
+class Autoscaling(msgspec.Struct, frozen=True):
+    """How many replicas are wanted, and how fast they come and go."""
+
+    least: int
+    target: float = 32.0  # requests in progress for each replica
+    start: float = 60.0  # seconds until a new replica takes requests
+    down_after: float = 300.0  # seconds for which fewer must have been wanted
+
+
+@dataclass
+class Autoscaler:
+    """Looks every so often until all requests have been answered."""
+
+    fleet: Fleet
+    settings: Autoscaling
+    off: set[int] = field(init=False)
+    starting: dict[int, float] = field(default_factory=dict)  # when each takes requests
+    enough_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.pool = self.fleet.pools[0]
+        self.off = set(range(self.settings.least, len(self.pool.replicas)))
+        self.pool.closed = set(self.off)
+        self._look_later()
+
+    def look(self) -> None:
+        """Account, decide, and look again while there are requests."""
+        if self.fleet.open or self.fleet.due:
+            for index in self.off:
+                self.pool.replicas[index].work.absent += PERIOD
+            self._open_those_that_have_started()
+            self._end_those_that_have_drained()
+            self._follow(self._wanted())
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self.fleet.at(self.fleet.clock.now + PERIOD, self.look)
+
+    def _wanted(self) -> int:
+        needed = -(-len(self.fleet.open) // self.settings.target)
+        return min(max(int(needed), self.settings.least), len(self.pool.replicas))
+
+    def _follow(self, wanted: int) -> None:
+        now = self.fleet.clock.now
+        have = len(self.pool.living) + len(self.starting)
+        if wanted >= have:
+            self.enough_since = None
+        for _ in range(wanted - have):
+            self._add(now)
+        if wanted < have:
+            self.enough_since = now if self.enough_since is None else self.enough_since
+            if now - self.enough_since >= self.settings.down_after:
+                self.pool.closed.update(self.pool.living[wanted:])
+                self.enough_since = None
+
+    def _add(self, now: float) -> None:
+        """One that drains takes requests again; else one starts, with an empty cache."""
+        draining = self.pool.closed - self.off - set(self.starting)
+        if draining:
+            self.pool.closed.discard(min(draining))
+            return
+        index = min(self.off)
+        self.off.discard(index)
+        self.pool.replicas[index].start()
+        self.starting[index] = now + self.settings.start
+
+    def _open_those_that_have_started(self) -> None:
+        for index in [one for one, at in self.starting.items() if at <= self.fleet.clock.now]:
+            del self.starting[index]
+            self.pool.closed.discard(index)
+
+    def _end_those_that_have_drained(self) -> None:
+        for index in self.pool.closed - self.off - set(self.starting):
+            if not self.pool.replicas[index].scheduler.has_unfinished:
+                self.off.add(index)
