@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+import jengine
 from jengine.config import AttentionConfig, ModelConfig
 from jengine.runner.disk.private_files import write_private
 from jengine.runner.runner_config import RunnerConfig
@@ -89,7 +90,7 @@ def record_of(trial: Trial) -> Path | None:
     if not directory:
         return None
     device = jax.local_devices()[0]
-    parts = (jax.__version__, sorted(PACKAGES.items()), device.device_kind,
+    parts = (jengine.__version__, jax.__version__, sorted(PACKAGES.items()), device.device_kind,
              device.client.platform_version, trial)  # fmt: skip
     return Path(str(directory)) / f"{PREFIX}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
 

@@ -85,6 +85,13 @@ def test_what_agreed_is_not_compared_at_the_next_start(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.usefixtures("cache")
+def test_another_version_is_compared_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_right_kernels(*settings(), compare=lambda _: None)
+    monkeypatch.setattr(jengine, "__version__", "of tomorrow")
+    assert with_right_kernels(*settings(), compare=raises).shapes.prompts is None
+
+
 def test_what_failed_is_compared_again(cache: Path) -> None:
     for _ in range(2):
         assert with_right_kernels(*settings(), compare=raises).shapes.prompts is None
