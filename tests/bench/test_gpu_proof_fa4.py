@@ -43,7 +43,7 @@ def test_kernels_multiply_in_warp_groups_copy_in_bulk_and_spill_little(capabilit
     assert row["matmuls"] > 0
     assert row["bulk_copies"] > 0
     assert row["small_copies"] == 0
-    assert row["spills"] <= (0 if capability == 90 else 16)
+    assert row["spills"] <= {90: 0, 100: 16, 103: 64}[capability]
 
 
 def test_torch_is_not_imported(tmp_path: Path) -> None:
