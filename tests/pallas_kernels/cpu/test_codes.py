@@ -30,7 +30,8 @@ pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
 
 FLOATS = ["bfloat16", "float32"]
 DTYPES = [FLOATS[0], *slow(*FLOATS[1:])]
-# rows, inputs, outputs, group: one row, partial panels, partial groups, one group, many tiles.
+# rows, inputs, outputs, group: one row, partial panels, partial groups, one group (also of many
+# tiles), many tiles.
 SHAPES = [
     (13, 70, 33, 32),
     *slow(
@@ -39,6 +40,7 @@ SHAPES = [
         (2, 64, 96, 64),
         (12, 130, 70, 130),
         (40, 1100, 48, 2000),
+        (40, 3300, 48, 4000),
         (210, 3300, 40, 128),
     ),
 ]
