@@ -83,6 +83,7 @@ class ExpertsConfig:
     shared_size: int = 0
     # Whether that MLP's output is multiplied by the sigmoid of one more logit.
     shared_gate: bool = False
+    out_norm: bool = False  # whether the sum of all is normalised
 
     @property
     def active_size(self) -> int:

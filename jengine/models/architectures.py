@@ -61,6 +61,7 @@ FAMILIES = {
     "BitNetForCausalLM": "jengine.models.families.bitnet",
     "MiniMaxM2ForCausalLM": "jengine.models.families.minimax_m2",
     "Glm4MoeLiteForCausalLM": "jengine.models.families.glm4_moe_lite",
+    "AXK1ForCausalLM": "jengine.models.families.axk1",
     "YoutuForCausalLM": "jengine.models.families.youtu",
     "MambaForCausalLM": "jengine.models.families.mamba",
     "FalconMambaForCausalLM": "jengine.models.families.mamba",
@@ -120,6 +121,16 @@ GEMMA3N = (
 BIASES_OF_LAYERS = "biases of scores by distance that every layer has for itself are not read"
 # Architectures that look like a native one and are not: what is missing.
 REFUSED = {
+    "JetMoeForCausalLM": "attention whose heads a router picks for each token is not built",
+    "LagunaForCausalLM": (
+        "gates of attention by softplus, and numbers of heads that differ between layers, are not"
+        " built"
+    ),
+    "MiMoV2FlashForCausalLM": (
+        "values that are shorter than keys, and scaled, are not built outside of latent attention"
+    ),
+    "PersimmonForCausalLM": "norms of queries and keys that have biases are not built",
+    "XGLMForCausalLM": "positions by sinusoids, which no tensor holds, are not built",
     "Gemma3nForCausalLM": GEMMA3N,
     "Gemma3nForConditionalGeneration": GEMMA3N,
     "UMT5ForConditionalGeneration": BIASES_OF_LAYERS,

@@ -137,6 +137,8 @@ class ExpertsMLP(nnx.Module):
         self.down = Linear(factory, (inner,), (hidden,), axes, bias=bias, groups=count)
         if config.shared_size:
             self.shared = GatedMLP(factory, MlpConfig(config.shared_size, config.activation))
+        if config.out_norm:
+            self.out_norm = RmsNorm(factory, (hidden,), ("embed",))
         if config.shared_gate:
             self.shared_gate = Linear(factory, (hidden,), (1,), ("embed", None))
 
@@ -161,6 +163,8 @@ class ExpertsMLP(nnx.Module):
         if self.config.shared_size:
             made = made + self._shared(flat, rows)
         made = made.reshape(x.shape)
+        if self.config.out_norm:
+            made = self.out_norm(made)
         return made if residual is None else residual + made
 
     def _mixed(

@@ -393,6 +393,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4-5": ("ernie4_5", {"use_bias": True}),
     "arcee": ("arcee", {"mlp_bias": True}),
     "minimax-m2": ("minimax_m2", {}),
+    "axk1": ("axk1", {}),
     "glm4-moe-lite": ("glm4_moe_lite", {}),
     "glm4-moe-lite-layers": (
         "glm4_moe_lite",

@@ -64,6 +64,7 @@ IF_UNUSED = {
     "minicpm3": HEADS,
     "minimax_m2": {"rotary_dim"},  # rope_parameters have it as a part of the head
     "glm4_moe_lite": HEADS | {"first_k_dense_replace"},  # with mlp_layer_types
+    "axk1": HEADS | {"moe_layer_freq", "first_k_dense_replace"},
     "hunyuan": {"eod_token_id"},  # transformers' model does not read it either
     "falcon_h1": {"mamba_chunk_size", "num_logits_to_keep", "mamba_expand"},
     "mamba": SCANS,

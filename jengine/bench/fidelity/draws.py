@@ -23,6 +23,7 @@ from jengine.bench.fidelity.variations import (
     FLAGS,
     HEADS_DIVIDE,
     KINDS,
+    LATENT_KEYS,
     MARKS,
     PATTERN,
     TURNS_PART,
@@ -31,6 +32,7 @@ from jengine.bench.fidelity.variations import (
     Draw,
     Settings,
     Variation,
+    draw_latent,
     draw_rope,
     mixed_layers,
     one_of,
@@ -219,6 +221,12 @@ def draw_shared_blocks(draw: Draw, given: Settings, read: Collection[str]) -> Se
     }
 
 
+def draw_short_queries(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
+    """Latent attention whose queries are always made of a short vector."""
+    found = draw_latent(draw, given, read)
+    return {**found, "q_lora_rank": found["q_lora_rank"] or 12}
+
+
 def draw_latent_layers(draw: Draw, given: Settings, read: Collection[str]) -> Settings:
     """MoE layers listed by type name."""
     layers = given["num_hidden_layers"]
@@ -292,6 +300,14 @@ OWN: Mapping[str, Own] = {
     "deepseek_v3": Own(marks=DEEPSEEK_ROPES),
     "glm4_moe_lite": Own(
         marks=DEEPSEEK_ROPES, variations=(Variation(("mlp_layer_types",), draw_latent_layers),),
+        without=("first_k_dense_replace",),
+    ),
+    "axk1": Own(
+        marks=DEEPSEEK_ROPES,
+        variations=(
+            Variation(LATENT_KEYS, draw_short_queries),
+            Variation(("mlp_layer_types",), draw_latent_layers),
+        ),
         without=("first_k_dense_replace",),
     ),
     "youtu": Own(marks=DEEPSEEK_ROPES),

@@ -71,6 +71,7 @@ FAMILIES = {
     "apertus": "ApertusForCausalLM",
     "dbrx": "DbrxForCausalLM",
     "bitnet": "BitNetForCausalLM",
+    "axk1": "AXK1ForCausalLM",
     "zamba2": "Zamba2ForCausalLM",
 }
 GRANITE_SIZES = {
@@ -248,6 +249,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "rotary_dim": 8,
     },
     "glm4_moe_lite": {**LATENT, "num_key_value_heads": 4},
+    "axk1": {**LATENT, "mlp_layer_types": ["dense", "sparse"]},
     "youtu": LATENT_ATTENTION,
     "opt": {"pad_token_id": 1},
     "gpt_neox": {"num_attention_heads": 2, "rotary_pct": 0.25},

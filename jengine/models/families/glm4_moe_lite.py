@@ -36,7 +36,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     num_layers, latent = read_num_layers(fields, DEFAULTS), read_latent(fields, DEFAULTS)
     mlp = read_mlp(fields, DEFAULTS)
     experts = read_experts(fields, mlp.activation, experts=64, per_token=4, inner=1536, scale=1.8)
-    dense = _dense_layers(fields, num_layers)
+    dense = dense_layers(fields, num_layers)
     ffns = [mlp if layer in dense else experts for layer in range(num_layers)]
     return read_decoder(fields, DEFAULTS, tuple(LayerConfig(latent, ffn) for ffn in ffns))
 
@@ -54,7 +54,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def _dense_layers(fields: Fields, num_layers: int) -> set[int]:
+def dense_layers(fields: Fields, num_layers: int) -> set[int]:
     """Indices of dense layers, from `mlp_layer_types` or a count of leading ones."""
     kinds = fields.values.get("mlp_layer_types")
     if kinds is None:

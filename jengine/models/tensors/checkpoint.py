@@ -196,6 +196,8 @@ class Names:
     rates: str = "mlp.act_fn"  # the module of an activation with parameters
     router: str = "mlp.gate"
     choice_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name
+    choice_bias_optional: bool = False  # whether files may lack it: it is zero then
+    experts_norm: str = ""
     choice_bias_rows: bool = False  # whether it is a matrix of one row
     experts: str = "mlp.experts"
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")

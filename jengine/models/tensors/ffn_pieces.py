@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jengine.config import ExpertsConfig, FfnConfig, MlpConfig
 from jengine.models.tensors.checkpoint import EVERY, Index, Names, Piece
 from jengine.models.tensors.matrix_pieces import Pieces, biases, matrices
@@ -57,7 +59,10 @@ def _experts_mlp(hidden: int, config: ExpertsConfig, names: Names, layer: str) -
     if config.routing.choice_bias:
         name, rows = layer + names.choice_bias, names.choice_bias_rows
         own = Piece(name, (1, count), source=(0,)) if rows else Piece(name, (count,))
-        pieces["mlp.choice_bias"] = (own,)
+        pieces["mlp.choice_bias"] = (replace(own, optional=names.choice_bias_optional),)
+    if config.out_norm:
+        norm = f"{layer}{names.experts_norm}.weight"
+        pieces["mlp.out_norm.weight"] = (Piece(norm, (hidden,)),)
     if config.shared_size:
         shared = MlpConfig(config.shared_size, config.activation)
         up, down = (layer + name for name in names.shared_gate_up), layer + names.shared_down
