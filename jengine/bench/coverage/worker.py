@@ -24,7 +24,7 @@ from jengine.bench.fidelity.implementations import IMPLEMENTATIONS, Implementati
 from jengine.bench.fidelity.tiny import tiny, varied
 from jengine.bench.fidelity.transformers_process import Refused, Transformers
 from jengine.errors import CheckpointError, JengineError
-from jengine.models.architectures import FAMILIES
+from jengine.models.architectures import FAMILIES, REFUSED
 from jengine.models.importing.imported import ImportedFamily
 from jengine.models.importing.proven import ELSEWHERE
 from jengine.weights.folder import read_config_file, shapes_of
@@ -49,7 +49,8 @@ def main() -> None:
 def answer(theirs: Transformers, job: dict[str, Any]) -> dict[str, Any]:
     """The result of a class: `outcome`, and the error of log-probabilities or a reason."""
     architecture = job["architecture"]
-    by, how = ("name", CPU) if architecture in FAMILIES else ("generic", GENERIC)
+    by_name = architecture in FAMILIES or architecture in REFUSED
+    by, how = ("name", CPU) if by_name else ("generic", GENERIC)
     try:
         return {"by": by, **outcome(theirs, architecture, how)}
     except Ended:
