@@ -35,7 +35,7 @@ HEADLINES = (
 )
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
 # Not measurements of speed: they have tables of their own.
-NOT_TIMED = ("gpu-proof.json", "gpu-h200.json", "coverage.json")
+NOT_TIMED = ("gpu-proof.json", "gpu-proof-fa4.json", "gpu-h200.json", "coverage.json")
 HEAD = ("work", "jengine", "peer", "ratio", "hardware", "command, commit")
 
 
