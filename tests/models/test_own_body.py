@@ -14,6 +14,7 @@ from jengine import LLM
 from jengine.errors import UnsupportedFeature
 from jengine.models import registry
 from jengine.runner.step.leaves import first_layers
+from jengine.weights.abstract import abstract_model
 from jengine.weights.safetensors_io import load_model, save_pretrained
 from tests.models.parallel_family import (
     ARCHITECTURE,
@@ -23,6 +24,7 @@ from tests.models.parallel_family import (
     assert_answers,
     model_of,
 )
+from tests.models.tiny_models import tiny_settings
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +59,7 @@ def test_it_answers_is_updated_and_saved_by_its_declared_parameters(tmp_path: Pa
 def test_stages_are_for_the_shared_decoder() -> None:
     with pytest.raises(UnsupportedFeature, match="a Parallel: stages are built for"):
         first_layers(model_of(1), 1)
+    given = tiny_settings("zamba2", architectures=["Zamba2ForCausalLM"])
+    shared = abstract_model(registry.model_config(given))
+    with pytest.raises(UnsupportedFeature, match="a Zamba2Decoder: stages are built for"):
+        first_layers(shared, 1)

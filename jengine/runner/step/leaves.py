@@ -205,7 +205,8 @@ class LeafOrder:
 
 def first_layers(model: nnx.Module, count: int) -> nnx.Module:
     """The abstract model cut to its first layers, as every stage is built."""
-    if not isinstance(model, Decoder):
+    # A decoder with modules of its own beside the layers runs these in its own way.
+    if not isinstance(model, Decoder) or type(model).through_layers is not Decoder.through_layers:
         raise UnsupportedFeature(
             f"pipeline_parallel_size with a model that is a {type(model).__name__}: stages are "
             "built for jengine's own decoder only. Use tensor_parallel_size."
