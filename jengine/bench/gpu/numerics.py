@@ -55,7 +55,7 @@ class Check(NamedTuple):
 
     def __str__(self) -> str:
         case = self.case
-        kind = "decode" if case.new_tokens == 1 else "prefill"
+        kind = "decode" if case.new_tokens == 1 else f"prefill of {case.new_tokens}"
         return (
             f"{kind} {case.dtype} dim {case.head_dim} group {case.group} "
             f"block {case.block_size}, {self.options}"
@@ -97,7 +97,8 @@ def checks(*, dry_run: bool) -> list[Check]:
     return shared + [
         Check(replace(check.case, new_tokens=new), check.options)
         for check in found
-        for new in (1, 100)
+        # Long chunks over codes are read from copies, short ones beside them are not.
+        for new in ((1, 100, 300) if check.case.codes else (1, 100))
     ]
 
 
