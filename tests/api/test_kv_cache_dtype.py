@@ -135,5 +135,5 @@ def test_blocks_of_codes_are_named_by_the_devices_that_share_them() -> None:
 
 
 def test_what_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype='nvfp4'.*'int8'"):
-        engine("xla", "nvfp4")
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='int2'.*'int8'"):
+        engine("xla", "int2")
