@@ -16,7 +16,7 @@ import numpy as np
 
 from jengine.api.llm import LLM
 from jengine.bench.gpu.cases import Sizes, sizes
-from jengine.bench.gpu.features import Answers, logprobs_of
+from jengine.bench.gpu.features import Answers, answers
 from jengine.bench.gpu.kernels import rates, time_attention
 from jengine.bench.gpu.models import write_config
 from jengine.bench.gpu.part import Part, run_stage
@@ -104,9 +104,7 @@ def engines(
                                 "prefill_tokens": [longest]},
         ) as llm:  # fmt: skip
             used.append(llm.engine.loaded.shapes.prompts)
-            for _ in range(2):  # the second finds cached prefixes
-                outputs = [one.outputs[0] for one in llm.generate(prompts, params, use_tqdm=False)]
-            found.append([(list(one.token_ids), logprobs_of(one)) for one in outputs])
+            found.append(answers(llm, params, prompts=prompts))
     error = apart(*found)
     has_kernels = args.dry_run or used[0] == "fa4"
     return {

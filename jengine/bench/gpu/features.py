@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,13 @@ def measure(part: Part, args: argparse.Namespace) -> None:
                      right=error < TOLERANCE)  # fmt: skip
 
 
-def answers(llm: LLM, params: SamplingParams, adapter: LoRARequest | None = None) -> Answers:
+def answers(
+    llm: LLM, params: SamplingParams, adapter: LoRARequest | None = None,
+    prompts: Sequence[str] | Sequence[list[int]] = PROMPTS,
+) -> Answers:  # fmt: skip
     """Tokens and their log-probabilities; asked twice, so that the second finds cached prefixes."""
     for _ in range(2):
-        outputs = llm.generate(PROMPTS, params, use_tqdm=False, lora_request=adapter)
+        outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapter)
     found = [output.outputs[0] for output in outputs]
     return [(list(one.token_ids), logprobs_of(one)) for one in found]
 
