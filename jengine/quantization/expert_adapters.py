@@ -78,10 +78,11 @@ def low_rank_by_group(
 ) -> Float32[Array, "rows ..."]:
     """x @ down[group] @ up[group] per row in XLA; zeros for group -1."""
     count, rows = down.shape[0], x.shape[0]
-    order = jnp.argsort(jnp.where(groups < 0, count, groups))
-    sizes = jnp.bincount(jnp.where(groups < 0, count, groups), length=count + 1)[:count]
+    without = groups < 0
+    last = jnp.where(without, count, groups)  # rows without a group come behind all others
+    order, sizes = jnp.argsort(last), jnp.bincount(last, length=count + 1)[:count]
     sizes = sizes.astype(jnp.int32)
     inner = grouped_project(x[order], down, sizes)
     made = grouped_project(inner, up.reshape(*up.shape[:2], -1), sizes)
     made = made[jnp.argsort(order)].reshape(rows, *up.shape[2:])
-    return jnp.where((groups < 0).reshape(-1, *[1] * (made.ndim - 1)), 0.0, made)
+    return jnp.where(without.reshape(-1, *[1] * (made.ndim - 1)), 0.0, made)

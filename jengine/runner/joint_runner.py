@@ -136,7 +136,6 @@ class JointGroup:
                 packed.append(pack(plan, rows, bucket, loaded.shapes, blocks))
             loaded.add_blocks(blocks[loaded.shapes.num_new_blocks(bucket) :])
             loaded.admit(plan.new_rows)
-            loaded.hold_adapters(plan.new_rows)
             loaded.mask(plan.masks)
         with PROFILER.step(max(plan.step for plan in plans), bucket):
             output = self._queued(packed, chain.parts, joint_chunks(packed, first, chain.parts))
