@@ -415,16 +415,23 @@ def test_a_kept_run_is_a_table_beside_torch() -> None:
               "driver": "580", "commit": "abc", "versions": {"jax": "0.11.2"}}  # fmt: skip
     parts = {
         "device": {"lines": [device]},
-        "ceilings": {"lines": [{"what": "reading", "gb_s": 4000.0}]},
+        "ceilings": {"lines": [{"what": "reading", "gb_s": 4000.0},
+                               {"what": "product bfloat16", "tflop_s": 700.0}]},
         "kernels": {"lines": [{**attention, "gb_s": 3000.0}, {**attention, "failed": "broken"}]},
         "large-model": {"lines": [{**step, "gb_s": 3400.0, "tok_s": 1778.0}]},
         "torch": {"lines": [{**attention, "best_us": 310.0}, {**step, "reading_ms": 6.25}]},
-    }
+        "copies": {"lines": [{**attention, "gb_s": 2000.0, "implementation": "triton"}]},
+        "table-fa4": {"lines": [{"what": "table", "case": "1 x 9", "version": "jengine 2, fa4",
+                                 "ms": 10.0, "tok_s": 90.0,
+                                 "least": [{"times": 1, "bytes": 2e10, "operations": 1.0}]}]},
+    }  # fmt: skip
     rows = markdown({"command": "python -m jengine.bench.gpu", "parts": parts}).splitlines()
     assert "NVIDIA H200" in rows[0] and "abc" in rows[0]
     assert rows[4:] == [
         "| decode attention | 64 x 4096 tokens | 260 µs | 3,000 GB/s | 75% | 310 µs |",
+        "| decode attention by triton | 64 x 4096 tokens | 260 µs | 2,000 GB/s | 50% | 310 µs |",
         "| decode step of llama-8b | 8 x 1,024 tokens | 4.50 ms | 1,778 tok/s | 85% | 6.25 ms |",
+        "| llama-8b by jengine 2, fa4 | 1 x 9 | 10 ms | 90 tok/s | 50% |  |",
     ]
 
 

@@ -9,11 +9,13 @@ from jengine.bench.gpu.page import STAGES_OF_STEPS, lines_of
 from jengine.bench.gpu.report import head, memory_rate, shares
 
 HEAD = ("what", "case", "time", "rate", "share of the fastest seen", "torch")
+STAGES_OF_KERNELS = ("kernels", "fa4", "copies")
 KERNELS = ("decode attention", "prefill attention", "rotate and write")
 
 
 def markdown(whole: Mapping[str, Any]) -> str:
-    """Device, versions and commit, then kernels, decode steps, prompts and answers."""
+    """Device, versions and commit, then kernels, decode steps, prompts and answers,
+    and engines on the same requests."""
     parts = whole["parts"]
     shares(parts)
     theirs = {
@@ -21,7 +23,10 @@ def markdown(whole: Mapping[str, Any]) -> str:
         for what in (*KERNELS, "decode")
         for line in lines_of(parts, ("torch",), what)
     }
-    rows = [*kernel_rows(parts, theirs), *step_rows(parts, theirs), *request_rows(parts)]
+    rows = [
+        *kernel_rows(parts, theirs), *step_rows(parts, theirs), *request_rows(parts),
+        *engine_rows(parts),
+    ]  # fmt: skip
     about = " ".join([*head(parts["device"])])
     table = [HEAD, ("---",) * len(HEAD), *rows]
     lines = [f"| {' | '.join(row)} |" for row in table]
@@ -31,13 +36,15 @@ def markdown(whole: Mapping[str, Any]) -> str:
 
 def kernel_rows(parts: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Iterator[tuple[str, ...]]:
     for what in KERNELS:
-        for line in lines_of(parts, ("kernels",), what):
+        for line in lines_of(parts, STAGES_OF_KERNELS, what):
             unit, name = ("TFLOP/s", "tflop_s") if "tflop_s" in line else ("GB/s", "gb_s")
             share = line.get("of_product" if name == "tflop_s" else "of_memory")
             peer = theirs.get((what, line["case"]))
+            kernels = "" if line["stage"] == "kernels" else f" by {line['implementation']}"
             yield (
-                what, line["case"], f"{line['best_us']:,.0f} µs", f"{line[name]:,.0f} {unit}",
-                percent(share), "" if peer is None else f"{peer['best_us']:,.0f} µs",
+                what + kernels, line["case"], f"{line['best_us']:,.0f} µs",
+                f"{line[name]:,.0f} {unit}", percent(share),
+                "" if peer is None else f"{peer['best_us']:,.0f} µs",
             )  # fmt: skip
 
 
@@ -61,6 +68,14 @@ def request_rows(parts: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
                 f"{what} of {line['model']}", f"{line['rows']} x {line['context']:,} tokens{more}",
                 f"{line['ms']:,.0f} ms", f"{line['tok_s']:,.0f} tok/s", "", "",
             )  # fmt: skip
+
+
+def engine_rows(parts: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for line in lines_of(parts, tuple(parts), "table"):
+        yield (
+            f"llama-8b by {line['version']}", line["case"], f"{line['ms']:,.0f} ms",
+            f"{line['tok_s']:,.0f} tok/s", percent(1 / line["of_roofline"]), "",
+        )  # fmt: skip
 
 
 def percent(share: float | None) -> str:
