@@ -11,7 +11,9 @@ from jengine.errors import CheckpointError
 from jengine.models.families.llama import DEFAULTS
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_write import written_attention, written_biases, written_window
+from jengine.models.reading.keys import ExpertKeys, behind_dense, flag, integer
 from jengine.models.reading.plain_decoder import ATTENTION_BIAS, BiasKey, PlainDecoder, one_window
+from jengine.models.registry import model_config, write_config
 
 HF: dict[str, Any] = {"architectures": ["Own"], "num_hidden_layers": 2}
 PLAIN = PlainDecoder(
@@ -57,3 +59,49 @@ def test_a_flag_with_one_supported_value() -> None:
     Fields({"gate": True}).expect("gate", True)
     with pytest.raises(CheckpointError, match="'gate': given False, expected true, as in all"):
         Fields({"gate": False}).expect("gate", True, ", as in all published models")
+
+
+EXPERTS = ExpertKeys(
+    8,
+    2,
+    ("num_experts", "num_local_experts"),
+    {"intermediate_size": integer("moe_size", 24)},
+    {"normalize": flag("normalizes", False)},
+    layers=behind_dense("dense_layers", 1),
+)
+KEYED = PLAIN._replace(
+    model_keys={"block": flag("parallel", False, true="parallel", false="serial")},
+    experts=EXPERTS,
+    expected=(("gate", False, ", as in all"),),
+    also_written={"pad_token_id": None},
+)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_experts": 4, "moe_size": 16, "normalizes": True, "dense_layers": 0},
+        {"parallel": True, "dense_layers": 2},
+    ],
+)
+def test_keys_of_experts_and_of_the_model_are_written_as_they_are_read(
+    given: dict[str, Any],
+) -> None:
+    config = KEYED.read_config({**HF, **given})
+    written = KEYED.write_config(config)
+    assert {key: written[key] for key in (*given, "pad_token_id")} == {
+        **given,
+        "pad_token_id": None,
+    }
+    assert KEYED.read_config(written) == config
+    assert config.has_experts == (given["dense_layers"] < 2)
+    with pytest.raises(CheckpointError, match="'gate': given True, expected false, as in all"):
+        KEYED.read_config({**HF, "gate": True})
+    with pytest.raises(CheckpointError, match="'moe_size': given 0, expected an integer from 1"):
+        KEYED.read_config({**HF, "moe_size": 0})
+
+
+def test_a_bamba_that_rotates_whole_heads_is_written() -> None:
+    given = {"architectures": ["BambaForCausalLM"], "attn_layer_indices": [1]}
+    config = model_config({**given, "num_hidden_layers": 2, "partial_rotary_factor": 1.0})
+    assert model_config(write_config(config)) == config

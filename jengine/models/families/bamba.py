@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, Mamba2Config, ModelConfig
+from jengine.config import Mamba2Config, ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
+from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_mamba import read_mamba2, write_mamba2
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_biases
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, MLP_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("BambaForCausalLM",)
@@ -40,28 +34,25 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
+PLAIN = PlainDecoder("bamba", DEFAULTS, (ATTENTION_BIAS, MLP_BIAS))
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    mamba = read_mamba2(fields, fields.integer("hidden_size", DEFAULTS.hidden_size))
-    mlp = replace(read_mlp(fields, DEFAULTS), biases=fields.flag("mlp_bias", False))
-    full = fields.integers("attn_layer_indices", None, maximum=num_layers - 1, each="a layer")
-    mixers = [attention if layer in full else mamba for layer in range(num_layers)]
-    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(mixer, mlp) for mixer in mixers))
+    fields, config = Fields(hf), PLAIN.read_config({**hf, "layer_types": None})
+    last, mamba = len(config.layers) - 1, read_mamba2(fields, config.hidden_size)
+    full = fields.integers("attn_layer_indices", None, maximum=last, each="a layer")
+    layers = (
+        own if layer in full else replace(own, mixer=mamba)
+        for layer, own in enumerate(config.layers)
+    )
+    return replace(config, layers=tuple(layers))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     mixers = [layer.mixer for layer in config.layers]
     return {
-        **write_decoder(config),
+        **PLAIN.write_config(config),
         **write_mamba2(config),
-        "model_type": "bamba",
-        "attention_bias": written_attention(config).qkv_bias,
-        "mlp_bias": written_biases(config),
         "attn_layer_indices": [
             layer for layer, mixer in enumerate(mixers) if not isinstance(mixer, Mamba2Config)
         ],

@@ -12,6 +12,7 @@ from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_layers import rotated_in_windows
 from jengine.models.reading.hf_write import written_attention, written_window
+from jengine.models.reading.keys import factor
 from jengine.models.reading.plain_decoder import (
     ATTENTION_BIAS,
     PlainDecoder,
@@ -45,6 +46,8 @@ PLAIN = PlainDecoder(
     FIRST_DEFAULTS,
     (ATTENTION_BIAS,),
     model={"norm": "layer_no_bias", "block": "parallel_one_norm"},
+    model_keys={"logit_scale": factor("logit_scale", 0.0625)},
+    also_written={"pad_token_id": None},
 )
 PATTERN = layer_pattern(4096, 4, "sliding_window_pattern")
 SECOND_PLAIN = PLAIN._replace(model_type="cohere2", defaults=DEFAULTS, windows=PATTERN)
@@ -60,7 +63,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         config = with_attention(config, qk_norm="layer")
     if is_second:
         config = replace(config, layers=tuple(map(rotated_in_windows, config.layers)))
-    return replace(config, logit_scale=fields.number("logit_scale", 0.0625, above_minimum=True))
+    return config
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
@@ -69,6 +72,4 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         **(SECOND_PLAIN if is_second else PLAIN).write_config(config),
         **({"sliding_window": written_window(config)} if is_second else {}),
         **({"use_qk_norm": True} if written_attention(config).qk_norm else {}),
-        "logit_scale": config.logit_scale,
-        "pad_token_id": None,
     }

@@ -12,6 +12,7 @@ from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_write import write_activation, written_attention
+from jengine.models.reading.keys import optional_number
 from jengine.models.reading.plain_decoder import (
     ATTENTION_BIAS,
     PlainDecoder,
@@ -40,7 +41,13 @@ DEFAULTS = Defaults(
 )
 NORMS = {"norm": "rms_one_plus", "norm_places": "around"}
 PLAIN = PlainDecoder(
-    "gemma2", DEFAULTS, (ATTENTION_BIAS,), layer_pattern(4096, full_every=2), model=NORMS
+    "gemma2",
+    DEFAULTS,
+    (ATTENTION_BIAS,),
+    layer_pattern(4096, full_every=2),
+    model=NORMS,
+    attention_keys={"soft_cap": optional_number("attn_logit_softcapping", 50.0)},
+    model_keys={"logit_soft_cap": optional_number("final_logit_softcapping", 30.0)},
 )
 
 
@@ -48,17 +55,11 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     if fields.values.get("use_bidirectional_attention") not in (None, False):
         fields.refuse("use_bidirectional_attention", "false: attention is causal here")
-    config = read_gemma(PLAIN, fields)
-    config = with_attention(config, soft_cap=fields.optional_number("attn_logit_softcapping", 50.0))
-    return replace(config, logit_soft_cap=fields.optional_number("final_logit_softcapping", 30.0))
+    return read_gemma(PLAIN, fields)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    caps = {
-        "attn_logit_softcapping": written_attention(config).soft_cap,
-        "final_logit_softcapping": config.logit_soft_cap,
-    }
-    return {**write_gemma(PLAIN, config), **caps}
+    return write_gemma(PLAIN, config)
 
 
 def read_gemma(plain: PlainDecoder, fields: Fields) -> ModelConfig:

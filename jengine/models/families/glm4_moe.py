@@ -10,7 +10,8 @@ from jengine.config import ModelConfig
 from jengine.models.families.deepseek_experts import read_experts, write_experts
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults
-from jengine.models.reading.hf_write import written_attention, written_ffn
+from jengine.models.reading.hf_write import written_ffn
+from jengine.models.reading.keys import flag
 from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder, with_blocks
 from jengine.models.tensors.checkpoint import DraftingNames, Names
 
@@ -29,13 +30,17 @@ DEFAULTS = Defaults(
     norm_eps=1e-5,
     partial_rotary=0.5,
 )
-PLAIN = PlainDecoder("glm4_moe", DEFAULTS, (BiasKey("attention_bias", ("qkv",)),))
-NORMED = PLAIN._replace(attention={"qk_norm": "head"})
+PLAIN = PlainDecoder(
+    "glm4_moe",
+    DEFAULTS,
+    (BiasKey("attention_bias", ("qkv",)),),
+    attention_keys={"qk_norm": flag("use_qk_norm", False, true="head", false=None)},
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    config = (NORMED if fields.flag("use_qk_norm", False) else PLAIN).read_config(hf)
+    config = PLAIN.read_config(hf)
     mlp = written_ffn(config)
     experts = read_experts(fields, mlp.activation, experts=128, per_token=8)
     dense = fields.integer("first_k_dense_replace", 1, minimum=0)
@@ -47,6 +52,5 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     return {
         **PLAIN.write_config(config),
         **write_experts(config),
-        "use_qk_norm": written_attention(config).qk_norm is not None,
         "num_nextn_predict_layers": 0,
     }

@@ -5,13 +5,13 @@ grouped by head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_rope import PARTIAL
 from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.keys import flag
 from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import IgnoredTensor, Names
 
@@ -58,6 +58,7 @@ PLAIN = PlainDecoder(
     (ATTENTION_BIAS._replace(default=True),),
     mlp={"gated": False, "biases": True},
     model={"norm": "layer"},
+    model_keys={"block": flag("use_parallel_residual", True, true="parallel", false="serial")},
 )
 
 
@@ -69,8 +70,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     attention = written_attention(config)
     if attention.num_heads != attention.num_kv_heads:
         fields.refuse("num_key_value_heads", "as many as num_attention_heads")
-    parallel = fields.flag("use_parallel_residual", True)
-    return replace(config, block="parallel" if parallel else "serial")
+    return config
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
@@ -79,5 +79,4 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         **written,
         "rotary_emb_base": written["rope_theta"],
         "rotary_pct": written[PARTIAL],
-        "use_parallel_residual": config.block == "parallel",
     }

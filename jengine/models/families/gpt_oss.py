@@ -6,17 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ExpertsConfig, ModelConfig, RoutingConfig
+from jengine.config import ModelConfig, RoutingConfig
 from jengine.layers.mlp import SWIGLU_ALPHA, SWIGLU_LIMIT
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults, read_experts_count
-from jengine.models.reading.hf_write import written_attention, written_experts, written_ffn
-from jengine.models.reading.plain_decoder import (
-    ATTENTION_BIAS,
-    PlainDecoder,
-    layer_pattern,
-    with_blocks,
-)
+from jengine.models.reading.hf_config import Defaults, read_activation
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.keys import ExpertKeys
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder, layer_pattern
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("GptOssForCausalLM",)
@@ -55,6 +51,14 @@ PLAIN = PlainDecoder(
     (ATTENTION_BIAS._replace(default=True),),
     layer_pattern(128, full_every=2),
     attention={"sinks": True},
+    experts=ExpertKeys(
+        128,
+        4,
+        ("num_local_experts", "num_experts"),
+        routing=RoutingConfig(logits_bias=True),
+        fixed={"activation": "clamped_swiglu", "biases": True},
+    ),
+    also_written={"hidden_act": "silu", **FIXED},
 )
 
 
@@ -65,30 +69,13 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     for key, value in FIXED.items():
         if fields.number(key, value) != value:
             fields.refuse(key, str(value))
-    config = PLAIN.read_config(hf)
-    mlp = written_ffn(config)
-    if mlp.activation != "silu":
+    if read_activation(fields, DEFAULTS.activation_key, DEFAULTS.activation) != "silu":
         fields.refuse("hidden_act", "silu")
-    experts = ExpertsConfig(
-        *read_experts_count(fields, 128, 4, "num_local_experts", "num_experts"),
-        intermediate_size=mlp.intermediate_size,
-        activation="clamped_swiglu",
-        routing=RoutingConfig(logits_bias=True),
-        biases=True,
-    )
-    return with_blocks(config, [experts] * len(config.layers))
+    return PLAIN.read_config(hf)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    experts = written_experts(config)
     attention = written_attention(config)
     plain = {"rope_type": "default"}  # without it, yarn is read
     rope = {} if attention.rope and attention.rope.kind != "default" else {"rope_scaling": plain}
-    return {
-        **PLAIN.write_config(config),
-        **rope,
-        "hidden_act": "silu",
-        "num_local_experts": experts.num_experts,
-        "num_experts_per_tok": experts.experts_per_token,
-        **FIXED,
-    }
+    return {**PLAIN.write_config(config), **rope}

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jengine.config import AttentionConfig, LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_biases
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.keys import factor
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, MLP_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("GraniteForCausalLM",)
@@ -35,46 +24,20 @@ DEFAULTS = Defaults(
 )
 
 
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    mlp = replace(read_mlp(fields, DEFAULTS), biases=fields.flag("mlp_bias", False))
-    layer = LayerConfig(read_granite_attention(fields, DEFAULTS), mlp)
-    return read_granite(fields, DEFAULTS, (layer,) * num_layers)
+def _inverse(value: float) -> float:
+    return 1.0 / value
 
 
-def write_config(config: ModelConfig) -> dict[str, object]:
-    return {**write_granite(config), "model_type": "granite", "mlp_bias": written_biases(config)}
-
-
-def read_granite_attention(fields: Fields, defaults: Defaults) -> AttentionConfig:
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, defaults, qkv_bias=bias, output_bias=bias)
-    return replace(attention, scale=fields.number("attention_multiplier", 1.0, above_minimum=True))
-
-
-def read_granite(
-    fields: Fields, defaults: Defaults, layers: tuple[LayerConfig, ...]
-) -> ModelConfig:
-    """Model settings common to all Granite models."""
-    return replace(
-        read_decoder(fields, defaults, layers),
-        embed_scale=fields.number("embedding_multiplier", 1.0, above_minimum=True),
-        residual_scale=fields.number("residual_multiplier", 1.0, above_minimum=True),
-        logit_scale=1.0 / fields.number("logits_scaling", 1.0, above_minimum=True),
-    )
-
-
-def write_granite(config: ModelConfig) -> dict[str, object]:
-    """Inverse of `read_granite` and `read_granite_attention`."""
-    attention = written_attention(config)
-    return {
-        **write_decoder(config),
-        "attention_bias": attention.qkv_bias,
-        "attention_multiplier": attention.scale,
-        "embedding_multiplier": config.embed_scale,
-        "residual_multiplier": config.residual_scale,
-        "logits_scaling": 1.0 / config.logit_scale,
-        "pad_token_id": None,
-    }
+PLAIN = PlainDecoder(
+    "granite",
+    DEFAULTS,
+    (ATTENTION_BIAS, MLP_BIAS),
+    attention_keys={"scale": factor("attention_multiplier")},
+    model_keys={
+        "embed_scale": factor("embedding_multiplier"),
+        "residual_scale": factor("residual_multiplier"),
+        "logit_scale": factor("logits_scaling")._replace(to_field=_inverse, to_key=_inverse),
+    },
+    also_written={"pad_token_id": None},
+)
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

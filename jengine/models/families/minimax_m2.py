@@ -6,19 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ExpertsConfig, LayerConfig, ModelConfig, RoutingConfig
+from jengine.config import ModelConfig, RoutingConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_activation,
-    read_attention,
-    read_decoder,
-    read_experts_count,
-    read_num_layers,
-)
-from jengine.models.reading.hf_layers import expect_uniform_layers
+from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_rope import PARTIAL
-from jengine.models.reading.hf_write import write_decoder, written_attention, written_experts
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.keys import ExpertKeys
+from jengine.models.reading.plain_decoder import PlainDecoder
 from jengine.models.tensors.checkpoint import DraftingNames, Names
 
 ARCHITECTURES = ("MiniMaxM2ForCausalLM",)
@@ -45,6 +39,17 @@ DEFAULTS = Defaults(
     bos_token_id=200034,
     eos_token_id=200020,
 )
+PLAIN = PlainDecoder(
+    "minimax_m2",
+    DEFAULTS,
+    attention={"qk_norm": "whole"},
+    experts=ExpertKeys(
+        256,
+        8,
+        ("num_local_experts", "num_experts"),
+        routing=RoutingConfig(scores="sigmoid", choice_bias=True),
+    ),
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
@@ -56,29 +61,10 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields.choice("scoring_func", "sigmoid", {"sigmoid": None})
     if fields.optional_integer("shared_intermediate_size", 0, minimum=0):
         fields.refuse("shared_intermediate_size", "0: an MLP that all tokens take is not built")
-    num_layers = read_num_layers(fields, DEFAULTS)
-    expect_uniform_layers(fields, num_layers, "full")
-    attention = read_attention(fields, DEFAULTS, qk_norm="whole")
-    count, chosen = read_experts_count(fields, 256, 8, "num_local_experts", "num_experts")
-    experts = ExpertsConfig(
-        count,
-        chosen,
-        fields.integer("intermediate_size", DEFAULTS.intermediate_size),
-        read_activation(fields, DEFAULTS.activation_key, DEFAULTS.activation),
-        RoutingConfig(scores="sigmoid", choice_bias=True),
-    )
-    return read_decoder(fields, DEFAULTS, (LayerConfig(attention, experts),) * num_layers)
+    return PLAIN.read_config(fields.values)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    written, experts = write_decoder(config), written_experts(config)
-    rope = written_attention(config).rope
-    rotated = None if rope is None else rope.rotated
-    return {
-        **written,
-        PARTIAL: written.get(PARTIAL, 1.0),
-        **({} if rotated is None else {"rotary_dim": rotated}),
-        "model_type": "minimax_m2",
-        "num_local_experts": experts.num_experts,
-        "num_experts_per_tok": experts.experts_per_token,
-    }
+    written, rope = PLAIN.write_config(config), written_attention(config).rope
+    rotated = {} if rope is None or rope.rotated is None else {"rotary_dim": rope.rotated}
+    return {**written, PARTIAL: written.get(PARTIAL, 1.0), **rotated}

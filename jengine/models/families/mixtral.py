@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from jengine.config import ExpertsConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults, read_experts_count
-from jengine.models.reading.hf_write import written_ffn
-from jengine.models.reading.plain_decoder import PlainDecoder, one_window, with_blocks
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.keys import ExpertKeys
+from jengine.models.reading.plain_decoder import PlainDecoder, one_window
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("MixtralForCausalLM",)
@@ -33,23 +29,10 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
-PLAIN = PlainDecoder("mixtral", DEFAULTS, windows=one_window(None))
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    config = PLAIN.read_config(hf)
-    mlp = written_ffn(config)
-    experts = ExpertsConfig(
-        *read_experts_count(Fields(hf), 8, 2, "num_local_experts"),
-        intermediate_size=mlp.intermediate_size,
-        activation=mlp.activation,
-    )
-    return with_blocks(config, [experts] * len(config.layers))
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    written, ffn = PLAIN.write_config(config), written_ffn(config)
-    if isinstance(ffn, ExpertsConfig):
-        written["num_local_experts"] = ffn.num_experts
-        written["num_experts_per_tok"] = ffn.experts_per_token
-    return written
+PLAIN = PlainDecoder(
+    "mixtral",
+    DEFAULTS,
+    windows=one_window(None),
+    experts=ExpertKeys(8, 2, ("num_local_experts",)),
+)
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import ExpertsConfig, ModelConfig, RoutingConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults, read_experts_count
-from jengine.models.reading.hf_write import written_experts, written_ffn
-from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder, with_blocks
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.keys import ExpertKeys, flag
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("OlmoeForCausalLM",)
@@ -26,30 +26,25 @@ DEFAULTS = Defaults(
     norm_eps=1e-5,
     eos_token_id=50279,
 )
-PLAIN = PlainDecoder("olmoe", DEFAULTS, (ATTENTION_BIAS,), attention={"qk_norm": "whole"})
+PLAIN = PlainDecoder(
+    "olmoe",
+    DEFAULTS,
+    (ATTENTION_BIAS,),
+    attention={"qk_norm": "whole"},
+    experts=ExpertKeys(
+        64,
+        8,
+        ("num_experts", "num_local_experts"),
+        {},
+        {"normalize": flag("norm_topk_prob", False)},
+    ),
+    also_written={"pad_token_id": None},  # that of transformers is outside of small vocabularies
+)
+write_config = PLAIN.write_config
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     if fields.values.get("clip_qkv") is not None:
         fields.refuse("clip_qkv", "null, as in all published OLMoE: clipping is not built")
-    config = PLAIN.read_config(hf)
-    mlp = written_ffn(config)
-    experts = ExpertsConfig(
-        *read_experts_count(fields, 64, 8, "num_experts", "num_local_experts"),
-        intermediate_size=mlp.intermediate_size,
-        activation=mlp.activation,
-        routing=RoutingConfig(normalize=fields.flag("norm_topk_prob", False)),
-    )
-    return with_blocks(config, [experts] * len(config.layers))
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    experts = written_experts(config)
-    return {
-        **PLAIN.write_config(config),
-        "pad_token_id": None,  # that of transformers is outside of small vocabularies
-        "num_experts": experts.num_experts,
-        "num_experts_per_tok": experts.experts_per_token,
-        "norm_topk_prob": experts.routing.normalize,
-    }
+    return PLAIN.read_config(hf)

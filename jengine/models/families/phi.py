@@ -4,10 +4,7 @@ partly rotated heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from jengine.config import ModelConfig
-from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.plain_decoder import PlainDecoder
 from jengine.models.tensors.checkpoint import Names
@@ -42,14 +39,12 @@ PLAIN = PlainDecoder(
     attention={"qkv_bias": True, "output_bias": True},
     mlp={"gated": False, "biases": True},
     model={"norm": "layer", "block": "parallel_one_norm", "head_bias": True},
+    expected=(
+        ("qk_layernorm", False, ", as in all published Phi"),
+        ("tie_word_embeddings", False, ", as in all published Phi"),
+    ),
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    fields.expect("qk_layernorm", False, ", as in all published Phi")
-    fields.expect("tie_word_embeddings", False, ", as in all published Phi")
-    return PLAIN.read_config(hf)
+read_config = PLAIN.read_config
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import FfnConfig, ModelConfig
-from jengine.models.families.qwen2_moe import read_shared_experts, write_experts
+from jengine.config import FfnConfig, MlpConfig, ModelConfig
+from jengine.models.families.qwen2_moe import SMALL_EXPERTS
 from jengine.models.families.qwen3_next import MTP, read_hybrid, write_hybrid
 from jengine.models.families.qwen3_next import NAMES as QWEN3_NEXT
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults, read_activation, read_mlp, read_num_layers
 from jengine.models.reading.hf_delta import read_delta
+from jengine.models.reading.keys import EVERY_LAYER
 from jengine.models.tensors.checkpoint import IgnoredTensor, Names
 
 MOE = "Qwen3_5MoeForCausalLM"
@@ -36,6 +37,7 @@ DEFAULTS = Defaults(
     max_position=32768,
     partial_rotary=0.25,
 )
+EXPERTS = SMALL_EXPERTS._replace(experts=256, per_token=8, routing_keys={}, layers=EVERY_LAYER)
 MOE_DEFAULTS = replace(DEFAULTS, hidden_size=2048, num_layers=40, num_kv_heads=2)
 # Of positions in images: the text model has one position for each token.
 OF_IMAGES = ("mrope_section", "mrope_interleaved")
@@ -47,12 +49,8 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
     defaults = MOE_DEFAULTS if is_moe else DEFAULTS
     ffn: FfnConfig
     if is_moe:
-        activation = read_activation(fields, "hidden_act", "silu")
-        if not fields.flag("norm_topk_prob", True):
-            fields.refuse("norm_topk_prob", "true: these models' weights of experts sum to one")
-        ffn = read_shared_experts(
-            fields, activation, experts=256, per_token=8, inner=512, shared=512, normalize=True
-        )
+        fields.expect("norm_topk_prob", True, ": these models' weights of experts sum to one")
+        ffn = EXPERTS.read(fields, MlpConfig(0, read_activation(fields, "hidden_act", "silu")))
     else:
         ffn = read_mlp(fields, defaults)
     ffns = [ffn] * read_num_layers(fields, defaults)
@@ -60,12 +58,10 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    if config.architecture != MOE:
-        return {**write_hybrid(config), "model_type": "qwen3_5_text"}
-    experts = write_experts(config)
-    layout = {"mlp_only_layers", "decoder_sparse_step", "norm_topk_prob"}
-    experts = {key: value for key, value in experts.items() if key not in layout}
-    return {**write_hybrid(config), **experts, "model_type": "qwen3_5_moe_text"}
+    is_moe = config.architecture == MOE
+    experts = EXPERTS.write(config) if is_moe else {}
+    kind = "qwen3_5_moe_text" if is_moe else "qwen3_5_text"
+    return {**write_hybrid(config), **experts, "model_type": kind}
 
 
 def _without_images(hf: Mapping[str, object]) -> dict[str, object]:

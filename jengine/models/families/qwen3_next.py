@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from jengine.config import DeltaConfig, FfnConfig, LayerConfig, ModelConfig
 from jengine.models.families.qwen2_moe import NAMES as QWEN2_MOE
-from jengine.models.families.qwen2_moe import read_shared_experts, write_experts
-from jengine.models.families.qwen3_moe import layers_with_experts
+from jengine.models.families.qwen2_moe import SMALL_EXPERTS
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     Defaults,
@@ -56,18 +55,14 @@ DEFAULTS = Defaults(
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    mlp = read_mlp(fields, DEFAULTS)
-    experts = read_shared_experts(
-        fields, mlp.activation, experts=512, per_token=10, inner=512, shared=512, normalize=True
-    )
-    num_layers = read_num_layers(fields, DEFAULTS)
-    sparse = layers_with_experts(fields, num_layers)
-    ffns = [experts if layer in sparse else mlp for layer in range(num_layers)]
+    mlp, num_layers = read_mlp(fields, DEFAULTS), read_num_layers(fields, DEFAULTS)
+    ffns = SMALL_EXPERTS.read_blocks(fields, mlp, num_layers)
     return read_hybrid(fields, DEFAULTS, ffns, read_delta(fields))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    return {**write_hybrid(config), **write_experts(config), "model_type": "qwen3_next"}
+    experts = SMALL_EXPERTS.write(config)
+    return {**write_hybrid(config), **experts, "model_type": "qwen3_next"}
 
 
 def read_hybrid(

@@ -30,14 +30,17 @@ DEFAULTS = Defaults(
     bos_token_id=128000,
     eos_token_id=128001,
 )
-PLAIN = PlainDecoder("smollm3", DEFAULTS, (ATTENTION_BIAS, MLP_BIAS))
+PLAIN = PlainDecoder(
+    "smollm3",
+    DEFAULTS,
+    (ATTENTION_BIAS, MLP_BIAS),
+    expected=(("use_sliding_window", False, ", as in SmolLM3"),),
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    fields.expect("use_sliding_window", False, ", as in SmolLM3")
     config = PLAIN.read_config(hf)
-    rotated = read_rotated_layers(fields, len(config.layers))
+    rotated = read_rotated_layers(Fields(hf), len(config.layers))
     first = config.layers[0]
     plain = replace(first, mixer=replace(written_attention(config), rope=None))
     return replace(config, layers=tuple(first if each else plain for each in rotated))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jengine.config import ModelConfig
-from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.keys import flag
 from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
@@ -30,17 +26,13 @@ DEFAULTS = Defaults(
     eos_token_id=0,
 )
 PLAIN = PlainDecoder(
-    "stablelm", DEFAULTS, (BiasKey("use_qkv_bias", ("qkv",)),), model={"norm": "layer"}
+    "stablelm",
+    DEFAULTS,
+    (BiasKey("use_qkv_bias", ("qkv",)),),
+    model={"norm": "layer"},
+    model_keys={
+        "block": flag("use_parallel_residual", False, true="parallel_one_norm", false="serial")
+    },
+    expected=(("qk_layernorm", False, ": a norm with weights of its own per head is not built"),),
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    fields.expect("qk_layernorm", False, ": a norm with weights of its own per head is not built")
-    config = PLAIN.read_config(hf)
-    parallel = fields.flag("use_parallel_residual", False)
-    return replace(config, block="parallel_one_norm") if parallel else config
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    return {**PLAIN.write_config(config), "use_parallel_residual": config.block != "serial"}
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from jengine.config import AttentionConfig, FfnConfig, LayerConfig, ModelConfig
+from jengine.config import AttentionConfig, FfnConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     Defaults,
@@ -33,6 +33,7 @@ from jengine.models.reading.hf_write import (
     written_biases,
     written_window,
 )
+from jengine.models.reading.keys import ExpertKeys, Keys, read_fields, write_fields
 
 Part = Literal["qkv", "output", "mlp"]
 
@@ -101,20 +102,32 @@ class PlainDecoder(NamedTuple):
     attention: Mapping[str, Any] = {}
     mlp: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
+    attention_keys: Keys = {}
+    model_keys: Keys = {}
+    experts: ExpertKeys | None = None
+    expected: tuple[tuple[str, bool, str], ...] = ()  # `Fields.expect` has these flags
+    also_written: Mapping[str, object] = {}
 
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig:
         fields = Fields(hf)
+        for key, value, why in self.expected:
+            fields.expect(key, value, why)
         num_layers = read_num_layers(fields, self.defaults)
         windows = self.windows.read(fields, num_layers)
-        layers = with_windows(self._read_layer(fields), windows)
-        return replace(read_decoder(fields, self.defaults, layers), **self.model)
+        layer = self._read_layer(fields)
+        config = read_decoder(fields, self.defaults, with_windows(layer, windows))
+        config = replace(config, **{**self.model, **read_fields(fields, self.model_keys)})
+        if self.experts is None or not isinstance(layer.ffn, MlpConfig):
+            return config
+        return with_blocks(config, self.experts.read_blocks(fields, layer.ffn, num_layers))
 
     def _read_layer(self, fields: Fields) -> LayerConfig:
         qkv, output = self._has_biases(fields, "qkv"), self._has_biases(fields, "output")
         attention = read_attention(fields, self.defaults, qkv_bias=qkv, output_bias=output)
         mlp = read_mlp(fields, self.defaults)
         mlp = replace(mlp, biases=self._has_biases(fields, "mlp"))
-        return LayerConfig(replace(attention, **self.attention), replace(mlp, **self.mlp))
+        own = {**self.attention, **read_fields(fields, self.attention_keys)}
+        return LayerConfig(replace(attention, **own), replace(mlp, **self.mlp))
 
     def _has_biases(self, fields: Fields, part: Part) -> bool:
         return any(fields.flag(one.key, one.default) for one in self.biases if part in one.parts)
@@ -130,6 +143,10 @@ class PlainDecoder(NamedTuple):
             "model_type": self.model_type,
             **{one.key: biases[one.parts[0]] for one in self.biases},
             **self.windows.write(config),
+            **write_fields(attention, self.attention_keys),
+            **write_fields(config, self.model_keys),
+            **({} if self.experts is None else self.experts.write(config)),
+            **self.also_written,
         }
 
 
