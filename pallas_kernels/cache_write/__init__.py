@@ -12,7 +12,9 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.cache_write.xla import rotate_and_write_xla, write_cache_xla
 from pallas_kernels.cache_write.xla import rotated_heads as rotated_heads
+from pallas_kernels.cache_write.xla import with_finite_values as with_finite_values
 from pallas_kernels.choice import choose
+from pallas_kernels.layout import held_dtype
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int, Shaped
@@ -32,6 +34,8 @@ ROTATE_AND_WRITE = {
     "cpu": "pallas_kernels.cpu.cache_write:rotate_and_write_cpu",
     "triton": "pallas_kernels.cache_write.triton:rotate_and_write_triton",
 }
+# Whose kernel looks for values that are not finite itself.
+LOOKING = ("triton",)
 
 
 def empty_cache(
@@ -57,7 +61,7 @@ def write_cache(
     return choose("write_cache", implementation, WRITE)(cache, layer, k, v, slots)
 
 
-@partial(jax.jit, static_argnames=("eps", "weight_offset", "implementation"))
+@partial(jax.jit, static_argnames=("eps", "weight_offset", "finite", "implementation"))
 def rotate_and_write(
     cache: Shaped[Array, "layers 2 blocks block_size width"],
     layer: int | Int[Array, ""],
@@ -68,6 +72,7 @@ def rotate_and_write(
     norms: tuple[Float[Array, "*queries dim"], Float[Array, "*keys dim"]] | None = None,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
+    finite: bool = False,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "tokens heads dim"], Shaped[Array, "layers 2 blocks block_size width"]]:
     """Apply QK-norm and rotary embedding, and write keys and values to the cache. Returns (q,
@@ -80,6 +85,15 @@ def rotate_and_write(
     `write_cache`.
 
     q is float32, or the cache's dtype where attention would round to it anyway.
+
+    `finite`: no value in the cache is NaN or infinite, for kernels that multiply whole blocks by
+    probabilities of 0, also what a block's last request has left in it. Such values become zeros,
+    and NaN the keys beside them: whoever attends to that token has NaN, as without `finite`.
     """
     run = choose("rotate_and_write", implementation, ROTATE_AND_WRITE)
-    return run(cache, layer, qkv, slots, rotation, norms, eps, weight_offset)
+    options = {}
+    if finite and implementation in LOOKING:
+        options = {"finite": True}
+    elif finite:
+        qkv = with_finite_values(qkv, held_dtype(cache))
+    return run(cache, layer, qkv, slots, rotation, norms, eps, weight_offset, **options)

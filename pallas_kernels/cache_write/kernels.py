@@ -7,6 +7,8 @@ import triton.language as tl
 
 from pallas_kernels.coded_heads import store_heads
 
+INFINITY, NAN = tl.constexpr(float("inf")), tl.constexpr(float("nan"))
+
 
 @triton.jit
 def write_tokens(
@@ -113,8 +115,10 @@ def rotate_and_write_heads(
     EPS: tl.constexpr,
     WEIGHT_OFFSET: tl.constexpr,
     CODES: tl.constexpr,
+    FINITE: tl.constexpr,
 ):
-    """One program per token and KV head: query group, key and value as one tile."""
+    """One program per token and KV head: query group, key and value as one tile. FINITE: as
+    `with_finite_values`."""
     program = tl.program_id(0).to(tl.int64)
     token = program // KV_HEADS
     head = program % KV_HEADS
@@ -165,6 +169,11 @@ def rotate_and_write_heads(
     plane = tl.where(is_value, PLANE_STRIDE, 0).to(tl.int64)
     kept = (member >= GROUP) & (member < GROUP + 2)
     heads = tl.where(known, made, 0.0)
+    if FINITE:
+        rounded = heads.to(cache_ptr.dtype.element_ty).to(tl.float32)
+        bad = is_value[:, None] & ~(tl.abs(rounded) < INFINITY)
+        found = tl.max(tl.max(bad.to(tl.int32), 1), 0) > 0
+        heads = tl.where(bad, 0.0, tl.where((member == GROUP)[:, None] & found, NAN, heads))
     store_heads(
         target + plane[:, None], scale + plane, heads, kept, lane, HEAD_DIM,
         cache_ptr.dtype.element_ty, CODES,

@@ -62,6 +62,8 @@ def rotate_and_write_triton(
     norms: tuple[Array, Array] | None,
     eps: float,
     weight_offset: float,
+    *,
+    finite: bool = False,
 ) -> tuple[Array, Array]:
     """See `rotate_and_write`. q is returned in the dtype that attention reads."""
     tokens, kv_heads, members, head_dim = qkv.shape
@@ -83,6 +85,7 @@ def rotate_and_write_triton(
         "EPS": eps,
         "WEIGHT_OFFSET": weight_offset,
         "CODES": codes_of(cache.dtype),
+        "FINITE": finite,
     }
     kind = jnp.bfloat16 if has_scales(cache.dtype) else cache.dtype
     warps = warps_for(math.prod(padded), cache.dtype.name)

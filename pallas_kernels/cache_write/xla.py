@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from pallas_kernels.layout import write_slots
 
@@ -56,6 +57,15 @@ def rotated_heads(
     if rotation is not None:
         q, k = (rotated(x, *rotation) for x in (q, k))
     return q, k, v
+
+
+def with_finite_values(qkv: Array, dtype: DTypeLike) -> Array:
+    """Zeros for values that are not finite in the cache's dtype, and NaN for the keys of their
+    heads."""
+    q, k, v = qkv[:, :, :-2], qkv[:, :, -2:-1], qkv[:, :, -1:]
+    bad = ~jnp.isfinite(v.astype(dtype))
+    k = jnp.where(jnp.any(bad, axis=-1, keepdims=True), jnp.nan, k)
+    return jnp.concatenate([q, k, jnp.where(bad, 0, v)], axis=2)
 
 
 def normed(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:

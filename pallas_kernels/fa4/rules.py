@@ -12,8 +12,10 @@ import numpy as np
 # What the extra installs; kernels are kept by these versions.
 PACKAGES = {"fa4-jax": "0.1.0", "nvidia-cutlass-dsl": "4.8.1"}
 CAPABILITIES = (90, 100, 103)
-# Tokens of a block that one bulk copy reads. Small copies, which read other sizes, leave shared
-# memory behind a chunk's last key as it was: a NaN there would spoil the outputs.
+# Tokens of a block that one bulk copy reads, all of them. The kernels multiply the values behind a
+# chunk's last key by probabilities of 0: a NaN there would spoil the outputs, so `rotate_and_write`
+# leaves none in the cache. Small copies, which read other sizes, leave shared memory there as it
+# was, which may hold anything.
 BULK_BLOCK = 128
 
 
@@ -46,7 +48,7 @@ RULES: dict[str, Rule] = {
     ),
     "blocks of another size than 128 tokens": Rule(
         "small copies, which read them, leave shared memory behind the last key as it was, and a "
-        "NaN there spoils the outputs",
+        "NaN there spoils the outputs; bulk copies read the cache there, whose values are finite",
         lambda asked: asked.block_size != BULK_BLOCK,
     ),
     "soft caps of scores": Rule(

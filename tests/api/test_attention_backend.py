@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import jengine
@@ -19,7 +18,6 @@ from jengine.assembly.sizes.device_defaults import block_tokens
 from jengine.config import CacheGroup, CacheSpec
 from jengine.errors import ConfigError
 from jengine.runner.step import attention_backend as backends
-from jengine.runner.step.paged import with_finite_values
 from jengine.sampling import sampler
 from pallas_kernels.decode_attention.teams import teams_of
 from tests.models.tiny_models import write_tiny_native
@@ -202,16 +200,6 @@ def test_flash_attention_4_has_blocks_for_bulk_copies(
         parallel=SimpleNamespace(decode_context_parallel_size=1),
     )
     assert block_tokens(asked) == used
-
-
-def test_values_that_are_not_finite_are_cached_as_zeros() -> None:
-    """Their request still has them in its keys and queries."""
-    qkv = jnp.asarray([[[jnp.nan, 1.0], [jnp.inf, 2.0], [jnp.nan, -jnp.inf]]])
-    qkv = jnp.stack([qkv, qkv + 1])[:, 0]
-    found = with_finite_values(qkv[:, None])
-    assert (found[:, 0, -1] == 0).all()
-    assert ((found == qkv[:, None]) | jnp.isnan(qkv[:, None]))[:, :, :2].all()
-    assert jnp.isnan(found[0, 0, 0, 0])
 
 
 def test_entries_of_latent_attention_may_be_long_and_are_not_stored_in_codes() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import choice
+from pallas_kernels.cache_write import rotate_and_write
 from pallas_kernels.fa4 import rules
 from pallas_kernels.fa4.rules import Asked, refused
 from pallas_kernels.mixed_attention import mixed_attention
@@ -40,7 +41,8 @@ def kernel_in_numpy(
     q: np.ndarray, cache: np.ndarray, sequences: Sequences, into: tuple[np.ndarray, ...],
     window: int | None, scale: float,
 ) -> np.ndarray:  # fmt: skip
-    """The kernel's contract: chunks end with their last key; all else of the output is NaN."""
+    """The kernel's contract: chunks end with their last key; all else of the output is NaN. Values
+    of keys that a query does not see, to the end of a block, are multiplied by 0."""
     out = np.array(into[0] if into else np.full(q.shape, np.nan), np.float32)
     blocks, block_size = cache.shape[2:4]
     flat = np.asarray(cache, np.float32).reshape(-1, block_size, KV_HEADS, HEAD_DIM)
@@ -49,7 +51,10 @@ def kernel_in_numpy(
         of_row = [np.concatenate(flat[pages + plane * blocks]) for plane in (0, 1)] if count else []
         for index in range(count):
             query, position = np.asarray(q[start + index], np.float32), keys - count + index
-            out[start + index] = attend(query, *of_row, position, window, scale=scale)
+            with np.errstate(invalid="ignore"):
+                hidden = np.sum(0 * of_row[1][position + 1 :], axis=0)
+            hidden = hidden.repeat(HEADS // KV_HEADS, 0)
+            out[start + index] = hidden + attend(query, *of_row, position, window, scale=scale)
     return out.astype(q.dtype)
 
 
@@ -186,6 +191,46 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(rules.importlib.metadata, "version", absent)
     assert "Install jengine[fa4], with Python 3.12" in str(rules.missing())
+
+
+@pytest.mark.usefixtures("small", "in_numpy")
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("writer", ["xla", TRITON])
+def test_what_a_request_leaves_in_a_block_does_not_reach_the_next(bad: float, writer: str) -> None:
+    """Unless `finite` is left out. The request itself has NaN from there on."""
+    length, tokens = 9, 12
+    qkv = np.random.default_rng(5).normal(size=(tokens, KV_HEADS, 4, HEAD_DIM)).astype(np.float32)
+    sick = qkv.copy()
+    sick[10, 1, -1, 3] = bad
+    empty = jnp.zeros((1, 2, 4, BLOCK_SIZE, KV_HEADS * HEAD_DIM), jnp.bfloat16)
+    slots = jnp.arange(BLOCK_SIZE, BLOCK_SIZE + tokens, dtype=jnp.int32)
+
+    def written(cache: Any, qkv: np.ndarray, finite: bool) -> tuple[Any, Any]:
+        return rotate_and_write(
+            cache, 0, jnp.asarray(qkv), slots[: len(qkv)], finite=finite, implementation=writer
+        )
+
+    def attended(q: Any, cache: Any, run: Callable[..., Any]) -> np.ndarray:
+        padded = -(-len(q) // TILE) * TILE
+        positions = np.where(np.arange(padded) < len(q), np.arange(padded), -1)
+        tiles = padded // TILE
+        out, _ = run(
+            jnp.pad(q, ((0, padded - len(q)), (0, 0), (0, 0))), cache, 0,
+            jnp.tile(jnp.arange(1, 4), (tiles, 1)), jnp.zeros(tiles, jnp.int32),
+            jnp.asarray(positions, jnp.int32), head_dim=HEAD_DIM, window=None, scale=None,
+            soft_cap=None, sinks=None, dtype=jnp.dtype(jnp.float32),
+        )  # fmt: skip
+        return np.asarray(out)[: len(q)]
+
+    expected = attended(*written(empty, qkv[:length], finite=False), in_xla)
+    for finite in (True, False):
+        q, left = written(empty, sick, finite=finite)
+        own = np.isfinite(attended(q, left, in_xla)).all((1, 2))
+        assert not own[10:].any() and own[:10].all() >= finite
+        found = attended(*written(left, qkv[:length], finite), fa4.prefill_attention_fa4)
+        assert np.isfinite(found).all() == finite
+        if finite:
+            np.testing.assert_allclose(found, expected, atol=2e-2)
 
 
 @pytest.mark.usefixtures("small")

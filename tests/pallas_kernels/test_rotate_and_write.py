@@ -112,3 +112,35 @@ def test_head_sizes(implementation: str, head_dim: int) -> None:
     )
     np.testing.assert_allclose(q, expected_q, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("bad", "dtype"), [(np.nan, "bfloat16"), (-np.inf, "bfloat16"), (1e6, "float16")]
+)
+def test_values_that_are_not_finite_become_zeros_beside_keys_of_nan(
+    implementation: str, bad: float, dtype: str
+) -> None:
+    """Of one head of one token. The last is finite as float32 and not in the cache."""
+    kv_heads, group, head_dim = 2, 3, 16
+    healthy = random(TOKENS, kv_heads, group + 2, head_dim)
+    sick = healthy.at[1, 1, -1, 5].set(bad)
+    angles = random(TOKENS, 4, seed=4)
+    cache = jnp.zeros(cache_shape(2, 3, 4, kv_heads, head_dim), dtype)
+
+    def run(qkv: Array, implementation: str) -> tuple[np.ndarray, np.ndarray]:
+        q, after = rotate_and_write(
+            cache, LAYER, qkv, SLOTS, rotation=(jnp.cos(angles), jnp.sin(angles)), finite=True,
+            implementation=implementation,
+        )  # fmt: skip
+        after = np.array(after[LAYER], np.float32).reshape(2, 12, kv_heads, head_dim)
+        return np.asarray(q, np.float32), after
+
+    (q, found), (same, expected) = (run(qkv, implementation) for qkv in (sick, healthy))
+    np.testing.assert_array_equal(q, same)
+    slot = int(SLOTS[1])
+    assert np.isnan(found[0, slot, 1]).all()
+    assert found[1, slot, 1, 5] == 0
+    expected[0, slot, 1], expected[1, slot, 1, 5] = np.nan, 0
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, run(sick, "xla")[1], rtol=2**-7, atol=1e-5)

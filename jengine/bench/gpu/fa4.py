@@ -8,7 +8,6 @@ engine's answers beside one with Triton alone. A dry run puts XLA in their place
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -56,9 +55,6 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     for trial in part.in_time(TRIALS[:: 10 if args.dry_run else 1], 0.5):
         with part.attempt("prompts", trial):
             part.add(what="prompts", case=str(trial), **compared(trial, kernels))
-    with part.attempt("NaN behind the last key", USUAL):
-        found = errors(USUAL, kernels, poisoned=True)["outputs"]
-        part.add(what="NaN behind the last key", case=str(USUAL), leaks=not math.isfinite(found))
     for case in part.in_time([case for case in chosen.prefill if not case.codes], 0.5):
         for name, block_size in ((kernels, BULK_BLOCK), (backends[1], case.block_size)):
             with part.attempt(f"prefill attention by {name}", case):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
@@ -30,7 +29,12 @@ from jengine.runner.step.paged_latent import latent_mixer
 from jengine.runner.step.recurrent import HeldStates, recurrent_mixer, state_view
 from jengine.runner.step.views import Counters, GroupView, group_view
 from jengine.runner.variants.buckets import Bucket, StepShapes
-from pallas_kernels.cache_write import rotate_and_write, rotated_heads, write_cache
+from pallas_kernels.cache_write import (
+    rotate_and_write,
+    rotated_heads,
+    with_finite_values,
+    write_cache,
+)
 from pallas_kernels.layout import has_scales, held_dtype
 from pallas_kernels.mixed_attention import mixed_attention
 from sharding.context import merged, of_all_tokens
@@ -103,19 +107,9 @@ def _write_and_attend(
     shapes: StepShapes, placement: Placement, counters: Counters,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Write keys and values, then attend. Returns the output [T, heads, dim] and the cache."""
-    if shapes.prompts is not None:
-        inputs = inputs._replace(qkv=with_finite_values(inputs.qkv))
     q, cache = _write(cache, layer, inputs, view.slots, shapes, placement)
     q = inputs.scaled(q)
     return _attend(q, cache, layer, inputs, view, bucket, shapes, placement, counters), cache
-
-
-def with_finite_values(qkv: Array) -> Array:
-    """Zeros for values that are no finite numbers: kernels that multiply whole blocks would carry
-    them from a block's last request to its next one. The request itself keeps them in its queries
-    and hidden states."""
-    member = jax.lax.broadcasted_iota(jnp.int32, qkv.shape, qkv.ndim - 2)
-    return jnp.where((member < qkv.shape[-2] - 1) | jnp.isfinite(qkv), qkv, 0)
 
 
 def _write(
@@ -132,18 +126,20 @@ def _write(
     weights = None if norms is None else (norms.q_weight, norms.k_weight)
     is_striped = placement.ways(TOKENS) > 1
     travels = jnp.float32 if has_scales(cache.dtype) else held_dtype(cache)
+    finite = shapes.prompts is not None and not has_scales(cache.dtype)
 
     def own_heads(
         cache: Array, qkv: Array, slots: Array, rotation: Rotation, weights: Rotation
     ) -> tuple[Array, Array]:
         own = share.slots(slots)
         if is_striped:
+            qkv = with_finite_values(qkv, travels) if finite else qkv
             q, k, v = rotated_heads(qkv, rotation, weights, **options)
             k, v = (of_all_tokens(x.astype(travels)) for x in (k, v))
             cache = write_cache(cache, layer, k, v, own, implementation=shapes.attention)
         else:
             q, cache = rotate_and_write(
-                cache, layer, qkv, own, rotation=rotation, norms=weights,
+                cache, layer, qkv, own, rotation=rotation, norms=weights, finite=finite,
                 implementation=shapes.attention, **options,
             )  # fmt: skip
         return q.reshape(*qkv.shape[:2], -1, qkv.shape[-1]), cache
