@@ -101,7 +101,19 @@ def test_keys_of_experts_and_of_the_model_are_written_as_they_are_read(
         KEYED.read_config({**HF, "moe_size": 0})
 
 
-def test_a_bamba_that_rotates_whole_heads_is_written() -> None:
-    given = {"architectures": ["BambaForCausalLM"], "attn_layer_indices": [1]}
-    config = model_config({**given, "num_hidden_layers": 2, "partial_rotary_factor": 1.0})
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "architectures": ["BambaForCausalLM"],
+            "attn_layer_indices": [1],
+            "partial_rotary_factor": 1.0,
+        },
+        {"architectures": ["Glm4MoeForCausalLM"], "first_k_dense_replace": 2},
+        {"architectures": ["AXK1ForCausalLM"], "mlp_layer_types": ["dense", "dense"]},
+    ],
+    ids=["whole heads", "dense by number", "dense by name"],
+)
+def test_models_that_use_none_of_what_their_family_adds_are_written(given: dict[str, Any]) -> None:
+    config = model_config({**given, "num_hidden_layers": 2})
     assert model_config(write_config(config)) == config

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
-from jengine.models.families import glm4_moe_lite
-from jengine.models.families.deepseek_experts import read_experts
+from jengine.config import ModelConfig
+from jengine.models.families.deepseek_experts import GroupedExperts
+from jengine.models.families.glm4_moe_lite import NAMED_LAYERS
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults, read_decoder, read_mlp, read_num_layers
-from jengine.models.reading.hf_latent import read_latent
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_latent import LatentDecoder
 from jengine.models.tensors.checkpoint import DraftingNames, IgnoredTensor, Names
 
 ARCHITECTURES = ("AXK1ForCausalLM",)
@@ -38,21 +37,17 @@ DEFAULTS = Defaults(
     bos_token_id=163691,
     eos_token_id=163691,
 )
+PLAIN = LatentDecoder(
+    "axk1",
+    DEFAULTS,
+    GroupedExperts(
+        192, 8, NAMED_LAYERS, inner=2048, scale=2.5, groups=8, top_groups=4, out_norm=True
+    ),
+    also_written={"num_nextn_predict_layers": 0},
+)
+write_config = PLAIN.write_config
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    fields.integer("q_lora_rank", 1536)  # queries are always made of a short vector
-    layers, latent = read_num_layers(fields, DEFAULTS), read_latent(fields, DEFAULTS)
-    mlp = read_mlp(fields, DEFAULTS)
-    experts = read_experts(
-        fields, mlp.activation, experts=192, per_token=8, inner=2048, scale=2.5, groups=8,
-        top_groups=4,
-    )  # fmt: skip
-    experts, dense = replace(experts, out_norm=True), glm4_moe_lite.dense_layers(fields, layers)
-    ffns = [mlp if layer in dense else experts for layer in range(layers)]
-    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(latent, ffn) for ffn in ffns))
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    return {**glm4_moe_lite.write_config(config), "model_type": "axk1"}
+    Fields(hf).integer("q_lora_rank", 1536)  # queries are always made of a short vector
+    return PLAIN.read_config(hf)

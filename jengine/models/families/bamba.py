@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from jengine.config import Mamba2Config, ModelConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_mamba import read_mamba2, write_mamba2
-from jengine.models.reading.plain_decoder import ATTENTION_BIAS, MLP_BIAS, PlainDecoder
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.plain_decoder import (
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    UNSAID,
+    PlainDecoder,
+    with_mixers,
+)
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("BambaForCausalLM",)
@@ -34,18 +40,15 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
-PLAIN = PlainDecoder("bamba", DEFAULTS, (ATTENTION_BIAS, MLP_BIAS))
+PLAIN = PlainDecoder("bamba", DEFAULTS, (ATTENTION_BIAS, MLP_BIAS), UNSAID)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields, config = Fields(hf), PLAIN.read_config({**hf, "layer_types": None})
+    fields, config = Fields(hf), PLAIN.read_config(hf)
     last, mamba = len(config.layers) - 1, read_mamba2(fields, config.hidden_size)
     full = fields.integers("attn_layer_indices", None, maximum=last, each="a layer")
-    layers = (
-        own if layer in full else replace(own, mixer=mamba)
-        for layer, own in enumerate(config.layers)
-    )
-    return replace(config, layers=tuple(layers))
+    attention = written_attention(config)
+    return with_mixers(config, [attention if at in full else mamba for at in range(last + 1)])
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:

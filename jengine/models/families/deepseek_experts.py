@@ -1,55 +1,75 @@
 """Experts as configured by DeepSeek-V3 and the families that follow it.
 
-In: a config.json's fields. Out: an ExpertsConfig, and back. Sigmoid router with a selection-only
+In: a config.json's fields. Out: blocks of layers, and back. Sigmoid router with a selection-only
 bias, expert groups, a routed scaling factor, and shared experts.
 """
 
 from __future__ import annotations
 
-from jengine.config import Activation, ExpertsConfig, ModelConfig, RoutingConfig
+from typing import NamedTuple
+
+from jengine.config import ExpertsConfig, FfnConfig, MlpConfig, ModelConfig, RoutingConfig
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import read_experts_count
+from jengine.models.reading.hf_latent import read_dense_layers
 from jengine.models.reading.hf_write import written_experts
+from jengine.models.reading.keys import SparseLayers, behind_dense
 
 
-def read_experts(
-    fields: Fields,
-    activation: Activation,
-    *,
-    experts: int,
-    per_token: int,
-    inner: int = 1408,
-    scale: float = 1.0,
-    groups: int = 1,
-    top_groups: int = 1,
-) -> ExpertsConfig:
-    """Read the experts of sparse layers; the arguments are the family's defaults."""
-    count, chosen = read_experts_count(
-        fields, experts, per_token, "n_routed_experts", "num_local_experts"
-    )
-    groups = fields.integer("n_group", groups, maximum=count)
-    if count % groups or (groups > 1 and count // groups < 2):
-        fields.refuse("n_group", f"a divisor of the {count} experts, with two or more in a group")
-    top_groups = fields.integer("topk_group", top_groups, maximum=groups)
-    if chosen > count // groups * top_groups:
-        fields.refuse("topk_group", f"groups that hold the {chosen} experts of a token")
-    inner = fields.integer("moe_intermediate_size", inner)
-    shared = fields.optional_integer("n_shared_experts", 1, minimum=0)
-    return ExpertsConfig(
-        count,
-        chosen,
-        inner,
-        activation,
-        RoutingConfig(
+class GroupedExperts(NamedTuple):
+    """The family's defaults, and which layers have experts."""
+
+    experts: int
+    per_token: int
+    layers: SparseLayers
+    inner: int = 1408
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    out_norm: bool = False
+
+    def read_blocks(self, fields: Fields, mlp: MlpConfig, num_layers: int) -> list[FfnConfig]:
+        experts, sparse = self._read(fields, mlp), set(self.layers.read(fields, num_layers))
+        return [experts if layer in sparse else mlp for layer in range(num_layers)]
+
+    def _read(self, fields: Fields, mlp: MlpConfig) -> ExpertsConfig:
+        count, chosen = read_experts_count(
+            fields, self.experts, self.per_token, "n_routed_experts", "num_local_experts"
+        )
+        groups = fields.integer("n_group", self.groups, maximum=count)
+        if count % groups or (groups > 1 and count // groups < 2):
+            expected = f"a divisor of the {count} experts, with two or more in a group"
+            fields.refuse("n_group", expected)
+        top_groups = fields.integer("topk_group", self.top_groups, maximum=groups)
+        if chosen > count // groups * top_groups:
+            fields.refuse("topk_group", f"groups that hold the {chosen} experts of a token")
+        inner = fields.integer("moe_intermediate_size", self.inner)
+        shared = fields.optional_integer("n_shared_experts", 1, minimum=0)
+        routing = RoutingConfig(
             scores="sigmoid",
             normalize=fields.flag("norm_topk_prob", True),
-            scale=fields.number("routed_scaling_factor", scale),
+            scale=fields.number("routed_scaling_factor", self.scale),
             choice_bias=True,
             groups=groups,
             top_groups=top_groups,
             exact=True,
-        ),
-        shared_size=inner * (shared or 0),
+        )
+        return ExpertsConfig(
+            count, chosen, inner, mlp.activation, routing,
+            shared_size=inner * (shared or 0), out_norm=self.out_norm,
+        )  # fmt: skip
+
+    def write(self, config: ModelConfig) -> dict[str, object]:
+        sparse = [isinstance(layer.ffn, ExpertsConfig) for layer in config.layers]
+        return {**(write_experts(config) if any(sparse) else {}), **self.layers.write(sparse)}
+
+
+def behind_first(default: int) -> SparseLayers:
+    """Behind the dense layers that `first_k_dense_replace` counts."""
+    counted = behind_dense("first_k_dense_replace", default)
+    return SparseLayers(
+        lambda fields, layers: range(read_dense_layers(fields, default, layers), layers),
+        counted.write,
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.config import LatentConfig, LayerConfig, ModelConfig
-from jengine.models.families.deepseek_experts import read_experts, write_experts
+from jengine.config import ModelConfig
+from jengine.models.families.deepseek_experts import GroupedExperts, behind_first
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults, read_decoder, read_mlp, read_num_layers
-from jengine.models.reading.hf_latent import read_dense_layers, read_latent, write_latent
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_latent import LatentDecoder
 from jengine.models.tensors.checkpoint import DraftingNames, Names
 
 ARCHITECTURES = ("DeepseekV3ForCausalLM",)
@@ -26,36 +26,17 @@ DEFAULTS = Defaults(
     bos_token_id=0,
     eos_token_id=1,
 )
+PLAIN = LatentDecoder(
+    "deepseek_v3",
+    DEFAULTS,
+    GroupedExperts(256, 8, behind_first(3), inner=2048, scale=2.5, groups=8, top_groups=4),
+    also_written={"num_nextn_predict_layers": 0},
+)
+write_config = PLAIN.write_config
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
-    layers, latent = read_num_layers(fields, DEFAULTS), read_latent(fields, DEFAULTS)
-    mlp = read_mlp(fields, DEFAULTS)
     fields.choice("scoring_func", "sigmoid", {"sigmoid": None})
     fields.choice("topk_method", "noaux_tc", {"noaux_tc": None})
-    dense = read_dense_layers(fields, 3, layers)
-    experts = read_experts(
-        fields,
-        mlp.activation,
-        experts=256,
-        per_token=8,
-        inner=2048,
-        scale=2.5,
-        groups=8,
-        top_groups=4,
-    )
-    ffns = [mlp if layer < dense else experts for layer in range(layers)]
-    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(latent, ffn) for ffn in ffns))
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    latent = config.layers[0].mixer
-    family = {
-        "model_type": "deepseek_v3",
-        "rope_interleave": isinstance(latent, LatentConfig) and latent.interleaved,
-        "num_nextn_predict_layers": 0,
-    }
-    if not config.has_experts:
-        return {**write_latent(config), **family, "first_k_dense_replace": len(config.layers)}
-    return {**write_latent(config), **family, **write_experts(config)}
+    return PLAIN.read_config(hf)

@@ -8,18 +8,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from jengine.config import Gate, LayerConfig, Mamba2Config, MlpConfig, ModelConfig, SideBySideConfig
+from jengine.config import (
+    AttentionConfig,
+    Gate,
+    LayerConfig,
+    Mamba2Config,
+    MlpConfig,
+    ModelConfig,
+    SideBySideConfig,
+)
 from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
+from jengine.models.reading.hf_config import Defaults
 from jengine.models.reading.hf_mamba import read_mamba2, write_mamba2
-from jengine.models.reading.hf_write import write_decoder
+from jengine.models.reading.keys import factor, read_fields, write_fields
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, MLP_BIAS, UNSAID, PlainDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("FalconH1ForCausalLM",)
@@ -43,35 +46,33 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
-# Our name of a factor, and theirs.
 FACTORS = {
-    "attention_input": "attention_in_multiplier",
-    "attention_keys": "key_multiplier",
-    "attention_output": "attention_out_multiplier",
-    "recurrent_input": "ssm_in_multiplier",
-    "recurrent_output": "ssm_out_multiplier",
+    "attention_input": factor("attention_in_multiplier"),
+    "attention_keys": factor("key_multiplier"),
+    "attention_output": factor("attention_out_multiplier"),
+    "recurrent_input": factor("ssm_in_multiplier"),
+    "recurrent_output": factor("ssm_out_multiplier"),
 }
+PLAIN = PlainDecoder(
+    "falcon_h1",
+    DEFAULTS,
+    (ATTENTION_BIAS, MLP_BIAS),
+    UNSAID,
+    model_keys={
+        "embed_scale": factor("embedding_multiplier"),
+        "logit_scale": factor("lm_head_multiplier"),
+    },
+)
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    factors = {ours: _factor(fields, theirs) for ours, theirs in FACTORS.items()}
-    mixer = SideBySideConfig(attention, _read_mamba2(fields), **factors)
+    fields, config = Fields(hf), PLAIN.read_config(hf)
+    layer = config.layers[0]
+    assert isinstance(layer.mixer, AttentionConfig) and isinstance(layer.ffn, MlpConfig)
+    mixer = SideBySideConfig(layer.mixer, _read_mamba2(fields), **read_fields(fields, FACTORS))
     gate, down = _factors(fields, "mlp_multipliers", 2)
-    mlp = replace(
-        read_mlp(fields, DEFAULTS),
-        biases=fields.flag("mlp_bias", False),
-        gate_scale=gate,
-        output_scale=down,
-    )
-    layers = (LayerConfig(mixer, mlp),) * read_num_layers(fields, DEFAULTS)
-    return replace(
-        read_decoder(fields, DEFAULTS, layers),
-        embed_scale=_factor(fields, "embedding_multiplier"),
-        logit_scale=_factor(fields, "lm_head_multiplier"),
-    )
+    layer = LayerConfig(mixer, replace(layer.ffn, gate_scale=gate, output_scale=down))
+    return replace(config, layers=(layer,) * len(config.layers))
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
@@ -83,12 +84,9 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         )
     mamba = mixer.recurrent
     return {
-        **write_decoder(config),
+        **PLAIN.write_config(config),
         **write_mamba2(config),
-        **{theirs: getattr(mixer, ours) for ours, theirs in FACTORS.items()},
-        "model_type": "falcon_h1",
-        "attention_bias": mixer.attention.qkv_bias,
-        "mlp_bias": mlp.biases,
+        **write_fields(mixer, FACTORS),
         "projectors_bias": mamba.bias,
         "mamba_expand": 2,
         "mamba_d_ssm": mamba.num_heads * mamba.head_dim,
@@ -96,8 +94,6 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "mamba_norm_before_gate": mamba.gate == "after_norm",
         "ssm_multipliers": list(mamba.scales),
         "mlp_multipliers": [mlp.gate_scale, mlp.output_scale],
-        "embedding_multiplier": config.embed_scale,
-        "lm_head_multiplier": config.logit_scale,
     }
 
 
@@ -115,10 +111,6 @@ def _read_mamba2(fields: Fields) -> Mamba2Config:
     return replace(
         mamba, gate=gate, scales=cast("tuple[float, float, float, float, float]", scales)
     )
-
-
-def _factor(fields: Fields, key: str) -> float:
-    return fields.number(key, 1.0, above_minimum=True)
 
 
 def _factors(fields: Fields, key: str, count: int) -> tuple[float, ...]:

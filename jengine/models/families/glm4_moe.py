@@ -4,15 +4,10 @@ shared one and biased sigmoid routing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from jengine.config import ModelConfig
-from jengine.models.families.deepseek_experts import read_experts, write_experts
-from jengine.models.reading.fields import Fields
+from jengine.models.families.deepseek_experts import GroupedExperts
 from jengine.models.reading.hf_config import Defaults
-from jengine.models.reading.hf_write import written_ffn
-from jengine.models.reading.keys import flag
-from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder, with_blocks
+from jengine.models.reading.keys import behind_dense, flag
+from jengine.models.reading.plain_decoder import BiasKey, PlainDecoder
 from jengine.models.tensors.checkpoint import DraftingNames, Names
 
 ARCHITECTURES = ("Glm4MoeForCausalLM",)
@@ -35,22 +30,7 @@ PLAIN = PlainDecoder(
     DEFAULTS,
     (BiasKey("attention_bias", ("qkv",)),),
     attention_keys={"qk_norm": flag("use_qk_norm", False, true="head", false=None)},
+    experts=GroupedExperts(128, 8, behind_dense("first_k_dense_replace", 1)),
+    also_written={"num_nextn_predict_layers": 0},
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    config = PLAIN.read_config(hf)
-    mlp = written_ffn(config)
-    experts = read_experts(fields, mlp.activation, experts=128, per_token=8)
-    dense = fields.integer("first_k_dense_replace", 1, minimum=0)
-    layers = range(len(config.layers))
-    return with_blocks(config, [mlp if layer < dense else experts for layer in layers])
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    return {
-        **PLAIN.write_config(config),
-        **write_experts(config),
-        "num_nextn_predict_layers": 0,
-    }
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

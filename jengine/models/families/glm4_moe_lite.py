@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from jengine.config import ExpertsConfig, LatentConfig, LayerConfig, ModelConfig
-from jengine.models.families.deepseek_experts import read_experts, write_experts
+from jengine.models.families.deepseek_experts import GroupedExperts
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults, read_decoder, read_mlp, read_num_layers
-from jengine.models.reading.hf_latent import read_dense_layers, read_latent, write_latent
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_latent import LatentDecoder, read_dense_layers
+from jengine.models.reading.keys import SparseLayers
 from jengine.models.tensors.checkpoint import DraftingNames, Names
 
 ARCHITECTURES = ("Glm4MoeLiteForCausalLM",)
@@ -31,34 +29,26 @@ DEFAULTS = Defaults(
 LATENT = {"q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192}
 
 
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields({**LATENT, **hf})
-    num_layers, latent = read_num_layers(fields, DEFAULTS), read_latent(fields, DEFAULTS)
-    mlp = read_mlp(fields, DEFAULTS)
-    experts = read_experts(fields, mlp.activation, experts=64, per_token=4, inner=1536, scale=1.8)
-    dense = dense_layers(fields, num_layers)
-    ffns = [mlp if layer in dense else experts for layer in range(num_layers)]
-    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(latent, ffn) for ffn in ffns))
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    latent = config.layers[0].mixer
-    is_sparse = [isinstance(layer.ffn, ExpertsConfig) for layer in config.layers]
-    return {
-        **write_latent(config),
-        **write_experts(config),
-        "model_type": "glm4_moe_lite",
-        "rope_interleave": isinstance(latent, LatentConfig) and latent.interleaved,
-        "mlp_layer_types": ["sparse" if sparse else "dense" for sparse in is_sparse],
-        "num_nextn_predict_layers": 0,
-    }
-
-
-def dense_layers(fields: Fields, num_layers: int) -> set[int]:
-    """Indices of dense layers, from `mlp_layer_types` or a count of leading ones."""
+def _read_sparse(fields: Fields, num_layers: int) -> set[int]:
     kinds = fields.values.get("mlp_layer_types")
     if kinds is None:
-        return set(range(read_dense_layers(fields, 1, num_layers)))
+        return set(range(read_dense_layers(fields, 1, num_layers), num_layers))
     if not isinstance(kinds, list) or len(kinds) != num_layers or {*kinds} - {"dense", "sparse"}:
         fields.refuse("mlp_layer_types", f"{num_layers} times 'dense' or 'sparse'")
-    return {layer for layer, kind in enumerate(kinds) if kind == "dense"}
+    return {layer for layer, kind in enumerate(kinds) if kind == "sparse"}
+
+
+def _write_sparse(sparse: list[bool]) -> dict[str, object]:
+    return {"mlp_layer_types": ["sparse" if one else "dense" for one in sparse]}
+
+
+# By name, or behind a number of dense ones.
+NAMED_LAYERS = SparseLayers(_read_sparse, _write_sparse)
+PLAIN = LatentDecoder(
+    "glm4_moe_lite",
+    DEFAULTS,
+    GroupedExperts(64, 4, NAMED_LAYERS, inner=1536, scale=1.8),
+    LATENT,
+    {"num_nextn_predict_layers": 0},
+)
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

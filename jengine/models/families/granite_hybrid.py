@@ -16,7 +16,7 @@ from jengine.models.reading.hf_layers import read_layer_types
 from jengine.models.reading.hf_mamba import KINDS, read_mamba2, write_kinds, write_mamba2
 from jengine.models.reading.hf_write import written_attention, written_ffn
 from jengine.models.reading.keys import ExpertKeys, integer, read_fields
-from jengine.models.reading.plain_decoder import ATTENTION_BIAS
+from jengine.models.reading.plain_decoder import ATTENTION_BIAS, UNSAID
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("GraniteMoeHybridForCausalLM",)
@@ -24,7 +24,9 @@ MODELS = "Granite 4"
 NAMES: Names = replace(
     GRANITE_MOE, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"
 )
-PLAIN = granite.PLAIN._replace(model_type="granitemoehybrid", biases=(ATTENTION_BIAS,))
+PLAIN = granite.PLAIN._replace(
+    model_type="granitemoehybrid", biases=(ATTENTION_BIAS,), windows=UNSAID
+)
 EXPERTS = ExpertKeys(
     8, 2, ("num_local_experts",), {"shared_size": integer("shared_intermediate_size", 1024)}
 )
@@ -32,7 +34,7 @@ EXPERTS = ExpertKeys(
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields({"layer_types" if key == "layers_block_type" else key: hf[key] for key in hf})
-    config = PLAIN.read_config({**fields.values, "layer_types": None})
+    config = PLAIN.read_config(fields.values)
     num_layers, attention = len(config.layers), written_attention(config)
     if not _is_rotated(fields):
         attention = replace(attention, rope=None)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, ModelConfig
+from jengine.config import ModelConfig
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.plain_decoder import (
+    ATTENTION_BIAS,
+    UNSAID,
+    PlainDecoder,
+    with_attention,
 )
-from jengine.models.reading.hf_write import write_decoder, written_attention
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("HunYuanDenseV1ForCausalLM",)
@@ -35,20 +35,24 @@ DEFAULTS = Defaults(
 )
 ROPES = ("rope_scaling", "rope_parameters")
 ALPHA = "alpha"
+PLAIN = PlainDecoder(
+    "hunyuan_v1_dense",
+    DEFAULTS,
+    (ATTENTION_BIAS,),
+    UNSAID,
+    attention={"qk_norm": "behind_rotation"},
+)
+write_config = PLAIN.write_config
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     plain, alpha = without_alpha(hf)
-    fields = Fields(plain)
-    bias = fields.flag("attention_bias", False)
-    attention = read_attention(fields, DEFAULTS, qkv_bias=bias, output_bias=bias)
-    rope, dim = attention.rope, attention.head_dim
+    config = PLAIN.read_config(plain)
+    rope, dim = written_attention(config).rope, written_attention(config).head_dim
     assert rope is not None, "read with one"
-    if alpha is not None:
-        rope = replace(rope, theta=rope.theta * alpha ** (dim / (dim - 2)))
-    attention = replace(attention, rope=rope, qk_norm="behind_rotation")
-    layer = LayerConfig(attention, read_mlp(fields, DEFAULTS))
-    return read_decoder(fields, DEFAULTS, (layer,) * read_num_layers(fields, DEFAULTS))
+    if alpha is None:
+        return config
+    return with_attention(config, rope=replace(rope, theta=rope.theta * alpha ** (dim / (dim - 2))))
 
 
 def without_alpha(hf: Mapping[str, object]) -> tuple[dict[str, object], float | None]:
@@ -63,8 +67,3 @@ def without_alpha(hf: Mapping[str, object]) -> tuple[dict[str, object], float | 
         theta = part.values.get("rope_theta")
         plain[key] = {"rope_type": "default"} if theta is None else {"rope_theta": theta}
     return plain, alpha
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    bias = written_attention(config).qkv_bias
-    return {**write_decoder(config), "model_type": "hunyuan_v1_dense", "attention_bias": bias}

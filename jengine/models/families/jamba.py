@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from jengine.config import (
     AttentionConfig,
     ExpertsConfig,
-    LayerConfig,
     MambaConfig,
     ModelConfig,
     RoutingConfig,
 )
 from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    MOST_EXPERTS,
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
+from jengine.models.reading.hf_config import MOST_EXPERTS, Defaults
 from jengine.models.reading.hf_selective import expect_silu, read_rank, written_mamba
-from jengine.models.reading.hf_write import write_decoder
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.plain_decoder import UNSAID, PlainDecoder, with_blocks, with_mixers
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("JambaForCausalLM",)
@@ -49,28 +41,24 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
+PLAIN = PlainDecoder("jamba", DEFAULTS, windows=UNSAID, attention={"rope": None})
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     expect_silu(fields)
-    num_layers = read_num_layers(fields, DEFAULTS)
-    attention = replace(read_attention(fields, DEFAULTS), rope=None)
-    mamba, mlp = _read_mamba(fields), read_mlp(fields, DEFAULTS)
+    config = PLAIN.read_config(hf)
+    attention, mlp, layers = written_attention(config), config.layers[0].ffn, len(config.layers)
+    mamba = _read_mamba(fields)
     count = fields.integer("num_experts", 16, maximum=MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", 2, maximum=max(count, 2))
     routing = RoutingConfig(normalize=False)
     experts = ExpertsConfig(count, chosen, mlp.intermediate_size, mlp.activation, routing)
-    full = _layers_of(fields, "attn_layer", num_layers, period=8, offset=4)
-    sparse = _layers_of(fields, "expert_layer", num_layers, period=2, offset=1)
-    layers = (
-        LayerConfig(
-            attention if layer in full else mamba,
-            experts if layer in sparse and count > 1 else mlp,
-        )
-        for layer in range(num_layers)
-    )
-    return read_decoder(fields, DEFAULTS, tuple(layers))
+    full = _layers_of(fields, "attn_layer", layers, period=8, offset=4)
+    sparse = _layers_of(fields, "expert_layer", layers, period=2, offset=1)
+    config = with_mixers(config, [attention if at in full else mamba for at in range(layers)])
+    has_experts = [at in sparse and count > 1 for at in range(layers)]
+    return with_blocks(config, [experts if sparse else mlp for sparse in has_experts])
 
 
 def _read_mamba(fields: Fields) -> MambaConfig:
@@ -100,8 +88,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     sparse = [isinstance(layer.ffn, ExpertsConfig) for layer in config.layers]
     experts = next((one.ffn for one in config.layers if isinstance(one.ffn, ExpertsConfig)), None)
     return {
-        **write_decoder(config),
-        "model_type": "jamba",
+        **PLAIN.write_config(config),
         "num_experts": 1 if experts is None else experts.num_experts,
         "num_experts_per_tok": 2 if experts is None else experts.experts_per_token,
         **_pattern("attn_layer", full),

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jengine.config import LayerConfig, MlpConfig, ModelConfig, ShortConvConfig
+from jengine.config import MlpConfig, ModelConfig, ShortConvConfig
 from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import (
-    Defaults,
-    read_attention,
-    read_decoder,
-    read_mlp,
-    read_num_layers,
-)
+from jengine.models.reading.hf_config import Defaults, read_mlp
 from jengine.models.reading.hf_layers import read_layer_types
-from jengine.models.reading.hf_write import write_decoder
+from jengine.models.reading.hf_write import written_attention
+from jengine.models.reading.plain_decoder import UNSAID, PlainDecoder, with_blocks, with_mixers
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("Lfm2ForCausalLM",)
@@ -52,20 +47,24 @@ DEFAULTS = Defaults(
 KINDS = {"conv": "conv", "full_attention": "full"}
 # Names in files of transformers before 5.
 OLD_NAMES = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
+PLAIN = PlainDecoder("lfm2", DEFAULTS, windows=UNSAID, attention={"qk_norm": "head"})
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields({OLD_NAMES.get(key, key): value for key, value in hf.items()})
-    num_layers = read_num_layers(fields, DEFAULTS)
-    hidden = fields.integer("hidden_size", DEFAULTS.hidden_size)
+    config = PLAIN.read_config(fields.values)
+    attention, num_layers, hidden = (
+        written_attention(config),
+        len(config.layers),
+        config.hidden_size,
+    )
     if fields.integer("conv_dim", hidden) != hidden:
         fields.refuse("conv_dim", f"hidden_size ({hidden})")
-    attention = read_attention(fields, DEFAULTS, qk_norm="head")
     width = fields.integer("conv_L_cache", 3, minimum=2, maximum=16)
     conv = ShortConvConfig(hidden, width, fields.flag("conv_bias", False))
-    mlp = _read_mlp(fields)
+    attention = written_attention(config)
     mixers = [attention if full else conv for full in _read_full_layers(fields, num_layers)]
-    return read_decoder(fields, DEFAULTS, tuple(LayerConfig(mixer, mlp) for mixer in mixers))
+    return with_blocks(with_mixers(config, mixers), [_read_mlp(fields)] * num_layers)
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
@@ -76,8 +75,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
     kinds = ["conv" if isinstance(mixer, ShortConvConfig) else "full" for mixer in mixers]
     names = {ours: theirs for theirs, ours in KINDS.items()}
     return {
-        **write_decoder(config, "norm_eps"),
-        "model_type": "lfm2",
+        **PLAIN.write_config(config),
         "block_auto_adjust_ff_dim": False,
         "conv_L_cache": conv.width,
         "conv_bias": conv.bias,

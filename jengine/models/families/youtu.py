@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from jengine.config import LatentConfig, LayerConfig, ModelConfig
-from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults, read_decoder, read_mlp, read_num_layers
-from jengine.models.reading.hf_latent import read_latent, write_latent
+from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_latent import LatentDecoder
 from jengine.models.tensors.checkpoint import Names
 
 ARCHITECTURES = ("YoutuForCausalLM",)
@@ -27,18 +23,5 @@ DEFAULTS = Defaults(
     bos_token_id=128000,
     eos_token_id=128001,
 )
-
-
-def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    fields = Fields(hf)
-    layer = LayerConfig(read_latent(fields, DEFAULTS), read_mlp(fields, DEFAULTS))
-    return read_decoder(fields, DEFAULTS, (layer,) * read_num_layers(fields, DEFAULTS))
-
-
-def write_config(config: ModelConfig) -> dict[str, object]:
-    latent = config.layers[0].mixer
-    return {
-        **write_latent(config),
-        "model_type": "youtu",
-        "rope_interleave": isinstance(latent, LatentConfig) and latent.interleaved,
-    }
+PLAIN = LatentDecoder("youtu", DEFAULTS)
+read_config, write_config = PLAIN.read_config, PLAIN.write_config

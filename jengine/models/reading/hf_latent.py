@@ -5,14 +5,17 @@ In: a mapping parsed from JSON. Out: LatentConfig. What cannot be honoured is re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
-from jengine.config import LatentConfig, ModelConfig
+from jengine.config import FfnConfig, LatentConfig, LayerConfig, ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
-from jengine.models.reading.hf_config import Defaults
+from jengine.models.reading.hf_config import Defaults, read_decoder, read_mlp, read_num_layers
 from jengine.models.reading.hf_rope import read_rope, write_rope_scaling
 from jengine.models.reading.hf_write import write_activation, write_common, written_ffn
+from jengine.models.reading.keys import Experts
 
 
 def read_latent(fields: Fields, defaults: Defaults) -> LatentConfig:
@@ -71,6 +74,35 @@ def write_latent(config: ModelConfig) -> dict[str, object]:
         "tie_word_embeddings": config.tie_embeddings,
         **write_common(config),
     }
+
+
+class LatentDecoder(NamedTuple):
+    """A family with latent attention in all layers, by its keys beside the shared ones."""
+
+    model_type: str
+    defaults: Defaults
+    experts: Experts | None = None
+    usual: Mapping[str, object] = {}  # defaults of latent attention that are not DeepSeek's
+    also_written: Mapping[str, object] = {}
+
+    def read_config(self, hf: Mapping[str, object]) -> ModelConfig:
+        fields, defaults = Fields({**self.usual, **hf}), self.defaults
+        num_layers, latent = read_num_layers(fields, defaults), read_latent(fields, defaults)
+        mlp, blocks = read_mlp(fields, defaults), list[FfnConfig]()
+        if self.experts is not None:
+            blocks = self.experts.read_blocks(fields, mlp, num_layers)
+        layers = (LayerConfig(latent, block) for block in blocks or [mlp] * num_layers)
+        return read_decoder(fields, defaults, tuple(layers))
+
+    def write_config(self, config: ModelConfig) -> dict[str, object]:
+        latent = config.layers[0].mixer
+        return {
+            **write_latent(config),
+            "model_type": self.model_type,
+            "rope_interleave": isinstance(latent, LatentConfig) and latent.interleaved,
+            **({} if self.experts is None else self.experts.write(config)),
+            **self.also_written,
+        }
 
 
 def read_dense_layers(fields: Fields, default: int, layers: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jengine.config import ExpertsConfig, FfnConfig, MlpConfig, ModelConfig, RoutingConfig
 from jengine.models.reading.fields import Fields
@@ -83,6 +83,14 @@ def behind_dense(key: str, default: int) -> SparseLayers:
         return range(fields.integer(key, default, minimum=0), num_layers)
 
     return SparseLayers(read, lambda sparse: {key: [*sparse, True].index(True)})
+
+
+class Experts(Protocol):
+    """How a family describes its experts, and which layers have them."""
+
+    def read_blocks(self, fields: Fields, mlp: MlpConfig, num_layers: int) -> list[FfnConfig]: ...
+
+    def write(self, config: ModelConfig) -> dict[str, object]: ...
 
 
 class ExpertKeys(NamedTuple):

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from jengine.config import AttentionConfig, FfnConfig, LayerConfig, MlpConfig, ModelConfig
+from jengine.config import (
+    AttentionConfig,
+    FfnConfig,
+    LayerConfig,
+    MixerConfig,
+    MlpConfig,
+    ModelConfig,
+)
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import (
     Defaults,
@@ -33,7 +40,7 @@ from jengine.models.reading.hf_write import (
     written_biases,
     written_window,
 )
-from jengine.models.reading.keys import ExpertKeys, Keys, read_fields, write_fields
+from jengine.models.reading.keys import Experts, Keys, read_fields, write_fields
 
 Part = Literal["qkv", "output", "mlp"]
 
@@ -88,6 +95,8 @@ def _read_none(fields: Fields, num_layers: int) -> tuple[None, ...]:
     return (None,) * num_layers
 
 
+# Whatever `layer_types` says, which the family reads itself.
+UNSAID = Windows(lambda _, num_layers: (None,) * num_layers, lambda _: {})
 NO_WINDOWS = Windows(_read_none, lambda _: {})
 LAYER_WINDOWS = Windows(read_layer_windows, write_layer_windows)
 
@@ -104,7 +113,7 @@ class PlainDecoder(NamedTuple):
     model: Mapping[str, Any] = {}
     attention_keys: Keys = {}
     model_keys: Keys = {}
-    experts: ExpertKeys | None = None
+    experts: Experts | None = None
     expected: tuple[tuple[str, bool, str], ...] = ()  # `Fields.expect` has these flags
     also_written: Mapping[str, object] = {}
 
@@ -154,6 +163,12 @@ def with_blocks(config: ModelConfig, blocks: Iterable[FfnConfig]) -> ModelConfig
     """The same layers with these feed-forward blocks."""
     layers = zip(config.layers, blocks, strict=True)
     return replace(config, layers=tuple(replace(layer, ffn=block) for layer, block in layers))
+
+
+def with_mixers(config: ModelConfig, mixers: Iterable[MixerConfig]) -> ModelConfig:
+    """The same layers with these mixers."""
+    layers = zip(config.layers, mixers, strict=True)
+    return replace(config, layers=tuple(replace(layer, mixer=mixer) for layer, mixer in layers))
 
 
 def with_attention(config: ModelConfig, **changed: Any) -> ModelConfig:
