@@ -75,9 +75,14 @@ def add_sampling_flags(parser: Parser, leave_out: Sequence[str] = (), **better_h
     add_field_flags(group, SamplingParams, wanted)
 
 
-def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Given engine settings, validated before an engine is started."""
+def engine_arguments(
+    arguments: argparse.Namespace, only: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Given engine settings, validated before an engine is started. `only`: those that the command
+    took by add_engine_flags; its own flags may have names of other settings."""
     given = given_engine_settings(arguments)
+    if only is not None:
+        given = {name: value for name, value in given.items() if name in only}
     if "chat_template" in given:
         given["chat_template"] = template_text("--chat-template", given["chat_template"])
     EngineArgs.checked("jengine", model=arguments.model, **given)

@@ -101,7 +101,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     """Calculate and print. Exit status 1 if it does not fit."""
-    settings = engine_arguments(arguments)
+    settings = engine_arguments(arguments, ENGINE_FLAGS)
     if arguments.html:
         check_file("--html", arguments.html)
     layout = checked_layout(

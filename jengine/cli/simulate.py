@@ -50,8 +50,7 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     check(arguments)
     failures = failures_of(arguments)
-    settings = {} if arguments.model is None else engine_arguments(arguments)
-    settings.pop("seed", None)  # that of the trace, by the same name
+    settings = {} if arguments.model is None else engine_arguments(arguments, ENGINE_FLAGS)
     objectives = objectives_of(arguments.goodput)
     with interrupts_end_the_process():
         # Importing jax takes a second: after the flags have been checked.

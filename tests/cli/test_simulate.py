@@ -120,6 +120,14 @@ def test_replicas_come_and_go_with_requests(table: Path) -> None:
     assert "of them at a time on average" in simulated(table, *given, *scaled).out
 
 
+def test_replicas_that_never_start_are_absent_until_the_last_request_ends(table: Path) -> None:
+    words = ("--rate", "20", "--replicas", "3", "--min-replicas", "1", "--scale-target", "100")
+    figures = simulate(table, *words)["figures"]
+    assert figures["seconds"] % 10 > 1
+    assert figures["pools"]["replicas"]["replicas_on_average"] == pytest.approx(1)
+    assert figures["cost"]["device_hours"] == pytest.approx(figures["seconds"] / 3600)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "prompt"),
@@ -185,9 +193,11 @@ def test_groups_run_in_processes_of_their_own(table: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_on_devices_that_are_not_here() -> None:
+def test_a_model_on_devices_that_are_not_here(caplog: pytest.LogCaptureFixture) -> None:
     words = ("qwen3-0.6b", "--device", "h100", "--requests", "20", "--rate", "0.2", "--json")
-    found = json.loads(run(FakeLLM(), "simulate", *words).out)
+    done = run(FakeLLM(), "simulate", *words)
+    assert not [record for record in caplog.records if "no effect" in record.message]
+    found = json.loads(done.out)
     planned = json.loads(run(FakeLLM(), "plan", *words[:3], "--batch", "1", "--context", "576",
                              "--json").out)  # fmt: skip
     itl = found["figures"]["latency_ms"]["itl"]["p50"]

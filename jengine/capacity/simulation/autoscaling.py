@@ -32,6 +32,7 @@ class Autoscaler:
     off: set[int] = field(init=False)
     starting: dict[int, float] = field(default_factory=dict)  # when each takes requests
     enough_since: float | None = None
+    accounted: float = 0.0  # until when replicas that are off have been counted as absent
 
     def __post_init__(self) -> None:
         self.pool = self.fleet.pools[0]
@@ -41,13 +42,19 @@ class Autoscaler:
 
     def look(self) -> None:
         """Account, decide, and look again while there are requests."""
-        if self.fleet.open or self.fleet.due:
-            for index in self.off:
-                self.pool.replicas[index].work.absent += PERIOD
+        is_over = not (self.fleet.open or self.fleet.due)
+        ended = self.fleet.history.ended
+        self._account(max(ended, default=0.0) if is_over else self.fleet.clock.now)
+        if not is_over:
             self._open_those_that_have_started()
             self._end_those_that_have_drained()
             self._follow(self._wanted())
             self._look_later()
+
+    def _account(self, until: float) -> None:
+        for index in self.off:
+            self.pool.replicas[index].work.absent += until - self.accounted
+        self.accounted = until
 
     def _look_later(self) -> None:
         self.fleet.at(self.fleet.clock.now + PERIOD, self.look)
