@@ -16,7 +16,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.cpu.library import load, target
-from pallas_kernels.cpu.matmul import PANEL, depth, packed_shape
+from pallas_kernels.cpu.matmul import PANEL, depth, number, packed_shape
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32
@@ -27,7 +27,8 @@ COLUMNS_OF_PAIRS = PANEL // 4
 def packed_codes_shape(
     inputs: int, outputs: int, bits: int, dtype: DTypeLike, gated: bool = False
 ) -> tuple[int, int, int]:
-    """Shape of the packed codes of a weight [inputs, outputs] that is multiplied in `dtype`."""
+    """Shape of the packed codes of a weight [inputs, outputs] that is multiplied in `dtype`, see
+    `Scales`."""
     panels, steps, columns, deep = packed_shape(inputs, outputs, dtype, gated)
     return panels, steps, columns * deep * bits // 8
 
@@ -51,7 +52,7 @@ def pack_codes(codes: Array, inputs: int, dtype: DTypeLike, gated: bool = False)
     )
     packed = call(
         codes.reshape(-1, *codes.shape[-2:]), inputs=np.int64(inputs), gated=bool(gated),
-        rounded=depth(dtype) == 2,
+        number=number(dtype),
     )  # fmt: skip
     return packed.reshape(*weights, *shape)
 
@@ -64,7 +65,8 @@ def unpack_codes(
     deep, flat = depth(dtype), packed.reshape(-1, panels, steps, packed.shape[-1])
     if bits_of(packed) == 8:
         columns = flat.reshape(-1, panels, steps, PANEL, deep)
-        return _matrix(columns, inputs, outputs, gated).reshape(*weights, inputs, outputs)
+        codes = _matrix(columns, inputs, outputs, gated).reshape(*weights, inputs, outputs)
+        return codes ^ jnp.int8(-128) if deep == 4 else codes  # unsigned then, around 128
     if deep == 2:  # [columns, k, 2 bytes, 2 halves], halves and bytes being columns apart
         halves = _halves(flat.reshape(-1, panels, steps, COLUMNS_OF_PAIRS, deep, 2))
         columns = jnp.moveaxis(halves.reshape(*halves.shape[:5], 4), -1, 3)

@@ -26,6 +26,9 @@ STORAGES = ("packed", "inputs_first", "outputs_first")
 ACTIVATIONS = (None, "silu", "gelu_tanh", "gelu")
 NORMS = (None, "rms", "layer")
 GATES = (None, "halves", "pairs")
+# The kernels' numbers of dtypes, and how many values of consecutive k are stored together.
+NUMBERS = {"bfloat16": 0, "float16": 1, "float32": 2, "int8": 3}
+DEPTHS = {"bfloat16": 2, "int8": 4}
 
 
 class RowNorm(NamedTuple):
@@ -44,12 +47,20 @@ class Scales(NamedTuple):
     scale: Float[Array, "*weights panels groups 32"]
     zero: Float[Array, "*weights panels groups 32"] | None
     group: int  # inputs that share a scale
-    dtype: DTypeLike  # bfloat16: x is rounded to it, as for a weight of this type; else float32
+    # What x is rounded to: bfloat16 or float32, as for a weight of this type, or int8, with a scale
+    # for each row. Integers then meet integers, and sums are exact before they are scaled.
+    dtype: DTypeLike
+    x_scale: Float[Array, " weights"] | None = None  # one of all rows, instead of their own
 
 
 def depth(dtype: DTypeLike) -> int:
     """Consecutive k values stored together."""
-    return 2 if jnp.dtype(dtype) == jnp.bfloat16 else 1
+    return DEPTHS.get(jnp.dtype(dtype).name, 1)
+
+
+def number(dtype: DTypeLike) -> np.int32:
+    """The kernels' number of what integers are multiplied as."""
+    return np.int32(NUMBERS[jnp.dtype(dtype).name])
 
 
 def packed_shape(
@@ -151,6 +162,7 @@ def matmul(
         integers(sizes),
         floats(None if scales is None else scales.scale),
         floats(None if scales is None else scales.zero),
+        floats(None if scales is None else scales.x_scale),
         storage=np.int32(STORAGES.index(storage)),
         outputs=np.int64(outputs),
         gate=np.int32(GATES.index(gate)),
@@ -159,7 +171,7 @@ def matmul(
         eps=np.float32(0 if norm is None else norm.eps),
         norm_offset=np.float32(0 if norm is None else norm.offset),
         group=np.int64(0 if scales is None else scales.group),
-        rounded=bool(scales is not None and depth(scales.dtype) == 2),
+        number=number(jnp.float32 if scales is None else scales.dtype),
     )
 
 

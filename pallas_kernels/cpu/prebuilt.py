@@ -32,7 +32,12 @@ class Build(NamedTuple):
 
 # The fastest first.
 BUILDS = (
-    Build("avx512-bf16", "x86_64", "x86_64_v4+avx512bf16", V4 | {"avx512_bf16"}),
+    Build(
+        "avx512-bf16",
+        "x86_64",
+        "x86_64_v4+avx512bf16+avx512vnni",
+        V4 | {"avx512_bf16", "avx512_vnni"},
+    ),
     Build("avx512", "x86_64", "x86_64_v4", V4),
     Build("avx2", "x86_64", "x86_64_v3", V3),
     Build("basic", "x86_64", "x86_64"),

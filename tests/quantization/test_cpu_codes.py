@@ -24,7 +24,13 @@ from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.marks import slow
-from tests.quantization.test_quantized import EXPERTS, FORMATS, SHAPES, random_tensors
+from tests.quantization.test_quantized import (
+    ACTIVATIONS,
+    EXPERTS,
+    FORMATS,
+    SHAPES,
+    random_tensors,
+)
 from tests.weights.quantized_models import LAYOUTS, write_quantized
 
 problem = cpu_problem()
@@ -47,6 +53,43 @@ def each_shape(names: list[str]) -> list[Any]:
 
 def scheme_of(format: str) -> CpuCodes:
     return CpuCodes(QuantizedWeights(FORMATS[format], "float32"))
+
+
+ROUNDED = {
+    "int8 of tokens": ACTIVATIONS["int8 of tokens"],
+    "int8, one scale": ACTIVATIONS["int8, one scale"],
+    "int4 and int8 of tokens": WeightFormat("int4", activations="int8"),
+}
+
+
+@pytest.mark.parametrize("format", ROUNDED)
+@pytest.mark.parametrize("shape", [*SHAPES, "experts"])
+def test_rounded_activations_meet_integers_as_in_xla(shape: str, format: str) -> None:
+    weight = {**SHAPES, "experts": EXPERTS}[shape]
+    scheme = CpuCodes(QuantizedWeights(ROUNDED[format], "float32"))
+    tensors = random_tensors(weight, ROUNDED[format])
+    packed = scheme.prepare(weight, tensors)
+    specs = scheme.prepared(weight, jnp.float32)
+    assert {name: (one.shape, one.dtype) for name, one in packed.items()} == {
+        name: (spec.shape, spec.dtype) for name, spec in specs.items()
+    }
+    restored = scheme.restore(weight, packed)
+    assert restored.keys() == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(restored[name], array, err_msg=name)
+    if weight.groups is not None:  # XLA sums up floating-point numbers there
+        x, sizes = random(6, 12), jnp.asarray([2, 0, 3], jnp.int32)
+        found = scheme.multiply_groups(weight, x, packed, sizes, "silu")
+        expected = scheme.quantized.multiply_groups(weight, x, tensors, sizes, "silu")
+        np.testing.assert_allclose(found[:5], expected[:5], rtol=1e-4, atol=1e-3)
+        return
+    x = random(3, 2, 12)
+    by_xla = jax.jit(lambda x, tensors: scheme.quantized.multiply(weight, x, tensors))
+    np.testing.assert_array_equal(scheme.multiply(weight, x, packed), by_xla(x, tensors))
+    if shape == "plain":
+        picked = jnp.asarray([4, 0, 4])
+        for name, array in scheme.outputs_at(weight, picked, packed).items():
+            np.testing.assert_array_equal(array, tensors[name][..., picked], err_msg=name)
 
 
 @pytest.mark.parametrize(("shape", "format"), each_shape([*SHAPES, "experts"]))
@@ -101,7 +144,9 @@ def test_formats_that_the_kernels_lack_stay_with_xla() -> None:
     lone = WeightShape((12,), (5,), (None,) * 2)
     for format, is_taken in (
         (WeightFormat("int4", 4), True),
-        (WeightFormat("int8", activations="int8"), False),
+        (WeightFormat("int8", activations="int8"), True),
+        (WeightFormat("int8", 4, activations="int8"), False),
+        (WeightFormat("int8", activations="fp8"), False),
         (WeightFormat("fp8", 4), False),
     ):
         for given in (QuantizedWeights(format, "bfloat16"), QuantizedOnLoad(format, "bfloat16")):
@@ -134,6 +179,23 @@ def test_an_answer_has_the_same_bits_alone_and_in_a_batch() -> None:
         alone = [one for prompt in PROMPTS for one in numbers(llm, [prompt])]
         llm.reset_prefix_cache()
         assert numbers(llm, PROMPTS[::-1])[::-1] == alone
+
+
+@pytest.mark.slow
+def test_an_answer_with_rounded_activations_has_the_same_bits_alone_and_in_a_batch(
+    tmp_path: Path,
+) -> None:
+    folder = write_quantized(tmp_path, "llama", LAYOUTS["W8A8 int"]).quantized
+    with jengine.LLM(
+        folder, skip_tokenizer_init=True, deterministic=True, max_num_seqs=4, max_model_len=160,
+        max_num_batched_tokens=48, enforce_eager=True, show_progress=False,
+        num_gpu_blocks_override=64, attention_backend="cpu",
+    ) as llm:  # fmt: skip
+        assert isinstance(llm.engine.loaded.order._form.module.layers[0].mlp.down.scheme, CpuCodes)
+        few = [[token % 64 for token in prompt] for prompt in PROMPTS]
+        alone = [one for prompt in few for one in numbers(llm, [prompt])]
+        llm.reset_prefix_cache()
+        assert numbers(llm, few[::-1])[::-1] == alone
 
 
 @pytest.mark.slow

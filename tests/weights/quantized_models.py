@@ -223,6 +223,14 @@ LAYOUTS = {
     "W4A16 channel": Layout(packed(4, None), compressed("pack-quantized", integers(4, None))),
     "W8A16 channel": Layout(packed(8, None), compressed("pack-quantized", integers(8, None))),
     "W8A16 int": Layout(int_quantized, compressed("int-quantized", integers(8, None))),
+    "W8A8 int": Layout(
+        int_quantized,
+        compressed(
+            "int-quantized", integers(8, None),
+            input_activations={"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+        ),
+        rounds_activations=True,
+    ),
     "FP8 tensor": Layout(
         float_of(None, None, "weight_scale"),
         compressed("float-quantized", {**FLOATS, "strategy": "tensor"}),

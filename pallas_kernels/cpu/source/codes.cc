@@ -14,13 +14,16 @@ struct Place {
 
 Place place_of(const Weight& weight, int64_t column, int64_t k) {
   if (weight.codes == Codes::INT8) return {column * weight.depth() + k, 0};
-  if (weight.depth() == 1) return {column % 16, (int)(4 * (column / 16))};
+  if (weight.depth() != 2) return {column % 16 * weight.depth() + k, (int)(4 * (column / 16))};
   const int64_t part = column / 8;  // of 16 bits, whose first two are in the first byte
   return {(column % 8 * 2 + k) * 2 + part / 2, (int)(4 * (part % 2))};
 }
 
 uint8_t code_at(const Weight& weight, int64_t k, int64_t output) {
-  if (weight.codes == Codes::INT8) return (uint8_t)weight.data[k * weight.outputs + output];
+  if (weight.codes == Codes::INT8) {
+    const int offset = weight.rounds_rows() ? weight.middle() : 0;
+    return (uint8_t)(weight.data[k * weight.outputs + output] + offset);
+  }
   return (uint8_t)weight.data[k / 2 * weight.outputs + output] >> (4 * (k % 2)) & 15;
 }
 

@@ -1,7 +1,10 @@
 // Integers of 8 and 4 bits as the micro kernel's right operand, converted in registers.
 //
 // Both fit into bfloat16 exactly, so sums have the bits of those with a converted copy of the
-// weight. In pairs a step has two numbers of k for each of 32 columns, in singles one.
+// weight. In pairs a step has two numbers of k for each of 32 columns, in singles one. Quads, of four,
+// are not converted: they meet rows that are rounded to int8. Their codes are unsigned, as the
+// processors' instruction wants one operand, so that sums are too large by the middle code times the
+// row's own sum. Integers have no rounding: sums are exact in every order.
 #pragma once
 
 #include "micro_kernel.h"
@@ -85,6 +88,28 @@ struct Int4Singles : Float32 {
   }
 };
 
+// [32 columns][4 k] of bytes, larger by 128 than what they stand for. Sums are the bits of integers.
+struct Int8Quads {
+  using Vector = Words;
+  using Converted = Int8Quads;
+  static constexpr bool IS_CODES = false;
+  static constexpr int64_t DEPTH = 4, STEP_BYTES = 4 * PANEL;
+  static Vector read(const char* at, int v) { return load<Words>(at + v * sizeof(Words)); }
+  static Floats add(Floats sum, uint32_t left, Vector right) {
+    return (Floats)dot_bytes((Words)sum, right, splat(left));
+  }
+};
+
+// [16 columns][4 k] of bytes, the lower half of which belongs to columns 0 to 15.
+struct Int4Quads : Int8Quads {
+  using Converted = Int4Quads;
+  static constexpr int64_t STEP_BYTES = 2 * PANEL;
+  static Vector read(const char* at, int v) {
+    const int column = LANES * v;
+    return (load<Words>(at + column % 16 * 4) >> (4 * (column / 16))) & 0x0f0f0f0fu;
+  }
+};
+
 // Converts steps of a panel into the numbers that stand for them.
 template <class Kind>
 void convert_tile(const char* codes, int64_t steps, char* to) {
@@ -160,5 +185,7 @@ extern template Multiply multiply_for<Int8Pairs, 0>(int);
 extern template Multiply multiply_for<Int4Pairs, 0>(int);
 extern template Multiply multiply_for<Int8Singles, 0>(int);
 extern template Multiply multiply_for<Int4Singles, 0>(int);
+extern template Multiply multiply_for<Int8Quads, 0>(int);
+extern template Multiply multiply_for<Int4Quads, 0>(int);
 
 }  // namespace jengine

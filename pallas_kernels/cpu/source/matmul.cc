@@ -89,6 +89,9 @@ class Strip {
           copies_ ? multiply_for<Converted>(block.count) : multiply_for<Kind>(block.count);
       kernel(words, tile, steps, sums, PANEL, step == 0, ahead, scaling);
     }
+    if (is_last && weight_.rounds_rows())
+      scale_integers(left_.sums(task_.group, task_.first_block + b), block.count,
+                     group_.scales.scales + (first_ + p) * PANEL, sums);
     for (int64_t q = 0; is_last && q < together(); q++)
       finish(call_, group_.bias, block, columns_of(p + q), sums + q * BLOCK_SUMS);
   }
@@ -112,10 +115,10 @@ class Strip {
   GroupScaling scaling_of(int64_t step, int64_t steps, int64_t p, int64_t b, int rows) const {
     if constexpr (!Kind::IS_CODES) return {};
     const int64_t groups = weight_.scale_groups(), size = weight_.group_steps();
-    const auto [scales, zeros] = group_.scales;
+    const auto [scales, zeros, _] = group_.scales;
     const int64_t g = step / size, at = ((first_ + p) * groups + g) * PANEL;
     const float* row_sums =
-        zeros ? left_.negative_sums(task_.group, task_.first_block + b) + g * rows : nullptr;
+        zeros ? left_.sums(task_.group, task_.first_block + b) + g * rows : nullptr;
     const bool ends = groups > 1 || step + steps == weight_.steps();
     return {ends ? scales + at : nullptr, zeros ? zeros + at : nullptr, row_sums, size,
             groups == 1 && step > 0};
@@ -153,15 +156,16 @@ void run(const Matmul& call, const Left& left, const MatmulTask& task) {
     Strip<Kind>(call, left, task, panel, std::min(most, task.last_panel - panel)).run();
 }
 
-template <class Pairs, class Singles>
+template <class Quads, class Pairs, class Singles>
 void run_codes(const Matmul& call, const Left& left, const MatmulTask& task) {
+  if (call.weight.rounds_rows()) return run<Quads>(call, left, task);
   call.weight.depth() == 2 ? run<Pairs>(call, left, task) : run<Singles>(call, left, task);
 }
 
 void run(const Matmul& call, const Left& left, const MatmulTask& task) {
   switch (call.weight.codes) {
-    case Codes::INT8: return run_codes<Int8Pairs, Int8Singles>(call, left, task);
-    case Codes::INT4: return run_codes<Int4Pairs, Int4Singles>(call, left, task);
+    case Codes::INT8: return run_codes<Int8Quads, Int8Pairs, Int8Singles>(call, left, task);
+    case Codes::INT4: return run_codes<Int4Quads, Int4Pairs, Int4Singles>(call, left, task);
     case Codes::NONE: break;
   }
   switch (call.weight.number) {

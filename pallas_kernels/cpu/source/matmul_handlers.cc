@@ -25,7 +25,8 @@ std::vector<int32_t> live_rows(int64_t rows, const AnyBuffer& positions, char* o
 Scales scales_of(const Weight& weight, int64_t group) {
   if (weight.codes == Codes::NONE) return {};
   const int64_t at = group * weight.scale_count();
-  return {weight.scales.scales + at, weight.scales.zeros ? weight.scales.zeros + at : nullptr};
+  return {weight.scales.scales + at, weight.scales.zeros ? weight.scales.zeros + at : nullptr,
+          weight.scales.x_scale ? weight.scales.x_scale + group : nullptr};
 }
 
 // The rows that share a weight. Rows beyond all groups are padding.
@@ -63,7 +64,8 @@ void check(const Weight& weight, const AnyBuffer& data, const AnyBuffer& bias, i
 // them if they are integers, and multiplies.
 int64_t duration(const Weight& weight, const std::vector<RowGroup>& groups) {
   constexpr int64_t READ_PER_NS = 60, CONVERTED_PER_NS = 15, MULTIPLY_ADDS_PER_NS = 250;
-  const int64_t bytes_per_ns = weight.codes == Codes::NONE ? READ_PER_NS : CONVERTED_PER_NS;
+  const bool converts = weight.codes != Codes::NONE && !weight.rounds_rows();
+  const int64_t bytes_per_ns = converts ? CONVERTED_PER_NS : READ_PER_NS;
   int64_t read = 0;
   for (const RowGroup& group : groups) read += group.end > group.begin ? weight.packed_bytes() : 0;
   return read / bytes_per_ns +
@@ -78,29 +80,34 @@ Codes codes_of(const AnyBuffer& data) {
   }
 }
 
-// Integers become bfloat16 if x is rounded to it, else float32.
-Weight codes_weight(const AnyBuffer& data, bool is_rounded, int64_t inputs, int64_t outputs,
+// A weight of integers, for x rounded to `number`.
+Weight codes_weight(const AnyBuffer& data, int32_t number, int64_t inputs, int64_t outputs,
                     Gate gate) {
-  return {bytes_of(data), is_rounded ? Number::BFLOAT16 : Number::FLOAT32, Storage::PACKED,
-          inputs, outputs, gate, codes_of(data)};
+  const Number as = one_of(number, Number::INT8, "x is rounded to bfloat16, float32 or int8");
+  require(as != Number::FLOAT16, "x is rounded to bfloat16, float32 or int8");
+  return {bytes_of(data), as, Storage::PACKED, inputs, outputs, gate, codes_of(data)};
 }
 
 // The scales of a weight of integers, which all have `group` inputs.
-void add_scales(Weight& weight, const AnyBuffer& scales, const AnyBuffer& zeros, int64_t group,
-                int64_t groups) {
+void add_scales(Weight& weight, const AnyBuffer& scales, const AnyBuffer& zeros,
+                const AnyBuffer& x_scale, int64_t group, int64_t groups) {
   require(group > 0 && (group >= weight.inputs || group % weight.depth() == 0),
           "a step must not have two scales");
+  require(!weight.rounds_rows() || (group >= weight.inputs && !is_given(zeros)),
+          "where x is rounded to int8, an output has one scale and no zero");
+  require(weight.rounds_rows() || !is_given(x_scale), "only int8 rows have a scale");
   weight.group = group;
   const int64_t count = groups * weight.scale_count();
   weight.scales.scales = floats_of(scales, count);
   if (is_given(zeros)) weight.scales.zeros = floats_of(zeros, count);
+  if (is_given(x_scale)) weight.scales.x_scale = floats_of(x_scale, groups);
 }
 
 void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, AnyBuffer norm_bias,
             AnyBuffer bias, AnyBuffer addend, AnyBuffer residual, AnyBuffer positions,
-            AnyBuffer sizes, AnyBuffer scales, AnyBuffer zeros, Result out, int32_t storage, int64_t outputs,
-            int32_t gate, int32_t activation, int32_t norm, float eps, float norm_offset,
-            int64_t group, bool rounded) {
+            AnyBuffer sizes, AnyBuffer scales, AnyBuffer zeros, AnyBuffer x_scale, Result out,
+            int32_t storage, int64_t outputs, int32_t gate, int32_t activation, int32_t norm,
+            float eps, float norm_offset, int64_t group, int32_t number) {
   require(x.dimensions().size() == 2, "x must be [rows, inputs]");
   const int64_t rows = dimension(x, 0), inputs = dimension(x, 1);
   const Gate gates = one_of(gate, Gate::PAIRS, "gate must be 0, 1 or 2");
@@ -108,12 +115,12 @@ void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, An
   Weight weight = codes_of(data) == Codes::NONE
                       ? Weight{bytes_of(data), number_of(data), storage_of(storage), inputs,
                                outputs, gates}
-                      : codes_weight(data, rounded, inputs, outputs, gates);
+                      : codes_weight(data, number, inputs, outputs, gates);
   const NormKind kind = one_of(norm, NormKind::LAYER, "norm must be 0, 1 or 2");
   const Activation function =
       one_of(activation, Activation::GELU, "activation must be 0, 1, 2 or 3");
   check(weight, data, bias, weights);
-  if (weight.codes != Codes::NONE) add_scales(weight, scales, zeros, group, weights);
+  if (weight.codes != Codes::NONE) add_scales(weight, scales, zeros, x_scale, group, weights);
   const int64_t results = weight.results();
   require(dimension(*out, 0) == rows && dimension(*out, 1) == results, "wrong result shape");
   require(!is_given(residual) || (residual.element_type() == DataType::F32 &&
@@ -166,11 +173,11 @@ void handle_pack(XlaPool pool, AnyBuffer data, Result out, bool gated, int32_t s
 }
 
 void handle_pack_codes(XlaPool pool, AnyBuffer data, Result out, int64_t inputs, bool gated,
-                       bool rounded) {
+                       int32_t number) {
   require(data.dimensions().size() == 3, "the weight must be a matrix per group");
   require(codes_of(data) != Codes::NONE, "integers must be int8, or two of 4 bits in a uint8");
   const int64_t groups = dimension(data, 0);
-  Weight weight = codes_weight(data, rounded, inputs, dimension(data, 2),
+  Weight weight = codes_weight(data, number, inputs, dimension(data, 2),
                                gated ? Gate::HALVES : Gate::NONE);
   const int64_t rows = weight.codes == Codes::INT4 ? inputs / 2 : inputs;
   require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
@@ -208,7 +215,7 @@ void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, An
 }  // namespace jengine
 
 JENGINE_HANDLER(pack, jengine::handle_pack, "gated", "storage")
-JENGINE_HANDLER(pack_codes, jengine::handle_pack_codes, "inputs", "gated", "rounded")
+JENGINE_HANDLER(pack_codes, jengine::handle_pack_codes, "inputs", "gated", "number")
 JENGINE_HANDLER(normalize, jengine::handle_norm, "norm", "eps", "offset")
 JENGINE_HANDLER(matmul, jengine::handle, "storage", "outputs", "gate", "activation", "norm", "eps",
-                "norm_offset", "group", "rounded")
+                "norm_offset", "group", "number")

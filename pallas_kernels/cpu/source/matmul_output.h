@@ -73,6 +73,19 @@ inline void finish(const Matmul& call, const float* bias, Block block, Columns c
   }
 }
 
+// Sums of integers become float32, by the rows' scales and the columns'. `rows` is what
+// pack_rounded_rows() says of them.
+inline void scale_integers(const float* rows, int count, const float* scales, float* sums) {
+  for (int r = 0; r < count; r++, sums += PANEL) {
+    uint32_t missing;
+    std::memcpy(&missing, rows + count + r, sizeof missing);
+    for (int i = 0; i < PANEL; i += LANES) {
+      const Ints sum = (Ints)(load<Words>(sums + i) + missing);
+      store(sums + i, __builtin_convertvector(sum, Floats) * rows[r] * load<Floats>(scales + i));
+    }
+  }
+}
+
 // Fetches the lines that finish() will need: each row has its own.
 inline void expect(const Matmul& call, Block block, Columns columns) {
   const int64_t bytes = call.out.is_bfloat16 ? 2 : 4;

@@ -43,11 +43,14 @@ class Left {
     } ready{ready_[i]};
     const auto [group, b] = places_[i];
     const Block rows = block(group, b);
+    if (call_.weight.rounds_rows())
+      return pack_rounded_rows(call_.x, rows.rows, rows.count, call_.groups[group].scales.x_scale,
+                               call_.weight.middle(), words(group, b), sums(group, b));
     pack_rows(call_.x, rows.rows, rows.count, call_.weight.number, words(group, b));
     if (call_.weight.scales.zeros)
       sum_negative_groups(words(group, b), rows.count, call_.weight.steps(),
                           call_.weight.group_steps(), call_.weight.number,
-                          sums_ + first_row(group, b) * call_.weight.scale_groups());
+                          sums(group, b));
   }
   Block block(int64_t group, int64_t b) const {
     const RowBlocks blocks = blocks_of(group);
@@ -58,9 +61,10 @@ class Left {
     wait_until([&] { return ready.load(std::memory_order_acquire); });
     return words(group, b);
   }
-  // The negative sums of a ready block's rows over groups of k, as [group of k][rows].
-  const float* negative_sums(int64_t group, int64_t b) const {
-    return sums_ + first_row(group, b) * call_.weight.scale_groups();
+  // Of a ready block's rows: their negative sums over groups of k, as [group of k][rows], or what
+  // pack_rounded_rows() says of them.
+  float* sums(int64_t group, int64_t b) const {
+    return sums_ + first_row(group, b) * sums_of_row(call_);
   }
 
  private:
@@ -68,9 +72,11 @@ class Left {
     return call.num_groups ? call.groups[call.num_groups - 1].end : 0;
   }
   static size_t words_in(const Matmul& call) { return rows_in(call) * call.weight.steps(); }
-  static size_t sums_in(const Matmul& call) {
-    return call.weight.scales.zeros ? rows_in(call) * call.weight.scale_groups() : 0;
+  static int64_t sums_of_row(const Matmul& call) {
+    if (call.weight.rounds_rows()) return 2;
+    return call.weight.scales.zeros ? call.weight.scale_groups() : 0;
   }
+  static size_t sums_in(const Matmul& call) { return rows_in(call) * sums_of_row(call); }
   int64_t first_row(int64_t group, int64_t b) const {
     return call_.groups[group].begin + blocks_of(group).begin(b);
   }

@@ -21,7 +21,7 @@ constexpr int MOST_ROWS = 2;
 constexpr int MOST_ROWS = 2;
 #endif
 
-// The last two are codes of one byte, which only caches hold.
+// The last two are codes of one byte. Of weights, INT8 says that both operands are integers.
 enum class Number : int32_t { BFLOAT16 = 0, FLOAT16 = 1, FLOAT32 = 2, INT8 = 3, FP8 = 4 };
 inline bool is_code(Number number) { return number == Number::INT8 || number == Number::FP8; }
 inline int64_t size_of(Number number) {

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "cache_codes.h"
+
 namespace jengine {
 namespace {
 
@@ -36,6 +38,41 @@ void to_pairs(const char* from, int64_t width, uint32_t* words) {
     const Halves rounded = to_bfloat16(load_some<Floats>(from + 4 * i, width - i));
     store_some(reinterpret_cast<char*>(words) + 2 * i, rounded, (width + 1) / 2 * 2 - i);
   }
+}
+
+typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
+
+// The scale by which no number is cut off; NaN if one is NaN, whose bits are the largest.
+float scale_of_int8(const float* values, int64_t width) {
+  constexpr float OF_LARGEST = 1.0f / 127.0f, SMALLEST_SCALE = 1e-12f;
+  Ints highest{};
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Ints size = load_some<Ints>(values + i, width - i) & 0x7fffffff;
+    highest = (Ints)select((Ints)(size > highest), (Floats)size, (Floats)highest);
+  }
+  int32_t most = highest[0];
+  for (int i = 1; i < LANES; i++) most = std::max(most, highest[i]);
+  float scale;
+  std::memcpy(&scale, &most, sizeof scale);
+  scale *= OF_LARGEST;
+  return scale < SMALLEST_SCALE ? SMALLEST_SCALE : scale;
+}
+
+// Writes a row as int8, up to a whole word, and returns its sum. NaN becomes 0. As XLA does, what has
+// to be divided is multiplied by the inverse: where it ends in a half, the other bit would show.
+uint32_t round_row(const float* values, int64_t width, float scale, char* to) {
+  const Floats inverse = splat(1.0f / scale);
+  Ints sums{};
+  for (int64_t i = 0; i < width; i += LANES) {
+    Floats units = load_some<Floats>(values + i, width - i) * inverse;
+    units = select((Ints)(units == units), units, Floats{});
+    const CodeBytes codes = to_int8(min(max(units, splat(-128.0f)), splat(127.0f)));
+    sums += __builtin_convertvector((SignedBytes)codes, Ints);
+    store_some(to + i, codes, (width + 3) / 4 * 4 - i);
+  }
+  uint32_t sum = 0;
+  for (int i = 0; i < LANES; i++) sum += (uint32_t)sums[i];
+  return sum;
 }
 
 }  // namespace
@@ -101,6 +138,24 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
       x.read(rows[r], values);
       to_pairs(reinterpret_cast<const char*>(values), x.width, row);
     }
+  }
+  interleave_rows(words, count, pitch, steps, to);
+}
+
+void pack_rounded_rows(const Activations& x, const int32_t* rows, int count, const float* given,
+                       uint32_t middle, uint32_t* to, float* sums) {
+  const int64_t steps = (x.width + 3) / 4, pitch = steps + PADDING;
+  Arena memory(task_scratch().take(Arena::bytes<float>(x.width) +
+                                   Arena::bytes<uint32_t>(count * pitch)));
+  float* values = memory.array<float>(x.width);
+  uint32_t* words = memory.array<uint32_t>(count * pitch);
+  for (int r = 0; r < count; r++) {
+    x.read(rows[r], values);
+    sums[r] = given ? *given : scale_of_int8(values, x.width);
+    const uint32_t sum =
+        round_row(values, x.width, sums[r], reinterpret_cast<char*>(words + r * pitch));
+    const uint32_t missing = 0u - middle * sum;
+    std::memcpy(sums + count + r, &missing, sizeof missing);
   }
   interleave_rows(words, count, pitch, steps, to);
 }

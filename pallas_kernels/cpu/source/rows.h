@@ -39,6 +39,12 @@ void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64
 // Writes rows as [step][rows] words for the micro kernel.
 void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, uint32_t* to);
 
+// The same of rows rounded to int8, four numbers to a word. `sums` receives the rows' scales, and
+// then, as the bits of integers, what sums with codes around `middle` are too small by. `given` is the
+// scale of all rows; without it, each has the one that its largest number needs.
+void pack_rounded_rows(const Activations& x, const int32_t* rows, int count, const float* given,
+                       uint32_t middle, uint32_t* to, float* sums);
+
 // The negative sums of the rows' groups of `size` steps, as [group][rows], each in one order.
 void sum_negative_groups(const uint32_t* words, int count, int64_t steps, int64_t size,
                          Number number, float* to);

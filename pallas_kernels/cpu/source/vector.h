@@ -34,6 +34,7 @@ constexpr int LANES = 4;
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));  // bfloat16 or float16
 
 template <class Vector>
@@ -88,6 +89,33 @@ inline Floats dot_pairs(Floats sum, Words a, Words b) {
 #else
   sum = fma((Floats)(a << 16), (Floats)(b << 16), sum);
   return fma((Floats)(a & 0xffff0000u), (Floats)(b & 0xffff0000u), sum);
+#endif
+}
+
+// sum + the products of pairs of int16 in each lane.
+inline Words dot_shorts(Words sum, Words a, Words b) {
+#if defined(JENGINE_AVX512)
+  return sum + (Words)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(JENGINE_AVX2)
+  return sum + (Words)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+  return sum + (Words)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  const Ints low = ((Ints)(a << 16) >> 16) * ((Ints)(b << 16) >> 16);
+  return sum + (Words)low + (Words)(((Ints)a >> 16) * ((Ints)b >> 16));
+#endif
+}
+
+// sum + the products of four unsigned bytes of a and four signed ones of b in each lane, modulo 2^32.
+// `vpmaddubsw` would cut off sums of two, so bytes are widened where there is no instruction for it.
+inline Words dot_bytes(Words sum, Words a, Words b) {
+#if defined(JENGINE_AVX512) && defined(__AVX512VNNI__)
+  return (Words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(JENGINE_AVX2) && defined(__AVXVNNI__)
+  return (Words)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#else
+  sum = dot_shorts(sum, a & 0x00ff00ffu, (Words)((Shorts)(b << 8) >> 8));
+  return dot_shorts(sum, (a >> 8) & 0x00ff00ffu, (Words)((Shorts)b >> 8));
 #endif
 }
 

@@ -30,11 +30,12 @@ enum class Codes : int32_t { NONE = 0, INT8 = 1, INT4 = 2 };
 struct Scales {
   const float* scales = nullptr;  // [panels, groups of inputs, 32 columns]
   const float* zeros = nullptr;   // of the same shape, or null
+  const float* x_scale = nullptr;  // that rows are rounded to int8 with; null: each has its own
 };
 
 struct Weight {
   const char* data;
-  Number number;  // of integers: those they are converted into
+  Number number;  // of integers: those they are converted into; INT8: rows are rounded instead
   Storage storage;
   int64_t inputs, outputs;
   Gate gate;
@@ -43,7 +44,11 @@ struct Weight {
   Scales scales = {};
 
   int64_t number_bytes() const { return size_of(number); }
-  int64_t depth() const { return number == Number::BFLOAT16 ? 2 : 1; }  // numbers of k in a step
+  bool rounds_rows() const { return number == Number::INT8; }
+  uint32_t middle() const { return codes == Codes::INT4 ? 8 : 128; }  // the unsigned code of zero
+  int64_t depth() const {  // numbers of k in a step
+    return number == Number::BFLOAT16 ? 2 : rounds_rows() ? 4 : 1;
+  }
   int64_t steps() const { return (inputs + depth() - 1) / depth(); }
   int64_t step_bytes() const {
     return codes == Codes::NONE ? PANEL * number_bytes() * depth()

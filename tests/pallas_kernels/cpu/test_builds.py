@@ -20,6 +20,7 @@ FILES = [
     "tests/pallas_kernels/test_cache_codes.py",
     "tests/pallas_kernels/cpu/test_matmul.py",
     "tests/pallas_kernels/cpu/test_codes.py",
+    "tests/pallas_kernels/cpu/test_rounded_rows.py",
     "tests/pallas_kernels/cpu/test_attention_bits.py",
     "tests/pallas_kernels/cpu/test_logits.py",
     "tests/pallas_kernels/cpu/test_draw.py",
@@ -31,7 +32,7 @@ pytestmark = [
 ]
 # What this processor has, less and less of it.
 WITHOUT = {
-    "no bfloat16 instructions": "-mno-avx512bf16",
+    "no bfloat16 and no integer instructions": "-mno-avx512bf16 -mno-avx512vnni",
     "AVX2": "-mno-avx512f",
     "nothing": "-mno-avx512f -mno-avx2 -mno-fma -mno-avx",
 }

@@ -10,7 +10,7 @@ import pytest
 from pallas_kernels.choice import compiled_cpu_library, cpu_compiler
 from pallas_kernels.cpu import build, compiler, library, prebuilt
 
-NEWEST = "flags : fpu " + " ".join(sorted(prebuilt.V4)) + " avx512_bf16 amx_tile"
+NEWEST = "flags : fpu " + " ".join(sorted(prebuilt.V4)) + " avx512_bf16 avx512_vnni amx_tile"
 
 
 @pytest.fixture
