@@ -182,15 +182,17 @@ def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) ->
         shapes = config.shapes
         limits = ProcessorConfig(loaded.vocab_size, shapes.max_rows, shapes.max_model_len)
         processed = HostSampling(loaded, HostProcessors(config.host_processors, limits))
-    return Runner(loaded, companion_of(loaded, config, model), processed)
+    return Runner(loaded, companions_of(loaded, config, model), processed)
 
 
-def companion_of(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> Companion | None:
-    """Source of the inputs beside a model's packed plans: images, encoder output or embeddings."""
-    prompts = GivenEmbeds(config.given_embeds) if config.given_embeds else None
+def companions_of(
+    loaded: LoadedModel, config: RunnerConfig, model: ModelConfig
+) -> tuple[Companion, ...]:
+    """Sources of the inputs beside a model's packed plans: embeddings, images, encoder outputs."""
+    prompts = (GivenEmbeds(config.given_embeds),) if config.given_embeds else ()
     if model.vision is not None:
         ready, images = config.warm_up and config.takes_images, PatchPacker(model.vision)
-        return Images(loaded, encoders_of(loaded, config, images, warm_up=ready), prompts)
+        return *prompts, Images(loaded, encoders_of(loaded, config, images, warm_up=ready))
     if model.cross_encoder is not None:
         if len(loaded.placement.processes) > 1:
             raise UnsupportedFeature(
@@ -198,7 +200,7 @@ def companion_of(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) 
                 "cross attention over several processes is not built yet. Use those of one."
             )
         encoders = encoders_of(loaded, config, cross_packer(model), warm_up=config.warm_up)
-        return EncoderOutput(loaded, encoders, model.cross_encoder.positions)
+        return *prompts, EncoderOutput(loaded, encoders, model.cross_encoder.positions)
     return prompts
 
 

@@ -30,6 +30,8 @@ from jengine.runner.step.cross_attention import CrossInput
 class EncoderOutput:
     """Tracks where each row's encoder output is, until the row gets another request."""
 
+    in_every_step = True
+
     def __init__(self, loaded: LoadedModel, encoders: Encoders, positions: int) -> None:
         self._loaded = loaded
         self._encoders = encoders
@@ -52,5 +54,5 @@ class EncoderOutput:
         return jax.device_put(self._places.copy(), self._loaded.placement.everywhere)
 
     def beside(self, plan: Plan, packed: PackedStep) -> CrossInput:
-        """The packed plan, with the encoder's array and each row's positions in it."""
-        return CrossInput(packed.buffer, self._encoders.rows, self._on_device)
+        """The encoder's array and each row's positions in it."""
+        return CrossInput(self._encoders.rows, self._on_device)

@@ -13,11 +13,13 @@ import numpy as np
 
 from jengine.plan import Plan
 from jengine.runner.plans.packing import PackedStep, chunk_places
-from jengine.runner.step.forward import EmbedsInput
+from jengine.runner.step.beside import EmbedsInput
 
 
 class GivenEmbeds:
     """Holds the given embeddings of each row until it gets another request."""
+
+    in_every_step = False
 
     def __init__(self, hidden: int) -> None:
         self._hidden = hidden
@@ -32,27 +34,17 @@ class GivenEmbeds:
             if new.embeds is not None:
                 given = np.frombuffer(new.embeds, np.float32)
                 self._given[new.row] = given.reshape(-1, self._hidden)
-        return self.is_read(plan)
-
-    def is_read(self, plan: Plan) -> bool:
-        """Whether some tokens of the plan have given embeddings."""
         rows, starts = plan.entries.columns[:2, plan.num_decodes :].tolist()
         return any(
             start < len(self._given.get(row, ())) for row, start in zip(rows, starts, strict=True)
         )
 
-    def beside(self, plan: Plan, packed: PackedStep) -> np.ndarray | EmbedsInput:
-        """The packed plan, with the embeddings of its tokens."""
-        if not self.is_read(plan):
-            return packed.buffer
-        return EmbedsInput(packed.buffer, *self.of_tokens(plan, packed))
-
-    def of_tokens(self, plan: Plan, packed: PackedStep) -> tuple[np.ndarray, np.ndarray]:
-        """f32[tokens, hidden]: the embeddings of the step's tokens, and which tokens have one."""
+    def beside(self, plan: Plan, packed: PackedStep) -> EmbedsInput:
+        """The embeddings of the step's tokens, and which tokens have one."""
         tokens = packed.bucket.num_tokens
         rows, mask = np.zeros((tokens, self._hidden), np.float32), np.zeros(tokens, bool)
         for row, start, places in chunk_places(plan, packed):
             if (given := self._given.get(row)) is not None:
                 own = given[start : start + len(places)]
                 rows[places[: len(own)]], mask[places[: len(own)]] = own, True
-        return rows, mask
+        return EmbedsInput(rows, mask)

@@ -11,41 +11,31 @@ import numpy as np
 
 from jengine.media_spans import MediaSpan, offset_after, planes_of
 from jengine.plan import NewRow, Plan
-from jengine.runner.given_embeds import GivenEmbeds
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep, chunk_places
 from jengine.runner.programs.encoders import Encoders
-from jengine.runner.step.forward import MediaInput
+from jengine.runner.step.beside import ImagesInput
 
 
 class Images:
     """Holds the images of each row until it gets another request."""
 
-    def __init__(
-        self, loaded: LoadedModel, encoders: Encoders, prompts: GivenEmbeds | None = None
-    ) -> None:
-        """`prompts`: source of embeddings, if prompts may be given as embeddings."""
+    in_every_step = False
+
+    def __init__(self, loaded: LoadedModel, encoders: Encoders) -> None:
         self._loaded = loaded
         self._encoders = encoders
-        self._prompts = prompts
         self._spans: dict[int, list[MediaSpan]] = {}  # by row
         self._offsets = np.zeros(loaded.shapes.max_rows, np.int32)
 
     def take(self, plan: Plan) -> bool:
         """Encode the plan's images and note its new rows. Returns whether the step reads
-        images or given embeddings."""
+        images."""
         self._encoders.encode(self._loaded.leaves, plan.encode)
         for row in plan.released:
             self._spans.pop(row, None)
         self._start(plan.new_rows)
-        if self._prompts is not None:
-            self._prompts.take(plan)
-        return self._is_read(plan)
-
-    def _is_read(self, plan: Plan) -> bool:
-        prompts = self._prompts
-        images = any(row in self._spans for row in plan.entries.rows[plan.num_decodes :].tolist())
-        return images or (prompts is not None and prompts.is_read(plan))
+        return any(row in self._spans for row in plan.entries.rows[plan.num_decodes :].tolist())
 
     def _start(self, new_rows: list[NewRow]) -> None:
         """Note the images of new rows, and the position offset of the tokens behind them."""
@@ -62,11 +52,8 @@ class Images:
             given = jax.device_put(self._offsets.copy(), state.offsets.sharding)
             self._loaded.state = state._replace(offsets=given)
 
-    def beside(self, plan: Plan, packed: PackedStep) -> np.ndarray | MediaInput:
-        """The packed plan, with the encoder's array, the row of it that each token takes, and
-        given embeddings."""
-        if not self._is_read(plan):
-            return packed.buffer
+    def beside(self, plan: Plan, packed: PackedStep) -> ImagesInput:
+        """The encoder's array, and the row of it that each token takes."""
         tokens = packed.bucket.num_tokens
         index, planes = np.full(tokens, -1, np.int32), np.full((3, tokens), -1, np.int32)
         ahead = np.zeros(tokens, np.int32)
@@ -74,8 +61,7 @@ class Images:
             if (spans := self._spans.get(row)) is not None:
                 index[places], ahead[places] = self._embeddings(spans, start, len(places))
                 planes[:, places] = planes_of(spans, start + len(places))[:, start:]
-        given = () if self._prompts is None else self._prompts.of_tokens(plan, packed)
-        return MediaInput(packed.buffer, self._encoders.rows, index, planes, ahead, *given)
+        return ImagesInput(self._encoders.rows, index, planes, ahead)
 
     def _embeddings(
         self, spans: list[MediaSpan], start: int, length: int

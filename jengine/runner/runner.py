@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found
+from jengine.runner.step.beside import BesideInput, Given
 from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.hidden import Forwarded
 from jengine.runner.variants.buckets import Bucket
@@ -68,30 +69,33 @@ class EmptyRunner(PlanRunner, Protocol):
 class Companion(Protocol):
     """Inputs beside packed plans: prompt embeddings, image embeddings, or encoder outputs."""
 
+    # Otherwise only steps have it some of whose tokens are given as embeddings.
+    in_every_step: bool
+
     def take(self, plan: Plan) -> bool:
         """Admit the plan's new rows; returns whether some of its tokens are given as embeddings."""
         ...
 
-    def beside(self, plan: Plan, packed: PackedStep) -> Any:
-        """The packed plan with these inputs, as programs take it."""
+    def beside(self, plan: Plan, packed: PackedStep) -> BesideInput:
+        """Its input for a packed plan."""
         ...
 
 
 class Runner:
     """Runs each plan as one step on one replica's devices.
 
-    `companion` supplies inputs beside the plan; `processed` runs logits processors on the host
+    `companions` supply inputs beside the plan; `processed` runs logits processors on the host
     before sampling.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
-        companion: Companion | None = None,
+        companions: Sequence[Companion] = (),
         processed: Callable[..., StepOutput] | None = None,
     ) -> None:
         self.loaded = loaded
-        self._companion = companion
+        self._companions = companions
         self._processed = processed
         self._rows = Rows(loaded.shapes)
 
@@ -126,20 +130,22 @@ class Runner:
         """No-op: every plan was queued whole."""
 
     def _needed(self, plan: Plan) -> Features:
-        """Features that the plan's rows need, once applied. Hands the plan to the companion."""
+        """Features that the plan's rows need, once applied. Hands the plan to the companions."""
         loaded = self.loaded
         own = needed(plan, self._rows, loaded.vocab_size, loaded.taps, loaded.processors)
-        return own if self._companion is None else replace(own, embeds=self._companion.take(plan))
+        taken = [one.take(plan) for one in self._companions]
+        return replace(own, embeds=True) if any(taken) else own
 
     def _run(self, plan: Plan, packed: PackedStep, parts: dict[Part, Found]) -> StepOutput:
         """Queue the programs of a packed plan."""
-        beside = self._companion
-        given = packed.buffer if beside is None else beside.beside(plan, packed)
+        main = parts.get(Part.STEP) or parts[Part.FORWARD]
+        embeds, companions = main.entry.features.embeds, self._companions
+        beside = [one.beside(plan, packed) for one in companions if embeds or one.in_every_step]
+        ran = self.loaded.run(main, Given(packed.buffer, tuple(beside)))
         if Part.STEP in parts:
-            forwarded, output = self.loaded.run(parts[Part.STEP], given)
+            forwarded, output = ran
         else:
-            forwarded = self.loaded.run(parts[Part.FORWARD], given)
-            output = self._sampled(plan, packed, parts, forwarded)
+            forwarded, output = ran, self._sampled(plan, packed, parts, ran)
         if forwarded is None:  # of several steps
             return output
         output = forwarded.completing(output)

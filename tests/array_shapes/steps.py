@@ -34,10 +34,10 @@ from jengine.models.vision_language import Pictures
 from jengine.runner.build import cross_packer
 from jengine.runner.programs.encoders import encoding
 from jengine.runner.step.attention_backend import cache_dtype
+from jengine.runner.step.beside import Given, ImagesInput
 from jengine.runner.step.cross_attention import CrossInput
 from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.drafters import METHODS, ParallelDraftModel
-from jengine.runner.step.forward import MediaInput
 from jengine.runner.step.heads import ChosenInput
 from jengine.runner.step.parts import BODIES, body_of
 from jengine.runner.step.patches import PatchPacker
@@ -206,12 +206,12 @@ def trace_step(
         head_leaves=tuple(range(count)), num_leaves=count,
     )  # fmt: skip
     leaves += program.adapters.leaves if program.adapters else ()
-    packed: Any = jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)
+    given = Given(jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32))
     if config.vision is not None:
-        packed = with_images(config, bucket, packed)
+        given = given._replace(inputs=(with_images(config, bucket),))
     if config.cross_encoder is not None:
-        packed = across(config, config.cross_encoder.positions, packed)
-    found = jax.eval_shape(partial(body_of(program), program=program), leaves, state, packed)
+        given = given._replace(inputs=(across(config, config.cross_encoder.positions),))
+    found = jax.eval_shape(partial(body_of(program), program=program), leaves, state, given)
     if method is not None:
         state, (forwarded, output) = found
         given = DraftStageInput(forwarded.ran, forwarded.slots, output.tokens)
@@ -243,7 +243,8 @@ def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None
         state, found = jax.eval_shape(body, leaves, state, given)
         return found
 
-    slots = run(Part.FORWARD, jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)).slots
+    packed = jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)
+    slots = run(Part.FORWARD, Given(packed)).slots
     number, targets = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1,), (8,)))
     chunk = PromptChunk(number, targets, None)
     if config.pooling is not None:
@@ -277,18 +278,18 @@ def chosen_experts(config: ModelConfig) -> ChosenExperts | None:
     return ChosenExperts(len(config.layers), most, "uint8") if found else None
 
 
-def with_images(config: ModelConfig, bucket: Bucket, packed: Any) -> MediaInput:
-    """A plan some of whose tokens stand for embeddings of images."""
+def with_images(config: ModelConfig, bucket: Bucket) -> ImagesInput:
+    """Some tokens of a plan stand for embeddings of images."""
     index, planes = (
         jax.ShapeDtypeStruct((*shape, bucket.num_tokens), jnp.int32) for shape in ((), (3,))
     )
-    return MediaInput(packed, kept_embeddings(config), index, planes, index)
+    return ImagesInput(kept_embeddings(config), index, planes, index)
 
 
-def across(config: ModelConfig, positions: int, packed: Any) -> CrossInput:
-    """A plan whose rows read an encoder's output."""
+def across(config: ModelConfig, positions: int) -> CrossInput:
+    """The rows of a plan read an encoder's output."""
     kept = jax.ShapeDtypeStruct((KEPT_EMBEDDINGS, config.cross_width), jnp.float32)
-    return CrossInput(packed, kept, jax.ShapeDtypeStruct((MAX_ROWS, positions), jnp.int32))
+    return CrossInput(kept, jax.ShapeDtypeStruct((MAX_ROWS, positions), jnp.int32))
 
 
 def adapters_of(config: ModelConfig, slots: int) -> AdapterProgram:

@@ -19,9 +19,9 @@ from jengine.device_advice import Doing, explained
 from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
+from jengine.runner.step.beside import BesideInput, EmbedsInput, Given, ImagesInput
 from jengine.runner.step.cross_attention import CrossInput
 from jengine.runner.step.draft_stage import DraftStageInput
-from jengine.runner.step.forward import EmbedsInput, MediaInput
 from jengine.runner.step.heads import ChosenInput
 from jengine.runner.step.hidden import Ran, SlotInput
 from jengine.runner.step.joined import JoinedReplicas
@@ -193,23 +193,17 @@ class StepCompiler:
         """The placement inside the step, where replicas are already mapped."""
         return self.placement if self.joined is None else self.joined.placement.in_replica()
 
-    def _input(
-        self, bucket: Bucket, features: Features
-    ) -> jax.ShapeDtypeStruct | EmbedsInput | MediaInput | CrossInput:
-        packed, tokens = self._packed(bucket), bucket.num_tokens
-        if self.cross_positions:
-            assert self.encoder is not None, "cross attention reads an encoder's array"
-            places = self._everywhere((self.shapes.max_rows, self.cross_positions), np.int32)
-            return CrossInput(packed, self._everywhere(self.encoder, np.float32), places)
-        if not features.embeds:
-            return packed
-        rows = self._everywhere((tokens, self.hidden), np.float32)
-        prompts = rows, self._everywhere((tokens,), bool)
-        if self.encoder is None:
-            return EmbedsInput(packed, *prompts)
-        kept = self._everywhere(self.encoder, np.float32)
-        index, planes = (self._everywhere(shape, np.int32) for shape in ((tokens,), (3, tokens)))
-        return MediaInput(packed, kept, index, planes, index, *(prompts if self.hidden else ()))
+    def _input(self, bucket: Bucket, features: Features) -> Given:
+        beside, tokens, shape = list[BesideInput](), bucket.num_tokens, self._everywhere
+        if features.embeds and self.hidden:
+            rows = shape((tokens, self.hidden), np.float32)
+            beside.append(EmbedsInput(rows, shape((tokens,), bool)))
+        if self.encoder is not None and (features.embeds or self.cross_positions):
+            kept, index = shape(self.encoder, np.float32), shape((tokens,), np.int32)
+            places = shape((self.shapes.max_rows, self.cross_positions), np.int32)
+            images = ImagesInput(kept, index, shape((3, tokens), np.int32), index)
+            beside.append(CrossInput(kept, places) if self.cross_positions else images)
+        return Given(self._packed(bucket), tuple(beside))
 
     def _everywhere(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.placement.everywhere)

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jengine.outputs import StepOutput
-from jengine.runner.step.forward import Given, extended, inputs_of, passed
+from jengine.runner.step.beside import Given
+from jengine.runner.step.forward import extended, passed
 from jengine.runner.step.heads import sample
 from jengine.runner.step.hidden import Forwarded
 from jengine.runner.step.leaves import Leaves
@@ -44,7 +45,7 @@ def step(
     leaves: Leaves, state: StepState, given: Given, *, program: Program
 ) -> tuple[StepState, tuple[Forwarded, StepOutput]]:
     """Run the packed plan. Returns what later programs read, and the sampled output."""
-    inputs = inputs_of(given, program)
+    inputs = StepInput.over(given.packed, program.bucket, program.shapes)
     models = program.models(leaves, inputs)
     return run(leaves, models, inputs, given, extended(state, inputs), program)
 
@@ -62,17 +63,17 @@ def run(
 
 
 def multi_step(
-    leaves: Leaves, state: StepState, packed: Array, *, program: Program
+    leaves: Leaves, state: StepState, given: Given, *, program: Program
 ) -> tuple[StepState, tuple[None, StepOutput]]:
     """Run the packed plan as many times as it says."""
-    inputs = StepInput.over(packed, program.bucket, program.shapes)
+    inputs = StepInput.over(given.packed, program.bucket, program.shapes)
     models = program.models(leaves, inputs)
     state = extended(state, inputs)
     rows, endings = inputs.sampling.rows, inputs.multi_step.endings
     last = state.last_token.at[rows].get(mode="clip")
 
     def once_from(state: StepState) -> tuple[StepState, StepOutput]:
-        state, (forwarded, output) = run(leaves, models, inputs, packed, state, program)
+        state, (forwarded, output) = run(leaves, models, inputs, given, state, program)
         return state, forwarded.completing(output)
 
     def wanted(progress: Progress) -> Array:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.models.context import CrossReader
+from jengine.runner.step.beside import Beside
+from jengine.runner.step.program import Program
 from jengine.runner.step.step_input import StepInput
 from jengine.runner.variants.buckets import Bucket, StepShapes
 
@@ -23,11 +25,16 @@ NOWHERE = -1e30  # the score of a position that a row does not have
 
 
 class CrossInput(NamedTuple):
-    """A packed plan, and each row's positions in the encoder's array."""
+    """Each row's positions in the encoder's array."""
 
-    packed: Any  # i32[...]
     kept: Any  # f32[capacity, layers * (keys + values)] the encoder's array
     places: Any  # i32[rows, positions] which of its rows each row of the step reads, -1: none
+
+    def added(self, found: Beside, inputs: StepInput, program: Program, model: Any) -> Beside:
+        config = model.config
+        width = config.cross_width // config.cross_index(len(config.layers))
+        cross = cross_reader(self, inputs, program.bucket, program.shapes, width)
+        return found._replace(cross=cross)
 
 
 def cross_reader(

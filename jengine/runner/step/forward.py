@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.models.context import CrossReader, GivenEmbeddings, StepContext
+from jengine.models.context import StepContext
 from jengine.runner.step.batch import (
     Batch,
     batch_of,
@@ -19,8 +19,8 @@ from jengine.runner.step.batch import (
     row_lengths,
     with_new_blocks,
 )
+from jengine.runner.step.beside import Given
 from jengine.runner.step.context_parallel import Stripes
-from jengine.runner.step.cross_attention import CrossInput, cross_reader
 from jengine.runner.step.draft_input import (
     RunDrafts,
     run_drafts,
@@ -49,75 +49,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32, UInt
 
 
-class EmbedsInput(NamedTuple):
-    """A packed plan, some of whose tokens are given as embeddings."""
-
-    packed: Any  # i32[...]
-    rows: Any  # f32[tokens, hidden] as the embedding would give them
-    mask: Any  # bool[tokens] which tokens have one
-
-    @property
-    def given(self) -> tuple[GivenEmbeddings, ...]:
-        return (GivenEmbeddings(self.rows, self.mask),)
-
-
-class MediaInput(NamedTuple):
-    """A packed plan, some of whose tokens are placeholders for encoder outputs."""
-
-    packed: Any  # i32[...]
-    kept: Any  # f32[rows, hidden] the encoder's array
-    index: Any  # i32[tokens] which of its rows each token stands for, -1: none
-    # i32[3, tokens] by which frame, row and column a token is rotated, -1: by its position.
-    planes: Any
-    ahead: Any  # i32[tokens] to how many later tokens of its image a token attends
-    # Of EmbedsInput, where the engine takes embeddings in prompts as well.
-    rows: Any = None
-    mask: Any = None
-
-    @property
-    def given(self) -> tuple[GivenEmbeddings, ...]:
-        kept = self.kept.at[self.index].get(mode="fill", fill_value=0)
-        images = GivenEmbeddings(kept, self.index >= 0, is_final=True)
-        given = () if self.rows is None else (GivenEmbeddings(self.rows, self.mask),)
-        return (*given, images)
-
-
-class Beside(NamedTuple):
-    """Optional inputs beside the packed plan."""
-
-    given: tuple[GivenEmbeddings, ...] = ()
-    planes: Array | None = None  # as in MediaInput
-    ahead: Array | None = None
-    cross: CrossReader | None = None
-
-
-# What a step takes: a packed plan, alone or with something beside it.
-Given = Array | EmbedsInput | MediaInput | CrossInput
-
-
-def inputs_of(given: Given, program: Program) -> StepInput:
-    """The sections of a packed plan."""
-    packed = given.packed if isinstance(given, (EmbedsInput, MediaInput, CrossInput)) else given
-    return StepInput.over(packed, program.bucket, program.shapes)
-
-
-def beside_of(given: Given, inputs: StepInput, program: Program, model: Any) -> Beside:
-    """Optional inputs beside the plan, for this model."""
-    if isinstance(given, CrossInput):
-        config = model.config
-        width = config.cross_width // config.cross_index(len(config.layers))
-        cross = cross_reader(given, inputs, program.bucket, program.shapes, width)
-        return Beside(cross=cross)
-    if isinstance(given, MediaInput):
-        return Beside(given.given, given.planes, given.ahead)
-    return Beside(given.given) if isinstance(given, EmbedsInput) else Beside()
-
-
 def forward(
     leaves: Leaves, state: StepState, given: Given, *, program: Program
 ) -> tuple[StepState, Forwarded]:
     """Run the model on a packed plan. The hidden states of prompt tokens stay in the state."""
-    inputs = inputs_of(given, program)
+    inputs = StepInput.over(given.packed, program.bucket, program.shapes)
     models = program.models(leaves, inputs)
     state, found = passed(models, inputs, given, extended(state, inputs), program)
     return state, found.forwarded
@@ -142,7 +78,7 @@ def passed(
 ) -> tuple[StepState, Passed]:
     """Run the model on the step's tokens; returns the state with K and V written, and outputs."""
     model, bucket, shapes = models.model, program.bucket, program.shapes
-    embeds, planes, ahead, cross = beside_of(given, inputs, program, model)
+    embeds, planes, ahead, cross = given.beside(inputs, program, model)
     drafts = run_drafts(
         inputs.drafts, row_lengths(inputs, state), row_drafts(inputs, state), shapes,
         runs_any=program.has_drafts,
@@ -178,15 +114,14 @@ def passed(
     state = state._replace(caches=context.caches)
     state = with_sums(state, prompts, batch, model.config.pooling, program)
     ends = stripes.taken(striped, inputs.heads.logit_index)
-    packed = getattr(given, "packed", given)
     ran = None
     if program.makes_drafts:
         kept = {point: found.astype(jnp.float32) for point, found in context.kept.items()}
-        ran = Ran(packed, tokens, hidden, batch.positions, kept)
+        ran = Ran(given.packed, tokens, hidden, batch.positions, kept)
     experts = None
     if shapes.experts is not None and context.experts is not None:
         experts = experts_of_tokens(context.experts, shapes.experts, len(tokens))
-    slots = slots_of(packed, ends, inputs, models, batch, drafts, program)
+    slots = slots_of(given.packed, ends, inputs, models, batch, drafts, program)
     forwarded = Forwarded(slots, {} if tap is None else tap.captured, experts, ran)
     return with_prompts(state, prompts), Passed(forwarded, batch, held)
 

@@ -20,6 +20,7 @@ from jengine.models.context import StepContext
 from jengine.models.taps import Tap
 from jengine.runner.step.adapters import token_slots
 from jengine.runner.step.batch import stage_batch
+from jengine.runner.step.beside import Given
 from jengine.runner.step.forward import input_tokens
 from jengine.runner.step.hidden import Forwarded, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
@@ -42,11 +43,11 @@ BY_STAGE, EVERYWHERE = PartitionSpec(STAGES), PartitionSpec()
 
 
 def pipeline_forward(
-    leaves: Leaves, state: StepState, packed: Array, *, program: Program
+    leaves: Leaves, state: StepState, given: Given, *, program: Program
 ) -> tuple[StepState, Forwarded]:
-    """Run every stage on its plan; `packed` has one row per stage."""
+    """Run every stage on its plan; the packed plans have one row per stage."""
     assert program.stages is not None, "a step of one stage is forward.forward"
-    shared = _shared_inputs(packed, program)
+    shared, packed = _shared_inputs(given.packed, program), given.packed
     own, adapters = leaves[: program.num_leaves], leaves[program.num_leaves :]
     model, by_stage = program.rebuild(own), {}
     if program.adapters is not None:
