@@ -7,6 +7,7 @@ not know devices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 TABLE_DOWN, TABLE_UP = ".lora_embedding_A", ".lora_embedding_B"  # of the input embedding
 EMBEDDING = "embed"  # its path
+TOWER = "vision."  # begins the paths of what makes embeddings of images
 FIRST_SHOWN = 5
 
 
@@ -125,6 +127,11 @@ def read_adapter(
 
 # How transformers calls a module since version 5, and how files of models with it still do.
 RENAMED = (".mlp.", ".block_sparse_moe.")
+# How files and versions of transformers call the decoder beside a tower, and its output head.
+DECODER = re.compile(
+    r"^(?:model\.language_model|language_model\.model|model)\.(?=layers\.|embed_tokens)"
+)
+HEAD = re.compile(r"^(?:language_model\.)?(?=lm_head)")
 
 
 def by_file_names(
@@ -132,9 +139,20 @@ def by_file_names(
 ) -> Mapping[str, StoredTensor]:
     """An adapter's tensors, named as the model's files name their modules."""
     now, older = RENAMED
-    if not any(older in name for name in places):
-        return tensors
-    return {name.replace(now, older): tensor for name, tensor in tensors.items()}
+    if any(older in name for name in places):
+        tensors = {name.replace(now, older): tensor for name, tensor in tensors.items()}
+    for pattern in (DECODER, HEAD):
+        own = next((found[0] for name in places if (found := pattern.match(name))), None)
+        if own is not None:
+            tensors = {_with_prefix(name, pattern, own): one for name, one in tensors.items()}
+    return tensors
+
+
+def _with_prefix(name: str, pattern: re.Pattern[str], prefix: str) -> str:
+    """A tensor's name whose module is called as the model's files call it."""
+    if not name.startswith(PREFIX):
+        return name
+    return PREFIX + pattern.sub(prefix, name.removeprefix(PREFIX))
 
 
 def joined_parts(places: Places, read: Mapping[str, Matrices]) -> dict[str, LowRank]:
@@ -171,14 +189,15 @@ def owners_of(places: Sequence[Place]) -> np.ndarray:
 
 
 def places_of(config: ModelConfig) -> dict[str, tuple[Place, ...]]:
-    """Checkpoint modules that an adapter may change, and where each is in our weights."""
+    """Checkpoint modules that an adapter may change, and where each is in our weights. Those of a
+    tower run before steps, in programs without adapters."""
     found: dict[str, tuple[Place, ...]] = {}
     linears = weighted(abstract_model(config))
     for path, pieces in registry.plain_pieces(config).items():
         short = path.removesuffix(WEIGHT)
         module = linears.get(short)
         is_table = isinstance(module, Embedding) and short == EMBEDDING
-        if module is None or not path.endswith(WEIGHT):
+        if module is None or not path.endswith(WEIGHT) or path.startswith(TOWER):
             continue
         if not (isinstance(module, Linear) or is_table):
             continue

@@ -117,7 +117,6 @@ def refuse_beside_images(
         f"pipeline_parallel_size={stages}": stages > 1,
         "deterministic=True where XLA multiplies": schedule.one_segment and ahead,
         "decode_context_parallel_size": asked.parallel.decode_context_parallel_size > 1 and ahead,
-        **asked.in_use("enable_lora"),
         "cpu_offload_gb and mm_encoder_tp_mode='data'": bool(asked.cache.cpu_offload_gb) and apart,
         **asked.in_use("executor"),
         "speculative_config with a model that drafts": bool(drafts and drafts.model),
@@ -135,6 +134,7 @@ def refused_across(asked: Groups, config: ModelConfig) -> dict[str, bool]:
     """Features that cross attention does not support, by display name -> whether each is in use."""
     return {
         **asked.in_use(
+            "enable_lora",
             "enable_prompt_embeds",
             "num_scheduler_steps",
             "speculative_config",
