@@ -15,7 +15,7 @@ import jax
 from jax import Array
 
 from pallas_kernels.cuda_devices import compile_problem
-from pallas_kernels.fa4.rules import device_problem, missing
+from pallas_kernels.fa4.rules import capability_of, device_problem, missing, unchosen
 
 LARGEST_HEAD = 256
 # Implementations of paged attention that add slopes to scores; models with slopes attend in XLA
@@ -75,6 +75,11 @@ def fa4_problem(platform: str, head_dims: Iterable[int]) -> str | None:
     if problem := triton_problem(platform, head_dims) or missing():
         return problem
     return device_problem(jax.devices()[0])
+
+
+def fa4_unchosen(platform: str, head_dims: Iterable[int]) -> str | None:
+    """Why these kernels are not chosen here without being asked for, or None."""
+    return fa4_problem(platform, head_dims) or unchosen(capability_of(jax.devices()[0]))
 
 
 def register_fa4() -> None:

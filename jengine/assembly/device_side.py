@@ -30,6 +30,7 @@ from jengine.assembly.peer_weights import serve_weights
 from jengine.assembly.process_checks import check_processes, refuse_halves, starts_early
 from jengine.assembly.processors import engine_processors
 from jengine.assembly.progress import explained_if_slow
+from jengine.assembly.prompt_kernels import with_prompt_kernels
 from jengine.assembly.recording import recorder_for
 from jengine.assembly.settings.groups import Groups, ModelSettings
 from jengine.assembly.sizes.determinism import batch_dependence
@@ -78,6 +79,7 @@ def device_side(
     first process has requests."""
     start_backend(asked.cache.gpu_memory_utilization)
     await_kernels(asked.steps.attention_backend, shown=asked.watch.show_progress is not False)
+    asked = with_prompt_kernels(asked, source.config)
     settings = device_settings(asked, source)
     steps = with_right_kernels(settings.steps, source.config, settings.placement)
     settings = replace(settings, steps=steps)

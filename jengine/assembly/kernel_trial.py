@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import jengine
+from jengine.assembly.prompt_kernels import runs_elsewhere
 from jengine.config import AttentionConfig, ModelConfig
 from jengine.runner.disk.private_files import write_private
 from jengine.runner.runner_config import RunnerConfig
@@ -62,12 +63,6 @@ def trials(steps: RunnerConfig, config: ModelConfig, placement: Placement) -> It
         )  # fmt: skip
         if trial.rule is None:
             yield trial
-
-
-def runs_elsewhere(mixer: AttentionConfig) -> bool:
-    return bool(
-        mixer.alibi or mixer.distance_bias or mixer.bidirectional or mixer.soft_cap is not None
-    )
 
 
 def kept_problem(trial: Trial, compare: Callable[[Trial], str | None]) -> str | None:

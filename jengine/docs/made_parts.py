@@ -22,7 +22,7 @@ from jengine.cli.main import COMMANDS, command_parser, load_command
 from jengine.cli.terminal import Terminal
 from jengine.device_advice import GRAPH_ROOM, KNOWN, ROOM
 from jengine.server.app import ENDPOINTS
-from pallas_kernels.fa4.rules import CAPABILITIES, RULES, WHY_NOT_AUTO
+from pallas_kernels.fa4.rules import CAPABILITIES, PROVED, RULES, WHY_NOT_AUTO
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"<!-- made: ([\w/.]+) -->")
@@ -136,11 +136,16 @@ def fa4_rules() -> str:
 
 
 def fa4_choice() -> str:
-    """On which devices they run, and whether `auto` chooses them."""
-    devices = ", ".join(f"{one / 10:.1f}" for one in CAPABILITIES)
+    """On which devices they run, and where `auto` chooses them."""
+    devices, chosen, others = (
+        ", ".join(f"{one / 10:.1f}" for one in some)
+        for some in (CAPABILITIES, PROVED, sorted({*CAPABILITIES} - {*PROVED}))
+    )
     return (
         f"Devices of other compute capabilities than {devices} are refused.\n\n"
-        f"**`auto` does not choose them:** {WHY_NOT_AUTO}."
+        f"**`auto` chooses them on {chosen}**, where both packages are installed and no rule is "
+        f"against some layer, with the given `block_size` if there is one. Not on {others}: "
+        f"{WHY_NOT_AUTO}."
     )
 
 

@@ -160,7 +160,7 @@ class Sizing:
         copies = caches and not (shapes.packed_tables or shapes.most_drafts or self.joint)
         return CacheConfig(
             shapes.groups, shapes.block_size, blocks, caches,
-            stored_as=stored_as(self.config.cache_dtype, self.placement),
+            stored_as=stored_as(self.config.cache_dtype, self.placement, shapes.prompts),
             lookahead=shapes.lookahead,
             keeps_records=keeps_records, keeps_tails=copies and not keeps_records,
         )  # fmt: skip

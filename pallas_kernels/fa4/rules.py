@@ -12,6 +12,9 @@ import numpy as np
 # What the extra installs; kernels are kept by these versions.
 PACKAGES = {"fa4-jax": "0.1.0", "nvidia-cutlass-dsl": "4.8.1"}
 CAPABILITIES = (90, 100, 103)
+# Of these, where `attention_backend="auto"` takes the kernels: a device has shown that all kinds of
+# layers which no rule refuses agree with XLA (`python -m jengine.bench.gpu --stages fa4`).
+PROVED = (90,)
 # Tokens of a block that one bulk copy reads, all of them. The kernels multiply the values behind a
 # chunk's last key by probabilities of 0: a NaN there would spoil the outputs, so `rotate_and_write`
 # leaves none in the cache. Small copies, which read other sizes, leave shared memory there as it
@@ -60,12 +63,7 @@ RULES: dict[str, Rule] = {
         lambda asked: asked.has_ends,
     ),
 }
-# Why attention_backend="auto" does not choose them.
-WHY_NOT_AUTO = (
-    "on a device the outputs of one kernel alone have been read, of heads of 128 in groups of 4 on "
-    "9.0; `auto` will choose them when those of all geometries that no rule refuses have been, by "
-    "`python -m jengine.bench.gpu`"
-)
+WHY_NOT_AUTO = "no device of this kind has run them yet; `attention_backend='fa4'` takes them"
 
 
 def refused(asked: Asked) -> str | None:
@@ -87,8 +85,17 @@ def missing() -> str | None:
 
 def device_problem(device: Any) -> str | None:
     """Why a device cannot run the kernels, or None."""
-    capability = round(10 * float(getattr(device, "compute_capability", None) or 0))
-    if capability in CAPABILITIES:
+    if capability_of(device) in CAPABILITIES:
         return None
     known = ", ".join(f"{one / 10:.1f}" for one in CAPABILITIES)
     return f"the kernels are for compute capabilities {known}, not {device.device_kind}."
+
+
+def unchosen(capability: int) -> str | None:
+    """Why `auto` does not take the kernels on such devices, which can run them, or None."""
+    return missing() or (None if capability in PROVED else WHY_NOT_AUTO)
+
+
+def capability_of(device: Any) -> int:
+    """90 for 9.0; 0 for other devices than NVIDIA's."""
+    return round(10 * float(getattr(device, "compute_capability", None) or 0))

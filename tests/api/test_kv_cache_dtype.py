@@ -132,6 +132,7 @@ def test_blocks_of_codes_are_named_by_the_devices_that_share_them() -> None:
     assert stored_as(FP8_BITS, one) == "fp8"
     assert stored_as(np.float32, two) == "float32"
     assert stored_as(FP8_BITS, two) == "fp8 divided by 2 and 1"
+    assert stored_as(np.float32, one, "fa4") == "float32, finite values"
 
 
 def test_what_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from jengine.cli.checks import gpus
 from jengine.cli.checks.devices import describe
 from jengine.cli.checks.finding import Finding
+from pallas_kernels.fa4 import rules
 
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n"
 H100 = {"id": 0, "kind": "NVIDIA H100", "capability": 90, "problem": None}
@@ -103,6 +104,25 @@ def test_a_gpu_that_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus.check_for("blackwell").level == "problem"
     monkeypatch.undo()
     assert "not 7.5" in gpus.check_for("sm_75").text
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing", "said"),
+    [
+        (90, None, "to PTX 8.6; prompts on FlashAttention-4"),
+        (90, "not installed.", "prompts on Triton: not installed."),
+        (100, None, "prompts on Triton: no device of this kind has run them yet"),
+        (80, None, "to PTX 8.6"),
+    ],
+)
+def test_what_prompts_run_on(
+    capability: int, missing: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "compile_problem", lambda capability: None)
+    monkeypatch.setattr(gpus, "missing_for_triton", lambda: None)
+    monkeypatch.setattr(rules, "missing", lambda: missing)
+    found = gpus.compiles("a GPU", capability).text
+    assert said in found and ("prompts" in found) == (capability != 80)
 
 
 def test_a_device_with_a_hole_says_its_largest_piece() -> None:

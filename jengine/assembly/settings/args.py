@@ -360,7 +360,7 @@ class EngineArgs:
     )] = None  # fmt: skip
     attention_backend: Annotated[Literal["auto", "xla", "cpu", "triton", "fa4"], Setting(
         "the kernels; auto: Triton on NVIDIA GPUs, C++ on CPUs, else XLA; fa4: Triton, and "
-        "FlashAttention-4 for prompts (jengine[fa4])", recorded=True
+        "FlashAttention-4 for prompts (jengine[fa4]), which auto is on 9.0", recorded=True
     )] = "auto"  # fmt: skip
     disable_cascade_attn: Annotated[bool, Setting(
         "read blocks that several decodes begin with anew for each, on GPUs", recorded=True

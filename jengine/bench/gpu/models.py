@@ -115,7 +115,8 @@ def open_llm(
 
 def attention_in_use(llm: LLM) -> str:
     """The attention backend that the engine chose."""
-    return str(llm.engine.loaded.shapes.attention)
+    shapes = llm.engine.loaded.shapes
+    return str(shapes.prompts or shapes.attention)
 
 
 def random_prompts(llm: LLM, count: int, tokens: int) -> list[list[int]]:

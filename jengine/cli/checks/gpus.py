@@ -25,6 +25,7 @@ from pallas_kernels.cuda_devices import (
     ptx_version,
     run_probe,
 )
+from pallas_kernels.fa4.rules import CAPABILITIES, unchosen
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # The plugin of each extra, and the oldest driver that its CUDA runs on.
@@ -111,6 +112,9 @@ def compiles(name: str, capability: int) -> Finding:
     if problem := missing_for_triton() or compile_problem(capability):
         return Finding("problem", SUBJECT, f"{name}: {problem}")
     text = f"{name}: kernels compile, to PTX {ptx_version(capability) / 10:.1f}"
+    if capability in CAPABILITIES:
+        why = unchosen(capability)
+        text += "; prompts on " + (f"Triton: {why}" if why else "FlashAttention-4")
     return Finding("OK", SUBJECT, text, {"capability": capability})
 
 

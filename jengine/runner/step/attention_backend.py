@@ -105,12 +105,14 @@ def cache_dtype(model_dtype: str, backend: str, codes: str | None = None) -> np.
     return BFLOAT16_BITS if as_bits else jnp.dtype(jnp.float32)
 
 
-def stored_as(dtype: Any, placement: Placement) -> str:
+def stored_as(dtype: Any, placement: Placement, prompts: str | None = None) -> str:
     """Name of what blocks hold. Each device has its scales after its codes, so blocks of codes
-    differ by the devices that they are divided among."""
+    differ by the devices that they are divided among; kernels for prompts need finite values, which
+    other backends do not write."""
     ways = [placement.ways(axis) for axis in ("kv_heads", "block_tokens")]
     divided = has_scales(dtype) and max(ways) > 1
-    return cache_dtype_name(dtype) + f" divided by {ways[0]} and {ways[1]}" * divided
+    name = cache_dtype_name(dtype) + f" divided by {ways[0]} and {ways[1]}" * divided
+    return name + ", finite values" * (prompts is not None)
 
 
 def cache_dtype_name(dtype: Any) -> str:

@@ -1,0 +1,57 @@
+"""Lets `attention_backend="auto"` mean kernels that are another backend's but for prompts.
+
+In: what the user asked for, and the model's config. Out: the same, with the backend named where
+such kernels run some layer on this device. Sizes that suit them follow from the name.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from jengine.assembly.settings.groups import Groups
+from jengine.config import AttentionConfig, ModelConfig
+from jengine.runner.step.attention_backend import CODES
+from pallas_kernels.choice import fa4_unchosen
+from pallas_kernels.fa4.rules import BULK_BLOCK, Asked, missing, refused
+
+logger = logging.getLogger(__name__)
+
+
+def with_prompt_kernels(asked: Groups, config: ModelConfig) -> Groups:
+    """`auto` as "fa4" where its kernels run some layer here, for all else as it is."""
+    # A deterministic GPU computes prompts in the shape of decodes.
+    if asked.steps.attention_backend != "auto" or asked.steps.deterministic:
+        return asked
+    heads = served_heads(asked, config)
+    if not heads or missing():
+        return asked
+    if problem := fa4_unchosen(jax.default_backend(), heads):
+        logger.info("Prompts do not run on FlashAttention-4's kernels: %s", problem)
+        return asked
+    return replace(asked, steps=replace(asked.steps, attention_backend="fa4"))
+
+
+def served_heads(asked: Groups, config: ModelConfig) -> set[int]:
+    """Head sizes of the layers that no rule sends elsewhere."""
+    codes = asked.cache.cache_codes
+    dtype = jnp.dtype(config.dtype) if codes is None else CODES[codes]
+    block_size = asked.cache.block_size or BULK_BLOCK
+    return {
+        mixer.head_dim
+        for layer in config.layers
+        for mixer in layer.mixers
+        if isinstance(mixer, AttentionConfig)
+        and not runs_elsewhere(mixer)
+        and refused(Asked(dtype, mixer.head_dim, block_size, None, has_ends=False)) is None
+    }
+
+
+def runs_elsewhere(mixer: AttentionConfig) -> bool:
+    """Whether a layer's scores are more than the kernels compute."""
+    return bool(
+        mixer.alibi or mixer.distance_bias or mixer.bidirectional or mixer.soft_cap is not None
+    )

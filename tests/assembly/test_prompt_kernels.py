@@ -1,0 +1,94 @@
+"""`auto` takes FlashAttention-4's kernels where this device has proved them and a layer has use."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+import jengine
+from jengine.assembly import device_side, prompt_kernels
+from jengine.assembly.prompt_kernels import with_prompt_kernels
+from jengine.assembly.settings.args import EngineArgs
+from jengine.assembly.sizes.device_defaults import block_tokens
+from jengine.config import AttentionConfig
+from pallas_kernels import choice
+from pallas_kernels.fa4 import rules
+
+SERVED = AttentionConfig(32, 8, 128)
+
+
+def model(*mixers: AttentionConfig, dtype: str = "bfloat16") -> Any:
+    layers = [SimpleNamespace(mixers=(mixer,)) for mixer in mixers or (SERVED,)]
+    return SimpleNamespace(layers=layers, dtype=dtype)
+
+
+def asked(**settings: Any) -> Any:
+    return EngineArgs.checked("test", model="demo", **settings).groups
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A GPU of capability 9.0 that has all packages."""
+    kind = SimpleNamespace(compute_capability="9.0", device_kind="NVIDIA H200")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [kind])
+    monkeypatch.setattr(choice, "triton_problem", lambda *_: None)
+    for room in (rules, choice, prompt_kernels):
+        monkeypatch.setattr(room, "missing", lambda: None)
+    return kind
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    ("settings", "config", "chosen", "block_size"),
+    [
+        ({}, model(), "fa4", 128),
+        ({"block_size": 128}, model(), "fa4", 128),
+        # One layer is enough.
+        ({}, model(replace(SERVED, head_dim=256), SERVED), "fa4", 128),
+        ({"block_size": 16}, model(), "auto", 16),
+        ({"attention_backend": "triton"}, model(), "triton", 16),
+        ({"kv_cache_dtype": "fp8"}, model(), "auto", 16),
+        ({"deterministic": True}, model(), "auto", 16),
+        ({}, model(dtype="float32"), "auto", 16),
+        ({}, model(replace(SERVED, head_dim=256)), "auto", 16),
+        ({}, model(replace(SERVED, soft_cap=30.0)), "auto", 16),
+    ],
+)
+def test_it_is_chosen_where_a_layer_has_use(
+    settings: dict[str, Any], config: Any, chosen: str, block_size: int
+) -> None:
+    found = with_prompt_kernels(asked(**settings), config)
+    assert (found.steps.attention_backend, block_tokens(found)) == (chosen, block_size)
+
+
+@pytest.mark.parametrize("capability", ["10.0", "10.3"])
+def test_where_no_device_has_run_them_it_is_not_chosen_and_the_log_says_so(
+    capability: str, device: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    device.compute_capability = capability
+    assert with_prompt_kernels(asked(), model()).steps.attention_backend == "auto"
+    assert "no device of this kind has run them yet" in caplog.text
+
+
+def test_other_devices_and_machines_without_the_packages_say_nothing_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert with_prompt_kernels(asked(), model()).steps.attention_backend == "auto"
+    assert not caplog.messages
+
+
+def test_an_engine_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(found: Any, config: Any) -> Any:
+        raise LookupError(found.steps.attention_backend, len(config.layers))
+
+    monkeypatch.setattr(device_side, "with_prompt_kernels", told)
+    with pytest.raises(LookupError, match="auto"):
+        jengine.LLM("demo", skip_tokenizer_init=True, show_progress=False)
