@@ -103,14 +103,14 @@ def test_replicas_that_die_at_random_come_back(table: Path) -> None:
 def test_replicas_come_and_go_with_requests(table: Path) -> None:
     """A burst of more than a replica answers, and then little."""
     rows = ["arrival,prompt_tokens,output_tokens"]
-    rows += [f"{i / 8},20,200" for i in range(400)] + [f"{60 + 20 * i},20,10" for i in range(60)]
+    rows += [f"{i / 4},20,100" for i in range(120)] + [f"{30 + 10 * i},20,10" for i in range(20)]
     file = table.with_name("requests.csv")
     file.write_text("\n".join(rows), encoding="utf-8")
     given = ("--csv", str(file), "--replicas", "6", "--routing", "load")
-    scaled = ("--min-replicas", "1", "--scale-target", "8", "--scale-start", "15",
-              "--scale-down-after", "60")  # fmt: skip
+    scaled = ("--min-replicas", "1", "--scale-target", "2", "--scale-start", "5",
+              "--scale-down-after", "20")  # fmt: skip
     always, found = (simulate(table, *given, *words)["figures"] for words in ((), scaled))
-    assert found["completed"] == always["completed"] == 460 and found["unanswered"] == 0
+    assert found["completed"] == always["completed"] == 140 and found["unanswered"] == 0
     assert found["total_output_tokens"] == always["total_output_tokens"]
     pool = found["pools"]["replicas"]
     assert 1 < pool["replicas_on_average"] < 3
