@@ -247,6 +247,19 @@ def fidelity(result: dict[str, Any]) -> Iterator[Row]:
         yield Row(work, f"{worst['largest']:.1e}")
 
 
+def cpu_kernels(result: dict[str, Any]) -> Iterator[Row]:
+    """Milliseconds of each CPU kernel, beside what reading or multiplying alone would take."""
+    for one in result["kernels"]:
+        taken = 1e3 * one["seconds"]
+        reached = max(one["shares"]["memory"], one["shares"]["arithmetic"])
+        yield Row(
+            f"CPU kernel: {one['kernel']}, {one['rows']} rows, {result['together']['threads']} "
+            f"threads; bound by {one['bound']}",
+            f"{taken:.3f} ms", f"{taken * reached:.3f} ms at the machine's rates",
+            f"{1 / reached:.2f}",
+        )  # fmt: skip
+
+
 def waiting(result: dict[str, Any]) -> Iterator[Row]:
     """Step time with the most waiting requests, in the slowest family."""
     cases = {(one["waits_for"], one["family"], one["waiting"]): one for one in result["cases"]}
@@ -390,6 +403,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "schemes": schemes,
     "rounding": rounding,
     "waiting": waiting,
+    "cpu_kernels": cpu_kernels,
     "conversations": conversations,
     "embeddings": embeddings,
     "images": images,

@@ -40,6 +40,7 @@ def test_every_bench_has_rows() -> None:
     own = {
         "adapters",
         "conversations",
+        "cpu_kernels",
         "embeddings",
         "fidelity",
         "grammars",
