@@ -17,5 +17,6 @@ replicated.
 cache, divide the tokens of a step: decode rows and prompt tiles round-robin, so that each group has
 early and late parts of a long prompt. A device runs a smaller bucket; groups all-gather keys and
 values (latent entries), and at the end the hidden states needed for logits. Latent attention then
-reads the cache for prompts as for decodes, as its GPU kernel always does.
+reads the cache for prompts as for decodes, as its GPU kernel always does. A drafter, which is
+small, runs all tokens on every device.
 """

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sharding.axes import DATA, MESH_AXES, STAGES, Axes, mesh_axes, partition_spec
+from sharding.axes import DATA, MESH_AXES, PREFILL, STAGES, Axes, mesh_axes, partition_spec
 from sharding.replicas import replica_meshes
 
 # The memory of the host that devices copy from and to the fastest, by JAX's name.
@@ -39,6 +39,8 @@ class Placement:
     inside_replica: bool = False
     # Whether every device has arrays whole, and works with them by itself.
     is_apart: bool = False
+    # Whether every device runs all tokens of a step, even where steps are divided over "pcp".
+    runs_all_tokens: bool = False
     # HOST: arrays are in the host's memory, sharded as if they were on the devices.
     memory: str | None = None
 
@@ -50,6 +52,8 @@ class Placement:
             return dict.fromkeys(sizes, 1)
         if self.inside_replica:
             sizes[DATA] = 1
+        if self.runs_all_tokens:
+            sizes[PREFILL] = 1
         return {**sizes, STAGES: 1} if self.inside_stage else sizes
 
     @property
@@ -82,6 +86,11 @@ class Placement:
     def apart(self) -> Placement:
         """A placement under which all arrays are replicated."""
         return replace(self, is_apart=True)
+
+    @property
+    def with_all_tokens(self) -> Placement:
+        """A placement under which no step's tokens are divided."""
+        return replace(self, runs_all_tokens=True)
 
     def stage(self, index: int) -> Placement:
         axis = self.mesh.axis_names.index(STAGES)
@@ -125,8 +134,10 @@ class Placement:
 
     def ways(self, axis: str) -> int:
         """Number of shards of a logical axis whose dimension divides evenly."""
+        left_out = set() if self.joint else {DATA}
+        left_out |= {PREFILL} if self.runs_all_tokens else set()
         return math.prod(
-            self.mesh.shape.get(name, 1) for name in MESH_AXES[axis] if name != DATA or self.joint
+            self.mesh.shape.get(name, 1) for name in MESH_AXES[axis] if name not in left_out
         )
 
     def ways_of(self, axis: str | None, size: int) -> int:

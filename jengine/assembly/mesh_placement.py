@@ -136,9 +136,7 @@ def check_striped(asked: Groups, config: ModelConfig, placement: Placement) -> N
         f"executor={asked.parallel.executor!r}": asked.parallel.executor
         not in ("auto", "local", "multihost"),
         **asked.in_use(
-            "speculative_config",
             "deterministic",
-            "enable_lora",
             "enable_prompt_embeds",
             "enable_expert_parallel",
             "enable_return_routed_experts",

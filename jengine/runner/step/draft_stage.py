@@ -25,6 +25,7 @@ from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import StepInput, tile_of_token
 from jengine.runner.variants.buckets import Bucket
 from jengine.sampling import SamplingInput, sample
+from sharding.placement import Placement
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int32
@@ -60,6 +61,12 @@ class DrafterInput:
     ends: Ends
     state: StepState
     program: Program
+
+    @property
+    def placement(self) -> Placement:
+        """A drafter is small: with prefill context parallelism each device drafts for all tokens,
+        rather than exchange them in an order of its own."""
+        return self.program.placement.with_all_tokens
 
     @property
     def count(self) -> Array:
@@ -103,14 +110,14 @@ class DrafterInput:
     def again(self, caches: tuple[Array, ...]) -> StepContext:
         """Attention context over all tokens that the step ran, for the drafter's layers; all
         padding if the plan wants no drafts."""
-        program, bucket, shapes = self.program, self.program.bucket, self.program.shapes
+        bucket, shapes = self.program.bucket, self.program.shapes
         assert self.state.tables is not None, "in a pipeline there are no drafts"
         decodes = self.ran.positions[: bucket.decode_rows]
         batch = batch_at(decodes, self.inputs, self.state.tables, bucket, shapes)
         if not bucket.prefill_tokens:  # prompts are always read
             positions = jnp.where(self.count == NO_DRAFTER, -1, batch.positions)
             batch = batch._replace(positions=positions)
-        mixer = paged_attention(batch, bucket, shapes, program.placement)
+        mixer = paged_attention(batch, bucket, shapes, self.placement)
         mixer, live = shifted(mixer, self.first_layer), batch.positions
         rows, longest = tile_of_token(bucket, shapes), shapes.max_model_len
         return StepContext(jnp.maximum(live, 0), rows, mixer, longest, caches, None, live)
@@ -130,7 +137,7 @@ class DrafterInput:
         starts = tuple(first * shapes.block_size for first in firsts)
         no_tiles = jnp.zeros(0, jnp.int32)
         batch = Batch(positions, tables, starts, runs=no_tiles, tile_rows=no_tiles)
-        mixer = paged_attention(batch, bucket, shapes, program.placement)
+        mixer = paged_attention(batch, bucket, shapes, self.placement)
         rows = jnp.arange(len(positions), dtype=jnp.int32)
         shift = shifted(mixer, self.first_layer)
         places = jnp.maximum(positions, 0)

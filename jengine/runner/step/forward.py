@@ -116,7 +116,10 @@ def passed(
     ends = stripes.taken(striped, inputs.heads.logit_index)
     ran = None
     if program.makes_drafts:
-        kept = {point: found.astype(jnp.float32) for point, found in context.kept.items()}
+        kept = {
+            point: stripes.in_order(found.astype(jnp.float32))
+            for point, found in context.kept.items()
+        }
         ran = Ran(given.packed, tokens, hidden, batch.positions, kept)
     experts = None
     if shapes.experts is not None and context.experts is not None:

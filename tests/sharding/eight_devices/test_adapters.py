@@ -74,6 +74,26 @@ def test_same_answers_as_on_one_device(
 @pytest.mark.parametrize(
     "settings",
     [
+        {"prefill_context_parallel_size": 2},
+        *slow(
+            {"prefill_context_parallel_size": 4, "attention_backend": "xla"},
+            {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_devices_that_divide_tokens_add_the_adapters_of_their_own(
+    models: Models, on_one: list[Any], settings: dict[str, Any]
+) -> None:
+    with tiny_engine(models.base, **LORA, **settings) as llm:
+        outputs = Setup(llm, models).answer(NAMES)
+    for output, name, truth in zip(outputs, NAMES, on_one, strict=True):
+        check([output], [name], {name: [truth]})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"pipeline_parallel_size": 2},
         pytest.param(
             {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, marks=pytest.mark.slow
@@ -151,6 +171,8 @@ WHOLE: dict[str, Any] = {"tensor_parallel_size": 2, "enable_expert_parallel": Tr
             {"tensor_parallel_size": 2, "attention_backend": "xla"},
             {"pipeline_parallel_size": 2},
             {"pipeline_parallel_size": 2, **WHOLE},
+            {"prefill_context_parallel_size": 2},
+            {"prefill_context_parallel_size": 2, "attention_backend": "xla"},
         ),
     ],
 )

@@ -31,8 +31,10 @@ def drafted(llm: jengine.LLM) -> int:
     "settings",
     [
         {"tensor_parallel_size": 4},
+        {"prefill_context_parallel_size": 2},
         pytest.param({"data_parallel_size": 2}, marks=pytest.mark.slow),
     ],
+    ids=str,
 )
 def test_same_tokens_with_drafts(folder: Path, on_one: list[Any], settings: dict[str, Any]) -> None:
     with tiny_engine(folder, **DRAFTING, **settings) as llm:
@@ -41,14 +43,15 @@ def test_same_tokens_with_drafts(folder: Path, on_one: list[Any], settings: dict
         assert drafted(llm) > 0
 
 
-def test_a_draft_model_is_sharded_as_the_model_is(
-    folder: Path, on_one: list[Any], tmp_path: Path
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "prefill_context_parallel_size"])
+def test_a_draft_model_is_on_the_devices_of_the_model(
+    folder: Path, on_one: list[Any], tmp_path: Path, size: str
 ) -> None:
     sizes = {"vocab_size": 128, "max_position_embeddings": 1024, "num_hidden_layers": 1}
     draft = write_tiny_native(tmp_path, "llama", seed=3, **sizes)
     method = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2}
     settings = {**DRAFTING, "speculative_config": {**method, "adaptive": False}}
-    with tiny_engine(folder, tensor_parallel_size=2, **settings) as llm:
+    with tiny_engine(folder, **{size: 2}, **settings) as llm:
         assert run(llm) == on_one
         assert drafted(llm) > 0
 
@@ -59,7 +62,9 @@ def test_a_draft_model_is_sharded_as_the_model_is(
     [
         ("eagle3", {"tensor_parallel_size": 2}),
         ("eagle3", {"data_parallel_size": 2}),
+        ("eagle3", {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}),
         ("medusa", {"tensor_parallel_size": 4}),
+        ("medusa", {"prefill_context_parallel_size": 4}),
     ],
 )
 def test_heads_are_sharded_and_have_replicas(

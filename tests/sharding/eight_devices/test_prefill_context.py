@@ -120,7 +120,7 @@ def test_what_devices_exchange(folder: Path) -> None:
     ({"prefill_context_parallel_size": 0}, ConfigError, "prefill_context_parallel_size"),
     ({"prefill_context_parallel_size": 16}, ConfigError, "tensor_parallel_size=16: expected 1 to"),
     ({"pipeline_parallel_size": 2}, UnsupportedFeature, "with pipeline_parallel_size=2"),
-    ({"enable_lora": True}, UnsupportedFeature, "with enable_lora"),
+    ({"enable_prompt_embeds": True}, UnsupportedFeature, "with enable_prompt_embeds"),
     ({"deterministic": True}, UnsupportedFeature, "with deterministic=True"),
 ], ids=str)  # fmt: skip
 def test_what_is_refused(
