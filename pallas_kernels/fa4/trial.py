@@ -46,6 +46,8 @@ class Trial(NamedTuple):
         return (
             f"{self.heads} heads of {self.head_dim}, {self.kv_heads} of keys, blocks of "
             f"{self.block_size}{window}{', sinks' * self.has_sinks}"
+            + ("" if self.scale is None else f", scale {self.scale:g}")
+            + ("" if self.dtype == "bfloat16" else f", {self.dtype}")
         )
 
     @property

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from jengine.bench.gpu import __main__ as check
-from jengine.bench.gpu import canary, clock, fa4, matmuls, steady, trace, vllm_race
+from jengine.bench.gpu import canary, clock, fa4, features, matmuls, steady, trace, vllm_race
 from jengine.bench.gpu.cases import DRY, REAL
 from jengine.bench.gpu.page import page
 from jengine.bench.gpu.part import Part, stage_parser
-from jengine.bench.gpu.stages import STAGES, Settings, environment, obstacle
+from jengine.bench.gpu.stages import STAGES, Settings, command, environment, obstacle
 from pallas_kernels.tuning import first_match, table
 
 
@@ -263,6 +263,49 @@ def test_the_order_is_from_the_canary_to_models() -> None:
     wanted = ["device", "canary", "numerics", "sweep", "kernels", "large-model", "steady", "soak"]
     assert [name for name in names if name in wanted] == wanted
     assert next(stage for stage in STAGES if stage.name == "canary").seconds == 20
+
+
+def test_what_an_earlier_run_has_measured_comes_last(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    lines = [{"what": "x", "case": "1"}, {"what": "x", "case": "2", "failed": "no memory"}]
+    kept.write_text(json.dumps({"parts": {"numerics": {"lines": lines}}}))
+    for stage, order in (("numerics", [2, 3, 1]), ("features", [1, 2, 3])):
+        assert list(Part(tmp_path / f"{stage}.json", 100, kept).in_time([1, 2, 3])) == order
+    settings = Settings(tmp_path, False, "python", after=kept)
+    assert ["--after", str(kept)] == command(STAGES[2], settings, 10)[-2:]
+
+
+def test_fixed_addresses_are_compared_with_answers_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage before it writes them: its own engines all have the flag."""
+    stage = next(one for one in STAGES if one.name == "updates-answers")
+    assert stage.module == "features" and stage.arguments == ("--few",)
+    names = [one.name for one in STAGES]
+    assert names.index("features") < names.index(stage.name)
+    flags = environment(stage, Settings(tmp_path, False, ""), {})["XLA_FLAGS"]
+    assert flags == "--xla_gpu_command_buffer_update_mode=SKIP_TEMP"
+    opened: list[Any] = []
+
+    class Engine:
+        def __init__(self, *_: Any, **settings: Any) -> None:
+            opened.append(settings["attention_backend"])
+
+        def __enter__(self) -> Engine:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(features, "LLM", Engine)
+    monkeypatch.setattr(
+        features, "answers", lambda _, __, adapter=None: [([5 + bool(adapter)], [-0.5])]
+    )
+    given: Any = tmp_path / "answers.json", features.FEW, "an adapter"
+    first, second = features.expected(*given), features.expected(*given)
+    assert opened == ["xla"]
+    for here, there in zip(first, second, strict=True):
+        assert features.difference(here, there) == 0
 
 
 def test_the_large_model_is_dumped() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.runner.memory import memory_pool
+from jengine.runner.memory import driver_memory, memory_pool
 from jengine.runner.memory.cache_size import available_on_each
 from jengine.runner.memory.memory_pool import (
     HOST_SHARE,
@@ -45,6 +45,7 @@ class Device:
     def __init__(self, stats: dict[str, int] | None, platform: str = "gpu") -> None:
         self.stats = stats
         self.platform = platform
+        self.local_hardware_id = 2
 
     def memory_stats(self) -> dict[str, int] | None:
         return self.stats
@@ -131,6 +132,39 @@ def test_an_accelerator_that_says_nothing_is_not_sized_by_the_hosts_memory() -> 
     device: Any = Device(None)
     with pytest.raises(ConfigError, match=r"ALLOCATOR=platform.*kv_cache_memory_bytes"):
         available_bytes(device, 0.9)
+
+
+@pytest.mark.parametrize("failing", [None, "cuInit", "cuCtxPushCurrent_v2", "cuMemGetInfo_v2"])
+def test_a_device_whose_allocator_says_nothing_is_asked_through_its_driver(
+    failing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with XLA's allocator of fixed addresses. The context is given back in any case."""
+    seen: list[str] = []
+
+    def answers(name: str, *arguments: Any) -> int:
+        seen.append(name)
+        if name == "cuDeviceGet":
+            assert arguments[1] == 2, "the device's number in this process"
+        if name == "cuMemGetInfo_v2":
+            arguments[0]._obj.value, arguments[1]._obj.value = TOTAL - 3 * GB, TOTAL
+        return int(name == failing)
+
+    class Cuda:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: answers(name, *arguments)
+
+    monkeypatch.setattr(driver_memory.ctypes, "CDLL", lambda _: Cuda())
+    monkeypatch.setattr(memory_pool, "STARTED_WITH", [0.95])
+    device: Any = Device(None)
+    if failing is None:
+        assert available_bytes(device, 0.9) == int(0.9 * TOTAL) - 3 * GB
+        assert available_piece(device, 0.9) == available_bytes(device, 0.9)
+    else:
+        with pytest.raises(ConfigError, match="and neither does its driver"):
+            available_bytes(device, 0.9)
+    counted = [sum(name.startswith(f"cuDevicePrimaryCtx{one}") for name in seen)
+               for one in ("Retain", "Release")]  # fmt: skip
+    assert counted[0] == counted[1]
 
 
 def test_a_cpu_shares_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:

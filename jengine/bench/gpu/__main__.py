@@ -65,7 +65,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)
         return 2
     pythons = args.torch_python, args.vllm_python, args.mlx_python
-    settings = Settings(args.out.absolute(), args.dry_run, *pythons)
+    after = args.after and args.after.absolute()
+    settings = Settings(args.out.absolute(), args.dry_run, *pythons, after)
     end = time.monotonic() + args.deadline
     wanted = (*BEFORE_TABLE, *(one.name for one in TABLE)) if args.table else args.stages
     chosen = [stage for stage in (*STAGES, *TABLE) if stage.name in wanted]
@@ -116,6 +117,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="compare engines instead: jengine with each kind of kernels, and, where their Python "
         "is named, vLLM and MLX, one after the other on the same requests",
+    )
+    parser.add_argument(
+        "--after", type=Path, metavar="FILE", help="an earlier gpu.json: its cases come last"
     )
     parser.add_argument("--install-tables", action="store_true",
                         help="copy the swept tuning tables into this checkout")  # fmt: skip

@@ -34,7 +34,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
     folder = write_config(args.part.parent / "models" / args.model, chosen.models[args.model])
     grid = decode_grid(chosen, few=args.few)
     began = time.perf_counter()
-    with open_llm(folder, chosen, grid, devices, cache_gb=args.cache_gb, **compiling(args)) as llm:
+    with open_llm(folder, chosen, grid, devices, **compiling(args)) as llm:
         part.note(f"attention: {attention_in_use(llm)}")
         part.add(what="start", model=args.model, seconds=round(time.perf_counter() - began, 1),
                  programs=len(llm.ledger.entries), weights_gb=weight_bytes(llm) / 1e9)  # fmt: skip
@@ -88,9 +88,8 @@ def compiling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def open_llm(
-    folder: Path, chosen: Sizes, grid: list[Decode], devices: int = 1, *,
-    cache_gb: int | None = None, **compiling: Any,
-) -> LLM:  # fmt: skip
+    folder: Path, chosen: Sizes, grid: list[Decode], devices: int = 1, **compiling: Any
+) -> LLM:
     """An engine that compiles only the programs measured here."""
     most = max(rows for rows, _ in grid)
     return LLM(
@@ -100,7 +99,6 @@ def open_llm(
         tensor_parallel_size=devices,
         max_model_len=chosen.max_model_len,
         max_num_seqs=most,
-        kv_cache_memory_bytes=cache_gb and cache_gb * 10**9,
         max_num_batched_tokens=chosen.step_tokens[-1],
         show_progress=False,
         compilation_config={

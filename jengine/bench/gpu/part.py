@@ -21,8 +21,9 @@ MOST_TEXT = 600
 class Part:
     """A stage's result file and time budget."""
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(self, path: Path, seconds: float, after: Path | None = None) -> None:
         self.path = path
+        self.seen = cases_of(after, path.stem)
         self.began = time.monotonic()
         self.seconds = seconds
         self.content: dict[str, Any] = {"status": "running", "lines": [], "left_out": []}
@@ -60,10 +61,10 @@ class Part:
         self.write()
 
     def in_time(self, items: Iterable[Any], share: float = 1.0) -> Iterator[Any]:
-        """Yield items until this share of the remaining time is spent; record the others as not
-        measured."""
+        """Yield items until this share of the remaining time is spent, those that an earlier run
+        has measured last; record the others as not measured."""
         end = time.monotonic() + share * (self.began + self.seconds - time.monotonic())
-        for item in items:
+        for item in sorted(items, key=lambda item: str(item) in self.seen):
             if time.monotonic() > end:
                 self.leave_out(item, "no time left")
             else:
@@ -72,6 +73,15 @@ class Part:
     def write(self) -> None:
         self.content["seconds"] = round(time.monotonic() - self.began, 1)
         write_json(self.path, self.content)
+
+
+def cases_of(kept: Path | None, stage: str) -> set[str]:
+    """Cases that a stage of a kept run has measured."""
+    if kept is None:
+        return set()
+    parts = json.loads(kept.read_text(encoding="utf-8"))["parts"]
+    lines = parts.get(stage, {}).get("lines", [])
+    return {line["case"] for line in lines if "case" in line and "failed" not in line}
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -92,7 +102,7 @@ def stage_parser() -> argparse.ArgumentParser:
     parser.add_argument("--captured", action="store_true", help="collectives in CUDA graphs")
     parser.add_argument("--long-graphs", action="store_true", help="none of few launches")
     parser.add_argument("--matmuls", default="auto", help="the library of XLA's matmuls")
-    parser.add_argument("--cache-gb", type=int, help="[what is left]")
+    parser.add_argument("--after", type=Path, help="a kept run, whose cases come last")
     parser.add_argument("--soak", action="store_true", help="one size of step, for long")
     parser.add_argument("--engine", default="", help="of the table of engines")
     parser.add_argument("--peer-python", default="", help="a Python that has vLLM, or torch")
@@ -102,7 +112,7 @@ def stage_parser() -> argparse.ArgumentParser:
 def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
     """Entry point of a stage's process."""
     args = stage_parser().parse_args()
-    part = Part(args.part, args.seconds)
+    part = Part(args.part, args.seconds, args.after)
     measure(part, args)
     part.content["status"] = "failed" if part.failed else "done"
     part.write()

@@ -27,8 +27,6 @@ WITHOUT_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 # By default XLA updates every node of a graph whose arrays have moved since the last launch.
 UPDATES = "--xla_gpu_command_buffer_update_mode"
 SMALL_AND_FEW = ("--model", "qwen3-0.6b", "--few")
-# XLA's allocator of fixed addresses, which both modes need, does not say how much memory there is.
-FIXED_ADDRESSES = (*SMALL_AND_FEW, "--cache-gb", "40")
 # What XLA made of the steps of the large model: optimized programs, and its choices of algorithms.
 DUMPS = (
     "--xla_dump_to={out}/hlo --xla_dump_hlo_module_re=.*step.* --xla_dump_hlo_as_text "
@@ -74,9 +72,11 @@ STAGES = (
           ("--model", "llama-8b", "--few", "--matmuls", "cublaslt")),
     Stage("without-command-buffers", "models", 30, ENGINE_NEEDS, SMALL_AND_FEW,
           xla_flags=WITHOUT_COMMAND_BUFFERS),
-    Stage("updates-skip-temporary", "models", 30, ENGINE_NEEDS, FIXED_ADDRESSES,
+    Stage("updates-answers", "features", 25, ENGINE_NEEDS, ("--few",),
           xla_flags=f"{UPDATES}=SKIP_TEMP", oldest_jax=(0, 11)),
-    Stage("updates-skip-profiled", "models", 30, ENGINE_NEEDS, FIXED_ADDRESSES,
+    Stage("updates-skip-temporary", "models", 30, ENGINE_NEEDS, SMALL_AND_FEW,
+          xla_flags=f"{UPDATES}=SKIP_TEMP", oldest_jax=(0, 11)),
+    Stage("updates-skip-profiled", "models", 30, ENGINE_NEEDS, SMALL_AND_FEW,
           xla_flags=f"{UPDATES}=SKIP_PROFILED", oldest_jax=(0, 11)),
     Stage("torch", "torch_peer", 110, ()),
     Stage("compare", "compared", 60, ENGINE_NEEDS),
@@ -111,6 +111,7 @@ class Settings:
     torch_python: str
     vllm_python: str | None = None
     mlx_python: str | None = None
+    after: Path | None = None
 
     @property
     def peers(self) -> Mapping[str, str | None]:
@@ -176,6 +177,8 @@ def command(stage: Stage, settings: Settings, seconds: float) -> list[str]:
         work.write_text(json.dumps(torch_work(dry_run=settings.dry_run)), encoding="utf-8")
         return [settings.torch_python, program, *part, "--work", str(work)]
     dry = ["--dry-run"] * settings.dry_run
+    if settings.after is not None:
+        dry += ["--after", str(settings.after)]
     if stage.peer:
         dry += ["--peer-python", str(settings.peers[stage.peer])]
     if stage.module == "compared":

@@ -15,6 +15,7 @@ import jax
 import psutil
 
 from jengine.errors import ConfigError
+from jengine.runner.memory.driver_memory import driver_memory
 
 logger = logging.getLogger(__name__)
 # The pool's share of the device, read by JAX when it starts its backend. The second name is
@@ -89,10 +90,10 @@ def available_bytes(device: jax.Device, share: float) -> int:
     process holds there already (parameters, and the user's arrays)."""
     if device.platform == "cpu":
         return int(psutil.virtual_memory().available * HOST_SHARE)
-    stats = device.memory_stats() or {}
-    if "bytes_limit" not in stats:
+    stats = pool_stats(device)
+    if stats is None:
         raise ConfigError(
-            f"{device} does not say how much memory it has, as with "
+            f"{device} does not say how much memory it has, and neither does its driver, as with "
             "XLA_PYTHON_CLIENT_ALLOCATOR=platform. Set kv_cache_memory_bytes, or use JAX's own "
             "allocator."
         )
@@ -117,10 +118,21 @@ def free_bytes(device: jax.Device) -> int:
     """Bytes free in one piece on this device; sys.maxsize where it does not report them."""
     if device.platform == "cpu":
         return psutil.virtual_memory().available
+    stats = pool_stats(device)
+    return sys.maxsize if stats is None else largest_piece(stats)
+
+
+def pool_stats(device: jax.Device) -> Mapping[str, int] | None:
+    """What the device's allocator reports, or the driver where that is another than JAX's own: in
+    use is then what all processes hold. None if neither says anything."""
     stats = device.memory_stats() or {}
-    if "bytes_limit" not in stats:
-        return sys.maxsize
-    return largest_piece(stats)
+    if "bytes_limit" in stats:
+        return stats
+    found = driver_memory(device.local_hardware_id) if device.platform == "gpu" else None
+    if found is None:
+        return None
+    free, total = found
+    return {"bytes_limit": int(total * configured_share()), "bytes_in_use": total - free}
 
 
 def largest_piece(stats: Mapping[str, int]) -> int:
