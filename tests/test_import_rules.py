@@ -81,7 +81,7 @@ ALLOWED = {
     "research": ABOVE_API,
     "capacity": {*ABOVE_API, "bench", "client"},
     "server": ABOVE_API,
-    "integrations": {*ABOVE_API, "server"},
+    "integrations": {*ABOVE_API, "routing", "server"},
     # The hook that makes parts of the documentation.
     "docs": {"nouns", "assembly", "cli", "server", "pallas_kernels"},
     "cli": {

@@ -1,11 +1,13 @@
 """An actor with an engine: what it takes of a Ray cluster, and its metrics.
 
-In: a config of Ray Data or Ray Serve; an engine. Out: options of the actor; gauges of the engine's
-numbers, as counters and buckets are whole numbers already, which reach Prometheus by Ray's agents.
+In: a config of Ray Data or Ray Serve; an engine. Out: options of the actor; its address for other
+engines; gauges of the engine's numbers, as counters and buckets are whole numbers already, which
+reach Prometheus by Ray's agents.
 """
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import ray
@@ -13,6 +15,10 @@ from ray.util.metrics import Gauge
 
 from jengine.api.metrics import exporter_of
 from jengine.assembly.engine import Engine
+from jengine.connectors.settings import PEER, USUAL_PORT, is_whole
+from jengine.errors import ConfigError
+
+MOST_PORTS = 1000  # that replicas on one node may have before there is a free one
 
 
 def resources(config: Any) -> dict[str, Any]:
@@ -35,6 +41,29 @@ def resources(config: Any) -> dict[str, Any]:
         if total := sums.pop(name, 0):
             taken[flag] = total
     return {**taken, "resources": sums} if sums else taken
+
+
+def own_blocks_address(given: dict[str, Any], rank: int, ports: int) -> dict[str, Any]:
+    """Return `kv_transfer_config` with an address of this replica alone, as all replicas have one
+    config: its node, and the first of so many free ports from `kv_port` on. `rank`: the replica's
+    on its node, so that those that start together do not look at the same port."""
+    base = given.get("kv_port", USUAL_PORT)
+    if given.get("kv_connector") != PEER or not is_whole(base):  # which the engine refuses
+        return given
+    host = given.get("kv_ip") or ray.util.get_node_ip_address()
+    for first in range(base + rank * ports, base + MOST_PORTS, ports):
+        if all(is_free(host, port) for port in range(first, first + ports)):
+            return {**given, "kv_ip": host, "kv_port": first}
+    raise ConfigError(f"kv_port={base}: no port of {host} up to {base + MOST_PORTS} is free.")
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a TCP port can be listened at."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
 
 
 class RayMetrics:

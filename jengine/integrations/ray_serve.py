@@ -1,9 +1,10 @@
-"""jengine on Ray Serve: `build_openai_app` in the form of `ray.serve.llm`, without vllm.
+"""jengine on Ray Serve: the builders of `ray.serve.llm`, without vllm.
 
 In: `LLMConfig`s, as objects, dicts or YAML files. Out: an application for `serve.run`: an ingress
-that reads which model a request is for, and a deployment of engines for each model. All modules of
-`ray.serve.llm` import vllm or sglang, for the types of requests; where one of these is installed
-its own `build_openai_app` takes the same configs with `server_cls=JengineServer`.
+that reads which model a request is for, and a deployment of engines for each model, or two, for
+prefill and decode apart. All modules of `ray.serve.llm` import vllm or sglang, for the types of
+requests; where one of these is installed its own `build_openai_app` takes the same configs with
+`server_cls=JengineServer`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.integrations.ray_serve_decode import DecodeServer, check_apart
 from jengine.integrations.ray_serve_engine import Asked, JengineServer, replica_of
 from jengine.server.app import ENDPOINTS, refused
 from jengine.server.errors import ApiError, api_error
@@ -45,7 +47,14 @@ from jengine.server.http.limits import RequestLimits
 from jengine.server.http.root_path import route_path
 from jengine.server.settings import ServerSettings
 
-__all__ = ["JengineServer", "LLMConfig", "PrefixCacheAffinityRouter", "build_openai_app"]
+__all__ = [
+    "DecodeServer",
+    "JengineServer",
+    "LLMConfig",
+    "PrefixCacheAffinityRouter",
+    "build_openai_app",
+    "build_pd_openai_app",
+]
 
 logger = logging.getLogger(__name__)
 # Routes that any replica can answer. /v1/responses is among them without stored responses.
@@ -81,6 +90,37 @@ def build_openai_app(builder_config: Mapping[str, Any]) -> Application:
     servers = {config.model_id: deployment_of(config) for config in configs}
     if not servers or len(servers) < len(configs):
         raise ConfigError("llm_configs: expected one or more, of different model_id.")
+    return ingress_of(servers, configs, options)
+
+
+def build_pd_openai_app(pd_serving_args: Mapping[str, Any]) -> Application:
+    """An application whose prompts are computed by other engines than their answers.
+
+    Args:
+        pd_serving_args: `prefill_config` and `decode_config`, `LLMConfig`s of one model whose
+            `engine_kwargs` have `kv_transfer_config`, and `ingress_deployment_config`.
+    """
+    given = dict(pd_serving_args)
+    names = ("prefill_config", "decode_config")
+    if missing := [name for name in names if name not in given]:
+        raise ConfigError(f"{' and '.join(missing)}: missing. Expected an LLMConfig of each.")
+    prefill, decode = (config_of(given.pop(name)) for name in names)
+    options = given.pop("ingress_deployment_config", {})
+    if given:
+        raise ConfigError(
+            f"{', '.join(map(repr, given))}: expected {', '.join(names)} and "
+            "ingress_deployment_config."
+        )
+    check_apart(prefill, decode)
+    prompts = deployment_of(prefill, prefix="Prefill")
+    server = deployment_of(decode, prefix="Decode", usual=DecodeServer, prefill_server=prompts)
+    return ingress_of({decode.model_id: server}, [decode], options)
+
+
+def ingress_of(
+    servers: Mapping[str, Application], configs: Sequence[LLMConfig], options: Mapping[str, Any]
+) -> Application:
+    """The ingress before servers of these models."""
     adapted = [config.model_id for config in configs if config.lora_config is not None]
     keys = [replica_of(config)[1].api_key for config in configs]
     shared = sum(keys, ()) if all(keys) else ()
@@ -96,11 +136,18 @@ def config_of(given: LLMConfig | Mapping[str, Any] | str) -> LLMConfig:
     return LLMConfig.model_validate(given)
 
 
-def deployment_of(config: LLMConfig) -> Application:
-    """The engines of a model."""
-    kind = config.server_cls or JengineServer
-    if not issubclass(kind, JengineServer):
-        raise ConfigError(f"server_cls={kind!r}: expected JengineServer or a class below it.")
+def deployment_of(
+    config: LLMConfig,
+    *,
+    prefix: str = "",
+    usual: type[JengineServer] = JengineServer,
+    **bound: Application,
+) -> Application:
+    """The engines of a model. `prefix`: of the deployment's name; `bound`: other deployments that
+    its replicas ask."""
+    kind = config.server_cls or usual
+    if not issubclass(kind, usual):
+        raise ConfigError(f"server_cls={kind!r}: expected {usual.__name__} or a class below it.")
     if is_kv_aware(config):
         raise UnsupportedFeature(
             "KVAwareRouter needs Ray's own ingress, which imports vllm: give its build_openai_app "
@@ -108,8 +155,8 @@ def deployment_of(config: LLMConfig) -> Application:
         )
     options = {**ONGOING, **kind.get_deployment_options(config)}
     name = config.model_id.replace("/", "--").replace(".", "_")
-    options.setdefault("name", f"{kind.__name__}:{name}")
-    return serve.deployment(kind, **options).bind(config)
+    options.setdefault("name", f"{prefix or kind.__name__}:{name}")
+    return serve.deployment(kind, **options).bind(config, **bound)
 
 
 class Ingress:

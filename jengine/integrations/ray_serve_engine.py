@@ -35,7 +35,7 @@ from jengine.assembly.processes.engine_process import start_engine_process
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.values import check_types
 from jengine.errors import ConfigError, EngineDead, RequestError, UnsupportedFeature
-from jengine.integrations.ray_actor import RayMetrics, resources
+from jengine.integrations.ray_actor import RayMetrics, own_blocks_address, resources
 from jengine.server.app import make_app
 from jengine.server.errors import api_error
 from jengine.server.phase import Phase
@@ -160,6 +160,11 @@ class JengineServer(LLMServerProtocol):
         self._admin_key = secrets.token_hex(16)
         self._tasks: set[asyncio.Future[Any]] = set()
         assign_replica_kv_events_endpoint(llm_config)
+        if blocks := llm_config.engine_kwargs.get("kv_transfer_config"):
+            rank = serve.get_replica_context().rank.local_rank
+            replicas = llm_config.engine_kwargs.get("data_parallel_size") or 1
+            blocks = own_blocks_address(blocks, rank, replicas)
+            llm_config.update_engine_kwargs(kv_transfer_config=blocks)
         args, settings = replica_of(llm_config, self._admin_key)
         self.app = make_app(None, settings)
         self.app.add_middleware(AdapterFirst, load=self._load_adapter)

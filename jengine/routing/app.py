@@ -9,7 +9,6 @@ prompts wait for one that comes back.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -28,12 +27,9 @@ from jengine.routing.admin import Admin
 from jengine.routing.answers import body_of, failed
 from jengine.routing.exchange import HOP, Reply, encoded, watch
 from jengine.routing.pool import Backend, Pool, pieces_of
-from jengine.wire.json_limits import complaint_about
+from jengine.routing.prefill import GENERATE, fields_of, gone_on, prompt_only, told_in
 
 logger = logging.getLogger(__name__)
-GENERATE = ("/v1/completions", "/v1/chat/completions")
-# What a server that computes prompts leaves out: it gives one token, at once.
-ONLY_WHOLE = ("stream_options", "min_tokens")
 # Seconds between two attempts of a prompt for which no server was there.
 GLANCE = 0.25
 
@@ -71,18 +67,14 @@ class Router:
             data = await body_of(request)
         except ConfigError as error:
             return failed(413, str(error))
-        try:
-            # What is too much to decode is the server's to refuse.
-            body = None if complaint_about(data) else json.loads(data)
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
+        body = fields_of(data)
+        if body is None:
             return await self._passed_on(request, data)
         pieces = pieces_of(body)
         if self.prefillers.backends and body.get("kv_transfer_params") is None:
             said = await self._prefilled(request, body, pieces)
             if said:
-                data = json.dumps({**body, "kv_transfer_params": said}).encode()
+                data = gone_on(body, said)
         return await self._passed_on(request, data, pieces, self._wait_seconds)
 
     async def other(self, request: Request) -> Response:
@@ -97,12 +89,7 @@ class Router:
     ) -> dict[str, Any] | None:
         """Have a prefill server compute the prompt. Returns its `kv_transfer_params`; None if no
         server did."""
-        short = {name: value for name, value in body.items() if name not in ONLY_WHOLE}
-        short |= {"stream": False, "max_tokens": 1, "n": 1}
-        if "max_completion_tokens" in short:
-            short["max_completion_tokens"] = 1
-        short["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False}
-        data, tried = json.dumps(short).encode(), list[Backend]()
+        data, tried = prompt_only(body), list[Backend]()
         while (backend := self.prefillers.best(pieces, tried)) is not None:
             tried.append(backend)
             reply = Reply()
@@ -118,8 +105,7 @@ class Router:
                 continue
             if reply.status != 200:  # the server that goes on says what is wrong
                 return None
-            said = json.loads(answer).get("kv_transfer_params")
-            return said if isinstance(said, dict) else None
+            return told_in(answer)
         return None
 
     async def _passed_on(

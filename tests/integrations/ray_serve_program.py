@@ -5,6 +5,7 @@ usage: python -m tests.integrations.ray_serve_program SCENARIO FOLDER PORT; the 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -24,12 +25,14 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.llm._internal.serve.utils.broadcast import broadcast
 from ray.serve.config import RequestRouterConfig
+from ray.serve.deployment import Application
 
 from jengine.demo import model_path
 from jengine.integrations.ray_serve import (
     LLMConfig,
     PrefixCacheAffinityRouter,
     build_openai_app,
+    build_pd_openai_app,
 )
 from tests.lora.adapters import write_adapter
 
@@ -58,6 +61,12 @@ def config(name: str = "demo", engine: dict[str, Any] = SMALL, **more: Any) -> L
 def served(*configs: LLMConfig) -> Iterator[openai.OpenAI]:
     """A client of an application."""
     app = build_openai_app({"llm_configs": list(configs), "ingress_deployment_config": LIGHT})
+    with running(app) as client:
+        yield client
+
+
+@contextmanager
+def running(app: Application) -> Iterator[openai.OpenAI]:
     serve.run(app)
     with openai.OpenAI(
         base_url=f"http://127.0.0.1:{sys.argv[3]}/v1", api_key="key", max_retries=0
@@ -119,7 +128,7 @@ def answered(folder: Path) -> dict[str, Any]:
             "models": [model.id for model in client.models.list()],
             "model": client.models.retrieve("words").id,
             "text": one.choices[0].message.content,
-            "streamed": "".join(part.choices[0].delta.content or "" for part in stream[:-1]),
+            "streamed": said_in(stream[:-1]),
             "usage": [one.usage.model_dump(), stream[-1].usage.model_dump()],
             "completion": text.usage.completion_tokens,
             "embedded": [len(row.embedding) for row in embedded.data],
@@ -182,14 +191,70 @@ def prefixed(folder: Path) -> dict[str, Any]:
         return {"cached": cached}
 
 
-def cores() -> list[int]:
-    """Engine processes."""
+def apart(folder: Path) -> dict[str, Any]:
+    """Prefill and decode in different replicas; the engine that computes prompts is killed."""
+
+    def half(role: str, replicas: int) -> LLMConfig:
+        transfer = {
+            "kv_connector": "ZmqConnector", "kv_role": role, "kv_ip": "127.0.0.1",
+            "kv_connector_extra_config": {"secret": "a text of this test alone"},
+        }  # fmt: skip
+        engine = {**SMALL, "enable_prompt_tokens_details": True, "kv_transfer_config": transfer}
+        quick = {**LIGHT, "health_check_period_s": 1.0, "num_replicas": replicas}
+        return config(engine=engine, deployment_config=quick)
+
+    app = build_pd_openai_app({
+        "prefill_config": half("kv_producer", 2),
+        "decode_config": half("kv_consumer", 1),
+        "ingress_deployment_config": LIGHT,
+    })  # fmt: skip
+    with running(app) as client:
+        create = client.chat.completions.create
+
+        def asked(number: int) -> dict[str, Any]:
+            text = f"{number} is a number, as all others are. " * 8
+            return {**GREEDY, "messages": [{"role": "user", "content": text}]}
+
+        answers = [create(**asked(number)) for number in range(4)]
+        stream = [*create(**asked(4), stream=True)]
+        long = {**asked(5), "max_tokens": 200, "stream": True, "extra_body": {"ignore_eos": True}}
+        bystander = create(**long)
+        heard = [next(iter(bystander))]
+        producers = cores("Prefill")
+        for core in producers:
+            os.kill(core, signal.SIGKILL)
+        without = create(**asked(6))
+        heard += [*bystander]
+        numbers = itertools.count(7)
+        until(lambda: create(**asked(next(numbers))).usage.prompt_tokens_details.cached_tokens)
+        return {
+            "texts": [one.choices[0].message.content for one in answers],
+            "cached": [one.usage.prompt_tokens_details.cached_tokens for one in answers],
+            "tokens": [one.usage.prompt_tokens for one in answers],
+            "streamed": said_in(stream),
+            "bystander": said_in(heard),
+            "without": without.choices[0].message.content,
+            "cached_without": without.usage.prompt_tokens_details.cached_tokens,
+            "prompts": [asked(number)["messages"] for number in range(7)],
+            "killed": len(producers),
+            "refused": status_of(create, **{**asked(0), "temperature": -1.0}),
+        }
+
+
+def said_in(stream: list[Any]) -> str:
+    return "".join(part.choices[0].delta.content or "" for part in stream)
+
+
+def cores(replica: str = "") -> list[int]:
+    """Engine processes of replicas with such a name."""
     name = "jengine.assembly.processes.core_process"
     found = psutil.process_iter(["cmdline", "status"])
     return [
         one.pid
         for one in found
-        if name in " ".join(one.info["cmdline"] or []) and one.info["status"] != "zombie"
+        if name in " ".join(one.info["cmdline"] or [])
+        and one.info["status"] != "zombie"
+        and any(replica in above.name() for above in one.parents())
     ]
 
 

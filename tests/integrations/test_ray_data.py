@@ -45,6 +45,7 @@ def driver_said(program: str, *arguments: str) -> dict[str, Any]:
             "PYTHONPATH": str(ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_enable_worker_prestart": "0",  # of as many as there are CPUs
+            "RAY_worker_niceness": "0",  # of 15, with which all waits where a machine is busy
         },
         capture_output=True,
         text=True,

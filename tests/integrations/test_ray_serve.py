@@ -85,6 +85,57 @@ def test_prompts_go_where_their_beginning_is_cached(tmp_path: Path) -> None:
     assert not any(cached[:4]) and all(cached[4:])
 
 
+def test_prompts_are_computed_apart_and_nobody_notices_when_that_ends(tmp_path: Path) -> None:
+    found = said("apart", tmp_path)
+    assert found["killed"] == 2 and found["refused"] == 400
+    with LLM(
+        "demo", max_model_len=512, max_num_seqs=8, max_num_batched_tokens=256, enforce_eager=True
+    ) as llm:
+        params = llm.get_default_sampling_params().clone(temperature=0.0, max_tokens=12)
+        long = params.clone(max_tokens=200, ignore_eos=True)
+        own = [
+            llm.chat(chat, long if number == 5 else params)[0].outputs[0].text
+            for number, chat in enumerate(found["prompts"])
+        ]
+    heard = [*found["texts"], found["streamed"], found["bystander"], found["without"]]
+    assert heard == own
+    # All blocks but the one of the last tokens came from the replica that computed the prompt.
+    for cached, tokens in zip(found["cached"], found["tokens"], strict=True):
+        assert tokens - 32 < cached < tokens
+    assert found["cached_without"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({}, "prefill_config: kv_transfer_config with kv_role=None"),
+        ({"kv_role": "kv_consumer"}, "prefill_config: .* role that saves"),
+        ({"kv_role": "kv_producer"}, "decode_config: .* role that loads"),
+        ({"model_id": "other"}, "expected the same"),
+        ({"left_out": True}, "decode_config: missing"),
+    ],
+    ids=str,
+)
+def test_halves_that_do_not_fit_are_refused(more: Any, error: str) -> None:
+    serve = pytest.importorskip("jengine.integrations.ray_serve")
+    transfer = {
+        "kv_connector": "ExampleConnector", "kv_role": more.get("kv_role"),
+        "kv_connector_extra_config": {"shared_storage_path": "/tmp/blocks"},
+    }  # fmt: skip
+    kwargs = {"kv_transfer_config": transfer} if "kv_role" in more else {}
+    halves = {
+        "prefill_config": {"model_loading_config": {"model_id": "demo"}, "engine_kwargs": kwargs},
+        "decode_config": {
+            "model_loading_config": {"model_id": more.get("model_id", "demo")},
+            "engine_kwargs": kwargs,
+        },
+    }
+    if "left_out" in more:
+        del halves["decode_config"]
+    with pytest.raises(JengineError, match=error):
+        serve.build_pd_openai_app(halves)
+
+
 def test_scaling_loses_no_request(tmp_path: Path) -> None:
     found = said("scaled", tmp_path)
     assert found["counts"] == [1, 3, 1]

@@ -1,0 +1,47 @@
+"""What a server that computes prompts for another is asked, and what it tells that other one.
+
+In: the body of a request. Out: the body for a prefill server; the body with which decode goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jengine.wire.json_limits import complaint_about
+
+# Requests whose prompts a prefill server can compute.
+GENERATE = ("/v1/completions", "/v1/chat/completions")
+# What a server that computes prompts leaves out: it gives one token, at once.
+ONLY_WHOLE = ("stream_options", "min_tokens")
+
+
+def fields_of(data: bytes) -> dict[str, Any] | None:
+    """A body's fields; None if it has none, which the server that answers refuses."""
+    try:
+        # What is too much to decode is the server's to refuse.
+        body = None if complaint_about(data) else json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def prompt_only(body: dict[str, Any]) -> bytes:
+    """The body for the prefill server: the same prompt, and one token."""
+    short = {name: value for name, value in body.items() if name not in ONLY_WHOLE}
+    short |= {"stream": False, "max_tokens": 1, "n": 1}
+    if "max_completion_tokens" in short:
+        short["max_completion_tokens"] = 1
+    short["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False}
+    return json.dumps(short).encode()
+
+
+def told_in(answer: bytes) -> dict[str, Any] | None:
+    """The `kv_transfer_params` of a prefill server's answer: where the blocks are."""
+    said = json.loads(answer).get("kv_transfer_params")
+    return said if isinstance(said, dict) else None
+
+
+def gone_on(body: dict[str, Any], told: dict[str, Any]) -> bytes:
+    """The body for the server that goes on from these blocks."""
+    return json.dumps({**body, "kv_transfer_params": told}).encode()
