@@ -81,7 +81,8 @@ def device_side(
     await_kernels(asked.steps.attention_backend, shown=asked.watch.show_progress is not False)
     asked = with_prompt_kernels(asked, source.config)
     settings = device_settings(asked, source)
-    steps = with_right_kernels(settings.steps, source.config, settings.placement)
+    drafter = None if settings.drafter is None else settings.drafter.model
+    steps = with_right_kernels(settings.steps, source.config, settings.placement, drafter)
     settings = replace(settings, steps=steps)
     with process_group_of(settings.placement, settings.multihost, direction) as group:
         agree_on_settings(group, asked.model, source, settings)

@@ -11,13 +11,16 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 import jengine
 from jengine.assembly.prompt_kernels import runs_elsewhere
 from jengine.config import AttentionConfig, ModelConfig
+from jengine.models.attention import Attention, ReadingAttention
 from jengine.runner.disk.private_files import write_private
 from jengine.runner.runner_config import RunnerConfig
 from pallas_kernels.fa4.rules import PACKAGES
@@ -30,13 +33,15 @@ PREFIX = "jengine-kernels-agree-"
 
 def with_right_kernels(
     steps: RunnerConfig, config: ModelConfig, placement: Placement,
-    compare: Callable[[Trial], str | None] = difference,
+    drafter: nnx.Module | None = None, compare: Callable[[Trial], str | None] = difference,
 ) -> RunnerConfig:  # fmt: skip
-    """The settings as they are if each kernel for prompts agrees with XLA, else without them."""
+    """The settings as they are if each kernel for prompts agrees with XLA, else without them.
+    `drafter`: the declarations of what drafts for the model, in the same steps."""
     prompts = steps.shapes.prompts
     if prompts is None:
         return steps
-    for trial in sorted(set(trials(steps, config, placement)), key=str):
+    mixers = mixers_of(config, drafter)
+    for trial in sorted(set(trials(steps, mixers, placement)), key=str):
         if problem := kept_problem(trial, compare):
             logger.warning(
                 "Prompts run on %s: the kernels of %s failed their comparison with XLA on this "
@@ -47,12 +52,21 @@ def with_right_kernels(
     return steps
 
 
-def trials(steps: RunnerConfig, config: ModelConfig, placement: Placement) -> Iterable[Trial]:
+def mixers_of(config: ModelConfig, drafter: nnx.Module | None) -> Iterable[Any]:
+    """Settings of the token mixers of all layers, those of draft heads included."""
+    for layer in config.layers:
+        yield from layer.mixers
+    for _, module in () if drafter is None else nnx.iter_modules(drafter):
+        if isinstance(module, Attention | ReadingAttention):
+            yield module.config
+
+
+def trials(steps: RunnerConfig, mixers: Iterable[Any], placement: Placement) -> Iterable[Trial]:
     """The attention that these kernels would run, as one device computes it."""
     dtype, parts = jnp.dtype(steps.cache_dtype).name, placement.ways("block_tokens")
     block_size = steps.shapes.block_size // parts
     queries = "queries_of_kv_head" if parts == 1 else "queries_of_block"
-    for mixer in (mixer for layer in config.layers for mixer in layer.mixers):
+    for mixer in mixers:
         if not isinstance(mixer, AttentionConfig) or runs_elsewhere(mixer):
             continue
         kv_heads = mixer.num_kv_heads // placement.ways_of("kv_heads", mixer.num_kv_heads)

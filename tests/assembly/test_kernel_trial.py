@@ -12,11 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jengine
 from jengine.assembly import device_side
-from jengine.assembly.kernel_trial import trials, with_right_kernels
+from jengine.assembly.kernel_trial import mixers_of, trials, with_right_kernels
 from jengine.config import AttentionConfig
+from jengine.models.attention import Attention
+from jengine.models.linear import Factory
 from pallas_kernels.fa4 import trial as trial_module
 from pallas_kernels.fa4.trial import Trial, difference, first_difference, largest_error
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
@@ -102,8 +105,24 @@ def test_what_failed_is_compared_again(cache: Path) -> None:
 def test_each_geometry_that_the_kernels_serve_is_tried_once() -> None:
     windowed = replace(USUAL, window=100, sinks=True, scale=0.5)
     capped, wide = replace(USUAL, soft_cap=30.0), replace(USUAL, head_dim=256)
-    found = set(trials(*settings(USUAL, windowed, capped, wide, USUAL)))
+    steps, config, placement = settings(USUAL, windowed, capped, wide, USUAL)
+    found = set(trials(steps, mixers_of(config, None), placement))
     assert found == {BASE, BASE._replace(window=100, has_sinks=True, scale=0.5)}
+
+
+@pytest.mark.usefixtures("cache")
+def test_layers_that_draft_are_compared_as_well() -> None:
+    """Draft heads have attention of their own, in the same steps."""
+    sizes: Any = SimpleNamespace(hidden_size=64, norm_eps=1e-6, initializer_range=0.02)
+
+    class Drafter(nnx.Module):
+        def __init__(self) -> None:
+            own = replace(USUAL, num_heads=16, window=100)
+            self.mixer = Attention(Factory(sizes, "bfloat16", None), own, 0)
+
+    seen: list[Trial] = []
+    with_right_kernels(*settings(), Drafter(), compare=seen.append)
+    assert set(seen) == {BASE, BASE._replace(heads=16, window=100)}
 
 
 def test_without_such_kernels_nothing_is_compared() -> None:
