@@ -21,6 +21,7 @@ class Accelerator:
     link_name: str = "NVLink"
     host_link: float = 64e9  # bytes per second from the host's memory: PCIe 5, 16 lanes
     source: str = "vendor's data sheet"
+    cores: int = 0  # of a memory node of a CPU
 
 
 ACCELERATORS = {

@@ -21,6 +21,7 @@ from jengine.capacity.accelerators import Accelerator
 from jengine.capacity.assumptions import Assumptions
 from jengine.capacity.device_memory import Memory
 from jengine.capacity.layout import Layout, checked_layout
+from jengine.capacity.processors import assumed_of
 from jengine.capacity.timing import Timing, Work
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature, nearest_name
@@ -104,7 +105,9 @@ def paper_plan(
             raise ConfigError(f"--{name} {value}: expected 1 or more.")
     args = EngineArgs.checked("jengine", model=model, **settings)
     config = with_quantization(with_dtype(config_of(model), args.dtype), args.quantization)
-    schedule = schedule_config(args.groups, config, DEVICE_DEFAULTS["gpu"])
+    schedule = schedule_config(
+        args.groups, config, DEVICE_DEFAULTS["cpu" if device.cores else "gpu"]
+    )
     if given is None:
         context = min(context, schedule.max_model_len)
     if context > schedule.max_model_len:
@@ -129,7 +132,8 @@ def paper_plan(
     memory = Memory(
         config, layout, schedule, block_size, usable, args.cache_codes, args.cpu_offload_gb,
     )  # fmt: skip
-    assumed = Assumptions(network=network * GIGA / BITS_A_BYTE, expert_load=1 / balancedness)
+    own = assumed_of(device.cores, config.hidden_size, batch) if device.cores else {}
+    assumed = Assumptions(network=network * GIGA / BITS_A_BYTE, expert_load=1 / balancedness, **own)
     prefill = schedule.largest_chunk
     return Paper(model, Timing(memory, device, assumed), Work(batch, context, prefill, shared))
 

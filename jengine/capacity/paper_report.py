@@ -11,6 +11,7 @@ from typing import Any
 
 from jengine.capacity.device_memory import gigabytes
 from jengine.capacity.paper import GIGA, USUAL_TP, Paper
+from jengine.capacity.processors import PANEL
 from jengine.capacity.timing import StepTime
 
 
@@ -142,6 +143,9 @@ def notes(paper: Paper) -> Iterator[str]:
 def assumptions(paper: Paper) -> Iterator[str]:
     """Every number and simplification behind the plan that is not a shape."""
     assumed, device, layout = paper.timing.assumed, paper.timing.device, paper.memory.layout
+    if device.cores:
+        yield from node_assumptions(paper)
+        return
     yield (
         f"{device.name}: {device.bandwidth / 1e12:.2f} TB/s, {device.flops / 1e12:,.0f} "
         f"TFLOP/s bfloat16, {device.link_name} {device.link / GIGA:,.0f} GB/s one way "
@@ -203,6 +207,30 @@ def assumptions(paper: Paper) -> Iterator[str]:
         yield (
             "experts: every token picks its own at random, and only what is picked is read and "
             "multiplied; without Triton, XLA does more on GPUs (it expands grouped matmuls densely)"
+        )
+
+
+def node_assumptions(paper: Paper) -> Iterator[str]:
+    """The same of memory nodes of CPUs."""
+    assumed, device, nodes = paper.timing.assumed, paper.timing.device, paper.memory.layout.dp
+    yield (
+        f"{device.name}: {device.bandwidth / GIGA:,.0f} GB/s, {device.flops / 1e12:,.1f} TFLOP/s "
+        f"bfloat16 ({device.source}): modelled, as no such machine was measured"
+    )
+    yield (
+        f"expected: {assumed.bandwidth_share:.0%} of that bandwidth, as tasks are whole panels of "
+        f"{PANEL} outputs, and {assumed.flops_share:.0%} of that arithmetic; the floor takes all"
+    )
+    yield (
+        f"launches: {assumed.decode_launches:g} kernel calls a layer, of each "
+        f"{assumed.between_launches * 1e6:.0f} us until all threads run; those that still spin are "
+        "there sooner, and small calls take fewer threads"
+    )
+    if nodes > 1:
+        yield (
+            f"one replica on each of {nodes} nodes: numactl --cpunodebind=N --membind=N jengine "
+            "serve ..., and jengine route before them; a replica over several nodes would read far "
+            "memory, which is not modelled"
         )
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jengine.assembly.settings.args import settings_of
-from jengine.capacity.accelerators import ACCELERATORS
-from jengine.capacity.layout import checked_layout
+from jengine.capacity.accelerators import ACCELERATORS, Accelerator
+from jengine.capacity.layout import Layout, checked_layout
+from jengine.capacity.processors import memory_node
 from jengine.cli.flags import add_engine_flags, check_file, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
+from jengine.errors import ConfigError
 from jengine.models.reading.published import PUBLISHED
 
 if TYPE_CHECKING:
@@ -38,14 +40,26 @@ examples:
   jengine plan deepseek-v3 --dp 128 --ep 128 --batch 64
   jengine plan llama-70b --tp 16 --dcp 2 --batch 8 --context 131072
   jengine plan llama-8b --pcp 8 --batch 1 --context 131072
+  jengine plan llama-8b --device cpu --cores 64 --nodes 2 --batch 8
 """
 ENGINE_FLAGS = settings_of("plan")
+CPU = "cpu"
 
 
 def add_flags(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder, or the name of a shape")
     devices = parser.add_argument_group("devices")
-    devices.add_argument("--device", choices=sorted(ACCELERATORS), default="h200", help="[h200]")
+    devices.add_argument(
+        "--device", choices=[*sorted(ACCELERATORS), CPU], default="h200", help="[h200]"
+    )
+    devices.add_argument("--cores", type=int, metavar="N", help="of each node of a CPU [32]")
+    devices.add_argument(
+        "--nodes", type=int, metavar="N",
+        help="memory nodes of a CPU, each with a replica of its own [1]",
+    )  # fmt: skip
+    devices.add_argument(
+        "--node-gb", type=float, metavar="GB", help="memory of each node [4 for every core]"
+    )
     devices.add_argument(
         "--tp", type=int, default=1, metavar="N", help="devices per layer: tensor parallelism [1]"
     )
@@ -104,16 +118,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     settings = engine_arguments(arguments, ENGINE_FLAGS)
     if arguments.html:
         check_file("--html", arguments.html)
-    layout = checked_layout(
-        arguments.tp, arguments.pp, arguments.dp, arguments.hosts, arguments.ep, arguments.dcp,
-        arguments.pcp,
-    )  # fmt: skip
+    device, layout = devices_of(arguments)
     with interrupts_end_the_process():
         # Importing jax takes a second: after the flags have been checked.
         paper = importlib.import_module("jengine.capacity.paper").paper_plan(
             arguments.model,
             settings,
-            ACCELERATORS[arguments.device],
+            device,
             layout,
             (arguments.batch, arguments.context),
             arguments.network,
@@ -126,3 +137,27 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     as_json = arguments.json
     terminal.say(json.dumps(report.as_json(paper), indent=2) if as_json else report.as_text(paper))
     return 0 if paper.fits else 1
+
+
+def devices_of(arguments: argparse.Namespace) -> tuple[Accelerator, Layout]:
+    """The kind of device, and how many there are of it."""
+    node = {name: getattr(arguments, name) for name in ("cores", "nodes", "node_gb")}
+    given = ", ".join(
+        f"--{name.replace('_', '-')}" for name, one in node.items() if one is not None
+    )
+    ways = {name: getattr(arguments, name) for name in ("tp", "pp", "dp", "ep", "dcp", "pcp")}
+    if arguments.device != CPU:
+        if given:
+            raise ConfigError(f"{given}: expected with --device {CPU}.")
+        layout = checked_layout(hosts=arguments.hosts, **ways)
+        return ACCELERATORS[arguments.device], layout
+    if divided := [f"--{name}" for name, count in ways.items() if count > 1]:
+        raise ConfigError(
+            f"{', '.join(divided)} with --device {CPU}: a node runs a whole replica. --nodes says "
+            "how many there are."
+        )
+    cores = 32 if arguments.cores is None else arguments.cores
+    nodes = 1 if arguments.nodes is None else arguments.nodes
+    if nodes < 1:
+        raise ConfigError(f"--nodes {nodes}: expected 1 or more.")
+    return memory_node(cores, arguments.node_gb), checked_layout(dp=nodes, hosts=arguments.hosts)

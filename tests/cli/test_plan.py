@@ -358,3 +358,42 @@ def test_a_page_of_charts(tmp_path: Path) -> None:
 def test_a_page_in_no_folder() -> None:
     done = planned("llama-8b", "--html", "/none/of/these.html")
     assert done.status == 1 and "a folder that exists" in done.err
+
+
+def test_memory_nodes_of_cpus_by_hand() -> None:
+    words = ("llama-8b", "--device", "cpu", "--batch", "1", "--context", "1000", "--node-gb", "64")
+    few, many = (plan(*words, "--cores", str(cores)) for cores in (8, 96))
+    assert few["bytes_a_device"]["usable"] == int(0.92 * 64e9)
+    read = few["decode"]["weights_read"] + few["decode"]["cache_read"]
+    assert few["decode"]["floor"] == pytest.approx(read / (8 * 28e9))
+    assert many["decode"]["floor"] == pytest.approx(read / 460e9)  # all that the memory gives
+    assert few["decode"]["launches"] == pytest.approx(32 * 6 * (6e-6 + 7 * 3e-6))
+    # 128 panels: 16 for each of 8 cores; two for some of 96 cores, one for the others.
+    slow = few["decode"]["expected"] - few["decode"]["launches"]
+    assert slow == pytest.approx(few["decode"]["floor"] / 0.9)
+    slow = many["decode"]["expected"] - many["decode"]["launches"]
+    assert slow == pytest.approx(many["decode"]["floor"] / (0.9 * 128 / 192))
+
+
+def test_each_memory_node_has_a_replica_of_its_own() -> None:
+    words = ("llama-8b", "--device", "cpu", "--batch", "4", "--context", "1000")
+    one, two = plan(*words), plan(*words, "--nodes", "2")
+    assert two["layout"]["dp"] == 2 and two["decode"] == one["decode"]
+    assert two["decode_tokens_a_second"] == pytest.approx(2 * one["decode_tokens_a_second"])
+    assert "numactl --cpunodebind=N" in planned(*words, "--nodes", "2").out
+    assert "H200" not in planned(*words).out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--cores", "8"), "--cores: expected with --device cpu"),
+        (("--device", "cpu", "--tp", "2"), "a node runs a whole replica"),
+        (("--device", "cpu", "--cores", "0"), "--cores 0: expected 1 or more"),
+        (("--device", "cpu", "--nodes", "0"), "--nodes 0: expected 1 or more"),
+        (("--device", "cpu", "--node-gb", "0"), "--node-gb 0: expected more than 0"),
+    ],
+)
+def test_what_memory_nodes_cannot_be_is_refused(words: tuple[str, ...], message: str) -> None:
+    found = planned("llama-8b", *words)
+    assert found.status != 0 and message in found.err
