@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jengine.assembly.settings.groups import Groups
 from jengine.config import AttentionConfig, ModelConfig
-from jengine.runner.step.attention_backend import CODES
+from jengine.runner.step.attention_backend import BASES, CODES, available_backend
 from pallas_kernels.choice import fa4_unchosen
 from pallas_kernels.fa4.rules import BULK_BLOCK, Asked, missing, refused
 
@@ -27,7 +27,7 @@ def with_prompt_kernels(asked: Groups, config: ModelConfig) -> Groups:
     if asked.steps.attention_backend != "auto" or asked.steps.deterministic:
         return asked
     heads = served_heads(asked, config)
-    if not heads or missing():
+    if not heads or missing() or available_backend("auto", config.groups)[0] != BASES["fa4"]:
         return asked
     if problem := fa4_unchosen(jax.default_backend(), heads):
         logger.info("Prompts do not run on FlashAttention-4's kernels: %s", problem)

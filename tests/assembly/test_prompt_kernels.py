@@ -15,7 +15,8 @@ from jengine.assembly import device_side, prompt_kernels
 from jengine.assembly.prompt_kernels import with_prompt_kernels
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import block_tokens
-from jengine.config import AttentionConfig
+from jengine.config import AttentionConfig, CacheGroup, CacheSpec
+from jengine.runner.step import attention_backend
 from pallas_kernels import choice
 from pallas_kernels.fa4 import rules
 
@@ -23,8 +24,13 @@ SERVED = AttentionConfig(32, 8, 128)
 
 
 def model(*mixers: AttentionConfig, dtype: str = "bfloat16") -> Any:
-    layers = [SimpleNamespace(mixers=(mixer,)) for mixer in mixers or (SERVED,)]
-    return SimpleNamespace(layers=layers, dtype=dtype)
+    mixers = mixers or (SERVED,)
+    layers = [SimpleNamespace(mixers=(mixer,)) for mixer in mixers]
+    groups = [
+        CacheGroup(CacheSpec("full", mixer.num_kv_heads, mixer.head_dim), (index,))
+        for index, mixer in enumerate(mixers)
+    ]
+    return SimpleNamespace(layers=layers, groups=tuple(groups), dtype=dtype)
 
 
 def asked(**settings: Any) -> Any:
@@ -37,7 +43,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     kind = SimpleNamespace(compute_capability="9.0", device_kind="NVIDIA H200")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [kind])
-    monkeypatch.setattr(choice, "triton_problem", lambda *_: None)
+    too_large = "the kernels take head dimensions up to 256"
+    for room in (choice, attention_backend):
+        monkeypatch.setattr(
+            room, "triton_problem", lambda _, heads: too_large if max(heads) > 256 else None
+        )
+    monkeypatch.setattr(attention_backend, "unserved_device", lambda _: None)
     for room in (rules, choice, prompt_kernels):
         monkeypatch.setattr(room, "missing", lambda: None)
     return kind
@@ -51,6 +62,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ({"block_size": 128}, model(), "fa4", 128),
         # One layer is enough.
         ({}, model(replace(SERVED, head_dim=256), SERVED), "fa4", 128),
+        # Where Triton cannot run, these do not either.
+        ({}, model(replace(SERVED, head_dim=512), SERVED), "auto", 16),
         ({"block_size": 16}, model(), "auto", 16),
         ({"attention_backend": "triton"}, model(), "triton", 16),
         ({"kv_cache_dtype": "fp8"}, model(), "auto", 16),
