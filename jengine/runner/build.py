@@ -194,11 +194,6 @@ def companions_of(
         ready, images = config.warm_up and config.takes_images, PatchPacker(model.vision)
         return *prompts, Images(loaded, encoders_of(loaded, config, images, warm_up=ready))
     if model.cross_encoder is not None:
-        if len(loaded.placement.processes) > 1:
-            raise UnsupportedFeature(
-                f"{model.architecture} on devices of the processes {loaded.placement.processes}: "
-                "cross attention over several processes is not built yet. Use those of one."
-            )
         encoders = encoders_of(loaded, config, cross_packer(model), warm_up=config.warm_up)
         return *prompts, EncoderOutput(loaded, encoders, model.cross_encoder.positions)
     return prompts

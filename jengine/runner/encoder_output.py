@@ -25,6 +25,7 @@ from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep
 from jengine.runner.programs.encoders import Encoders
 from jengine.runner.step.cross_attention import CrossInput
+from sharding.placement import put
 
 
 class EncoderOutput:
@@ -51,7 +52,7 @@ class EncoderOutput:
         return False
 
     def _put(self) -> jax.Array:
-        return jax.device_put(self._places.copy(), self._loaded.placement.everywhere)
+        return put(self._places.copy(), self._loaded.placement.everywhere)
 
     def beside(self, plan: Plan, packed: PackedStep) -> CrossInput:
         """The encoder's array and each row's positions in it."""

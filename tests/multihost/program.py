@@ -27,6 +27,7 @@ from tests.api import grammar_requests
 from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.api.few_requests import LONG, PARAMS, PROMPTS
 from tests.lora import engines as adapted
+from tests.media import encoder_prompts
 
 # More tokens than the cache of the scenario below has room for.
 OFFLOADED = random_prompts(100, 70, 110, 90)
@@ -247,6 +248,13 @@ def adapting(folder: Path, rank: int) -> None:
         say(found=adapted.turns(llm, adapted.written_adapters(folder.parent)))
 
 
+def encoding(folder: Path, rank: int) -> None:
+    """What encoders read, images or a text: every process runs them, and the decoder over all."""
+    prompts = encoder_prompts.of(folder.name)
+    with tiny_engine(folder, max_model_len=48, multihost=MULTIHOST) as llm:
+        say(found=answers(llm.generate(prompts, SamplingParams(**GREEDY))))
+
+
 def ruled(folder: Path, rank: int) -> None:
     """Requests with grammars, of which the leader keeps the matchers."""
     with engine(folder, tokenizer=folder) as llm:
@@ -357,6 +365,7 @@ SCENARIOS = {
         striped,
         ruled,
         adapting,
+        encoding,
         drafting,
         device_drafting,
         offloading,

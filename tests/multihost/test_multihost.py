@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from jengine import SamplingParams
 from jengine.executor.multihost.ending import EXIT_STATUS
 from tests.api import grammar_requests
 from tests.api.draft_heads import write_heads
 from tests.api.engines import answers, tiny_engine
+from tests.media import encoder_prompts
 from tests.models.tiny_models import write_tiny_native
 from tests.multihost.launch import launched
-from tests.multihost.program import MULTIHOST, OFFLOADED, PARAMS, PROMPTS, in_turn
+from tests.multihost.program import GREEDY, MULTIHOST, OFFLOADED, PARAMS, PROMPTS, in_turn
 from tests.server.serving import letters
 
 SECONDS = 240  # for a scenario, on cores that are shared with others
@@ -71,6 +73,16 @@ def test_same_tokens_as_one_process(
     assert len(found["held"]) == processes
     assert len(set(found["held"])) == 1
     assert found["zeroed"] == [[[0, 0, 0]]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_vl", "bart"])
+def test_encoders_of_every_process(family: str, tmp_path: Path) -> None:
+    folder = encoder_prompts.write(tmp_path, family)
+    greedy = SamplingParams(**GREEDY)
+    with tiny_engine(folder, max_model_len=48) as llm:
+        expected = answers(llm.generate(encoder_prompts.of(family), greedy))
+    assert said("encoding", folder)["found"] == expected
 
 
 @pytest.mark.slow

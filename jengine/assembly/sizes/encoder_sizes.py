@@ -136,10 +136,7 @@ def refused_across(asked: Groups, config: ModelConfig) -> dict[str, bool]:
         **asked.in_use(
             "enable_lora",
             "enable_prompt_embeds",
-            "num_scheduler_steps",
-            "speculative_config",
             "deterministic",
-            "enable_sleep_mode",
             "decode_context_parallel_size",
         ),
         "a pooling runner": config.pooling is not None,

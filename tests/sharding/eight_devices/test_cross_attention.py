@@ -3,7 +3,6 @@ Answers are those of one device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +11,17 @@ import pytest
 
 from jengine import SamplingParams
 from tests.api.engines import answers, tiny_engine
-from tests.media.tiny_bart import write_bart
-from tests.media.tiny_t5 import KINDS, write_t5
-from tests.media.tiny_whisper import sound, write_whisper
+from tests.media import encoder_prompts
+from tests.media.encoder_prompts import CROSS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=0)
-SOURCES = [[9, 1], [0, *range(20, 40), 1], [60, 61, 1]]
-SOUNDS = [sound(1.0, 220), sound(0.8, 1800), sound(0.1, 700)]
-PROMPTS = [[5, 6, 7], [8], [*range(3, 25)]]  # of the decoder, after the token that starts it
-
-
-def write_flan(folder: Path) -> Path:
-    return write_t5(folder, KINDS["v1.1"])
-
-
-WRITERS: dict[str, Callable[[Path], Path]] = {
-    "bart": write_bart, "t5": write_flan, "whisper": write_whisper,
-}  # fmt: skip
 pytestmark = pytest.mark.slow  # three engines each
-
-
-def asked(family: str) -> list[Any]:
-    """Prompts of both parts."""
-    audio = [{"prompt": "", "multi_modal_data": {"audio": (one, 16000)}} for one in SOUNDS]
-    sources: list[Any] = audio if family == "whisper" else SOURCES
-    return [
-        {"encoder_prompt": source, "decoder_prompt": {"prompt_token_ids": ids}}
-        for source, ids in zip(sources, PROMPTS, strict=True)
-    ]
 
 
 def run(folder: Path, family: str, **settings: Any) -> tuple[Any, np.ndarray, dict[str, float]]:
     """Tokens, their log-probabilities, and what one device has of each matrix."""
     with tiny_engine(folder, max_model_len=48, **settings) as llm:
-        outputs = llm.generate(asked(family), GREEDY)
+        outputs = llm.generate(encoder_prompts.of(family), GREEDY)
         logprobs = np.array([one.outputs[0].cumulative_logprob for one in outputs])
         loaded = llm.engine.runners[0].loaded
         shares = {
@@ -56,9 +32,9 @@ def run(folder: Path, family: str, **settings: Any) -> tuple[Any, np.ndarray, di
         return answers(outputs), logprobs, shares
 
 
-@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("family", CROSS)
 def test_answers_are_those_of_one_device(family: str, tmp_path: Path) -> None:
-    folder = WRITERS[family](tmp_path)
+    folder = encoder_prompts.write(tmp_path, family)
     tokens, logprobs, _ = run(folder, family)
     assert len(set(logprobs.round(3))) == len(tokens), "both prompts matter"
     for backend in ("auto", "xla"):
