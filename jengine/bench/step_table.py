@@ -84,8 +84,8 @@ class Rounds:
 
 
 def axes(llm: LLM) -> tuple[list[int], list[int], list[int]]:
-    """The table's axes: decode rows (one row is left for prefill), prefill tokens in whole tiles,
-    contexts."""
+    """The table's axes: decode rows (one row is left for prefill), prefill tokens in whole tiles
+    and just above, contexts."""
     schedule = llm.engine.schedule
     rows = doubled(1, max(schedule.max_num_seqs - 1, 1))
     tile = schedule.prefill_tile
@@ -97,8 +97,14 @@ def axes(llm: LLM) -> tuple[list[int], list[int], list[int]]:
             "which is too little to time steps. Raise max_model_len or kv_cache_memory_bytes, or "
             "lower max_num_seqs."
         )
-    prefill = doubled(tile, min(room, far) // tile * tile)
+    prefill = above_too(doubled(tile, min(room, far) // tile * tile))
     return [0, *rows], [0, *prefill], sorted({*doubled(SHORT, far)[::2], far})
+
+
+def above_too(sizes: Sequence[int]) -> list[int]:
+    """Each size but the last, and one token more: where a step costs its tile or bucket, the time
+    jumps there, and lines between the other sizes would cut the corner."""
+    return sorted({size + more for size in sizes for more in (0, 1) if size + more <= sizes[-1]})
 
 
 def longest(llm: LLM) -> int:

@@ -21,6 +21,7 @@ from jengine.outputs import (
     StepOutput,
     TokenDelta,
 )
+from jengine.plan import TOKENS_NUMBER
 from jengine.repetition_detection import RepetitionDetectionParams
 from jengine.request import FINISHED, RUNNING, Request
 from jengine.scheduler.decode_length import DecodeLength
@@ -58,16 +59,17 @@ class Committer:
         plan, requests = flight.plan, self._requests
         self._recorder.begin_commit(flight)
         requests.side_results.gather(plan, flight.requests, output)
-        ends = (plan.entries.starts + plan.entries.lengths).tolist()
-        wants_tokens, tokens = plan.entries.wants_tokens.tolist(), self._tokens(output)
+        _, starts, lengths, wanted = plan.entries.columns
+        ends = (starts + lengths).tolist()
+        wants_tokens, tokens = (wanted == TOKENS_NUMBER).tolist(), self._tokens(output)
         assert len(tokens) == sum(wants_tokens), "an item for each entry that wants tokens"
         if plan.drafts:
             tokens = list(map(without_gaps, tokens))
             self._lengthening.settle(flight, tokens)
         deltas: list[TokenDelta] = []
         num_open, sampled = len(requests.open), 0
-        for request, end, wanted in zip(flight.requests, ends, wants_tokens, strict=True):
-            if not wanted:
+        for request, end, wants in zip(flight.requests, ends, wants_tokens, strict=True):
+            if not wants:
                 if request.status is RUNNING:
                     request.num_processed = end
                 continue

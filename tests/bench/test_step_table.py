@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from jengine import LLM
-from jengine.bench.step_table import doubled, measure
+from jengine.bench.step_table import above_too, doubled, measure
 from jengine.capacity.simulation.proof import proof
-from jengine.capacity.simulation.step_times import pure_decode
-from jengine.capacity.simulation.table_times import read_table, table_kind
+from jengine.capacity.simulation.step_times import Load, pure_decode
+from jengine.capacity.simulation.table_times import TableTimes, read_table, table_kind
 from jengine.capacity.simulation.trace import TraceSettings
 from tests.api.engines import SMALL_DEMO
 
@@ -25,6 +25,16 @@ def test_numbers_double() -> None:
     assert doubled(1, 8) == [1, 2, 4, 8]
     assert doubled(1, 7) == [1, 2, 4, 7]
     assert doubled(32, 20) == []
+
+
+def test_a_prompt_costs_the_tile_that_it_begins() -> None:
+    sizes = above_too(doubled(32, 128))
+    assert sizes == [32, 33, 64, 65, 128]
+    padded = [float(-(-size // 32)) for size in sizes]  # of an engine that runs whole tiles
+    times = TableTimes(([0, 1], [0, *sizes], [8]), [[[one] for one in (0.0, *padded)]] * 2)
+    for tokens, tiles in ((32, 1), (33, 2), (50, 2), (64, 2), (65, 3), (128, 4)):
+        load = Load(0, 0, tokens, 0, tokens, tokens, 1)
+        assert times.seconds(load) == pytest.approx(tiles)
 
 
 @pytest.mark.slow

@@ -184,8 +184,27 @@ def test_refused_with_a_model(words: tuple[str, ...], message: str) -> None:
     assert done.status == 1 and message in done.err, done.err
 
 
+def test_replicas_that_serve_in_turns_are_simulated_apart_with_the_same_outcome(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--rate", "40", "--replicas", "4", "--routing", "turns", "--spread", "0.5")
+    apart = simulate(table, *words)
+    assert apart["scenario"]["groups"] == 1
+    module = "jengine.capacity.simulation.groups.in_independent_groups"
+    monkeypatch.setattr(module, lambda scenario: scenario)
+    together = simulate(table, *words)
+    for name in ("ttft", "itl", "tpot", "e2el"):
+        one, other = (found["figures"]["latency_ms"][name] for found in (apart, together))
+        assert one == pytest.approx(other), name
+    one, other = (found["figures"]["pools"]["replicas"] for found in (apart, together))
+    del one["cache_use_while_busy"], other["cache_use_while_busy"]  # jumps take blocks ahead
+    assert one == pytest.approx(other)
+
+
 @pytest.mark.slow
-def test_groups_run_in_processes_of_their_own(table: Path) -> None:
+def test_groups_run_in_processes_of_their_own(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jengine.capacity.simulation.groups.WORTH", 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     words = ("--rate", "20", "--replicas", "4", "--routing", "load")
     figures = simulate(table, *words, "--groups", "2")["figures"]
     assert figures["completed"] == 40 and figures["pools"]["replicas"]["replicas"] == 4

@@ -1,4 +1,4 @@
-"""Runs the groups of a scenario: one in this process, several in processes side by side.
+"""Runs the groups of a scenario: few requests in this process, many in a process per core.
 
 In: a Scenario. Out: a GroupResult of each.
 """
@@ -8,32 +8,53 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from jengine.capacity.simulation.group import run_group
+from jengine.capacity.simulation.group import run_parts
 from jengine.capacity.simulation.results import GroupResult
 from jengine.capacity.simulation.scenario import Scenario
 from jengine.errors import EngineDead
 
+WORTH = 5000  # requests that take as long as starting a process
 LAST_WORDS = 2000  # characters of what a process that failed said
 
 
 def run_groups(scenario: Scenario) -> list[GroupResult]:
-    """Simulate all groups, as many at a time as there are cores. Returns results in order."""
-    if scenario.groups == 1:
-        return [run_group(scenario, 0)]
+    """Simulate all groups. Returns results in order."""
+    scenario = in_independent_groups(scenario)
+    count = min(scenario.groups, os.cpu_count() or 1, -(-scenario.trace.requests // WORTH))
+    if count == 1:
+        return list(run_parts(scenario, range(scenario.groups)))
     given = msgspec.json.encode(scenario)
-    with ThreadPoolExecutor(min(scenario.groups, os.cpu_count() or 1)) as threads:
-        return list(threads.map(lambda part: run_apart(given, part), range(scenario.groups)))
+    shares = [range(first, scenario.groups, count) for first in range(count)]
+    with ThreadPoolExecutor(count) as threads:
+        done = list(threads.map(lambda parts: run_apart(given, parts), shares))
+    return [done[part % count][part // count] for part in range(scenario.groups)]
 
 
-def run_apart(given: bytes, part: int) -> GroupResult:
-    """Simulate one group in a separate process."""
-    command = [sys.executable, "-m", "jengine.capacity.simulation.group", str(part)]
+def in_independent_groups(scenario: Scenario) -> Scenario:
+    """Each replica a group where requests are given to them in turns, whatever happens: the outcome
+    is that of one group, and arrivals at other replicas end no jump."""
+    depends = scenario.failures or scenario.mtbf or scenario.autoscaling or scenario.csv
+    if scenario.routing != "turns" or len(scenario.pools) > 1 or scenario.groups > 1 or depends:
+        return scenario
+    if scenario.trace.turns > 1:  # the next turn goes to whichever replica is next then
+        return scenario
+    return msgspec.structs.replace(scenario, groups=scenario.pools[0].replicas)
+
+
+def run_apart(given: bytes, parts: Sequence[int]) -> list[GroupResult]:
+    """Simulate some groups, one after the other, in a separate process."""
+    words = map(str, parts)
+    command = [sys.executable, "-m", "jengine.capacity.simulation.group", *words]
     done = subprocess.run(command, input=given, capture_output=True, check=False)  # noqa: S603
     if done.returncode:
-        words = done.stderr.decode(errors="replace")[-LAST_WORDS:]
-        raise EngineDead(f"group {part} of the simulation ended with {done.returncode}: {words}")
-    return msgspec.msgpack.decode(done.stdout, type=GroupResult)
+        said = done.stderr.decode(errors="replace")[-LAST_WORDS:]
+        raise EngineDead(
+            f"groups {', '.join(map(str, parts))} of the simulation ended with "
+            f"{done.returncode}: {said}"
+        )
+    return msgspec.msgpack.decode(done.stdout, type=list[GroupResult])

@@ -33,8 +33,8 @@ Run = Callable[[Plan], StepOutput]
 
 def made_up(plan: Plan) -> StepOutput:
     """Output of a plan with constant tokens: no model runs."""
-    alone = plan.num_decodes == len(plan.entries)
-    sampled = plan.num_decodes if alone else np.count_nonzero(plan.entries.wants_tokens)
+    count = len(plan.entries)
+    sampled = count if count == plan.num_decodes else np.count_nonzero(plan.entries.wants_tokens)
     return made_up_output(int(sampled), plan.repeats)
 
 

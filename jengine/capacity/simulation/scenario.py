@@ -5,6 +5,7 @@ In: JSON, or what a user says on the command line. Out: pools and a trace, ready
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -138,11 +139,10 @@ def kind_of(pool: PoolPlan, scenario: Scenario) -> ReplicaKind:
     )
 
 
-def fleet_of(scenario: Scenario, part: int = 0) -> Fleet:
+def fleet_of(scenario: Scenario, kinds: Sequence[ReplicaKind], part: int = 0) -> Fleet:
     """The fleet of one group, which has every `groups`-th request and replica."""
     clock, pools = Clock(), []
-    for pool in scenario.pools:
-        kind = kind_of(pool, scenario)
+    for pool, kind in zip(scenario.pools, kinds, strict=True):
         replicas = [
             Replica(kind, clock, number) for number in range(part, pool.replicas, scenario.groups)
         ]
