@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "vector.h"
@@ -150,9 +151,17 @@ void multiply(const uint32_t* left, const char* right, int64_t steps, float* sum
 using Multiply = void (*)(const uint32_t*, const char*, int64_t, float*, int64_t, bool, Ahead,
                           GroupScaling);
 
+// What reads the same numbers faster where few sums leave registers free.
+template <class Given>
+struct OfFewRows {
+  using Kind = Given;
+};
+constexpr int MOST_FEW_ROWS = 4;
+
 template <class Kind, int STRIDE, size_t... ROW>
 constexpr std::array<Multiply, sizeof...(ROW)> multiplies(std::index_sequence<ROW...>) {
-  return {multiply<Kind, ROW + 1, STRIDE>...};
+  return {multiply<std::conditional_t<(ROW < MOST_FEW_ROWS), typename OfFewRows<Kind>::Kind, Kind>,
+                   ROW + 1, STRIDE>...};
 }
 // The kernel for a number of rows up to MOST_ROWS.
 template <class Kind, int STRIDE = 0>

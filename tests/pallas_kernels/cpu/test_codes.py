@@ -105,6 +105,16 @@ def test_equals_numpy(
     check(found, rounded(x, dtype) @ case.weight, inputs)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 13])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_code_is_exact(dtype: str, rows: int) -> None:
+    codes = np.arange(-128, 128, dtype=np.int8).reshape(2, 128)
+    scales = Scales(pack_scales(jnp.ones((1, 128))), None, 2, dtype)
+    x = jnp.eye(2)[jnp.arange(rows) % 2]
+    found = matmul(x, pack_codes(jnp.asarray(codes), 2, dtype), 128, scales=scales)
+    np.testing.assert_array_equal(found, codes[np.arange(rows) % 2])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("inner", [21, *slow(16, 80)])
