@@ -6,8 +6,10 @@ The tables below are the rules. A new room needs a line of its own here.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -174,6 +176,15 @@ LAZY_TARGETS = {
     "jengine.grammar.tokens": "the same",
     "jengine.weights.gguf.header": "numpy, for settings that `--help` reads without it",
 }
+
+# Most of these are messages between processes, and what a server says in its OpenAPI document.
+SHARED_CLASS_NAMES = {
+    "AbortRequest", "Answer", "Ask", "AskHealth", "Asked", "Attention", "Batch", "CallWorkers",
+    "Choice", "Counts", "Engine", "Failure", "Given", "Groups", "Health", "Histogram", "Kernel",
+    "Load", "Message", "Options", "Order", "Part", "Pause", "Pool", "Progress", "Ready",
+    "Refusal", "Refused", "Resume", "RowNorm", "Running", "Sleep", "Sources", "StepClock",
+    "TilesLaunch", "TokenTexts", "Told", "Trace", "Usage", "Where",
+}  # fmt: skip
 
 
 class Import(NamedTuple):
@@ -408,3 +419,14 @@ def test_nothing_is_defined_after_a_program_runs() -> None:
     for file in sorted((Path(__file__).parents[1] / "jengine").rglob("*.py")):
         _, _, after = file.read_text(encoding="utf-8").partition('\nif __name__ == "__main__"')
         assert not any(line.startswith(("def ", "class ")) for line in after.splitlines()), file
+
+
+def test_class_names_stand_once() -> None:
+    """A name that two classes share makes a reader ask which one is meant: only these still do."""
+    named = Counter(
+        name
+        for file in files()
+        for name in re.findall(r"^ *class (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    shared = {name for name, count in named.items() if count > 1}
+    assert not shared - SHARED_CLASS_NAMES, "say in the name what kind of it this class is"

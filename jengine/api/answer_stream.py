@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jengine.api.async_requests import AsyncRequests
 
 
-class Reader:
+class StreamReader:
     """The asyncio side of one stream: its loop, the event set when output is ready, and the arrival
     time of its request."""
 
@@ -29,7 +29,7 @@ class Reader:
         self.arrival = time.monotonic()
 
 
-Submit = Callable[[Reader], Answer]
+Submit = Callable[[StreamReader], Answer]
 # Work that may take seconds, such as compiling a grammar. It runs in a thread before `Submit`, for
 # which all requests share one.
 Prepare = Callable[[], object]
@@ -89,7 +89,7 @@ class AnswerStream(AsyncGenerator[RequestOutput, None]):
         self._leave()
 
     async def _entered(self, submit: Submit) -> Answer:
-        reader = Reader()
+        reader = StreamReader()
         if self._prepare is not None:
             await asyncio.to_thread(self._prepare)
         entering = self._requests.enter(submit, reader)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from jengine.api.arguments import Loras, Params
-from jengine.api.batches import Batch, Batches, Speed
+from jengine.api.batches import RequestBatch, RequestBatches, Speed
 from jengine.api.front import Front
 from jengine.assembly.progress import ProgressFactory, progress_factory
 from jengine.outputs import RequestOutput
@@ -27,8 +27,8 @@ class Answering:
 
     def __init__(self, front: Front) -> None:
         self._front = front
-        self.batches = Batches(front.session)
-        self._queued: list[Batch] = []
+        self.batches = RequestBatches(front.session)
+        self._queued: list[RequestBatch] = []
 
     def answer(
         self,
@@ -41,7 +41,7 @@ class Answering:
     ) -> list[RequestOutput]:
         """Run the engine until all prompts are answered; outputs in the order of the prompts."""
         self.batches.check_running()
-        batch = Batch()
+        batch = RequestBatch()
         try:
             self._submit(batch, prompts, sampling_params, use_tqdm, priority, taps, lora_request)
             return self.complete(batch, use_tqdm)
@@ -53,7 +53,7 @@ class Answering:
     ) -> Generator[RequestOutput]:
         """Queue prompts now; their outputs as they grow. Leaving the loop aborts the rest."""
         self.batches.check_running()
-        batch = Batch()
+        batch = RequestBatch()
         try:
             self._submit(
                 batch, prompts, sampling_params, False, lora_request=lora_request, streaming=True
@@ -72,7 +72,7 @@ class Answering:
         lora_request: Loras = None,
     ) -> list[str]:
         """Queue prompts for `complete_queued`; the ids of the requests."""
-        batch = Batch()
+        batch = RequestBatch()
         try:
             self._submit(
                 batch, prompts, sampling_params, use_tqdm, priority, lora_request=lora_request
@@ -95,7 +95,7 @@ class Answering:
 
     def _submit(
         self,
-        batch: Batch,
+        batch: RequestBatch,
         prompts: Any,
         sampling_params: Params,
         use_tqdm: Progress,
@@ -112,7 +112,7 @@ class Answering:
         with bar(use_tqdm, len(asked), "Rendering prompts") as progress:
             self.batches.submit(batch, asked, lambda: progress.update(1))
 
-    def complete(self, batch: Batch, use_tqdm: Progress) -> list[RequestOutput]:
+    def complete(self, batch: RequestBatch, use_tqdm: Progress) -> list[RequestOutput]:
         """Run the engine until the batch is answered."""
         done: dict[str, RequestOutput] = {}
         speed = Speed()

@@ -32,7 +32,7 @@ CHAT_OPTIONS = (
 ALWAYS_KNOWN = ("sampling_params", "use_tqdm", "priority", "lora_request")
 
 
-class Asked(NamedTuple):
+class RequestArguments(NamedTuple):
     """The arguments of one request, before its prompt is tokenized."""
 
     prompt: Any

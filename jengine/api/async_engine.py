@@ -201,14 +201,14 @@ class AsyncEngine(BaseLLM):
             return error
         return None
 
-    def shutdown(self) -> Done:
+    def shutdown(self) -> FinishedCoroutine:
         """End every request and free the device memory. Calling it twice is harmless.
 
         All is done when it returns; `await engine.shutdown()` works as well.
         """
         if self._front.leave() is not None:
             self._requests.shutdown()
-        return Done()
+        return FinishedCoroutine()
 
     async def __aenter__(self) -> Self:
         return self
@@ -217,7 +217,7 @@ class AsyncEngine(BaseLLM):
         await self.shutdown()
 
 
-class Done(Coroutine[None, None, None]):
+class FinishedCoroutine(Coroutine[None, None, None]):
     """A finished coroutine: it can be awaited, made a task or dropped without a warning."""
 
     def __await__(self) -> Generator[None, None, None]:

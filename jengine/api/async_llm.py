@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from jengine.adapters import LoRARequest
-from jengine.api.answer_stream import AnswerStream, Prepare, Reader
+from jengine.api.answer_stream import AnswerStream, Prepare, StreamReader
 from jengine.api.arguments import AnyParams, chat_options, refuse_others
 from jengine.api.async_engine import AsyncEngine
 from jengine.api.beams import opened_search, streamed_search
@@ -55,7 +55,7 @@ class AsyncLLM(AsyncEngine):
         if rank is not None:
             rank = integer("data_parallel_rank", rank, 0)
 
-        def submit(reader: Reader) -> Answer:
+        def submit(reader: StreamReader) -> Answer:
             given = prompt
             if tokenization_kwargs is not None:
                 (given,) = self._front.tokenized([prompt], tokenization_kwargs)
@@ -79,7 +79,7 @@ class AsyncLLM(AsyncEngine):
         """`generate` for one conversation, a list of messages; options as for `LLM.chat`."""
         given = chat_options("chat", options)
 
-        def submit(reader: Reader) -> Answer:
+        def submit(reader: StreamReader) -> Answer:
             prompts = self._front.chat_prompts(messages, given)
             if len(prompts) != 1:
                 raise RequestError(
@@ -108,7 +108,7 @@ class AsyncLLM(AsyncEngine):
         pooling = Pooling(self._front, type(self).__name__)
         params = pooling.model("encode").own_params(pooling_params or PoolingParams())
 
-        def submit(reader: Reader) -> Answer:
+        def submit(reader: StreamReader) -> Answer:
             (given,) = pooling.prompts([prompt], tokenization_kwargs)
             return self._submit(given, params, request_id, priority, lora_request, reader)
 
@@ -154,7 +154,7 @@ class AsyncLLM(AsyncEngine):
         request_id: str | None,
         priority: int,
         lora_request: LoRARequest | None,
-        reader: Reader,
+        reader: StreamReader,
         arrival: Arrival | None = None,
     ) -> Answer:
         self.engine.check_leaves()

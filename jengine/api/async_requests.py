@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
-from jengine.api.answer_stream import AnswerStream, Prepare, Reader, Submit, wake
+from jengine.api.answer_stream import AnswerStream, Prepare, StreamReader, Submit, wake
 from jengine.engine.answer import Answer
 from jengine.engine.in_process import InProcessClient
 from jengine.engine.questions import Pause, Resume, Settle
@@ -46,7 +46,7 @@ class AsyncRequests:
         """The outputs of the request that `submit` makes, from the first read on."""
         return AnswerStream(self, submit, prepare)
 
-    def enter(self, submit: Submit, reader: Reader) -> Future[Answer]:
+    def enter(self, submit: Submit, reader: StreamReader) -> Future[Answer]:
         """Tokenize and queue a request on the input thread; steps run until it is answered."""
 
         def work() -> Answer:

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 
-from jengine.api.arguments import Asked
+from jengine.api.arguments import RequestArguments
 from jengine.api.async_requests import PauseMode
 from jengine.api.interrupt import held_back_interrupts
 from jengine.engine.answer import Answer
@@ -22,7 +22,7 @@ from jengine.errors import EngineAsleep, RequestError
 from jengine.outputs import RequestOutput
 
 
-class Batch:
+class RequestBatch:
     """Requests submitted together, and the queue of those with unread output."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Batch:
         return [answer.request_id for answer in self.answers]
 
 
-class Batches:
+class RequestBatches:
     """All batches of one session. Several may be run in turn, or at once in several threads."""
 
     def __init__(self, session: Session) -> None:
@@ -48,8 +48,8 @@ class Batches:
 
     def submit(
         self,
-        batch: Batch,
-        asked: Iterable[Asked],
+        batch: RequestBatch,
+        asked: Iterable[RequestArguments],
         note_progress: Callable[[], object] = lambda: None,
     ) -> None:
         """Tokenize, check and queue prompts one after the other; with an error, none stays
@@ -67,7 +67,7 @@ class Batches:
             self.discard(batch)
             raise
 
-    def run(self, batch: Batch) -> Generator[RequestOutput]:
+    def run(self, batch: RequestBatch) -> Generator[RequestOutput]:
         """Yield outputs until the batch is answered; leaving the loop aborts the rest."""
         pending = set(batch.answers)
         try:
@@ -86,14 +86,14 @@ class Batches:
             for answer in pending:
                 self.session.discard(answer)
 
-    def stream(self, batch: Batch) -> Generator[RequestOutput]:
+    def stream(self, batch: RequestBatch) -> Generator[RequestOutput]:
         """`run` for a caller who may never begin to read."""
         outputs = self.run(batch)
         # A generator that was never started does not run its own `finally`.
         weakref.finalize(outputs, self.discard, batch).atexit = False  # pyrefly: ignore
         return outputs
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: RequestBatch) -> None:
         """Run one step, unless the batch has something to take or there is no work."""
         self.check_running()
         if not batch.arrived and self.session.has_work:
@@ -148,12 +148,12 @@ class Batches:
                 "afterwards."
             )
 
-    def discard(self, batch: Batch) -> None:
+    def discard(self, batch: RequestBatch) -> None:
         """End the requests of a batch that will not be read any further."""
         for answer in batch.answers:
             self.session.discard(answer)
 
-    def _wait_for(self, batch: Batch) -> None:
+    def _wait_for(self, batch: RequestBatch) -> None:
         """Return when the batch has something to take, or a step has been run."""
         self._step_or_wait(lambda: bool(batch.arrived))
 

@@ -21,9 +21,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jengine.api.arguments import (
-    Asked,
     Loras,
     Params,
+    RequestArguments,
     as_conversations,
     as_list,
     final_only,
@@ -92,7 +92,7 @@ class Front:
         taps: int | Sequence[int] = 0,
         *,
         streaming: bool = False,
-    ) -> list[Asked]:
+    ) -> list[RequestArguments]:
         """Each prompt as it was given, with its parameters, its priority and its adapter."""
         self.engine.check_leaves()
         given = as_list(prompts)
@@ -105,7 +105,10 @@ class Front:
         levels = [level or 0 for level in spread("priority", priority, len(given))]
         adapters = spread("lora_request", lora_request, len(given))
         tapped = spread("taps", taps, len(given))
-        return [Asked(*one) for one in zip(given, params, levels, adapters, tapped, strict=True)]
+        return [
+            RequestArguments(*one)
+            for one in zip(given, params, levels, adapters, tapped, strict=True)
+        ]
 
     def chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[TokensPrompt]:
         """The prompts of one conversation or of several, by the chat template."""

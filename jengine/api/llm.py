@@ -20,7 +20,7 @@ from jengine.api.arrays import GenerateResult, Scores
 from jengine.api.beams import beam_search
 from jengine.api.inside import InsideEngine
 from jengine.api.profile_steps import profiled
-from jengine.api.profile_table import Profile
+from jengine.api.profile_table import ProfileTable
 from jengine.api.tapping import Interventions
 from jengine.beam_search import BeamSearchOutput, BeamSearchParams
 from jengine.errors import RequestError
@@ -194,7 +194,9 @@ class LLM(InsideEngine):
             session, self._answering, prompts, params, use_tqdm, concurrency_limit, lora_request
         )
 
-    def profile(self, folder: str | Path, steps: int = 10, batch: int | None = None) -> Profile:
+    def profile(
+        self, folder: str | Path, steps: int = 10, batch: int | None = None
+    ) -> ProfileTable:
         """Record some decode steps of a full batch, or of `batch` requests, into a folder.
 
         The result prints as a table of the operations that took longest. The folder has the trace

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jengine.adapters import LoRARequest
-from jengine.api.batches import Batch
+from jengine.api.batches import RequestBatch
 from jengine.api.offline import OfflineEngine
 from jengine.assembly.engine import Engine
 from jengine.engine.answer import Answer
@@ -25,7 +25,7 @@ class LLMEngine(OfflineEngine):
 
     def _hold(self, engine: Engine) -> None:
         super()._hold(engine)
-        self._batch = Batch()
+        self._batch = RequestBatch()
         self._open: dict[str, Answer] = {}  # by request id, until the last output is returned
 
     def add_request(

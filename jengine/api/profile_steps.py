@@ -12,7 +12,7 @@ from typing import Any
 
 from jengine.api.front import Front
 from jengine.api.metrics import cost_model
-from jengine.api.profile_table import Profile, operations_of
+from jengine.api.profile_table import ProfileTable, operations_of
 from jengine.engine.questions import AskStats
 from jengine.errors import RequestError
 from jengine.metrics.cost import StepCost
@@ -22,7 +22,9 @@ PROMPT = 16  # tokens
 Answer = Callable[[list[list[int]], list[SamplingParams]], Any]
 
 
-def profiled(front: Front, answer: Answer, folder: str, steps: int, batch: int | None) -> Profile:
+def profiled(
+    front: Front, answer: Answer, folder: str, steps: int, batch: int | None
+) -> ProfileTable:
     """Record decode steps of a batch."""
     engine = front.engine
     longest = engine.schedule.max_model_len - PROMPT
@@ -55,4 +57,4 @@ def profiled(front: Front, answer: Answer, folder: str, steps: int, batch: int |
         after.operations - before.operations, after.read - before.read,
         after.written - before.written,
     )  # fmt: skip
-    return Profile(folder, steps, seconds, spent, operations_of(folder))
+    return ProfileTable(folder, steps, seconds, spent, operations_of(folder))

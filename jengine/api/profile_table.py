@@ -32,7 +32,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Profile:
+class ProfileTable:
     """Some steps of an engine."""
 
     folder: str

@@ -19,7 +19,7 @@ LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Line:
+class ShardingLine:
     """Parameters with the same shape and sharding."""
 
     name: str
@@ -58,7 +58,7 @@ class ParamShardings(dict[str, NamedSharding]):
         super().__init__(shardings)
         self.shapes = dict(shapes)
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[ShardingLine]:
         """Yield a line per kind of parameter, in the model's order."""
         alike: dict[tuple[str, tuple[int, ...], NamedSharding], list[str]] = {}
         for path, sharding in self.items():
@@ -66,7 +66,7 @@ class ParamShardings(dict[str, NamedSharding]):
             alike.setdefault(key, []).append(path)
         for (name, shape, sharding), paths in alike.items():
             layers = [int(found[1]) for found in map(LAYER.match, paths) if found]
-            yield Line(name.replace("*", in_words(layers)), shape, sharding)
+            yield ShardingLine(name.replace("*", in_words(layers)), shape, sharding)
 
     def __str__(self) -> str:
         rows = []
@@ -81,7 +81,7 @@ class ParamShardings(dict[str, NamedSharding]):
         return f"<table>{''.join(map(row_in_html, self.lines()))}</table>"
 
 
-def row_in_html(line: Line) -> str:
+def row_in_html(line: ShardingLine) -> str:
     """The name, the shape, and a cell for each device."""
     cells = "".join(
         f'<span title="device {device}: part {part}" style="display: inline-block; width: 1em; '

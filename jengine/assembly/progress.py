@@ -42,7 +42,7 @@ def in_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
-class Lines:
+class LineSink:
     """File-like sink for tqdm that writes complete lines, for output without a terminal."""
 
     def write(self, text: str) -> None:
@@ -76,7 +76,7 @@ def progress_factory(wanted: bool | ProgressFactory | None) -> ProgressFactory:
         return wanted
     visible = is_visible()
     shown = visible if wanted is None else wanted
-    where: dict[str, Any] = {} if visible else {"file": Lines(), "mininterval": LINE_EVERY}
+    where: dict[str, Any] = {} if visible else {"file": LineSink(), "mininterval": LINE_EVERY}
 
     def bar(**options: Any) -> Any:
         idle = not shown or options.get("total") == 0

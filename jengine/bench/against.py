@@ -70,7 +70,7 @@ def check_peer(name: str, python: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class PeerSettings:
+class PeerWork:
     """Settings sent to the peer's process."""
 
     model: str
@@ -84,13 +84,13 @@ class PeerSettings:
     speculative_config: dict[str, Any] | None = None  # drafts that the peer makes too
 
 
-def trace_peer(name: str, python: str | None, settings: PeerSettings) -> Peer:
+def trace_peer(name: str, python: str | None, settings: PeerWork) -> PeerProcess:
     """Start one of PEERS with the Python that has it installed."""
     check_name(name)
-    return Peer(name, [python or sys.executable, str(PROGRAMS / PEERS[name].file)], settings)
+    return PeerProcess(name, [python or sys.executable, str(PROGRAMS / PEERS[name].file)], settings)
 
 
-class Peer:
+class PeerProcess:
     """A peer process with its model loaded, ready to run."""
 
     def __init__(self, name: str, command: list[str], settings: DataclassInstance) -> None:
@@ -130,7 +130,7 @@ class Peer:
             )
         return json.loads(line)
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> PeerProcess:
         return self
 
     def __exit__(

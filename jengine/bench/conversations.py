@@ -25,7 +25,7 @@ BLOCK = 16
 
 
 @dataclass(frozen=True)
-class Trace:
+class ConversationTrace:
     """Random-token conversations, interleaved: every first turn, then every second turn, and so
     on."""
 
@@ -54,7 +54,7 @@ class Trace:
         return rng.integers(3, vocab_size, size, dtype=np.int32)
 
 
-def engine(model: str, trace: Trace, **settings: Any) -> LLM:
+def engine(model: str, trace: ConversationTrace, **settings: Any) -> LLM:
     """An engine whose cache holds only a share of the conversations."""
     return LLM(
         model, max_model_len=trace.length + BLOCK, max_num_seqs=4, block_size=BLOCK,
@@ -63,7 +63,7 @@ def engine(model: str, trace: Trace, **settings: Any) -> LLM:
 
 
 def seconds_to_first_token(
-    llm: LLM, trace: Trace, texts: list[list[int]], turns: Sequence[int]
+    llm: LLM, trace: ConversationTrace, texts: list[list[int]], turns: Sequence[int]
 ) -> list[list[float]]:
     """Run these turns of all conversations sequentially; returns TTFTs per turn."""
     llm.engine.wait_until_warm()
@@ -83,7 +83,7 @@ def seconds_to_first_token(
 
 
 def measured(
-    model: str, trace: Trace, settings: Mapping[str, Any], *, restarts: bool = False
+    model: str, trace: ConversationTrace, settings: Mapping[str, Any], *, restarts: bool = False
 ) -> tuple[list[list[float]], list[list[int]]]:
     """TTFTs per turn after the first, and all answers. With `restarts`, the last turn runs in a new
     engine."""
@@ -119,7 +119,7 @@ def percentiles(seconds: Sequence[Sequence[float]]) -> dict[str, float]:
     }
 
 
-def run(model: str, trace: Trace, host_gib: float) -> dict[str, Any]:
+def run(model: str, trace: ConversationTrace, host_gib: float) -> dict[str, Any]:
     """Measure every configuration; all must give the same answers."""
     computed, texts = measured(model, trace, {})
     loaded, same = measured(model, trace, {"kv_offloading_size": host_gib})
@@ -144,7 +144,7 @@ def run(model: str, trace: Trace, host_gib: float) -> dict[str, Any]:
 
 def run_given(args: argparse.Namespace) -> dict[str, Any]:
     """Measure what the flags ask for; returns results with settings."""
-    trace = Trace(args.conversations, args.turns, args.turn_tokens, args.answer_tokens)
+    trace = ConversationTrace(args.conversations, args.turns, args.turn_tokens, args.answer_tokens)
     found = run(args.model, trace, args.host_gib)
     return {"model": Path(args.model).name, "trace": asdict(trace), **found}
 

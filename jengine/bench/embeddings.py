@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from jengine import LLM
-from jengine.bench.against import PROGRAMS, Peer
+from jengine.bench.against import PROGRAMS, PeerProcess
 from jengine.bench.frame import Benchmark
 from jengine.bench.rates import printed_rates, rates_of
 from jengine.errors import ConfigError
@@ -45,13 +45,13 @@ def prompts_of(count: int, longest: int, vocab_size: int) -> list[list[int]]:
     return [rng.integers(5, vocab_size, length).tolist() for length in lengths]
 
 
-def opened_peer(word: str, model: str, trace: Path, dtype: str) -> Peer:
+def opened_peer(word: str, model: str, trace: Path, dtype: str) -> PeerProcess:
     """Start the peer given as NAME or NAME:PYTHON."""
     name, _, python = word.partition(":")
     if name not in PEERS:
         raise ConfigError(f"--against {name!r}: expected one of {', '.join(PEERS)}.")
     command = [python or sys.executable, str(PROGRAMS / "embeddings_peer.py")]
-    return Peer(name, command, EmbeddingSettings(name, model, str(trace), dtype))
+    return PeerProcess(name, command, EmbeddingSettings(name, model, str(trace), dtype))
 
 
 def own_seconds(llm: LLM, prompts: list[list[int]]) -> float:

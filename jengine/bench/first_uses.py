@@ -41,7 +41,7 @@ SETTLE = 0.5  # seconds for which streams run before anything is asked for
 Ask = Callable[[list[int], int, dict[str, Any]], Iterator[object]]
 
 
-class Use(NamedTuple):
+class FirstUse(NamedTuple):
     """First and second use of a feature."""
 
     feature: str
@@ -94,7 +94,7 @@ class Streams:
 
 def measure(ask: Ask, streams: int, but: Sequence[str] = ()) -> dict[str, Any]:
     """Measure all features except `but`, at all prompt sizes, beside this many streams."""
-    uses = list[Use]()
+    uses = list[FirstUse]()
     with Streams(ask, streams).running() as beside:
         for size in PROMPTS:
             for number, (name, sampling) in enumerate(FEATURES.items()):
@@ -105,7 +105,7 @@ def measure(ask: Ask, streams: int, but: Sequence[str] = ()) -> dict[str, Any]:
                     began = time.perf_counter()
                     seconds.append(timed(ask, [11 + number] * size, sampling))
                     gaps.append(beside.longest_since(began))
-                uses.append(Use(name, size, *seconds, *gaps))
+                uses.append(FirstUse(name, size, *seconds, *gaps))
     median = statistics.median(gap for _, gap in beside.gaps)
     longest = max(one.first_gap_s for one in uses)
     return {

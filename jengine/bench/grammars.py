@@ -42,7 +42,7 @@ LONGEST = 400  # tokens of an answer
 ROUNDS = 5  # of answers with and without grammars
 
 
-class Case(NamedTuple):
+class GrammarCase(NamedTuple):
     """A grammar, and a check of answers against it."""
 
     params: StructuredOutputsParams
@@ -59,7 +59,7 @@ class Tally:
     fitting: int = 0
     failed: int = 0
 
-    def take(self, case: Case, text: str) -> None:
+    def take(self, case: GrammarCase, text: str) -> None:
         """Count a finished answer, and whether it conforms."""
         self.finished += 1
         with suppress(ValueError):  # what is not JSON fits nothing
@@ -92,17 +92,17 @@ def spec_of(rule: dict[str, Any]) -> StructuredOutputsParams:
     return StructuredOutputsParams(json=rule, disable_any_whitespace=True)
 
 
-def cases(kind: str, count: int) -> list[Case]:
+def cases(kind: str, count: int) -> list[GrammarCase]:
     """Generated cases of a kind, deterministic."""
     if kind == "json":
         return [
-            Case(spec_of(rule), lambda text, rule=rule: fits(rule, json.loads(text)))
+            GrammarCase(spec_of(rule), lambda text, rule=rule: fits(rule, json.loads(text)))
             for rule in rules(count)
         ]
     draw = random.Random(0)  # noqa: S311 - not for secrets
     made = [pattern(draw) for _ in range(count)]
     return [
-        Case(
+        GrammarCase(
             StructuredOutputsParams(**{kind: getattr(one, kind)}),
             lambda text, one=one: re.fullmatch(one.regex, text) is not None,
         )
@@ -132,7 +132,7 @@ def draw_answers(folder: Path, count: int, kind: str = "json") -> dict[str, Any]
 
 def _draw_answer(
     matcher: Matcher,
-    case: Case,
+    case: GrammarCase,
     mask: np.ndarray,
     rng: np.random.Generator,
     tally: Tally,

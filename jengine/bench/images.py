@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jengine import LLM, SamplingParams
-from jengine.bench.against import PROGRAMS, Peer
+from jengine.bench.against import PROGRAMS, PeerProcess
 from jengine.bench.frame import Benchmark
 from jengine.bench.rates import printed_rates, rates_of
 from jengine.errors import ConfigError
@@ -46,12 +46,12 @@ def pictures_of(count: int, number: int, sides: tuple[int, int]) -> list[np.ndar
     return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
 
 
-def opened_peer(word: str, settings: ImageSettings) -> Peer:
+def opened_peer(word: str, settings: ImageSettings) -> PeerProcess:
     """Start the peer given as NAME or NAME:PYTHON."""
     name, _, python = word.partition(":")
     if name != "transformers":
         raise ConfigError(f"--against {name!r}: expected transformers.")
-    return Peer(name, [python or sys.executable, str(PROGRAMS / "images_peer.py")], settings)
+    return PeerProcess(name, [python or sys.executable, str(PROGRAMS / "images_peer.py")], settings)
 
 
 def own_run(llm: LLM, settings: ImageSettings, number: int) -> tuple[float, int]:

@@ -43,7 +43,7 @@ STEP_SECONDS, STEP_TOKENS = 0.007, 256
 
 
 @dataclass
-class Chat:
+class ArrivingChat:
     """Arrival time and lengths of one request."""
 
     arrival: float  # seconds
@@ -82,12 +82,12 @@ def step_seconds(tokens: int) -> float:
     return STEP_SECONDS * max(tokens / STEP_TOKENS, 1.0)
 
 
-def trace(requests: int, rate: float | None, seed: int = 0) -> list[Chat]:
+def trace(requests: int, rate: float | None, seed: int = 0) -> list[ArrivingChat]:
     """Chats with Poisson arrivals at this rate per second; None: all at once."""
     rng, now, chats = random.Random(seed), 0.0, []  # noqa: S311
     for _ in range(requests):
         now += rng.expovariate(rate) if rate else 0.0
-        chats.append(Chat(now, length(rng, *PROMPTS), length(rng, *ANSWERS)))
+        chats.append(ArrivingChat(now, length(rng, *PROMPTS), length(rng, *ANSWERS)))
     return chats
 
 
@@ -98,7 +98,7 @@ def length(rng: random.Random, median: float, spread: float) -> int:
     return drawn
 
 
-def run(chats: list[Chat], device: str = "gpu", **settings: Any) -> CountingExecutor:
+def run(chats: list[ArrivingChat], device: str = "gpu", **settings: Any) -> CountingExecutor:
     """Schedule the chats; returns the ledger and the simulated time."""
     config, usual = model_config(PUBLISHED[MODEL]), DEVICE_DEFAULTS[device]
     asked = EngineArgs("any", **settings).groups
@@ -119,7 +119,7 @@ def run(chats: list[Chat], device: str = "gpu", **settings: Any) -> CountingExec
     return executor
 
 
-def wire_of(chat: Chat, number: int) -> WireRequest:
+def wire_of(chat: ArrivingChat, number: int) -> WireRequest:
     """The request, with a prompt that shares no prefix with others."""
     return WireRequest(
         request_id=str(number),
@@ -129,7 +129,7 @@ def wire_of(chat: Chat, number: int) -> WireRequest:
     )
 
 
-def report(chats: list[Chat], device: str) -> dict[str, Any]:
+def report(chats: list[ArrivingChat], device: str) -> dict[str, Any]:
     executor = run(chats, device)
     ledger, entries = executor.ledger, executor.ledger.entries.values()
     computed = sum(entry.runs * entry.bucket.num_tokens for entry in entries)

@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 ONE = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
 
 
-class Ran(NamedTuple):
+class RoundedRun(NamedTuple):
     """An engine's hidden states per text piece, and the head that makes log-probabilities of
     them."""
 
@@ -66,7 +66,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--schemes {unknown[0]!r}: expected some of {', '.join(SCHEMES)}.")
     names = [PLAIN, *(name for name in arguments.schemes if name != PLAIN)]
     pieces: list[list[int]] = []
-    truth: Ran | None = None
+    truth: RoundedRun | None = None
     found, moved = {}, {}
     for name in names:
         with LLM(arguments.model, **SETTINGS, **SCHEMES[name]) as llm:
@@ -110,17 +110,17 @@ def pieces_of(llm: LLM, tokens: int) -> list[list[int]]:
     return [list(ids[at : at + PIECE]) for at in range(0, len(ids) - PIECE + 1, PIECE)]
 
 
-def run(llm: LLM, pieces: list[list[int]]) -> Ran:
+def run(llm: LLM, pieces: list[list[int]]) -> RoundedRun:
     """Hidden states of all pieces, and the head with the engine's weights."""
     outputs = (llm.generate([ids], ONE, use_tqdm=False, capture="norm")[0] for ids in pieces)
     hidden = [np.asarray((one.captured or {})["norm"][:PIECE]) for one in outputs]
     model: Any = with_values(llm.engine.declared, llm.engine.loaded.parameters())
     graph, state = nnx.split(model)
     jitted = jax.jit(lambda state, x: jax.nn.log_softmax(nnx.merge(graph, state).logits(x)))
-    return Ran(hidden, lambda x: jitted(state, x), weight_bytes(llm), cache_bytes(llm))
+    return RoundedRun(hidden, lambda x: jitted(state, x), weight_bytes(llm), cache_bytes(llm))
 
 
-def figures(pieces: list[list[int]], truth: Ran, ran: Ran) -> dict[str, Any]:
+def figures(pieces: list[list[int]], truth: RoundedRun, ran: RoundedRun) -> dict[str, Any]:
     """KL(reference || scheme) per token in nats, and perplexity."""
     divergences, losses = [], []
     for ids, right, own in zip(pieces, truth.hidden, ran.hidden, strict=True):

@@ -39,7 +39,7 @@ NOT_TIMED = ("gpu-proof.json", "gpu-proof-fa4.json", "gpu-h200.json", "coverage.
 HEAD = ("work", "jengine", "peer", "ratio", "hardware", "command, commit")
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One table row: workload, and the speeds of jengine and of the peer."""
 
     work: str
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     ratio: str = ""
 
 
-def throughput(result: dict[str, Any]) -> Iterator[Row]:
+def throughput(result: dict[str, Any]) -> Iterator[TableRow]:
     """Output tokens per second, and the peer's if measured."""
     known = WORKLOADS.get(result["workload"])
     work = f"{result['workload']}: {result['requests']} requests"
@@ -61,15 +61,15 @@ def throughput(result: dict[str, Any]) -> Iterator[Row]:
         work += f", drafts by {method}"
     ours = speed(result["output_tok_s"])
     if "peer" not in result:
-        yield Row(work, ours)
+        yield TableRow(work, ours)
         return
     peer = result["peer"]
-    yield Row(
+    yield TableRow(
         work, ours, f"{speed(peer['output_tok_s'])}, {peer['engine']}", f"{result['ratio']:.2f}"
     )
 
 
-def latency(result: dict[str, Any]) -> Iterator[Row]:
+def latency(result: dict[str, Any]) -> Iterator[TableRow]:
     """Batch latency in seconds."""
     work = (
         f"a batch of {result['batch_size']}, prompts of {result['input_len']} and answers of "
@@ -77,10 +77,10 @@ def latency(result: dict[str, Any]) -> Iterator[Row]:
     )
     if result.get("use_beam_search"):  # earlier results have none
         work += f", searched with {result['n']} beams"
-    yield Row(work, f"{result['avg_latency']:.3f} s")
+    yield TableRow(work, f"{result['avg_latency']:.3f} s")
 
 
-def startup(result: dict[str, Any]) -> Iterator[Row]:
+def startup(result: dict[str, Any]) -> Iterator[TableRow]:
     """Time to first token with cold and warm caches."""
     compilation = result["settings"].get("compilation_config") or {}
     early = compilation.get("wait_for") == "largest"
@@ -88,25 +88,25 @@ def startup(result: dict[str, Any]) -> Iterator[Row]:
     for kind in ("cold", "warm"):
         if kind in result:
             seconds = result[kind]["first_token_s"]
-            yield Row(f"process to first token, {kind} caches, {when}", f"{seconds:.1f} s")
+            yield TableRow(f"process to first token, {kind} caches, {when}", f"{seconds:.1f} s")
 
 
-def load(result: dict[str, Any]) -> Iterator[Row]:
+def load(result: dict[str, Any]) -> Iterator[TableRow]:
     """GB/s from page cache to device."""
     work = f"loading {result['stored_gb']:.1f} GB of weights in {result['dtype']} from page cache"
-    yield Row(work, f"{result['gb_s']:.1f} GB/s")
+    yield TableRow(work, f"{result['gb_s']:.1f} GB/s")
 
 
-def host(result: dict[str, Any]) -> Iterator[Row]:
+def host(result: dict[str, Any]) -> Iterator[TableRow]:
     """Host milliseconds per step."""
     for row in result["results"]:
         work = f"Python of a step, {row['running']:,} running requests"
         if "max_model_len" in row:  # earlier results have none
             work += f", context up to {row['max_model_len']:,}"
-        yield Row(work, f"{row['total_ms']:.2f} ms")
+        yield TableRow(work, f"{row['total_ms']:.2f} ms")
 
 
-def growth(result: dict[str, Any]) -> Iterator[Row]:
+def growth(result: dict[str, Any]) -> Iterator[TableRow]:
     """Decode step time at the shortest and longest context, per number of rows."""
     for count in dict.fromkeys(row["rows"] for row in result["decode"]):
         steps = [row for row in result["decode"] if row["rows"] == count]
@@ -114,10 +114,10 @@ def growth(result: dict[str, Any]) -> Iterator[Row]:
             work = f"decode step of {count} rows at a context of {context:,}"
             if row.get("floor_ms") is not None:  # earlier results have none
                 work += f"; memory alone would take {row['floor_ms']:.2f} ms"
-            yield Row(work, f"{row['reading_ms']:.2f} ms")
+            yield TableRow(work, f"{row['reading_ms']:.2f} ms")
 
 
-def serve(result: dict[str, Any]) -> Iterator[Row]:
+def serve(result: dict[str, Any]) -> Iterator[TableRow]:
     """Output tokens per second over HTTP; with the clock model, latency from step to client."""
     at_once = result["max_concurrency"]
     read, made = result["total_input_tokens"], result["total_output_tokens"]
@@ -127,19 +127,19 @@ def serve(result: dict[str, Any]) -> Iterator[Row]:
     if "peer" in result:
         peer = result["peer"]
         theirs = f"{speed(peer['output_tok_s'])}, {peer['engine']}"
-        yield Row(work, speed(result["output_tok_s"]), theirs, f"{result['ratio']:.2f}")
+        yield TableRow(work, speed(result["output_tok_s"]), theirs, f"{result['ratio']:.2f}")
         return
     if "added_latency_ms" in result:
         work += "; a model that computes nothing"
         added = result["added_latency_ms"]["p99"]
-        yield Row(f"{work}; from the end of a step to the client, p99", f"{added:.1f} ms")
-    yield Row(work, speed(result["output_throughput"]))
+        yield TableRow(f"{work}; from the end of a step to the client, p99", f"{added:.1f} ms")
+    yield TableRow(work, speed(result["output_throughput"]))
 
 
 GRAMMAR_KINDS = {"json": "JSON schema", "regex": "regular expression", "grammar": "BNF grammar"}
 
 
-def grammars(result: dict[str, Any]) -> Iterator[Row]:
+def grammars(result: dict[str, Any]) -> Iterator[TableRow]:
     """Token mask milliseconds, or throughput against free text."""
     kind = result.get("kind", "json")
     fitting = f"{result['fitting']} of {result['finished']} finished answers fit their "
@@ -147,52 +147,52 @@ def grammars(result: dict[str, Any]) -> Iterator[Row]:
     if "ratio" in result:
         work = f"answers that follow JSON schemas, {fitting}; the peer is free text as long"
         free = f"{speed(result['free_tokens_per_s'])}, no grammar"
-        yield Row(work, speed(result["ruled_tokens_per_s"]), free, f"{result['ratio']:.2f}")
+        yield TableRow(work, speed(result["ruled_tokens_per_s"]), free, f"{result['ratio']:.2f}")
         return
     work = (
         f"token mask of a {GRAMMAR_KINDS[kind]}, vocabulary of {result['vocabulary']:,}; {fitting}"
     )
-    yield Row(f"{work}; p99", f"{result['mask_ms']['p99']:.3f} ms")
+    yield TableRow(f"{work}; p99", f"{result['mask_ms']['p99']:.3f} ms")
 
 
-def adapters(result: dict[str, Any]) -> Iterator[Row]:
+def adapters(result: dict[str, Any]) -> Iterator[TableRow]:
     """Throughput with adapters against without."""
     work = (
         f"decoding {result['rows']} rows with {result['adapters']} LoRA adapters of rank "
         f"{result['rank']} among them; the peer is the same batch without"
     )
     base = f"{speed(result['base_tokens_per_s'])}, no adapter"
-    yield Row(work, speed(result["adapted_tokens_per_s"]), base, f"{result['ratio']:.2f}")
+    yield TableRow(work, speed(result["adapted_tokens_per_s"]), base, f"{result['ratio']:.2f}")
 
 
-def marathon(result: dict[str, Any]) -> Iterator[Row]:
+def marathon(result: dict[str, Any]) -> Iterator[TableRow]:
     """Soak test: requests, recovery times, memory growth."""
     faults = result["injections"]
     work = f"{result['requests']:,} requests in {result['seconds']:.0f} s of load, "
     work += f"{len(faults)} faults" if faults else "no faults"
-    yield Row(f"{work}; requests lost", f"{result['lost_count']}")
+    yield TableRow(f"{work}; requests lost", f"{result['lost_count']}")
     if faults:
         found = [one["recovery_s"] for one in faults]
         slowest = float("inf") if None in found else max(found)
-        yield Row(f"{work}; longest until it answered again", f"{slowest:.1f} s")
+        yield TableRow(f"{work}; longest until it answered again", f"{slowest:.1f} s")
     if result["memory_slope_mib_per_minute"] is not None:
         slope = result["memory_slope_mib_per_minute"]
-        yield Row(f"{work}; growth of memory", f"{slope:.2f} MiB a minute")
+        yield TableRow(f"{work}; growth of memory", f"{slope:.2f} MiB a minute")
 
 
-def strangers(result: dict[str, Any]) -> Iterator[Row]:
+def strangers(result: dict[str, Any]) -> Iterator[TableRow]:
     """Fuzz test of the server: errors, latency of normal clients, memory afterwards."""
     bystanders, memory = result["bystanders"], result["resident_mb"]
     work = f"{result['requests']:,} requests made to do harm in {result['settings']['seconds']:.0f}"
     work += f" s, {bystanders['answered']:,} of bystanders; "
-    yield Row(f"{work}errors 5xx, unanswered bystanders", f"{len(result['errors'])}, "
+    yield TableRow(f"{work}errors 5xx, unanswered bystanders", f"{len(result['errors'])}, "
               f"{len(bystanders['failures'])}")  # fmt: skip
-    yield Row(f"{work}longest wait of a bystander", f"{bystanders['slowest_s']:.2f} s")
+    yield TableRow(f"{work}longest wait of a bystander", f"{bystanders['slowest_s']:.2f} s")
     grown = memory["after"] - memory["before"]
-    yield Row(f"{work}growth of memory", f"{grown:.0f} MB of {memory['before']:.0f}")
+    yield TableRow(f"{work}growth of memory", f"{grown:.0f} MB of {memory['before']:.0f}")
 
 
-def disaggregated(result: dict[str, Any]) -> Iterator[Row]:
+def disaggregated(result: dict[str, Any]) -> Iterator[TableRow]:
     """Disaggregated prefill/decode against one server, and requests lost to kills."""
     pair, mixed, kills = result["pair"], result["mixed"], result["kills"]
     asked = result["settings"]
@@ -201,34 +201,36 @@ def disaggregated(result: dict[str, Any]) -> Iterator[Row]:
     )
     work += f"{asked['prompts']} prompts of {asked['input_tokens']} tokens"
     fast, slow = pair["output_throughput"], mixed["output_throughput"]
-    yield Row(work, speed(fast), f"{speed(slow)}, one server", f"{fast / slow:.2f}")
+    yield TableRow(work, speed(fast), f"{speed(slow)}, one server", f"{fast / slow:.2f}")
     late, usual = pair["p99_itl_ms"], mixed["p99_itl_ms"]
-    yield Row(
+    yield TableRow(
         f"{work}; ITL p99, ms", f"{late:.1f}", f"{usual:.1f}, one server", f"{late / usual:.2f}"
     )
     trial = f"{result['requests']:,} requests to the pair in {asked['seconds']:.0f} s, "
     trial += f"{len(kills)} kills; "
     with_it = result["lost_with_the_decode_server"]
-    yield Row(
+    yield TableRow(
         f"{trial}lost, beside {with_it:,} that a killed server decoded", f"{result['lost_count']}"
     )
     slowest = max(float("inf") if one["recovery_s"] is None else one["recovery_s"] for one in kills)
-    yield Row(f"{trial}longest until a server was back", f"{slowest:.1f} s")
+    yield TableRow(f"{trial}longest until a server was back", f"{slowest:.1f} s")
 
 
-def hostile_grammars(result: dict[str, Any]) -> Iterator[Row]:
+def hostile_grammars(result: dict[str, Any]) -> Iterator[TableRow]:
     """The slowest hostile grammar, and the largest slowdown of free text."""
     work = f"{len(result['grammars'])} grammars made to do harm, among them schemas of 5 MiB"
-    yield Row(f"{work}; longest until one was refused or had ended", f"{result['slowest_s']:.2f} s")
+    yield TableRow(
+        f"{work}; longest until one was refused or had ended", f"{result['slowest_s']:.2f} s"
+    )
     least = min(one["free_tokens_per_s"] for one in result["grammars"].values())
     alone = result["free_tokens_per_s"]
-    yield Row(
+    yield TableRow(
         f"{work}; free text beside the worst of them", speed(least),
         f"{speed(alone)}, without", f"{least / alone:.2f}",
     )  # fmt: skip
 
 
-def fidelity(result: dict[str, Any]) -> Iterator[Row]:
+def fidelity(result: dict[str, Any]) -> Iterator[TableRow]:
     """Largest error over all draws, per implementation."""
     for how in dict.fromkeys(row["implementation"] for row in result["families"]):
         families = [
@@ -244,15 +246,15 @@ def fidelity(result: dict[str, Any]) -> Iterator[Row]:
             f"of {worst['family']}, draw {worst['worst']}; "
             f"{sum(len(row['failed']) for row in families)} failed, {ill} ill-conditioned"
         )
-        yield Row(work, f"{worst['largest']:.1e}")
+        yield TableRow(work, f"{worst['largest']:.1e}")
 
 
-def cpu_kernels(result: dict[str, Any]) -> Iterator[Row]:
+def cpu_kernels(result: dict[str, Any]) -> Iterator[TableRow]:
     """Milliseconds of each CPU kernel, beside what reading or multiplying alone would take."""
     for one in result["kernels"]:
         taken = 1e3 * one["seconds"]
         reached = max(one["shares"]["memory"], one["shares"]["arithmetic"])
-        yield Row(
+        yield TableRow(
             f"CPU kernel: {one['kernel']}, {one['rows']} rows, {result['together']['threads']} "
             f"threads; bound by {one['bound']}",
             f"{taken:.3f} ms", f"{taken * reached:.3f} ms at the machine's rates",
@@ -260,7 +262,7 @@ def cpu_kernels(result: dict[str, Any]) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def waiting(result: dict[str, Any]) -> Iterator[Row]:
+def waiting(result: dict[str, Any]) -> Iterator[TableRow]:
     """Step time with the most waiting requests, in the slowest family."""
     cases = {(one["waits_for"], one["family"], one["waiting"]): one for one in result["cases"]}
     for kind in dict.fromkeys(one["waits_for"] for one in result["cases"]):
@@ -270,14 +272,14 @@ def waiting(result: dict[str, Any]) -> Iterator[Row]:
             continue
         pairs = [(cases[kind, family, most], cases[kind, family, 0]) for family in families]
         many, none = max(pairs, key=lambda pair: pair[0]["step_us"] - pair[1]["step_us"])
-        yield Row(
+        yield TableRow(
             f"scheduler: a step of 8 streams, {most:,} waiting for {kind} ({many['family']})",
             f"{many['step_us']:.0f} us", f"{none['step_us']:.0f} us, none waiting",
             f"{many['step_us'] / none['step_us']:.2f}",
         )  # fmt: skip
 
 
-def schemes(result: dict[str, Any]) -> Iterator[Row]:
+def schemes(result: dict[str, Any]) -> Iterator[TableRow]:
     """Size, throughput and KL divergence of a model's configurations; ratios are to the first after
     the reference."""
     truth, plain, *_ = result["schemes"]
@@ -295,20 +297,20 @@ def schemes(result: dict[str, Any]) -> Iterator[Row]:
         ]
         speeds = [each["tokens_per_second"] for each in (one, plain)]
         if None in speeds or one is plain:
-            yield Row(work, sizes[0])
+            yield TableRow(work, sizes[0])
         else:
             beside = f"{sizes[1]}, {speed(speeds[1])} with {plain['name']}"
-            yield Row(
+            yield TableRow(
                 work, f"{sizes[0]}, {speed(speeds[0])}", beside, f"{speeds[0] / speeds[1]:.2f}"
             )
 
 
-def rounding(result: dict[str, Any]) -> Iterator[Row]:
+def rounding(result: dict[str, Any]) -> Iterator[TableRow]:
     """Accuracy cost of quantized weights and caches against bfloat16."""
     plain, *others = result["schemes"].items()
     for name, one in others:
         change = one["perplexity"] / plain[1]["perplexity"] - 1
-        yield Row(
+        yield TableRow(
             f"{result['model']}, {name}, on {result['tokens']:,} tokens: KL from {plain[0]} "
             f"{one['kl']:.1e} in the mean, {one['kl_p99']:.1e} at 99 %; perplexity {change:+.2%}",
             f"{one['weight_bytes'] / 1e6:.1f} MB of weights",
@@ -317,7 +319,7 @@ def rounding(result: dict[str, Any]) -> Iterator[Row]:
         )
 
 
-def conversations(result: dict[str, Any]) -> Iterator[Row]:
+def conversations(result: dict[str, Any]) -> Iterator[TableRow]:
     """TTFT with KV blocks loaded back against recomputation."""
     trace, times = result["trace"], result["time_to_first_token"]
     work = (
@@ -335,16 +337,16 @@ def conversations(result: dict[str, Any]) -> Iterator[Row]:
     for name, (what, ours, other) in sources.items():
         again = f"{times[other]['mean_ms']:.1f} ms, computed again"
         mean = f"{times[ours]['mean_ms']:.1f} ms"
-        yield Row(f"{work}; {what}", mean, again, f"{result['of_recompute'][name]:.2f}")
+        yield TableRow(f"{work}; {what}", mean, again, f"{result['of_recompute'][name]:.2f}")
 
 
-def embeddings(result: dict[str, Any]) -> Iterator[Row]:
+def embeddings(result: dict[str, Any]) -> Iterator[TableRow]:
     """Embeddings per second against each peer."""
     work = f"embeddings of {result['prompts']:,} prompts, {result['tokens']:,} tokens"
     return beside_peers(result, "embeddings", work)
 
 
-def images(result: dict[str, Any]) -> Iterator[Row]:
+def images(result: dict[str, Any]) -> Iterator[TableRow]:
     """Images per second against each peer."""
     work = (
         f"{result['images']:,} images, {result['prompt_tokens']:,} tokens of prompts, answers of "
@@ -353,27 +355,29 @@ def images(result: dict[str, Any]) -> Iterator[Row]:
     return beside_peers(result, "images", work)
 
 
-def beside_peers(result: dict[str, Any], what: str, work: str) -> Iterator[Row]:
+def beside_peers(result: dict[str, Any], what: str, work: str) -> Iterator[TableRow]:
     """Items per second against each peer."""
     rates = result[f"{what}_per_second"]
     for name, rate in rates.items():
         if name != "jengine":
-            yield Row(
+            yield TableRow(
                 work, f"{rates['jengine']:.0f} a second", f"{rate:.0f}, {result['peers'][name]}",
                 f"{result['times'][name]:.2f}",
             )  # fmt: skip
 
 
-def simulation_proof(result: dict[str, Any]) -> Iterator[Row]:
+def simulation_proof(result: dict[str, Any]) -> Iterator[TableRow]:
     """Measured duration of a trace against its simulation."""
     trace = result["trace"]
     work = f"{trace['requests']} requests, {trace['rate']:g} a second; the peer is their simulation"
     for one in result["compared"]:
         ours, told = one["measured"], one["simulated"]
-        yield Row(f"{work}; {one['figure']}", f"{ours:.1f}", f"{told:.1f}", f"{ours / told:.2f}")
+        yield TableRow(
+            f"{work}; {one['figure']}", f"{ours:.1f}", f"{told:.1f}", f"{ours / told:.2f}"
+        )
 
 
-def first_uses(result: dict[str, Any]) -> Iterator[Row]:
+def first_uses(result: dict[str, Any]) -> Iterator[TableRow]:
     """Longest stall of running streams at first uses of sampling features; the peer column has
     second uses."""
     for way, found in result["ways"].items():
@@ -381,10 +385,10 @@ def first_uses(result: dict[str, Any]) -> Iterator[Row]:
         work += f"features, engine {way}; longest gap, in medians"
         median = found["median_gap_s"]
         first, second = (found[f"longest_{name}gap_s"] / median for name in ("", "second_"))
-        yield Row(work, f"{first:.1f}", f"{second:.1f}, second uses")
+        yield TableRow(work, f"{first:.1f}", f"{second:.1f}, second uses")
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
+KINDS: dict[str, Callable[[dict[str, Any]], Iterator[TableRow]]] = {
     "throughput": throughput,
     "latency": latency,
     "startup": startup,

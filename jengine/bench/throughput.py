@@ -20,7 +20,7 @@ import msgspec
 
 from jengine.api.llm import LLM
 from jengine.bench import step_clock
-from jengine.bench.against import PeerSettings, check_peer, trace_peer
+from jengine.bench.against import PeerWork, check_peer, trace_peer
 from jengine.bench.peak_memory import peak_memory
 from jengine.bench.step_clock import StepClock
 from jengine.bench.surroundings import surroundings
@@ -96,7 +96,7 @@ def run_once(llm: LLM, items: list[Item]) -> tuple[float, int]:
     return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
-class Ours:
+class EngineRuns:
     """Counted runs of the engine under test."""
 
     def __init__(self, llm: LLM, items: list[Item]) -> None:
@@ -122,7 +122,7 @@ def measure(
     llm: LLM, items: list[Item], repeats: int, challenge: Challenge | None = None
 ) -> dict[str, Any]:
     """Run the workload `repeats` times, alternating with an opponent if given."""
-    ours = Ours(llm, items)
+    ours = EngineRuns(llm, items)
     if challenge is None:
         return report(ours, [ours.run() for _ in range(repeats)])
     with tempfile.TemporaryDirectory() as folder:
@@ -143,10 +143,10 @@ def measure(
     return result
 
 
-def peer_settings(llm: LLM, trace: Path) -> PeerSettings:
+def peer_settings(llm: LLM, trace: Path) -> PeerWork:
     """This engine's limits, as settings for the peer."""
     engine = llm.engine
-    return PeerSettings(
+    return PeerWork(
         model=str(engine.folder),
         trace=str(trace),
         dtype=engine.model.dtype,
@@ -178,7 +178,7 @@ def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
     }
 
 
-def report(ours: Ours, runs: list[tuple[float, int]]) -> dict[str, Any]:
+def report(ours: EngineRuns, runs: list[tuple[float, int]]) -> dict[str, Any]:
     """Workload, hardware and throughput."""
     llm, items = ours.llm, ours.items
     stats, ledger = llm.stats(), llm.ledger

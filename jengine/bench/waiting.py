@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, tuple[CacheGroup, ...]] = {
 }
 
 
-class Running:
+class EndlessCompilation:
     """A compilation future that never completes."""
 
     is_over, has_begun = False, True
@@ -115,7 +115,7 @@ def grammar(text: str) -> dict[str, Any]:
     return {"sampling": RowSampling(grammar=GrammarSpec(kind="regex", text=text))}
 
 
-grammars: Sequence[MakeGate] = (partial(GrammarReady, lambda spec: Running()),)
+grammars: Sequence[MakeGate] = (partial(GrammarReady, lambda spec: EndlessCompilation()),)
 lora: Mapping[str, Any] = {"max_loras": 1}
 KINDS: Mapping[str, Kind] = {
     "a row": Kind(lambda number: {}, schedule={"max_num_seqs": STREAMS}),
@@ -144,7 +144,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-class Work:
+class WaitingWork:
     """A scheduler with decoding streams and waiting requests."""
 
     def __init__(self, kind: Kind, family: str, waiting: int) -> None:
@@ -195,7 +195,7 @@ class Work:
         )
 
 
-def calls(work: Work) -> float:
+def calls(work: WaitingWork) -> float:
     """Number of Python function calls in a step."""
     made = 0
 
@@ -214,7 +214,7 @@ def calls(work: Work) -> float:
 
 def measure(kind: str, family: str, waiting: int, steps: int = STEPS) -> dict[str, Any]:
     """Measure one case."""
-    work, seconds = Work(KINDS[kind], family, waiting), list[float]()
+    work, seconds = WaitingWork(KINDS[kind], family, waiting), list[float]()
     for _ in range(steps):
         began = time.perf_counter()
         work.step()

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
-from jengine.capacity.layout import Layout
+from jengine.capacity.layout import DeviceLayout
 from jengine.config import AttentionConfig, CacheConfig, CacheGroup, ModelConfig, ScheduleConfig
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.parameter import named_parameters
@@ -38,7 +38,7 @@ SCALES = ("scale", "zero", "input_scale")  # of quantized weights
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterShard:
     """One parameter as one device holds it."""
 
     path: str
@@ -64,7 +64,7 @@ class Memory:
     """Memory of one device: what the engine holds there and what is left for the KV cache."""
 
     config: ModelConfig
-    layout: Layout
+    layout: DeviceLayout
     schedule: ScheduleConfig
     block_size: int
     usable: int  # bytes of one device that the engine may take
@@ -81,7 +81,7 @@ class Memory:
         return Placement(cast(Mesh, AbstractMesh(tuple(sizes.values()), tuple(sizes), kinds)))
 
     @cached_property
-    def all_parts(self) -> list[Part]:
+    def all_parts(self) -> list[ParameterShard]:
         """Every parameter as a device that has it holds it."""
         parts = []
         for path, axes, whole, dtype in declared(self.config):
@@ -91,7 +91,7 @@ class Memory:
                 count = math.prod(whole) // self.layout.ep
             scales = path.rpartition(".")[2] in SCALES
             weights = 0 if scales else count * (2 if dtype == jnp.uint8 else 1)
-            parts.append(Part(path, axes, count, dtype.itemsize, weights))
+            parts.append(ParameterShard(path, axes, count, dtype.itemsize, weights))
         return parts
 
     @cached_property
@@ -104,12 +104,12 @@ class Memory:
         return max(stages, key=lambda stage: sum(p.bytes for p in self._parts_in(stage)))
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ParameterShard]:
         """The parameters on one device."""
         outside = [part for part in self.all_parts if part.layer is None]
         return [*outside, *self._parts_in(self.stage)]
 
-    def _parts_in(self, stage: Sequence[int]) -> list[Part]:
+    def _parts_in(self, stage: Sequence[int]) -> list[ParameterShard]:
         return [part for part in self.all_parts if part.layer in stage]
 
     @property

@@ -19,7 +19,7 @@ EXCHANGED = 2  # bytes of a number that tokens have on their way to experts and 
 
 
 @dataclass(frozen=True)
-class Exchange:
+class CostedExchange:
     """One kind of collective or transfer in a step."""
 
     what: str
@@ -37,7 +37,7 @@ class Exchanges:
     device: Accelerator
     assumed: Assumptions
 
-    def of_step(self, tokens: int) -> list[Exchange]:
+    def of_step(self, tokens: int) -> list[CostedExchange]:
         """All communication of a step of `tokens` tokens."""
         layout = self.memory.layout
         own = layout.own_tokens(tokens)
@@ -63,7 +63,7 @@ class Exchanges:
 
     def _all_reduces(
         self, what: str, count: int, size: int, devices: int, tensor: bool
-    ) -> Exchange:
+    ) -> CostedExchange:
         """Ring all-reduces. A ring across hosts uses all network ports of each host."""
         layout = self.memory.layout
         hosts = layout.tensor_hosts if tensor else 1 + layout.stages_cross_hosts
@@ -71,7 +71,7 @@ class Exchanges:
         ports = layout.devices_a_host if tensor else 1
         return self._sent(what, count, count * sent, ports if hosts > 1 else 0)
 
-    def _logits(self, tokens: int) -> Exchange:
+    def _logits(self, tokens: int) -> CostedExchange:
         """The all-gather of sampled tokens' logits; greedy decoding alone sends less."""
         layout, config = self.memory.layout, self.memory.config
         rows = min(tokens, self.memory.schedule.max_num_seqs)
@@ -79,7 +79,7 @@ class Exchanges:
         ports = layout.devices_a_host if layout.tensor_hosts > 1 else 0
         return self._sent("all-gather of logits", 1, sent, ports)
 
-    def _sent(self, what: str, count: int, sent: int, ports: int) -> Exchange:
+    def _sent(self, what: str, count: int, sent: int, ports: int) -> CostedExchange:
         """Bytes that a device sends, through `ports` network ports; 0 if all devices
         share a host."""
         assumed, rate, link = self.assumed, self.device.link, self.device.link_name
@@ -87,9 +87,9 @@ class Exchanges:
         if ports:
             rate, link = min(rate, ports * assumed.network), f"{link} and network"
             latency += assumed.network_latency
-        return Exchange(what, link, count, sent, sent / rate + count * latency)
+        return CostedExchange(what, link, count, sent, sent / rate + count * latency)
 
-    def _of_divided_caches(self, tokens: int) -> Exchange:
+    def _of_divided_caches(self, tokens: int) -> CostedExchange:
         """Decode context parallelism: all-gather of queries, then reduction of the partial outputs
         by log-sum-exp."""
         layout, numbers = self.memory.layout, itemsize(self.memory.config.dtype)
@@ -105,7 +105,7 @@ class Exchanges:
         ports = layout.devices_a_host if layout.dcp > layout.devices_a_host else 0
         return self._sent("gathers and sums of divided caches", 3 * layers, sent, ports)
 
-    def _to_all_caches(self, tokens: int) -> Exchange:
+    def _to_all_caches(self, tokens: int) -> CostedExchange:
         """Prefill context parallelism: all-gather of keys and values, and of the hidden states for
         the logits."""
         layout, config, ways = self.memory.layout, self.memory.config, self.memory.placement.ways
@@ -121,7 +121,7 @@ class Exchanges:
         ports = layout.tp if layout.tp * layout.pcp > layout.devices_a_host else 0
         return self._sent("gathers of keys and values", count, sent, ports)
 
-    def _to_experts_and_back(self, tokens: int) -> Exchange:
+    def _to_experts_and_back(self, tokens: int) -> CostedExchange:
         """Expert parallelism: all-to-all of tokens to their experts, and back."""
         layout, config = self.memory.layout, self.memory.config
         experts = [config.layers[layer].ffn for layer in self.memory.stage]
@@ -133,15 +133,15 @@ class Exchanges:
         ports = 1 if layout.ep > layout.devices_a_host else 0
         return self._sent("tokens to experts and back", 2 * len(picks), sent, ports)
 
-    def _to_next_stage(self, size: int) -> Exchange:
+    def _to_next_stage(self, size: int) -> CostedExchange:
         """Pipeline parallelism: each device sends hidden states to its rank in the next stage."""
         assumed, across = self.assumed, self.memory.layout.stages_cross_hosts
         rate = assumed.network if across else self.device.link
         latency = assumed.network_latency if across else assumed.link_latency
         link = "network" if across else self.device.link_name
-        return Exchange("to the next stage", link, 1, size, size / rate + latency)
+        return CostedExchange("to the next stage", link, 1, size, size / rate + latency)
 
-    def _last_results(self, size: int) -> Exchange:
+    def _last_results(self, size: int) -> CostedExchange:
         """Broadcast of the last stage's hidden states to all stages, which share the head."""
         return self._all_reduces(
             "last stage's results to all", 1, size, self.memory.layout.pp, False

@@ -14,7 +14,7 @@ DEVICES_A_HOST = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeviceLayout:
     """Devices in the order dp, pp, pcp, tp: neighbours share a layer."""
 
     tp: int = 1
@@ -62,7 +62,7 @@ class Layout:
 def checked_layout(
     tp: int = 1, pp: int = 1, dp: int = 1, hosts: int | None = None, ep: int = 0,
     dcp: int = 1, pcp: int = 1,
-) -> Layout:  # fmt: skip
+) -> DeviceLayout:  # fmt: skip
     """A layout that real hosts can have. Without a number of hosts: eight devices on each."""
     sizes = {"tp": tp, "pp": pp, "dp": dp, "hosts": hosts, "dcp": dcp, "pcp": pcp}
     for name, value in sizes.items():
@@ -91,7 +91,7 @@ def checked_layout(
             f"{devices} devices ({sizes_shown}) on {hosts} hosts: expected the same number on "
             "each. Give another --hosts."
         )
-    layout = Layout(tp, pp, dp, hosts, ep, dcp, pcp)
+    layout = DeviceLayout(tp, pp, dp, hosts, ep, dcp, pcp)
     here = layout.devices_a_host
     if tp % here and here % tp:
         raise ConfigError(

@@ -20,9 +20,9 @@ from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.capacity.accelerators import Accelerator
 from jengine.capacity.assumptions import Assumptions
 from jengine.capacity.device_memory import Memory
-from jengine.capacity.layout import Layout, checked_layout
+from jengine.capacity.layout import DeviceLayout, checked_layout
 from jengine.capacity.processors import assumed_of
-from jengine.capacity.timing import Timing, Work
+from jengine.capacity.timing import StepWork, Timing
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature, nearest_name
 from jengine.hub.options import HubOptions
@@ -46,7 +46,7 @@ class Paper:
 
     name: str
     timing: Timing
-    work: Work
+    work: StepWork
 
     @property
     def memory(self) -> Memory:
@@ -86,7 +86,7 @@ def paper_plan(
     model: str,
     settings: Mapping[str, Any],
     device: Accelerator,
-    layout: Layout,
+    layout: DeviceLayout,
     work: tuple[int, int | None],
     network: float,
     shared: int = 0,
@@ -135,7 +135,7 @@ def paper_plan(
     own = assumed_of(device.cores, config.hidden_size, batch) if device.cores else {}
     assumed = Assumptions(network=network * GIGA / BITS_A_BYTE, expert_load=1 / balancedness, **own)
     prefill = schedule.largest_chunk
-    return Paper(model, Timing(memory, device, assumed), Work(batch, context, prefill, shared))
+    return Paper(model, Timing(memory, device, assumed), StepWork(batch, context, prefill, shared))
 
 
 def check_experts(config: ModelConfig, ep: int) -> None:
@@ -149,7 +149,7 @@ def check_experts(config: ModelConfig, ep: int) -> None:
         )
 
 
-def check_context(config: ModelConfig, layout: Layout) -> None:
+def check_context(config: ModelConfig, layout: DeviceLayout) -> None:
     """Refuse to divide tokens of a model for which engines do not."""
     check_divided(config, layout.dcp)
     if layout.pcp > 1:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from jengine.capacity.accelerators import Accelerator
 from jengine.capacity.assumptions import Assumptions
-from jengine.capacity.device_memory import Memory, Part
-from jengine.capacity.exchanges import Exchange, Exchanges
+from jengine.capacity.device_memory import Memory, ParameterShard
+from jengine.capacity.exchanges import CostedExchange, Exchanges
 from jengine.config import ExpertsConfig
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """The load of one replica."""
 
     batch: int  # requests that decode
@@ -40,7 +40,7 @@ class StepTime:
     memory_bound: bool
     expected: float  # with the shares that are reached, launches and exchanges
     launches: float
-    exchanges: tuple[Exchange, ...]  # none is assumed to overlap with anything
+    exchanges: tuple[CostedExchange, ...]  # none is assumed to overlap with anything
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Timing:
     device: Accelerator
     assumed: Assumptions
 
-    def decode(self, work: Work) -> StepTime:
+    def decode(self, work: StepWork) -> StepTime:
         """Time of a decode step. The batch is divided among as many plans as there are stages."""
         rows = -(-work.batch // self.memory.layout.pp)
         own = self.memory.layout.own_tokens(rows)
@@ -62,7 +62,7 @@ class Timing:
         operations += rows * self.head_operations()
         return self._step(rows, read, cache, operations, self.assumed.decode_launches, saved)
 
-    def prefill(self, work: Work) -> StepTime:
+    def prefill(self, work: StepWork) -> StepTime:
         """A prefill-only step, from the middle of prompts of the context's length."""
         tokens = work.prefill
         own = self.memory.layout.own_tokens(tokens)
@@ -72,7 +72,7 @@ class Timing:
         cache = prompts * self.memory.read_bytes(work.context)
         return self._step(tokens, read, cache, operations, self.assumed.prefill_launches)
 
-    def tokens_a_second(self, work: Work, seconds: float) -> float:
+    def tokens_a_second(self, work: StepWork, seconds: float) -> float:
         """Tokens per second of all replicas, with every stage busy."""
         rows = -(-work.batch // self.memory.layout.pp)
         return self.memory.layout.dp * rows / seconds
@@ -110,7 +110,7 @@ class Timing:
         """Bytes of parameters that a step with this many tokens reads."""
         return sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
 
-    def _touched(self, part: Part, tokens: float) -> float:
+    def _touched(self, part: ParameterShard, tokens: float) -> float:
         """Expected share of a parameter that such a step reads."""
         config = self.memory.config
         if part.path in ("embed.weight", "position_embed.weight") and not (
@@ -121,7 +121,7 @@ class Timing:
             tokens *= self.memory.layout.expert_ranks * self.assumed.expert_load
         return 1 - (1 - self._share_of_a_token(part)) ** tokens
 
-    def _share_of_a_token(self, part: Part) -> float:
+    def _share_of_a_token(self, part: ParameterShard) -> float:
         """The share of a parameter that one token is multiplied with."""
         if part.layer is None or "experts" not in part.axes:
             return 1.0
@@ -154,6 +154,6 @@ class Timing:
             for mixer in mixers
         )  # fmt: skip
 
-    def exchanges(self, tokens: int) -> list[Exchange]:
+    def exchanges(self, tokens: int) -> list[CostedExchange]:
         """Collectives and transfers between devices in such a step."""
         return Exchanges(self.memory, self.device, self.assumed).of_step(tokens)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """Increment of an answer. `total`: all completion tokens so far, where a server counts them."""
 
     text: str = ""
@@ -28,13 +28,13 @@ class Piece:
     error: str | None = None
 
 
-def pieces_of(outputs: Generator[RequestOutput]) -> Generator[Piece]:
+def pieces_of(outputs: Generator[RequestOutput]) -> Generator[AnswerPiece]:
     """Convert an engine's stream to pieces. Closing it closes the stream, which aborts the
     request."""
     with closing(outputs):
         for output in outputs:
             part = output.outputs[0]
-            yield Piece(
+            yield AnswerPiece(
                 part.text,
                 tokens=len(part.token_ids),
                 prompt_tokens=len(output.prompt_token_ids),
@@ -44,7 +44,7 @@ def pieces_of(outputs: Generator[RequestOutput]) -> Generator[Piece]:
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """Text, token count and timings of one answer."""
 
     text: str = ""
@@ -73,7 +73,7 @@ class Answer:
             f"{self.tokens_per_second:.1f} tokens/s, prompt of {self.prompt_tokens} tokens"
         )
 
-    def take(self, piece: Piece) -> str:
+    def take(self, piece: AnswerPiece) -> str:
         """Add a piece and return its text."""
         if piece.prompt_tokens is not None:
             self.prompt_tokens = piece.prompt_tokens
@@ -87,13 +87,13 @@ class Answer:
 
 
 def stream_answer(
-    pieces: Generator[Piece],
+    pieces: Generator[AnswerPiece],
     write: Callable[[str], None],
     aside: Callable[[str], None] = lambda _: None,
-) -> Answer:
+) -> TimedAnswer:
     """Write an answer as it streams, with its reasoning to `aside`. Ctrl-C ends the answer, not the
     engine."""
-    answer, thinking = Answer(), False
+    answer, thinking = TimedAnswer(), False
     with closing(pieces):
         try:
             for piece in pieces:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jengine.cli.answer import Answer, Piece, pieces_of, stream_answer
-from jengine.cli.conversation import Conversation, read_message
+from jengine.cli.answer import AnswerPiece, TimedAnswer, pieces_of, stream_answer
+from jengine.cli.conversation import ChatConversation, read_message
 from jengine.cli.few_requests import few_requests, models_sampling
 from jengine.cli.flags import (
     add_engine_flags,
@@ -123,7 +123,7 @@ class ChatModel(Protocol):
         """Context length, if known."""
         ...
 
-    def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
+    def stream(self, messages: list[dict[str, str]]) -> Generator[AnswerPiece]:
         """Stream an answer; closing the generator aborts it."""
         ...
 
@@ -141,7 +141,7 @@ class EngineModel:
         self._llm, self._params = llm, params
         self.max_model_len = llm.max_model_len
 
-    def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
+    def stream(self, messages: list[dict[str, str]]) -> Generator[AnswerPiece]:
         """Stream an answer. Templating has a time limit, since a chat template is untrusted code
         that may not terminate."""
         with given_up_after(RENDER_SECONDS, "the chat template"):
@@ -159,9 +159,9 @@ class Chat:
     model: ChatModel
     max_tokens: int | None
     terminal: Terminal
-    conversation: Conversation
+    conversation: ChatConversation
     show_stats: bool = False
-    last: Answer | None = None  # None: nothing was asked yet, or the last message was dropped
+    last: TimedAnswer | None = None  # None: nothing was asked yet, or the last message was dropped
     refused: int = 0
     leaving: bool = False  # whether the last prompt ended with Ctrl-C
     _actions: dict[str, Callable[[str], None]] = field(init=False)
@@ -184,7 +184,7 @@ class Chat:
         arguments: argparse.Namespace,
     ) -> Chat:
         """A new conversation with only the system prompt."""
-        conversation = Conversation(arguments.system_prompt)
+        conversation = ChatConversation(arguments.system_prompt)
         return cls(model, given["max_tokens"], terminal, conversation, arguments.stats)
 
     def run(self) -> int:
@@ -197,7 +197,7 @@ class Chat:
                 self._try(message)
         return int(bool(self.refused) and not self.terminal.interactive)
 
-    def ask(self, message: str) -> Answer:
+    def ask(self, message: str) -> TimedAnswer:
         """Stream the answer to a message and keep both; if it fails, keep neither."""
         self.last = None
         self.conversation.add("user", message)
@@ -245,14 +245,14 @@ class Chat:
             advice = "Try again." if isinstance(error, (ServerBusy, ServerFailed)) else advice
             self.terminal.note(f"This message was not answered: {error} {advice}")
 
-    def _keep(self, answer: Answer) -> None:
+    def _keep(self, answer: TimedAnswer) -> None:
         self.last = answer
         if answer.text:
             self.conversation.add("assistant", answer.text)
         else:
             self.conversation.drop_unanswered()
 
-    def _remarks(self, answer: Answer) -> list[str]:
+    def _remarks(self, answer: TimedAnswer) -> list[str]:
         length = answer.prompt_tokens + answer.tokens
         most = self.model.max_model_len
         full = answer.finish_reason == "length" and most is not None and length >= most

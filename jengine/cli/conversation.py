@@ -17,7 +17,7 @@ ReadLine = Callable[[str], str]
 
 
 @dataclass
-class Conversation:
+class ChatConversation:
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
 

@@ -9,7 +9,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from jengine.cli.answer import Answer, pieces_of, stream_answer
+from jengine.cli.answer import TimedAnswer, pieces_of, stream_answer
 from jengine.cli.leaving import engine_to_the_end
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     return 0
 
 
-def ask(llm: LLM, question: str, terminal: Terminal) -> Answer:
+def ask(llm: LLM, question: str, terminal: Terminal) -> TimedAnswer:
     terminal.say(f"> {question}")
     params = SamplingParams(
         temperature=0, max_tokens=MAX_TOKENS, output_kind=RequestOutputKind.DELTA

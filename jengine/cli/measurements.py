@@ -161,7 +161,7 @@ def serve(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measu
     settings = LoadSettings(**load_arguments(arguments))
     report = importlib.import_module("jengine.bench.serve.printed")
     runs = importlib.import_module("jengine.bench.serve.runs")
-    order = runs.Order(
+    order = runs.RunOrder(
         settings=settings,
         command=arguments.command,
         model=arguments.model,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jengine.assembly.settings.args import settings_of
 from jengine.capacity.accelerators import ACCELERATORS, Accelerator
-from jengine.capacity.layout import Layout, checked_layout
+from jengine.capacity.layout import DeviceLayout, checked_layout
 from jengine.capacity.processors import memory_node
 from jengine.cli.flags import add_engine_flags, check_file, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     return 0 if paper.fits else 1
 
 
-def devices_of(arguments: argparse.Namespace) -> tuple[Accelerator, Layout]:
+def devices_of(arguments: argparse.Namespace) -> tuple[Accelerator, DeviceLayout]:
     """The kind of device, and how many there are of it."""
     node = {name: getattr(arguments, name) for name in ("cores", "nodes", "node_gb")}
     given = ", ".join(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jengine.assembly.settings.args import ENGINE_HELP
 from jengine.assembly.settings.flags import flag_of
-from jengine.cli.answer import Piece
+from jengine.cli.answer import AnswerPiece
 from jengine.cli.flags import SHARED
 from jengine.cli.parser import Parser
 from jengine.client.address import Address
@@ -78,7 +78,7 @@ class RemoteModel:
         self.max_model_len = max_model_len
         self.ready = f"Talking with {name} at {server.address}."
 
-    def stream(self, messages: list[dict[str, str]]) -> Generator[Piece]:
+    def stream(self, messages: list[dict[str, str]]) -> Generator[AnswerPiece]:
         """Stream an answer; closing the generator closes the connection."""
         body = {
             "model": self._name,
@@ -91,9 +91,9 @@ class RemoteModel:
             for chunk in chunks:
                 if chunk.usage is not None:
                     made, read = chunk.usage.completion_tokens, chunk.usage.prompt_tokens
-                    yield Piece(total=made, prompt_tokens=read)
+                    yield AnswerPiece(total=made, prompt_tokens=read)
                 for choice in chunk.choices:
-                    yield Piece(
+                    yield AnswerPiece(
                         choice.added,
                         choice.thought,
                         tokens=0 if choice.opens else 1,  # until the server says how many

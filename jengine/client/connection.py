@@ -24,7 +24,7 @@ class Receiver(Protocol):
         ...
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One keep-alive connection with one exchange in flight."""
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class Connections:
     def __init__(self, address: Address, security: ssl.SSLContext | None = None) -> None:
         self.address = address
         self._security = security
-        self._idle: list[Connection] = []
-        self._all: set[Connection] = set()
+        self._idle: list[ClientConnection] = []
+        self._all: set[ClientConnection] = set()
 
     async def exchange(self, request: bytes, receiver: Receiver) -> None:
         """Send a request on an idle or new connection."""
@@ -115,7 +115,7 @@ class Connections:
         for connection in self._all:
             connection.close()
 
-    def _take(self) -> Connection | None:
+    def _take(self) -> ClientConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:  # the server may have closed it meanwhile
@@ -123,11 +123,11 @@ class Connections:
             self._all.discard(connection)
         return None
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(
-                Connection, self.address.host, self.address.port, ssl=self._security
+                ClientConnection, self.address.host, self.address.port, ssl=self._security
             )
         except OSError as error:
             raise ServerFailed(f"{self.address} cannot be reached: {error}") from error

@@ -31,7 +31,7 @@ MOST_ANSWER = 2**31  # bytes
 MOST_LOST = 100_000  # contents that could not be had, which are remembered
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
+class BlockQuestion(msgspec.Struct, frozen=True, array_like=True):
     """A consumer's request for a block, which the producer may not have saved yet."""
 
     namespace: str
@@ -104,7 +104,7 @@ class PeerStore:
             return None
         seconds = self._settings.seconds
         try:
-            return self._asker.ask(place, Question(self._namespace, key), seconds, seconds / 2)
+            return self._asker.ask(place, BlockQuestion(self._namespace, key), seconds, seconds / 2)
         except Silent:
             self._silence(place)
             logger.warning("%s does not answer; its blocks are computed again.", place)
@@ -136,18 +136,18 @@ class PeerStore:
             self._silent = {one: until for one, until in self._silent.items() if until > now}
             self._silent[place] = now + SILENCE
 
-    def _serving(self) -> Answerer[Question]:
+    def _serving(self) -> Answerer[BlockQuestion]:
         own = self._settings
         address = tcp(own.host, own.port)
         try:
-            return Answerer(address, own.secret, Question, self._content)
+            return Answerer(address, own.secret, BlockQuestion, self._content)
         except zmq.ZMQError as error:
             raise ConfigError(
                 f"kv_transfer_config: {address} cannot be listened at ({error}). Give this engine "
                 "an address of its host and a kv_port of its own."
             ) from error
 
-    def _content(self, asked: Question) -> bytes | None:
+    def _content(self, asked: BlockQuestion) -> bytes | None:
         if asked.namespace != self._namespace:
             raise RequestError(f"no blocks of {asked.namespace[:80]!r} are kept here.")
         with self._lock:

@@ -40,7 +40,7 @@ class WeightList(msgspec.Struct, frozen=True, array_like=True):
     parameters: list[ParameterInfo]
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
+class WeightQuestion(msgspec.Struct, frozen=True, array_like=True):
     """Request of a starting engine: the parameter list, or a byte range of one parameter."""
 
     name: str = ""  # "": the list
@@ -69,7 +69,7 @@ class WeightServer:
         assert settings.serve is not None
         self._source = source
         try:
-            self._answerer = Answerer(settings.serve, settings.secret, Question, self._answer)
+            self._answerer = Answerer(settings.serve, settings.secret, WeightQuestion, self._answer)
         except zmq.ZMQError as error:
             raise ConfigError(
                 f"{NAME}['serve']: {settings.serve} cannot be listened at ({error}). Give an "
@@ -81,7 +81,7 @@ class WeightServer:
         """Stop serving."""
         self._answerer.close()
 
-    def _answer(self, asked: Question) -> bytes | memoryview:
+    def _answer(self, asked: WeightQuestion) -> bytes | memoryview:
         if asked.name:
             return self._source.piece(asked.name, asked.version, asked.begin, asked.end)
         return msgspec.msgpack.encode(self._source.listed())
@@ -99,11 +99,11 @@ class WeightClient:
 
     def listed(self) -> WeightList:
         """The serving engine's parameters."""
-        return msgspec.msgpack.decode(self._ask(Question()), type=WeightList)
+        return msgspec.msgpack.decode(self._ask(WeightQuestion()), type=WeightList)
 
     def piece(self, name: str, version: int, begin: int, end: int) -> memoryview:
         """Bytes of a parameter; raises CheckpointError if it was replaced since it was listed."""
-        data = self._ask(Question(name, version, begin, end))
+        data = self._ask(WeightQuestion(name, version, begin, end))
         if len(data) != end - begin:
             raise CheckpointError(
                 f"{self._peer}: {len(data)} bytes of {name} came; expected {end - begin}."
@@ -114,7 +114,7 @@ class WeightClient:
         """Close all connections. No thread may be fetching."""
         self._asker.close()
 
-    def _ask(self, asked: Question) -> memoryview:
+    def _ask(self, asked: WeightQuestion) -> memoryview:
         try:
             return self._asker.ask(self._peer, asked, self._seconds)
         except (NoAnswer, Refused) as error:

@@ -15,7 +15,7 @@ import msgspec
 
 from jengine.counts import Counts, together
 from jengine.distributed.core_roster import CoreRoster
-from jengine.distributed.replica_state import Part, whole_health, whole_state
+from jengine.distributed.replica_state import CoreReport, whole_health, whole_state
 from jengine.distributed.router import Router
 from jengine.engine.core_state import CoreState
 from jengine.engine.process.client import ProcessClient
@@ -84,10 +84,10 @@ class CoreQuestions:
         """Last reported state, merged: the oldest age, the longest running step."""
         return whole_state(self._parts())
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[CoreReport]:
         roster = self._roster
         return [
-            Part(
+            CoreReport(
                 index,
                 core.state(),
                 self._router.counts[index],

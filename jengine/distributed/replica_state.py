@@ -17,7 +17,7 @@ from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
 
 
-class Part(NamedTuple):
+class CoreReport(NamedTuple):
     """A core's last report, and its death if it has died."""
 
     index: int
@@ -34,7 +34,7 @@ class Part(NamedTuple):
         return msgspec.structs.replace(self.state.counts, running=0, waiting=0, cache_usage=0.0)
 
 
-def whole_state(parts: Sequence[Part]) -> CoreState:
+def whole_state(parts: Sequence[CoreReport]) -> CoreState:
     """Merged state: the oldest report of the living cores, and the longest running step."""
     living = [one.state for one in parts if one.death is None]
     return CoreState(
@@ -49,7 +49,7 @@ def whole_state(parts: Sequence[Part]) -> CoreState:
     )
 
 
-def _named(part: Part, count: int) -> PartState:
+def _named(part: CoreReport, count: int) -> PartState:
     return PartState(
         name=f"core {part.index} of {count}",
         steps=part.state.steps,
@@ -61,7 +61,7 @@ def _named(part: Part, count: int) -> PartState:
 
 
 def whole_health(
-    parts: Sequence[Part], told: Mapping[int, Sequence[WorkerHealth]]
+    parts: Sequence[CoreReport], told: Mapping[int, Sequence[WorkerHealth]]
 ) -> list[WorkerHealth]:
     """Processes of all cores, from those that answered; the others are reported dead."""
     found: list[WorkerHealth] = []

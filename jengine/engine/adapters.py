@@ -24,7 +24,7 @@ from jengine.wire.message import encode
 Ask = Callable[[CallWorkers], list[bytes]]
 
 
-class Loaded(msgspec.Struct):
+class LoadedAdapter(msgspec.Struct):
     """An adapter loaded in the core. `held` counts the callers that are submitting requests with
     it."""
 
@@ -50,8 +50,8 @@ class Adapters:
         self._limits = limits
         self._in_use = in_use
         self._folder_of = folder_of
-        self._known: dict[int, Loaded] = {}  # by number, the least recently used first
-        self._retired: list[Loaded] = []  # replaced or removed; requests may still use them
+        self._known: dict[int, LoadedAdapter] = {}  # by number, the least recently used first
+        self._retired: list[LoadedAdapter] = []  # replaced or removed; requests may still use them
         self._lock = threading.Lock()
 
     @contextmanager
@@ -136,7 +136,7 @@ class Adapters:
             raise UnsupportedFeature("LoRA adapters: create the engine with enable_lora=True.")
         return self._limits
 
-    def _loaded(self, request: LoRARequest) -> Loaded:
+    def _loaded(self, request: LoRARequest) -> LoadedAdapter:
         """Return the adapter as most recently used, loading it if needed."""
         self._required()
         number = checked(request).lora_int_id
@@ -158,11 +158,11 @@ class Adapters:
             )
         return self._replace(request, self._ask_for(request), False)
 
-    def _replace(self, request: LoRARequest, report: AdapterReport, live: bool) -> Loaded:
+    def _replace(self, request: LoRARequest, report: AdapterReport, live: bool) -> LoadedAdapter:
         old = self._known.pop(request.lora_int_id, None)
         if old is not None:
             self._retired.append(old)
-        made = Loaded(request, report.digest, live, old is not None and old.pinned)
+        made = LoadedAdapter(request, report.digest, live, old is not None and old.pinned)
         self._known[request.lora_int_id] = made
         self._drop_unused(keep=made)
         return made
@@ -193,7 +193,7 @@ class Adapters:
         answers = self._ask(CallWorkers(method, encode(given)))
         return decoded_answers(method, answers, f"LoRA adapter {request.lora_name!r}")
 
-    def _drop_unused(self, keep: Loaded | None = None) -> None:
+    def _drop_unused(self, keep: LoadedAdapter | None = None) -> None:
         """Drop replaced, removed and excess adapters that no request uses."""
         most = self._required().max_cpu_loras
         beyond = max(0, len(self._known) - most)
@@ -210,7 +210,7 @@ class Adapters:
                 del self._known[number]
                 self._drop(loaded)
 
-    def _drop(self, loaded: Loaded) -> None:
+    def _drop(self, loaded: LoadedAdapter) -> None:
         self._call("drop_adapter", DropAdapter(loaded.digest), loaded.request)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jengine.engine.timing import Timing
+from jengine.engine.timing import CompletionTiming
 from jengine.logprobs import TEXT_CONTEXT, LogprobTables, ScoreBuffer, StepLogprobs, TokenTexts
 from jengine.outputs import CompletionOutput, TokenDelta
 from jengine.request import WireRequest
@@ -24,7 +24,7 @@ class Completion:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         texts: TokenTexts,
-        timing: Timing,
+        timing: CompletionTiming,
     ) -> None:
         self.index = index
         self.wire = wire

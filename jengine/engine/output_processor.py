@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jengine.engine.answer import Answer
 from jengine.engine.completion import Completion
-from jengine.engine.timing import Arrival, Timing
+from jengine.engine.timing import Arrival, CompletionTiming
 from jengine.logprobs import NoTexts
 from jengine.metrics.front_stats import EndedCompletion, FrontStats
 from jengine.metrics.tracing import EndedRequest, Tracer
@@ -22,7 +22,7 @@ from jengine.text.token_texts import TokenTexts
 from jengine.text.tokenizer import Tokenizer
 
 
-class Taken(NamedTuple):
+class AppliedDelta(NamedTuple):
     """Result of applying a delta."""
 
     answer: Answer
@@ -66,7 +66,7 @@ class OutputProcessor:
         """Register a request's wire requests, one per completion."""
         texts = self._texts if params.detokenize else NoTexts()
         completions = [
-            Completion(index, wire, params, self.tokenizer, texts, Timing(arrival.at))
+            Completion(index, wire, params, self.tokenizer, texts, CompletionTiming(arrival.at))
             for index, wire in enumerate(wires)
         ]
         answer = Answer(request_id, text, params, completions, reader, arrival)
@@ -92,7 +92,7 @@ class OutputProcessor:
     def answer(self, request_id: str) -> Answer | None:
         return self._by_request.get(request_id)
 
-    def take(self, delta: TokenDelta, at: float) -> Taken | None:
+    def take(self, delta: TokenDelta, at: float) -> AppliedDelta | None:
         """Apply a delta received at `at`; None if its request is no longer open."""
         if delta.request_id not in self._by_wire:
             return None
@@ -105,7 +105,7 @@ class OutputProcessor:
             self._count_end(completion, transcript.finish_reason or "stop", at)
         if answer.finished:
             self.close(answer, "stop", at)
-        return Taken(answer, has_news, cut_short)
+        return AppliedDelta(answer, has_news, cut_short)
 
     def _count_end(self, completion: Completion, reason: str, at: float) -> None:
         timing = completion.timing

@@ -22,7 +22,7 @@ class Arrival(NamedTuple):
     replica: int | None = None  # the data-parallel replica that is to answer; None: any
 
 
-class Timing:
+class CompletionTiming:
     """Timestamps of a completion from arrival to end."""
 
     __slots__ = ("arrival", "engine", "first", "last", "times", "_is_final")

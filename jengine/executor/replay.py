@@ -40,7 +40,7 @@ class ReplayReport(NamedTuple):
     problem: str | None = None  # the error of a step that failed again
 
 
-class Part(NamedTuple):
+class ReplayedPlan(NamedTuple):
     """A plan to replay, with the recorded entries that it keeps."""
 
     plan: Plan
@@ -62,7 +62,7 @@ class Selection:
         self._absent: set[int] = set()  # rows of requests that are left out
         self._number = 0
 
-    def parts(self, step: RecordedStep) -> Iterator[Part]:
+    def parts(self, step: RecordedStep) -> Iterator[ReplayedPlan]:
         """Plans that replay a recorded step: prefill of cached prefixes first, then the step
         itself."""
         plan = step.plan
@@ -120,13 +120,13 @@ class Selection:
 
     def _prefix(
         self, new: NewRow, end: int, blocks: list[NewBlocks], released: list[int]
-    ) -> Iterator[Part]:
+    ) -> Iterator[ReplayedPlan]:
         """Prefill a new row's cached prefix, in chunks that fit a step."""
         for start in range(0, end, self.schedule.largest_chunk):
             stop = min(end, start + self.schedule.largest_chunk)
             first = start == 0
             entry = Entry(new.row, start, stop - start, NOTHING)
-            yield Part(
+            yield ReplayedPlan(
                 Plan(
                     self._next_number(),
                     Entries.of([entry]),
@@ -139,7 +139,7 @@ class Selection:
             )
         self.filled |= self._blocks_of(new.row, 0, end)
 
-    def _remaining(self, plan: Plan, begun: list[NewRow], released: list[int]) -> Part:
+    def _remaining(self, plan: Plan, begun: list[NewRow], released: list[int]) -> ReplayedPlan:
         runs = np.isin(plan.entries.rows, list(self.tables))
         absent = set(plan.entries.rows[~runs].tolist())
         self.left_out += len(absent - self._absent)
@@ -165,7 +165,7 @@ class Selection:
             drafts=[one for one in plan.drafts if one.row in self.tables],
             next_drafts=plan.next_drafts,
         )  # fmt: skip
-        return Part(made, kept)
+        return ReplayedPlan(made, kept)
 
     def _next_number(self) -> int:
         self._number += 1
@@ -175,7 +175,7 @@ class Selection:
 def replay(recording: Recording, executor: Executor) -> ReplayReport:
     """Run the replayable part of a recording, one step at a time."""
     selection = Selection(recording)
-    compared = Comparison()
+    compared = ReplayComparison()
     steps, problem = 0, None
     for step in recording.steps:
         for part in selection.parts(step):
@@ -195,7 +195,7 @@ def replay(recording: Recording, executor: Executor) -> ReplayReport:
     return ReplayReport(steps, compared.tokens, selection.rows, selection.left_out, found, problem)
 
 
-class Comparison:
+class ReplayComparison:
     """Counts compared tokens, and keeps the first difference per row."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class Comparison:
         self.differences: dict[tuple[int, int], Difference] = {}
         self._begun: dict[int, int] = {}  # row -> step in which its request began
 
-    def add(self, step: RecordedStep, part: Part, replayed: np.ndarray) -> None:
+    def add(self, step: RecordedStep, part: ReplayedPlan, replayed: np.ndarray) -> None:
         """Compare the tokens of one step; steps whose recorded output was never read are
         skipped."""
         plan, recorded = step.plan, step.sampled

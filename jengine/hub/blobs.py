@@ -143,11 +143,11 @@ def _fetch(
 def told(arrived: Callable[[int], None]) -> type[Any]:
     """A tqdm-like class for huggingface_hub that passes the number of new bytes to `arrived`."""
 
-    class Told:
+    class ByteBar:
         def __init__(self, *_given: Any, **_options: Any) -> None:
             pass
 
-        def __enter__(self) -> Told:
+        def __enter__(self) -> ByteBar:
             return self
 
         def __exit__(self, *_error: object) -> None:
@@ -156,4 +156,4 @@ def told(arrived: Callable[[int], None]) -> type[Any]:
         def update(self, count: float | None = 1) -> None:
             arrived(int(count or 0))
 
-    return Told
+    return ByteBar

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jengine.hub.wanted import MODEL, Wanted
+from jengine.hub.wanted import MODEL, WantedFiles
 
 # Given a folder with a model's small files, or a GGUF file of which the header alone is there,
 # raises if its weights would be of no use here.
@@ -41,7 +41,7 @@ class HubOptions:
     cache_dir: str | Path | None = None
     token: str | bool | None = field(default=None, repr=False)
     ignore_patterns: tuple[str, ...] = ()
-    wanted: Wanted = MODEL
+    wanted: WantedFiles = MODEL
     check: Check | None = None
     has_header: HasHeader | None = None  # None: `check` sees no files of weights
     bar: Bar = on_terminals

@@ -31,7 +31,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
-class Wanted(Protocol):
+class WantedFiles(Protocol):
     """Selects files of a repository for one purpose."""
 
     def small(self, paths: Sequence[str]) -> list[str]:
@@ -118,7 +118,7 @@ MODEL, SETTINGS, ADAPTERS = ModelFiles(), SmallFiles(), AdapterFiles()
 CONFIG_FILE = SmallFiles((CONFIG,))
 
 
-def of_quant(wanted: Wanted, quant: str | None) -> Wanted:
+def of_quant(wanted: WantedFiles, quant: str | None) -> WantedFiles:
     """The selection restricted to GGUF files of this quantization."""
     return replace(wanted, quant=quant) if isinstance(wanted, ModelFiles) else wanted
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from jengine.errors import ConfigError
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.event_log import EventLog
-from jengine.kvcache.outbox import Outbox
+from jengine.kvcache.outbox import BlockOutbox
 from jengine.kvcache.residency import BlockResidency
 
 NULL_BLOCK = 0
@@ -47,7 +47,7 @@ class BlockPool:
         self.journal: ContentJournal | None = None  # of keys that become findable, or cease to be
         self.residency: BlockResidency | None = None  # watches some of the blocks
         self.events: EventLog | None = None  # tells others of the same
-        self.outbox: Outbox | None = None  # of blocks to be copied away
+        self.outbox: BlockOutbox | None = None  # of blocks to be copied away
         self._untold: set[bytes] = set()  # contents of which nobody outside is told
         self._pins: dict[int, int] = {}
         # Unowned blocks form a ring through these two lists, past two marks: where free ones end

@@ -15,7 +15,7 @@ from jengine.kvcache.prefix_lookup import PrefixLookup
 from jengine.request import Request
 
 
-class Refused(NamedTuple):
+class RefusedRequest(NamedTuple):
     """A request that did not fit, and its demand per group."""
 
     request: Request
@@ -35,11 +35,11 @@ class LastRefusal:
 
     def __init__(self, groups: Sequence[GroupCache], prefixes: PrefixLookup) -> None:
         self._groups, self._prefixes = groups, prefixes
-        self._last: Refused | None = None
+        self._last: RefusedRequest | None = None
 
     def note(self, request: Request, hit: int, demands: list[int]) -> None:
         version = self._prefixes.weights_version
-        self._last = Refused(request, request.num_known, version, hit, demands)
+        self._last = RefusedRequest(request, request.num_known, version, hit, demands)
 
     def forget(self) -> None:
         """Free units have changed, so the request may fit."""

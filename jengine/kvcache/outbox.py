@@ -10,7 +10,7 @@ from collections.abc import Callable
 from jengine.kvcache.host_slots import HostSlots
 
 
-class Outbox:
+class BlockOutbox:
     """Published blocks of one group that are still to be saved to host slots."""
 
     def __init__(self, host: HostSlots, forget: Callable[[bytes], None], *, saves: bool) -> None:

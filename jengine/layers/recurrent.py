@@ -39,7 +39,7 @@ class StateView(NamedTuple):
     # no decode row is a draft.
     turns: Array | None = None
     # What updates the states of decodes where they are; None: they are read, and then written.
-    decoder: Decoder | None = None
+    decoder: DecodeKernel | None = None
 
     def live(self) -> Bool[Array, "tiles tile"]:
         """Mask of prefill tokens that are not padding."""
@@ -54,7 +54,7 @@ class StateView(NamedTuple):
         return StateView(reads, writes, fresh, *none, 1, self.tile, decoder=self.decoder)
 
 
-class Decoder(Protocol):
+class DecodeKernel(Protocol):
     """A kernel for the decode path of recurrences."""
 
     def __call__(
@@ -65,7 +65,7 @@ class Decoder(Protocol):
         ...
 
 
-class Rule(Protocol):
+class RecurrenceRule(Protocol):
     """The recurrence of one layer, with its parameters."""
 
     def __call__(
@@ -78,7 +78,7 @@ class Rule(Protocol):
 class RecurrentInputs(NamedTuple):
     """A recurrent layer's recurrence, its input tokens, and the specs of its states."""
 
-    rule: Rule
+    rule: RecurrenceRule
     tokens: Any  # a tree of arrays [*tokens, ...]
     states: tuple[StateSpec, ...]
 

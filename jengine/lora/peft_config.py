@@ -34,7 +34,7 @@ PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 @dataclass(frozen=True)
-class AdapterConfig:
+class PeftConfig:
     """Rank and alpha, with overrides per module pattern."""
 
     rank: int
@@ -54,7 +54,7 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.stabilized else rank)
 
 
-def read_adapter_config(values: Mapping[str, object], where: str) -> AdapterConfig:
+def read_adapter_config(values: Mapping[str, object], where: str) -> PeftConfig:
     """Parse adapter_config.json. Raises CheckpointError."""
     fields = Fields(values, where)
     fields.choice("peft_type", "LORA", {"LORA": "LORA"})
@@ -66,7 +66,7 @@ def read_adapter_config(values: Mapping[str, object], where: str) -> AdapterConf
         fields.refuse("init_lora_weights", "a start that leaves the base model as it was")
     rank = fields.integer("r", maximum=MOST_RANK)
     ranks, alphas = _pattern(fields, "rank_pattern"), _pattern(fields, "alpha_pattern")
-    return AdapterConfig(
+    return PeftConfig(
         rank,
         fields.number("lora_alpha", 8.0, above_minimum=True),
         {key: ranks.integer(key, maximum=MOST_RANK) for key in ranks.values},

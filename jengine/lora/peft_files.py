@@ -18,7 +18,7 @@ import numpy as np
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.lora.adapter import WEIGHT, Adapter, LowRank, in_group
-from jengine.lora.peft_config import AdapterConfig, read_adapter_config
+from jengine.lora.peft_config import PeftConfig, read_adapter_config
 from jengine.lora.stacked_modules import StackedModule, stacked_modules
 from jengine.models import registry
 from jengine.models.linear import Embedding, Linear
@@ -241,7 +241,7 @@ class Source(NamedTuple):
 
     file: Path
     tensors: Mapping[str, StoredTensor]
-    settings: AdapterConfig
+    settings: PeftConfig
     max_rank: int
 
     def rank_of(self, module: str) -> int:

@@ -6,7 +6,7 @@ import msgspec
 
 from jengine.confined import frames
 from jengine.confined.child import Answer, serve
-from jengine.media.decoding_process import LENGTH, Cut, Measure, Sizes, divided
+from jengine.media.decoding_process import LENGTH, Cut, Measure, PictureSizes, divided
 from jengine.media.images import opened, plain, size_of
 from jengine.media.layout import cut
 
@@ -24,7 +24,7 @@ def answer(message: bytearray) -> tuple[frames.Part, ...]:
     for name, length in zip(order.names, order.lengths, strict=True):
         sizes.append(size_of(bytes(files[begin : begin + length]), name))
         begin += length
-    return packed(Sizes(sizes))
+    return packed(PictureSizes(sizes))
 
 
 def cut_of(order: Cut, file: bytes) -> tuple[frames.Part, ...]:
@@ -34,13 +34,13 @@ def cut_of(order: Cut, file: bytes) -> tuple[frames.Part, ...]:
         image = plain(image, order.name)
         size = (image.height, image.width)
         if size != order.size:
-            return packed(Sizes([size]))
+            return packed(PictureSizes([size]))
         parts = cut(image, order.parts, order.resample)
-    sizes = Sizes([size], [(part.shape[0], part.shape[1]) for part in parts])
+    sizes = PictureSizes([size], [(part.shape[0], part.shape[1]) for part in parts])
     return (*packed(sizes), *(part.data.cast("B") for part in parts))
 
 
-def packed(sizes: Sizes) -> tuple[bytes, ...]:
+def packed(sizes: PictureSizes) -> tuple[bytes, ...]:
     """Sizes as msgpack, after their length."""
     head = msgspec.msgpack.encode(sizes)
     return LENGTH.pack(len(head)), head

@@ -16,7 +16,7 @@ import numpy as np
 
 from jengine.confined.pool import ConfinedPool
 from jengine.errors import RequestError
-from jengine.media.layout import Part
+from jengine.media.layout import PicturePart
 
 SECONDS = 10.0
 MOST_PROCESSES = 4
@@ -39,11 +39,11 @@ class Cut(msgspec.Struct, tag=True, array_like=True):
 
     name: str
     size: tuple[int, int]
-    parts: tuple[Part, ...]
+    parts: tuple[PicturePart, ...]
     resample: int
 
 
-class Sizes(msgspec.Struct, array_like=True):
+class PictureSizes(msgspec.Struct, array_like=True):
     """(height, width) of pictures, or of a picture followed by its parts."""
 
     whole: list[tuple[int, int]]
@@ -76,14 +76,14 @@ class Decoders:
 
     def _asked(
         self, order: Measure | Cut, files: Sequence[bytes], name: str
-    ) -> tuple[Sizes, memoryview]:
+    ) -> tuple[PictureSizes, memoryview]:
         head = msgspec.msgpack.encode(order)
         try:
             found = self.pool.ask(b"".join((LENGTH.pack(len(head)), head, *files)))
         except RequestError as error:
             raise type(error)(str(error).replace(NAME, name)) from None
         told, rest = divided(found)
-        return msgspec.msgpack.decode(told, type=Sizes), rest
+        return msgspec.msgpack.decode(told, type=PictureSizes), rest
 
 
 def divided(message: bytearray) -> tuple[memoryview, memoryview]:

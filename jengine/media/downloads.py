@@ -117,7 +117,7 @@ class Lookups:
         return found[0]
 
 
-class Target(NamedTuple):
+class DownloadTarget(NamedTuple):
     """A resolved download."""
 
     host: str
@@ -127,7 +127,9 @@ class Target(NamedTuple):
     is_secure: bool
 
 
-def download(target: Target, connect: Connect, most: int, deadline: Deadline) -> tuple[int, bytes]:
+def download(
+    target: DownloadTarget, connect: Connect, most: int, deadline: Deadline
+) -> tuple[int, bytes]:
     """Return (status, body); the body is cut to `most` + 1 bytes."""
     connection = http.client.HTTPConnection(target.host, target.port)
     try:

@@ -15,7 +15,7 @@ import msgspec
 
 from jengine.config import VisionConfig
 from jengine.errors import RequestError
-from jengine.media.layout import Layout, Part, checked_size
+from jengine.media.layout import PicturePart, PlaceholderLayout, checked_size
 from jengine.media.pan_and_scan import BEFORE, crops_of
 from jengine.media.scaling import MOST_RATIO, Scaling, size_in_squares, size_in_steps
 
@@ -26,14 +26,16 @@ MOST_TILES = 64
 SOFT_TOKENS = (70, 140, 280, 560, 1120)  # numbers with which Gemma 4 was trained
 
 
-def any_size(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
+def any_size(
+    height: int, width: int, vision: VisionConfig, settings: Settings
+) -> PlaceholderLayout:
     """Qwen2-VL and successors: native aspect ratio, rounded to whole tokens."""
     scaling, size = Scaling().changed(settings), vision.patch_size
-    step, part = size * vision.merger.side, Part()
+    step, part = size * vision.merger.side, PicturePart()
     least, most = pixel_limits(settings)
     if scaling.do_resize:
         height, width = checked_size(*size_in_steps(height, width, step, least, most))
-        part = Part((height, width))
+        part = PicturePart((height, width))
     if height % step or width % step:
         raise RequestError(
             f"an image has {width} x {height} pixels; without do_resize expected multiples of "
@@ -41,7 +43,7 @@ def any_size(height: int, width: int, vision: VisionConfig, settings: Settings) 
         )
     grid = (1, height // size, width // size)
     tokens = [vision.image_token] * (math.prod(grid) // vision.merger.patches)
-    return Layout(scaling, (part,), grid, tokens, (0,))
+    return PlaceholderLayout(scaling, (part,), grid, tokens, (0,))
 
 
 def pixel_limits(
@@ -61,15 +63,17 @@ def pixel_limits(
     return least, most
 
 
-def one_size(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
+def one_size(
+    height: int, width: int, vision: VisionConfig, settings: Settings
+) -> PlaceholderLayout:
     """LLaVA: resize the shorter side to the tower's size, then center-crop."""
     scaling, wanted = Scaling().changed(settings), vision.image_size
     if settings.get("do_pad"):
         raise RequestError("do_pad=True: pictures are not padded to squares. Leave it out.")
-    part = Part()
+    part = PicturePart()
     if scaling.do_resize:
         height, width = checked_size(*resized_shape(height, width, settings))
-        part = Part((height, width))
+        part = PicturePart((height, width))
     if settings.get("do_center_crop", True):
         rows, columns = crop_of(settings)
         check_middle(height, width, rows, columns)
@@ -81,7 +85,7 @@ def one_size(height: int, width: int, vision: VisionConfig, settings: Settings) 
         )
     side = wanted // vision.patch_size
     tokens = [vision.image_token] * (side**2 // vision.merger.patches)
-    return Layout(scaling, (part,), (1, side, side), tokens, (0,))
+    return PlaceholderLayout(scaling, (part,), (1, side, side), tokens, (0,))
 
 
 def resized_shape(height: int, width: int, settings: Settings) -> tuple[int, int]:
@@ -127,7 +131,7 @@ def check_middle(height: int, width: int, rows: int, columns: int) -> None:
         )
 
 
-def tiles(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
+def tiles(height: int, width: int, vision: VisionConfig, settings: Settings) -> PlaceholderLayout:
     """InternVL: tiles of the tower's size in the best-fitting grid, plus a thumbnail."""
     scaling, side = Scaling().changed(settings), vision.image_size
     if sides("size", settings.get("size", {"height": 384, "width": 384})) != (side, side):
@@ -135,17 +139,17 @@ def tiles(height: int, width: int, vision: VisionConfig, settings: Settings) -> 
     if not scaling.do_resize:
         raise RequestError(f"do_resize=False: this model takes tiles of {side}.")
     least, most = tile_limits(settings)
-    parts, frames = (Part((side, side)),), 1
+    parts, frames = (PicturePart((side, side)),), 1
     if settings.get("crop_to_patches", True):
         rows, columns = tile_grid(height, width, side, least, most)
         if rows * columns > 1:
-            large = Part(checked_size(rows * side, columns * side), tile=side)
+            large = PicturePart(checked_size(rows * side, columns * side), tile=side)
             parts, frames = (large, *parts), rows * columns + 1
     count = side // vision.patch_size
     inside = [vision.image_token] * (frames * count**2 // vision.merger.patches)
     around = [[] if one is None else [one] for one in (vision.start_token, vision.end_token)]
     tokens = [*around[0], *inside, *around[1]]
-    return Layout(scaling, parts, (frames, count, count), tokens, (len(around[0]),))
+    return PlaceholderLayout(scaling, parts, (frames, count, count), tokens, (len(around[0]),))
 
 
 def tile_limits(settings: Settings) -> tuple[int, int]:
@@ -176,7 +180,7 @@ def tile_grid(height: int, width: int, side: int, least: int, most: int) -> tupl
     return best
 
 
-def square(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
+def square(height: int, width: int, vision: VisionConfig, settings: Settings) -> PlaceholderLayout:
     """Gemma 3: the image resized to a square, with optional pan-and-scan crops."""
     scans = settings.get("do_pan_and_scan")
     if scans not in (None, True, False):
@@ -200,7 +204,9 @@ def square(height: int, width: int, vision: VisionConfig, settings: Settings) ->
     return replace(layout, tokens=[*before, *layout.tokens, *after], firsts=(len(before),))
 
 
-def with_crops(layout: Layout, crops: list[Part], vision: VisionConfig) -> Layout:
+def with_crops(
+    layout: PlaceholderLayout, crops: list[PicturePart], vision: VisionConfig
+) -> PlaceholderLayout:
     """An image and its crops, with texts between them."""
     if not vision.crop_texts:
         raise RequestError(
@@ -222,7 +228,9 @@ def with_crops(layout: Layout, crops: list[Part], vision: VisionConfig) -> Layou
     )
 
 
-def soft_tokens(height: int, width: int, vision: VisionConfig, settings: Settings) -> Layout:
+def soft_tokens(
+    height: int, width: int, vision: VisionConfig, settings: Settings
+) -> PlaceholderLayout:
     """Gemma 4: native aspect ratio, as large as a number of tokens allows."""
     plain = Scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), do_normalize=False)
     scaling, most = plain.changed(settings).centred(), most_soft_tokens(settings, vision)
@@ -230,10 +238,10 @@ def soft_tokens(height: int, width: int, vision: VisionConfig, settings: Setting
     for name, value in own.items():
         if settings.get(name) not in (None, value):
             raise RequestError(f"{name}={settings[name]!r}: this model takes {value}.")
-    size, part, step = vision.patch_size, Part(), vision.patch_size * vision.merger.side
+    size, part, step = vision.patch_size, PicturePart(), vision.patch_size * vision.merger.side
     if scaling.do_resize:
         height, width = checked_size(*size_in_squares(height, width, step, most))
-        part = Part((height, width))
+        part = PicturePart((height, width))
     if height % step or width % step or height * width > most * step**2:
         raise RequestError(
             f"an image has {width} x {height} pixels; without do_resize expected multiples of "
@@ -247,7 +255,7 @@ def soft_tokens(height: int, width: int, vision: VisionConfig, settings: Setting
         )
     inside = [vision.image_token] * (math.prod(grid) // vision.merger.patches)
     before, after = ([] if one is None else [one] for one in (vision.start_token, vision.end_token))
-    return Layout(scaling, (part,), grid, [*before, *inside, *after], (len(before),))
+    return PlaceholderLayout(scaling, (part,), grid, [*before, *inside, *after], (len(before),))
 
 
 def most_soft_tokens(settings: Settings, vision: VisionConfig) -> int:
@@ -266,7 +274,7 @@ def most_soft_tokens(settings: Settings, vision: VisionConfig) -> int:
     return most
 
 
-Rule = Callable[[int, int, VisionConfig, Settings], Layout]
+Rule = Callable[[int, int, VisionConfig, Settings], PlaceholderLayout]
 RULES: dict[str, Rule] = {
     "qwen2_vl": any_size,
     "llava": one_size,

@@ -19,7 +19,7 @@ from jengine.errors import ContextOverflow, RequestError
 from jengine.media.budget import FILE_BYTES, REQUEST_BYTES, Budget, check_request
 from jengine.media.decoding_process import Decoders
 from jengine.media.families import RULES, Settings
-from jengine.media.layout import Layout, MediaItem, item_of
+from jengine.media.layout import MediaItem, PlaceholderLayout, item_of
 from jengine.media.moving_pictures import MOST_FRAMES
 from jengine.media.pictures import Picture, PictureFile, digest, measure, picture_of
 from jengine.media.sources import MediaSources
@@ -91,13 +91,13 @@ class ItemMaker:
         made = map(self._item, every, layouts)
         return {kind: [next(made) for _ in own] for kind, own in opened.items()}
 
-    def _layout(self, item: Opened) -> Layout:
+    def _layout(self, item: Opened) -> PlaceholderLayout:
         if item.seconds is None:
             return self._rule(*item.pictures[0].size, self._vision, item.settings)
         size = size_of_all(item.pictures, item.what)
         return video_layout(size, item.seconds, self._vision, item.settings, self._encode)
 
-    def _check_room(self, layouts: Sequence[Layout], others: int) -> None:
+    def _check_room(self, layouts: Sequence[PlaceholderLayout], others: int) -> None:
         """Raise if items exceed the context or the message size limit."""
         tokens = others + sum(len(one.tokens) - 1 for one in layouts)
         if tokens - SAVED * len(layouts) > self._room.context - self._room.answer:
@@ -106,7 +106,7 @@ class ItemMaker:
             size = sum(one.value_bytes(self._vision) for one in layouts)
             check_request("the patches of the images", size, self._room.value_bytes)
 
-    def _item(self, item: Opened, layout: Layout) -> tuple[str, MediaItem]:
+    def _item(self, item: Opened, layout: PlaceholderLayout) -> tuple[str, MediaItem]:
         """An item's patches, with the digest of its content and settings as cache key."""
         how = [item.settings, item.seconds]
         key = digest(item.pictures, msgspec.json.encode(how, order="deterministic", enc_hook=str))
@@ -127,7 +127,7 @@ class ItemMaker:
         self._keep(key, made)
         return key, made
 
-    def _cuts(self, pictures: Iterable[Picture], layout: Layout) -> list[np.ndarray]:
+    def _cuts(self, pictures: Iterable[Picture], layout: PlaceholderLayout) -> list[np.ndarray]:
         found = list[np.ndarray]()
         for one in pictures:
             with self.budget.room_for(one.cost):
@@ -143,7 +143,7 @@ class ItemMaker:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].values.nbytes
 
 
-class Files:
+class RequestFiles:
     """A request's files, within a total size limit."""
 
     def __init__(self, sources: MediaSources, decoders: Decoders) -> None:

@@ -20,7 +20,7 @@ from jengine.media.images import MOST_PIXELS
 from jengine.media.scaling import Scaling, patches_of
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class PicturePart(msgspec.Struct, frozen=True, array_like=True):
     """A resized, cropped part of an image; fields that are None leave it as is."""
 
     size: tuple[int, int] | None = None  # rows and columns that it is resized to
@@ -30,11 +30,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class Layout:
+class PlaceholderLayout:
     """Tokens that replace a placeholder, and the parts that its patches come from."""
 
     scaling: Scaling
-    parts: tuple[Part, ...]
+    parts: tuple[PicturePart, ...]
     grid: tuple[int, int, int]  # frames, rows and columns of patches
     tokens: list[int]  # that take the place of the one placeholder
     # Places of the first embedding among them: one, or one for each frame.
@@ -54,7 +54,7 @@ class MediaItem:
     """An image or video ready for the encoder."""
 
     values: np.ndarray  # float32 [patches, numbers of a patch]
-    layout: Layout
+    layout: PlaceholderLayout
 
 
 def checked_size(rows: int, columns: int) -> tuple[int, int]:
@@ -67,12 +67,12 @@ def checked_size(rows: int, columns: int) -> tuple[int, int]:
     return rows, columns
 
 
-def cut(image: Image.Image, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
+def cut(image: Image.Image, parts: Sequence[PicturePart], resample: int) -> list[np.ndarray]:
     """Cut parts from an image, u8[rows, columns, 3] each."""
     return [cut_part(image, part, resample) for part in parts]
 
 
-def cut_part(image: Image.Image, part: Part, resample: int) -> np.ndarray:
+def cut_part(image: Image.Image, part: PicturePart, resample: int) -> np.ndarray:
     """Cut one part, u8[rows, columns, 3]."""
     if part.box is not None:
         image = image.crop(part.box)
@@ -85,7 +85,9 @@ def cut_part(image: Image.Image, part: Part, resample: int) -> np.ndarray:
     return np.array(image)
 
 
-def item_of(layout: Layout, cuts: Sequence[np.ndarray], vision: VisionConfig) -> MediaItem:
+def item_of(
+    layout: PlaceholderLayout, cuts: Sequence[np.ndarray], vision: VisionConfig
+) -> MediaItem:
     """Patches of all parts (or of one part of all frames), f32[patches, channels * frames *
     pixels]."""
     squares = [squares_of(one, layout.parts[at % len(layout.parts)].tile)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from jengine.media.decoding_process import Cut, Decoders
 from jengine.media.images import check_size, file_bytes, opened, pixels_of, plain, size_of
-from jengine.media.layout import Part, cut
+from jengine.media.layout import PicturePart, cut
 
 
 class Picture(Protocol):
@@ -37,7 +37,7 @@ class Picture(Protocol):
         """Content that determines the pixels, with its kind, for hashing."""
         ...
 
-    def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
+    def cut(self, parts: Sequence[PicturePart], resample: int) -> list[np.ndarray]:
         """Parts as u8[rows, columns, 3]; none if the size turns out different, in which case `size`
         is updated."""
         ...
@@ -62,7 +62,7 @@ class OwnPicture:
         pixels = pixels_of(self._given, self._what)
         return "pixels", pixels.data.cast("B")
 
-    def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
+    def cut(self, parts: Sequence[PicturePart], resample: int) -> list[np.ndarray]:
         return cut(Image.fromarray(pixels_of(self._given, self._what)), parts, resample)
 
 
@@ -81,7 +81,7 @@ class PictureFile:
         """The file's bytes."""
         return "file", self.data
 
-    def cut(self, parts: Sequence[Part], resample: int) -> list[np.ndarray]:
+    def cut(self, parts: Sequence[PicturePart], resample: int) -> list[np.ndarray]:
         if self.decoders is not None:
             order = Cut(self.what, self.size, tuple(parts), resample)
             self.size, found = self.decoders.cut(self.data, order)

@@ -14,7 +14,7 @@ import numpy as np
 from jengine.config import VisionConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.media.families import Settings, most_soft_tokens, pixel_limits, tile_limits
-from jengine.media.items import Files, ItemMaker, Room
+from jengine.media.items import ItemMaker, RequestFiles, Room
 from jengine.media.layout import MediaItem
 from jengine.media.options import KINDS, KINDS_OF_OTHERS, checked_options, kinds_of
 from jengine.media.pan_and_scan import limits_of
@@ -119,7 +119,7 @@ class MediaProcessor:
         """Fetch media of chat messages by kind. `parts`: what was given, and where."""
         for kind, several in parts.items():
             self.check_count(len(several), kind)
-        files = Files(self._sources, self.items.decoders)
+        files = RequestFiles(self._sources, self.items.decoders)
         return {
             kind: [files.opened(one, where) for one, where in several]
             for kind, several in parts.items()

@@ -20,9 +20,9 @@ from jengine.media.downloads import (
     SECONDS,
     Connect,
     Deadline,
+    DownloadTarget,
     Lookups,
     Resolve,
-    Target,
     connected,
     download,
     resolved,
@@ -74,7 +74,7 @@ class MediaSources:
         deadline = Deadline(self.seconds)
         try:
             address = self._address(host, port, deadline, what)
-            target = Target(host, port, address, path, parts.scheme == "https")
+            target = DownloadTarget(host, port, address, path, parts.scheme == "https")
             status, data = download(target, self.connect, MOST_BYTES, deadline)
         except TimeoutError:
             raise RequestError(

@@ -16,7 +16,7 @@ from jengine.config import VisionConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.media.families import Settings, pixel_limits
 from jengine.media.images import MOST_PIXELS
-from jengine.media.layout import Layout, Part, checked_size
+from jengine.media.layout import PicturePart, PlaceholderLayout, checked_size
 from jengine.media.moving_pictures import MOST_FRAMES, is_file, movie_of
 from jengine.media.pictures import Picture, picture_of
 from jengine.media.scaling import Scaling, size_in_steps
@@ -105,14 +105,14 @@ def video_layout(
     vision: VisionConfig,
     settings: Settings,
     encode: Encode | None,
-) -> Layout:
+) -> PlaceholderLayout:
     """Layout of a video with frames of this size."""
     scaling, step = Scaling().changed(settings), vision.patch_size * vision.merger.side
-    (height, width), each, part = size, vision.frames, Part()
+    (height, width), each, part = size, vision.frames, PicturePart()
     if scaling.do_resize:
         shape = (len(frame_seconds), height, width)
         height, width = checked_size(*resized_shape(shape, vision, settings))
-        part = Part((height, width))
+        part = PicturePart((height, width))
     if height % step or width % step:
         raise RequestError(
             f"a video has {width} x {height} pixels; without do_resize expected multiples of "
@@ -126,7 +126,7 @@ def video_layout(
         apart = (frame_seconds[-1] - frame_seconds[0]) / max(len(frame_seconds) - 1, 1)
         apart = apart or 1 / USUAL_FPS
         interval = apart * each * vision.steps_per_second if vision.steps_per_second else 1.0
-        return Layout(scaling, (part,), grid, inside * grid[0], (0,), each, interval)
+        return PlaceholderLayout(scaling, (part,), grid, inside * grid[0], (0,), each, interval)
     middles = [(seconds[at] + seconds[at + each - 1]) / 2 for at in range(0, len(seconds), each)]
     tokens, firsts = list[int](), list[int]()
     for middle in middles:
@@ -134,7 +134,7 @@ def video_layout(
         tokens += [one for one in (vision.start_token,) if one is not None]
         firsts.append(len(tokens))
         tokens += [*inside, *(one for one in (vision.end_token,) if one is not None)]
-    return Layout(scaling, (part,), grid, tokens, tuple(firsts), each)
+    return PlaceholderLayout(scaling, (part,), grid, tokens, tuple(firsts), each)
 
 
 def resized_shape(

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from jengine.metrics.buckets import REQUEST_TOKENS
 
 
-class Metric(NamedTuple):
+class CatalogMetric(NamedTuple):
     name: str
     kind: Literal["gauge", "counter", "histogram"]
     text: str
@@ -20,16 +20,16 @@ class Metric(NamedTuple):
     buckets: str = ""  # a histogram's family
 
 
-def gauge(name: str, text: str, label: str | None = None) -> Metric:
-    return Metric(name, "gauge", text, label)
+def gauge(name: str, text: str, label: str | None = None) -> CatalogMetric:
+    return CatalogMetric(name, "gauge", text, label)
 
 
-def counter(name: str, text: str, label: str | None = None) -> Metric:
-    return Metric(name, "counter", text, label)
+def counter(name: str, text: str, label: str | None = None) -> CatalogMetric:
+    return CatalogMetric(name, "counter", text, label)
 
 
-def histogram(name: str, buckets: str, text: str, label: str | None = None) -> Metric:
-    return Metric(name, "histogram", text, label, buckets)
+def histogram(name: str, buckets: str, text: str, label: str | None = None) -> CatalogMetric:
+    return CatalogMetric(name, "histogram", text, label, buckets)
 
 
 GAUGES = (

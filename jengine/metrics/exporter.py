@@ -82,7 +82,7 @@ class Exporter:
             yield self._adapter_info(self._adapters())
         yield self._cache_config(len(each))
 
-    def _numbers(self, metric: catalog.Metric, values: Sequence[Values]) -> Metric:
+    def _numbers(self, metric: catalog.CatalogMetric, values: Sequence[Values]) -> Metric:
         kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
         family = kind(self._name(metric.name), metric.text, labels=labels_of(metric))
         for engine, by_label in enumerate(values):
@@ -91,7 +91,7 @@ class Exporter:
         return family
 
     def _histogram(
-        self, metric: catalog.Metric, values: Sequence[Mapping[str, Histogram]]
+        self, metric: catalog.CatalogMetric, values: Sequence[Mapping[str, Histogram]]
     ) -> Metric:
         family = HistogramMetricFamily(
             self._name(metric.name), metric.text, labels=labels_of(metric)
@@ -193,7 +193,7 @@ class Exporter:
         return [self._facts.model_name, str(engine), *own]
 
 
-def labels_of(metric: catalog.Metric) -> list[str]:
+def labels_of(metric: catalog.CatalogMetric) -> list[str]:
     """Label names of a metric."""
     return [*LABELS, *([metric.label] if metric.label else [])]
 

@@ -34,7 +34,7 @@ ADDED = frozenset(
 CREATED = "_created"  # when a series began: the first of them
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One Prometheus sample: name, labels, value."""
 
     name: str
@@ -47,13 +47,13 @@ class Sample(NamedTuple):
         return self.name, tuple(sorted(self.labels.items()))
 
 
-class Family(msgspec.Struct, frozen=True):
+class MetricFamily(msgspec.Struct, frozen=True):
     """A metric family with all of its series."""
 
     name: str
     kind: str
     text: str
-    samples: list[Sample]
+    samples: list[MetricSample]
 
     @property
     def is_of_cores(self) -> bool:
@@ -66,15 +66,19 @@ class Family(msgspec.Struct, frozen=True):
         return self.kind in ("counter", "histogram") or self.name in ADDED
 
 
-def families_of(registry: CollectorRegistry) -> list[Family]:
+def families_of(registry: CollectorRegistry) -> list[MetricFamily]:
     """All families in a registry."""
     return [
-        Family(one.name, one.type, one.documentation, [Sample(*line[:3]) for line in one.samples])
+        MetricFamily(
+            one.name, one.type, one.documentation, [MetricSample(*line[:3]) for line in one.samples]
+        )
         for one in registry.collect()
     ]
 
 
-def merged(own: Sequence[Family], others: Iterable[Sequence[Family]]) -> CollectorRegistry:
+def merged(
+    own: Sequence[MetricFamily], others: Iterable[Sequence[MetricFamily]]
+) -> CollectorRegistry:
     """Merge the families of all API processes; `own` decides where values are the same."""
     lines = {one.name: {line.key: line for line in one.samples} for one in own}
     known = {one.name: one for one in own}
@@ -97,7 +101,7 @@ def merged(own: Sequence[Family], others: Iterable[Sequence[Family]]) -> Collect
     return registry
 
 
-def _both(one: Sample | None, other: Sample) -> Sample:
+def _both(one: MetricSample | None, other: MetricSample) -> MetricSample:
     if one is None:
         return other
     if other.name.endswith(CREATED):
@@ -108,7 +112,7 @@ def _both(one: Sample | None, other: Sample) -> Sample:
 class Collected(Collector):
     """A prometheus collector over precomputed families."""
 
-    def __init__(self, families: Sequence[Family]) -> None:
+    def __init__(self, families: Sequence[MetricFamily]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:

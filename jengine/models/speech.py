@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 TAPS = 3  # frames that a convolution reads at once
 
 
-class Convolution(nnx.Module):
+class FrameConvolution(nnx.Module):
     """A convolution of width 3 over frames."""
 
     def __init__(self, factory: Factory, inputs: int, outputs: int, stride: int):
@@ -54,8 +54,8 @@ class SpeechEncoder(nnx.Module):
     def __init__(self, factory: Factory, speech: SpeechConfig):
         hidden = speech.hidden_size
         factory = replace(factory, config=replace(factory.config, hidden_size=hidden))
-        self.first = Convolution(factory, speech.mels, hidden, 1)
-        self.second = Convolution(factory, hidden, hidden, 2)
+        self.first = FrameConvolution(factory, speech.mels, hidden, 1)
+        self.second = FrameConvolution(factory, hidden, hidden, 2)
         shape, init = (speech.positions, hidden), normal(factory.config.initializer_range)
         self.table = parameter(factory.rngs, shape, (None, None), factory.dtype, init)
         layers = range(speech.num_layers)

@@ -35,8 +35,8 @@ from jengine.research.options import TORCH, Options, check_options, wanted_point
 from jengine.research.prompts import built_in, tokenized
 from jengine.research.results import LOGITS, Inputs, Results, SweepResult
 from jengine.research.runs import ModelFacts, Reference, Run
-from jengine.research.sweeps import Measure, run_sweeps
-from jengine.research.torch_process import Job, find_python, make_bundle, wider
+from jengine.research.sweeps import Yardstick, run_sweeps
+from jengine.research.torch_process import ReferenceJob, find_python, make_bundle, wider
 from jengine.research.verdict import NOISE, noise_limit
 from jengine.weights.save import new_folder
 from sharding.jax_settings import matmul_precision
@@ -80,7 +80,7 @@ def compare_subject(subject: ModelUnderTest, options: Options) -> Comparison:
         sweeps: list[SweepResult] = []
         if options.sweeps:
             options.note("Comparing jengine with itself: batches, chunks, decoding, cached prompts")
-            measure = Measure(tensors[-1].peer.relative, reference.dtype, outliers_count)
+            measure = Yardstick(tensors[-1].peer.relative, reference.dtype, outliers_count)
             sweeps = run_sweeps(llm, reference.prompts, reference.new_tokens, measure)
     columns = reference.columns
     results = Results(
@@ -208,7 +208,7 @@ def make_reference(subject: ModelUnderTest, options: Options) -> Reference:
     with bundle_folder(options.save_bundle) as out, subject.exported() as model:
         truth = wider(dtype)
         options.note(f"Running torch in {truth} and {dtype} ...")
-        job = Job(
+        job = ReferenceJob(
             model=str(model),
             dtype=dtype,
             truth_dtype=truth,

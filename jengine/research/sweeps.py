@@ -31,14 +31,14 @@ Logits = np.ndarray  # f32 [positions, vocab]
 SHORTEST_PIECE = 32
 
 
-class Pair(NamedTuple):
+class LogitPair(NamedTuple):
     """Logits of the same positions computed in two ways."""
 
     plain: Logits
     other: Logits
 
 
-class Measure(NamedTuple):
+class Yardstick(NamedTuple):
     """The yardstick of a sweep: what a difference of logits is judged by."""
 
     peer: np.ndarray  # relative errors of the peer's logits against the truth
@@ -47,7 +47,7 @@ class Measure(NamedTuple):
 
 
 def run_sweeps(
-    llm: LLM, prompts: Sequence[list[int]], new_tokens: int, measure: Measure
+    llm: LLM, prompts: Sequence[list[int]], new_tokens: int, measure: Yardstick
 ) -> list[SweepResult]:
     """Run every sweep that the prompts and the engine allow."""
     steps = max(new_tokens, 1)
@@ -56,7 +56,7 @@ def run_sweeps(
     results = []
     if len(prompts) > 1:
         together = ask(llm, prompts, steps)
-        pairs = [Pair(a, teacher_forced(b)) for a, b in zip(plain, together, strict=True)]
+        pairs = [LogitPair(a, teacher_forced(b)) for a, b in zip(plain, together, strict=True)]
         results.append(
             result("batch", f"one prompt alone or {len(prompts)} at once", pairs, measure)
         )
@@ -66,7 +66,7 @@ def run_sweeps(
     if longer and isinstance(llm.engine.in_process.core, (EngineCore, DataParallelCore)):
         with short_pieces(llm, piece):
             pairs = [
-                Pair(plain[number], teacher_forced(ask(llm, [prompts[number]], steps)[0]))
+                LogitPair(plain[number], teacher_forced(ask(llm, [prompts[number]], steps)[0]))
                 for number in longer
             ]
         meaning = f"a prompt in one piece or in pieces of {piece} tokens"
@@ -89,17 +89,17 @@ def ask(llm: LLM, prompts: Sequence[list[int]], steps: int) -> list[RequestOutpu
     return [finished(output) for output in outputs]
 
 
-def decode_pair(llm: LLM, output: RequestOutput) -> Iterator[Pair]:
+def decode_pair(llm: LLM, output: RequestOutput) -> Iterator[LogitPair]:
     """The logits of generated tokens, and of the same tokens behind the prompt."""
     prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
     if len(answer) < 2 or len(prompt) + len(answer) >= llm.max_model_len:
         return
     (again,) = ask(llm, [[*prompt, *answer[:-1]]], 1)
     # The first generated token is sampled from the last prompt position in both cases.
-    yield Pair(teacher_forced(again)[len(prompt) :], decoded(output)[1:])
+    yield LogitPair(teacher_forced(again)[len(prompt) :], decoded(output)[1:])
 
 
-def prefix_pair(llm: LLM, ids: list[int], steps: int) -> Iterator[Pair]:
+def prefix_pair(llm: LLM, ids: list[int], steps: int) -> Iterator[LogitPair]:
     """The answer's logits without and with the prompt in the cache, where it can be there."""
     params = scored(steps).clone(prompt_logprobs=None)
     llm.reset_prefix_cache()
@@ -107,7 +107,7 @@ def prefix_pair(llm: LLM, ids: list[int], steps: int) -> Iterator[Pair]:
     same = first.outputs[0].token_ids == second.outputs[0].token_ids
     if second.num_cached_tokens > first.num_cached_tokens:
         count = None if same else same_steps(first, second)
-        yield Pair(decoded(first)[:count], decoded(second)[:count])
+        yield LogitPair(decoded(first)[:count], decoded(second)[:count])
 
 
 def same_steps(first: RequestOutput, second: RequestOutput) -> int:
@@ -135,7 +135,7 @@ def short_pieces(llm: LLM, tokens: int) -> Iterator[None]:
         client.core = usual
 
 
-def result(name: str, meaning: str, pairs: Sequence[Pair], measure: Measure) -> SweepResult:
+def result(name: str, meaning: str, pairs: Sequence[LogitPair], measure: Yardstick) -> SweepResult:
     """Distance between two ways of computing the same, judged by the peer's distance from the
     truth."""
     plain = np.concatenate([pair.plain for pair in pairs])

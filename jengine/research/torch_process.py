@@ -33,7 +33,7 @@ class ReferenceFailed(JengineError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Job:
+class ReferenceJob:
     """The settings of torch_reference.py."""
 
     model: str
@@ -85,7 +85,7 @@ def lacking_there(python: str) -> list[str]:
     return names
 
 
-def make_bundle(python: str, job: Job) -> None:
+def make_bundle(python: str, job: ReferenceJob) -> None:
     """Run the job, which writes its bundle to `job.out`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.json"

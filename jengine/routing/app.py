@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 GLANCE = 0.25
 
 
-class Router:
+class RouterApp:
     """Forwards each request to a server and streams the answer back."""
 
     def __init__(
@@ -205,7 +205,9 @@ def make_router(
     """Build the router in front of these servers. `wait_seconds`: the longest wait of a prompt for
     an available server. With an admin key servers may be added and removed."""
     pools = {"decode": Pool(workers), "prefill": Pool(prefillers)}
-    router = Router(pools["decode"], pools["prefill"], health_every, prefill_seconds, wait_seconds)
+    router = RouterApp(
+        pools["decode"], pools["prefill"], health_every, prefill_seconds, wait_seconds
+    )
 
     @asynccontextmanager
     async def watched(app: Starlette) -> AsyncIterator[None]:

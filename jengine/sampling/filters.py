@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 _LOWEST_FINITE = -0x7F800000  # order key of the most negative finite float32
 
 
-class Cut(NamedTuple):
+class Threshold(NamedTuple):
     """A threshold: tokens above it are kept, and of those equal to it the first `room`."""
 
     threshold: Array  # i32[S] order key
@@ -49,17 +49,17 @@ def cut_logits(
         return jnp.where(_kept(keys, cut), logits, -jnp.inf)
 
 
-def _top_k(keys: Array, top_k: Array) -> Cut:
+def _top_k(keys: Array, top_k: Array) -> Threshold:
     vocab = keys.shape[1]
     limited = (top_k > 0) & (top_k < vocab)
     count = jnp.where(limited, top_k, vocab).astype(jnp.float32)
     one = jnp.float32(1)
     low = jnp.full(limited.shape, _LOWEST_FINITE, jnp.int32)
     threshold = _search(keys, one, count, low, _end(keys, low, limited))
-    return Cut(threshold, count - _mass_from(keys, one, threshold + 1))
+    return Threshold(threshold, count - _mass_from(keys, one, threshold + 1))
 
 
-def _top_p(keys: Array, weights: Array, top_p: Array, cut: Cut) -> Cut:
+def _top_p(keys: Array, weights: Array, top_p: Array, cut: Threshold) -> Threshold:
     """Tighten `cut` to the shortest prefix with top_p of its mass; at least one token."""
     limited = top_p < 1
     ties, weight = _ties(keys, weights, cut.threshold)
@@ -71,10 +71,10 @@ def _top_p(keys: Array, weights: Array, top_p: Array, cut: Cut) -> Cut:
     ties, weight = _ties(keys, weights, threshold)
     missing = target - _mass_from(keys, weights, threshold + 1)
     room = jnp.maximum(jnp.ceil(missing / weight), 1.0)  # 0 is missing where p is 0
-    return Cut(threshold, jnp.where(limited, room, cut.room))
+    return Threshold(threshold, jnp.where(limited, room, cut.room))
 
 
-def _kept(keys: Array, cut: Cut) -> Array:
+def _kept(keys: Array, cut: Threshold) -> Array:
     """Mask bool[S, V] of kept tokens; the last tie is found by the same bisection, over indices."""
     vocab = keys.shape[1]
     index = lax.broadcasted_iota(jnp.int32, keys.shape, 1)

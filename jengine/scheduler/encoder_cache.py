@@ -19,7 +19,7 @@ from jengine.request import RUNNING, Request
 Key = tuple[int, str]  # version of the weights, digest of the content
 
 
-class Entry:
+class CachedImage:
     """A cached image: its rows of embeddings, and the requests that may still read them."""
 
     __slots__ = ("readers", "rows")
@@ -42,7 +42,7 @@ class EncoderCache:
         self.capacity = capacity
         self.encoded = self.reused = 0  # images that were encoded, and that were there already
         self._free = list[int]()
-        self._entries: dict[Key, Entry] = {}  # the least recently used first
+        self._entries: dict[Key, CachedImage] = {}  # the least recently used first
         self._new: list[MediaSpan] = []
         self.reset()
 
@@ -85,7 +85,7 @@ class EncoderCache:
         is_new = entry is None
         if entry is None:
             self._make_room(span.length, held)
-            entry = Entry([self._free.pop() for _ in range(span.length)])
+            entry = CachedImage([self._free.pop() for _ in range(span.length)])
         entry.readers.append((request, span.end))
         self._entries[key] = entry
         placed = msgspec.structs.replace(span, rows=array("i", entry.rows).tobytes())

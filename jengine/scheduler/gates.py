@@ -52,7 +52,7 @@ def first_awaited(gates: Sequence[AdmissionGate], request: Request) -> Hashable 
     return None
 
 
-class StepDone(NamedTuple):
+class StepKey(NamedTuple):
     """Key: the commit of this step."""
 
     step: int
@@ -66,7 +66,7 @@ class NotInFlight:
 
     def awaited(self, request: Request) -> Hashable | None:
         step = request.last_step
-        return None if step <= self._flights.committed else Polled(StepDone(step))
+        return None if step <= self._flights.committed else Polled(StepKey(step))
 
 
 class ImagesFit:
@@ -107,7 +107,7 @@ class BlocksLoaded:
         return self._transfers.awaited(request) if self._has_row(request) else None
 
 
-class Compilation(Protocol):
+class CompilationFuture(Protocol):
     """Future of a grammar's compilation."""
 
     @property
@@ -135,7 +135,7 @@ class GrammarReady:
     One that has started is polled at every step, since it may time out.
     """
 
-    def __init__(self, begin: Callable[[GrammarSpec], Compilation], wake: Wake) -> None:
+    def __init__(self, begin: Callable[[GrammarSpec], CompilationFuture], wake: Wake) -> None:
         self._begin = begin
         self._wake = wake
         self._awaited: set[GrammarSpec] = set()

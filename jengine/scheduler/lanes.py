@@ -15,7 +15,7 @@ from typing import Any
 from jengine.request import Request
 
 
-class Place:
+class LaneEntry:
     """Heap entry. `request` is None after lazy deletion."""
 
     __slots__ = ("lane", "order", "request")
@@ -25,7 +25,7 @@ class Place:
         self.order = order  # smaller is earlier
         self.lane: Lane | None = None
 
-    def __lt__(self, other: Place) -> bool:
+    def __lt__(self, other: LaneEntry) -> bool:
         return self.order < other.order
 
 
@@ -40,19 +40,19 @@ class Lane:
 
     def __init__(self, key: Hashable, number: int) -> None:
         self.key, self.number = key, number
-        self.heap: list[Place] = []
+        self.heap: list[LaneEntry] = []
         self.size = 0
-        self.line: Line | None = None
+        self.line: LaneHeap | None = None
 
-    def add(self, place: Place) -> None:
+    def add(self, place: LaneEntry) -> None:
         heapq.heappush(self.heap, place)
         place.lane = self
         self.size += 1
 
-    def drop(self, place: Place) -> Place:
+    def drop(self, place: LaneEntry) -> LaneEntry:
         """Delete a request lazily. Returns a new entry for it, for another lane."""
         assert place.lane is self and place.request is not None
-        moved = Place(place.request, place.order)
+        moved = LaneEntry(place.request, place.order)
         place.request = place.lane = None
         self.size -= 1
         if len(self.heap) > 2 * self.size + 16:
@@ -61,7 +61,7 @@ class Lane:
         return moved
 
     @property
-    def first(self) -> Place | None:
+    def first(self) -> LaneEntry | None:
         """Smallest live entry."""
         heap = self.heap
         while heap and heap[0].request is None:
@@ -69,11 +69,11 @@ class Lane:
         return heap[0] if heap else None
 
 
-class Line:
+class LaneHeap:
     """Heap of lanes by their smallest entries. Stale entries are purged lazily."""
 
     def __init__(self) -> None:
-        self._heads: list[tuple[Place, int, Lane]] = []
+        self._heads: list[tuple[LaneEntry, int, Lane]] = []
         self._lanes: dict[int, Lane] = {}
 
     def __len__(self) -> int:
@@ -113,10 +113,10 @@ class Line:
             heapq.heappop(self._heads)
         return None
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[LaneEntry]:
         """All entries in order, lazily: the first few are cheap."""
         # Heaps are read as the trees that they are: an entry comes before its two children.
-        found: list[tuple[Place, int, list[Any], int]] = []
+        found: list[tuple[LaneEntry, int, list[Any], int]] = []
         numbers, seen = count(), set[int]()
 
         def visit(heap: list[Any], index: int) -> None:
@@ -145,5 +145,5 @@ class Line:
             ]
             heapq.heapify(self._heads)
 
-    def _is_right(self, place: Place, lane: Lane) -> bool:
+    def _is_right(self, place: LaneEntry, lane: Lane) -> bool:
         return lane.line is self and lane.first is place

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jengine.errors import RequestError
 from jengine.request import Request
-from jengine.scheduler.lanes import Lane, Line, Place
+from jengine.scheduler.lanes import Lane, LaneEntry, LaneHeap
 from jengine.scheduler.orders import Order
 
 NOTHING = None  # the key of requests that wait for a row alone
@@ -36,10 +36,10 @@ class WaitingQueue:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._places: dict[str, Place] = {}  # by request
+        self._places: dict[str, LaneEntry] = {}  # by request
         self._lanes: dict[Hashable, Lane] = {}  # by key
-        self._open = Line()
-        self._parked: dict[type, Line] = defaultdict(Line)  # by the keys' type
+        self._open = LaneHeap()
+        self._parked: dict[type, LaneHeap] = defaultdict(LaneHeap)  # by the keys' type
         self._woken: deque[Hashable] = deque()
         self.tell: Callable[[], object] = lambda: None  # called at each wake-up, from any thread
         self._made = 0
@@ -136,9 +136,9 @@ class WaitingQueue:
         return (place.request for place in places if place.request is not None)
 
     def _add(self, request: Request, key: Any) -> None:
-        self._enter(Place(request, (key, request.admission_order)), NOTHING)
+        self._enter(LaneEntry(request, (key, request.admission_order)), NOTHING)
 
-    def _enter(self, place: Place, key: Hashable) -> None:
+    def _enter(self, place: LaneEntry, key: Hashable) -> None:
         assert place.request is not None
         lane = self._lanes.get(key)
         if lane is None:
@@ -154,7 +154,7 @@ class WaitingQueue:
             self.num_parked += lane.line is not self._open
         self._places[place.request.request_id] = place
 
-    def _leave(self, request: Request) -> Place:
+    def _leave(self, request: Request) -> LaneEntry:
         """Remove a request. Returns its place in the order."""
         place = self._places.pop(request.request_id)
         lane = place.lane

@@ -21,7 +21,7 @@ from jengine.connectors.protocol import SchedulerHalf
 from jengine.counts import CopyCounts
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.host_slots import HostSlots
-from jengine.kvcache.outbox import Outbox
+from jengine.kvcache.outbox import BlockOutbox
 from jengine.outputs import StepOutput
 from jengine.plan import Transfers
 from jengine.request import Request
@@ -184,7 +184,7 @@ class BlockSaves:
         host."""
         self.saved = 0  # blocks
         self._cache, self._hosts = cache, hosts
-        self._outboxes = [Outbox(host, forget, saves=saves) for host in hosts]
+        self._outboxes = [BlockOutbox(host, forget, saves=saves) for host in hosts]
         for group, outbox in zip(cache.groups, self._outboxes, strict=True):
             group.pool.outbox = outbox
 

@@ -19,7 +19,7 @@ from jengine.errors import ConfigError
 from jengine.server.app import asked_routes
 from jengine.server.batches.asking import asker
 from jengine.server.batches.files import Finished
-from jengine.server.batches.runner import BatchFiles, Progress, patient, run_lines
+from jengine.server.batches.runner import BatchFiles, BatchProgress, patient, run_lines
 from jengine.server.serving.monitor import monitor
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
@@ -33,7 +33,7 @@ def run_batch(
     batch: BatchFiles,
     *,
     enable_metrics: bool = False,
-) -> Progress:
+) -> BatchProgress:
     """Answer all lines of a batch that have no result yet."""
     finished = batch.finished()
     if finished:
@@ -43,7 +43,7 @@ def run_batch(
     service = Service(settings)
     with metrics_server(service) if enable_metrics else nullcontext():
         service.adopt(start())
-        progress = Progress(earlier=len(finished))
+        progress = BatchProgress(earlier=len(finished))
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(work(service, batch, progress, finished))
@@ -52,7 +52,9 @@ def run_batch(
         return progress
 
 
-async def work(service: Service, batch: BatchFiles, progress: Progress, finished: Finished) -> None:
+async def work(
+    service: Service, batch: BatchFiles, progress: BatchProgress, finished: Finished
+) -> None:
     """Run the batch, and watch the engine meanwhile."""
     watching = asyncio.ensure_future(monitor(service))
     # A step's requests, and as many that wait: the engine is never short of work.

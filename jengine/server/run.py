@@ -66,7 +66,9 @@ def run_server(
     sock = sock or listening_socket(settings)
     url = url_of(settings, sock)
     app = make_app(None, settings, peers)
-    server = Server(uvicorn_config(app, settings), app.state.service, sock, app.state.batches)
+    server = DrainingServer(
+        uvicorn_config(app, settings), app.state.service, sock, app.state.batches
+    )
     server.config.load()
 
     async def work() -> None:
@@ -111,7 +113,7 @@ def uvicorn_config(app: Starlette, settings: ServerSettings) -> uvicorn.Config:
     )
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """uvicorn server that drains on the first signal and exits when the engine has died."""
 
     def __init__(

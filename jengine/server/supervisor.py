@@ -28,7 +28,7 @@ from typing import NamedTuple
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.owned_process import OwnedProcess
 from jengine.errors import EngineDead, JengineError
-from jengine.server.peers.board import Board, Field
+from jengine.server.peers.board import Board, BoardField
 from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Signalled(NamedTuple):
     number: int
 
 
-class Ended(NamedTuple):
+class ApiProcessEnded(NamedTuple):
     """An API process exited."""
 
     index: int
@@ -57,7 +57,7 @@ class Failed(NamedTuple):
     why: str
 
 
-News = Signalled | Ended | Failed
+News = Signalled | ApiProcessEnded | Failed
 
 
 class Supervisor:
@@ -76,7 +76,7 @@ class Supervisor:
     def start(self, processes: Sequence[OwnedProcess]) -> None:
         for index, process in enumerate(processes):
             self._living[index] = process
-            process.start(lambda how, index=index: self._news.put(Ended(index, how)))
+            process.start(lambda how, index=index: self._news.put(ApiProcessEnded(index, how)))
 
     def prepare(self, work: Callable[[], Sequence[ProcessClient]]) -> None:
         """Start the cores in a thread and watch them. `work` returns this host's cores when all are
@@ -119,7 +119,7 @@ class Supervisor:
                 if self._deadline is None:
                     logger.info("%s: shutting down.", signal.Signals(number).name)
                 self._end_all()  # a second signal reaches them too: they do not wait any longer
-            case Ended(index, how):
+            case ApiProcessEnded(index, how):
                 del self._living[index]
                 if self._deadline is None:
                     self._give_up(f"{how}. The other API processes finish their requests")
@@ -142,7 +142,7 @@ class Supervisor:
         if self._deadline is not None and time.monotonic() > self._deadline:
             for process in self._living.values():
                 process.signal(signal.SIGKILL)
-        stalled = self._board.total(Field.STUCK) > 0
+        stalled = self._board.total(BoardField.STUCK) > 0
         if stalled and not self._stalled:  # an API process has said why
             for core in self._cores:
                 core.dump_stacks()

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, final
 
 from jengine.errors import ConfigError, nearest_name
 from jengine.text.chat_parts import (
+    AnswerContext,
     ChatPart,
     Content,
-    Given,
     Reasoning,
     ToolArguments,
     ToolStart,
     merge_parts,
 )
 from jengine.text.reasoning_parsers import REASONING_PARSERS
-from jengine.text.text_reader import Parser, Parsing, TextReader
+from jengine.text.text_reader import Parsing, TextParser, TextReader
 from jengine.text.tool_parsers import TOOL_PARSERS
 from jengine.text.tool_parsers.calls import Calls, argument_schemas, random_call_id
 from jengine.text.tool_parsers.forced import parse_forced_arguments, parse_forced_list
@@ -127,22 +127,22 @@ class ChatParser:
         forced: ForcedCalls | None = None,
     ) -> None:
         self.needs_special_tokens = needs_special_tokens(reasoning_parser, tool_parser)
-        given = Given(prompt, response_template)
-        self._reasoning: Parser[ChatPart] | None = None
-        self._tools: Parser[ChatPart] | None = None
+        given = AnswerContext(prompt, response_template)
+        self._reasoning: TextParser[ChatPart] | None = None
+        self._tools: TextParser[ChatPart] | None = None
         if reasoning_parser is not None:
             parse_reasoning = REASONING_PARSERS[reasoning_parser].parse
-            self._reasoning = Parser(lambda reader: parse_reasoning(reader, given))
+            self._reasoning = TextParser(lambda reader: parse_reasoning(reader, given))
         if tool_parser is not None:
             parse_tools = TOOL_PARSERS[tool_parser].parse
             new_id = new_id or TOOL_PARSERS[tool_parser].new_id
             calls = Calls(argument_schemas(tools or ()), new_id, given)
             if TOOL_PARSERS[tool_parser].with_reasoning is not None:
                 self._reasoning = None  # the tool parser splits it off
-            self._tools = Parser(lambda reader: parse_tools(reader, calls))
+            self._tools = TextParser(lambda reader: parse_tools(reader, calls))
         if forced is not None:
             calls = Calls(new_id=new_id or random_call_id)
-            self._tools = Parser(lambda reader: forced.parse(reader, calls))
+            self._tools = TextParser(lambda reader: forced.parse(reader, calls))
         self._only_first_call = not parallel_tool_calls
         self._blank: list[str] = []  # blank content that a call would drop
         self._has_calls = self._has_content = False

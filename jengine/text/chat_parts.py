@@ -33,7 +33,7 @@ class ToolArguments(NamedTuple):
     text: str
 
 
-class Given(NamedTuple):
+class AnswerContext(NamedTuple):
     """Context of an answer: its prompt, and the model's response template."""
 
     prompt: str = ""

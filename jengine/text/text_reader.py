@@ -96,7 +96,7 @@ class TextReader:
 
 
 @final
-class Parser(Generic[Part]):
+class TextParser(Generic[Part]):
     """Drives a generator over a reader: `push` text, `finish` at the end; both return results. Text
     left unread when the generator returns is dropped."""
 

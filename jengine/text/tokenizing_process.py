@@ -16,7 +16,7 @@ from jengine.text.chat_template import run_template
 from jengine.text.tokenizer import Tokenizer, load_tokenizer
 
 
-class Job(msgspec.Struct):
+class TokenizerJob(msgspec.Struct):
     """Tokenizer folder, and the memory limit per call."""
 
     folder: str
@@ -50,7 +50,7 @@ def packed(ids: list[int]) -> Part:
 
 def prepare(job: bytearray) -> tuple[Answer, int]:
     """Build the answering function, and return its memory limit."""
-    settings = msgspec.msgpack.decode(job, type=Job)
+    settings = msgspec.msgpack.decode(job, type=TokenizerJob)
     tokenizer = load_tokenizer(settings.folder)
 
     def answer(asked: bytearray) -> tuple[Part, ...]:

@@ -25,7 +25,7 @@ from jengine.weights.abstract import (
     with_dtype,
     with_values,
 )
-from jengine.weights.transfers import Transfers
+from jengine.weights.transfers import TransferLimit
 
 # A prime, so that the rows of a matrix start at different places in the noise.
 NOISE_LENGTH = 1_048_573
@@ -46,7 +46,7 @@ def dummy_arrays(
     place = place or place_on_default_device
     generator = np.random.default_rng(seed)
     noise = generator.standard_normal(NOISE_LENGTH, np.float32)
-    transfers = Transfers()
+    transfers = TransferLimit()
     for path, parameter in named_parameters(model):
         metadata = parameter.get_metadata()
         transfers.make_room(math.prod(parameter.shape) * parameter.dtype.itemsize)

@@ -56,7 +56,7 @@ class NamedInFile(Protocol):
     def file(self) -> Path: ...
 
 
-class Files:
+class ModuleTensors:
     """Takes and validates one module's stored tensors."""
 
     def __init__(

@@ -16,7 +16,14 @@ import numpy as np
 from jengine.errors import CheckpointError
 from jengine.models.tensors.quantized_pieces import QuantizedModule
 from jengine.weights import packed_values as packed
-from jengine.weights.quantized_files import SCALES, DecodedTensor, Files, Shape, checked, finite
+from jengine.weights.quantized_files import (
+    SCALES,
+    DecodedTensor,
+    ModuleTensors,
+    Shape,
+    checked,
+    finite,
+)
 from jengine.weights.stored_parameter import TypedTensor
 
 EXPONENTS = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -28,7 +35,7 @@ def decoded(
     """All tensors, with those of quantized modules decoded."""
     found: dict[str, TypedTensor | DecodedTensor] = dict(tensors)
     for module in modules:
-        files = Files(folder, module, tensors)
+        files = ModuleTensors(folder, module, tensors)
         made = LAYOUTS[module.stored.layout](files)
         if module.dequantized:
             made = [_dequantized(files, made)]
@@ -38,7 +45,7 @@ def decoded(
     return found
 
 
-def _scale_shapes(files: Files) -> tuple[Shape, ...]:
+def _scale_shapes(files: ModuleTensors) -> tuple[Shape, ...]:
     """Possible shapes of compressed-tensors' and FP8's scales."""
     outputs, rows = files.module.outputs, files.module.stored.block_rows
     if files.groups > 1 or rows > 1:
@@ -46,7 +53,7 @@ def _scale_shapes(files: Files) -> tuple[Shape, ...]:
     return (outputs, 1), (outputs,), (1, 1), (1,), ()
 
 
-def _read_plain(files: Files, dtype: str, scale: str) -> list[DecodedTensor]:
+def _read_plain(files: ModuleTensors, dtype: str, scale: str) -> list[DecodedTensor]:
     """Values [outputs, inputs], of four bits in pairs."""
     width = files.module.inputs * files.format.bits // 8
     weight = files.take("weight", (dtype,), (files.module.outputs, width))
@@ -58,15 +65,15 @@ def _read_plain(files: Files, dtype: str, scale: str) -> list[DecodedTensor]:
     ]
 
 
-def _read_int(files: Files) -> list[DecodedTensor]:
+def _read_int(files: ModuleTensors) -> list[DecodedTensor]:
     return _read_plain(files, "I8", "weight_scale")
 
 
-def _read_float(files: Files) -> list[DecodedTensor]:
+def _read_float(files: ModuleTensors) -> list[DecodedTensor]:
     return _read_plain(files, "F8_E4M3", "weight_scale")
 
 
-def _read_fp8(files: Files) -> list[DecodedTensor]:
+def _read_fp8(files: ModuleTensors) -> list[DecodedTensor]:
     """FP8; DeepSeek's and Qwen's "inverse" block scales multiply like any other."""
     inverse = files.has("weight_scale_inv")
     if not files.format.static:
@@ -74,7 +81,7 @@ def _read_fp8(files: Files) -> list[DecodedTensor]:
     return _read_plain(files, "F8_E4M3", "weight_scale_inv" if inverse else "weight_scale")
 
 
-def _read_packed(files: Files) -> list[DecodedTensor]:
+def _read_packed(files: ModuleTensors) -> list[DecodedTensor]:
     """compressed-tensors' integers, packed in 32-bit words along the inputs."""
     module, bits = files.module, files.format.bits
     words = -(-module.inputs * bits // 32)
@@ -104,7 +111,7 @@ def _read_packed(files: Files) -> list[DecodedTensor]:
     return [*found, files.made("zero", zeros, decode)]
 
 
-def _read_mxfp4(files: Files) -> list[DecodedTensor]:
+def _read_mxfp4(files: ModuleTensors) -> list[DecodedTensor]:
     """MXFP4: pairs of FP4 along the inputs, and E8M0 scales."""
     module = files.module
     weight = files.take("weight_packed", ("U8",), (module.outputs, module.inputs // 2))
@@ -115,7 +122,7 @@ def _read_mxfp4(files: Files) -> list[DecodedTensor]:
     ]
 
 
-def _read_gguf(files: Files) -> list[DecodedTensor]:
+def _read_gguf(files: ModuleTensors) -> list[DecodedTensor]:
     """GGUF's blocks, already split into values, scales and zeros."""
     found = _read_plain(files, "I8" if files.format.bits == 8 else "U8", "scale")
     if not files.format.zeros:
@@ -124,7 +131,7 @@ def _read_gguf(files: Files) -> list[DecodedTensor]:
     return [*found, files.made("zero", zeros, zeros.read)]
 
 
-def _read_gpt_oss(files: Files) -> list[DecodedTensor]:
+def _read_gpt_oss(files: ModuleTensors) -> list[DecodedTensor]:
     """gpt-oss's MXFP4: all experts in one tensor, inputs in blocks of 32."""
     module = files.module
     assert module.experts is not None, "this layout is chosen for stacked experts alone"
@@ -142,7 +149,7 @@ def _read_gpt_oss(files: Files) -> list[DecodedTensor]:
     ]
 
 
-def _dequantized(files: Files, parts: list[DecodedTensor]) -> DecodedTensor:
+def _dequantized(files: ModuleTensors, parts: list[DecodedTensor]) -> DecodedTensor:
     """The dequantized weight, computed when read."""
     module = files.module
     by_name = {one.name.removeprefix(f"{module.name}."): one for one in parts}
@@ -157,7 +164,7 @@ def _dequantized(files: Files, parts: list[DecodedTensor]) -> DecodedTensor:
     return DecodedTensor(f"{module.name}.weight", shape, parts[0].source, decode)
 
 
-def _read_gptq(files: Files) -> list[DecodedTensor]:
+def _read_gptq(files: ModuleTensors) -> list[DecodedTensor]:
     """GPTQ: integers packed along the inputs, zeros packed along the outputs."""
     module, bits, groups = files.module, files.format.bits, files.groups
     _check_words(files, module.inputs * bits, module.outputs * bits)
@@ -178,7 +185,7 @@ def _read_gptq(files: Files) -> list[DecodedTensor]:
     ]
 
 
-def _read_awq(files: Files) -> list[DecodedTensor]:
+def _read_awq(files: ModuleTensors) -> list[DecodedTensor]:
     """AWQ: integers packed along the outputs, in its own order."""
     module, groups = files.module, files.groups
     _check_words(files, module.outputs * 4, module.inputs * 16)
@@ -195,7 +202,7 @@ PLAIN = ("F32", "F16", "BF16")
 SMALLEST_MEAN = 1e-5
 
 
-def _read_bitlinear(files: Files) -> list[DecodedTensor]:
+def _read_bitlinear(files: ModuleTensors) -> list[DecodedTensor]:
     """BitNet's ternary weights, packed, divided by their scale."""
     weight, scale = _quarters(files), files.take("weight_scale", SCALES, (1,), ())
     outputs = files.module.outputs
@@ -206,7 +213,7 @@ def _read_bitlinear(files: Files) -> list[DecodedTensor]:
     return [weight, files.made("scale", scale, decode)]
 
 
-def _read_autobitlinear(files: Files) -> list[DecodedTensor]:
+def _read_autobitlinear(files: ModuleTensors) -> list[DecodedTensor]:
     """BitNet's ternary weights, packed or as floats, multiplied by their scale."""
     scale = files.scale("weight_scale", (1,), ())
     outputs, inputs = files.module.outputs, files.module.inputs
@@ -217,7 +224,7 @@ def _read_autobitlinear(files: Files) -> list[DecodedTensor]:
     return [files.made("weight", weight, lambda: packed.from_ternary(weight.read())), scale]
 
 
-def _quarters(files: Files) -> DecodedTensor:
+def _quarters(files: ModuleTensors) -> DecodedTensor:
     module = files.module
     if module.outputs % 4:
         raise CheckpointError(
@@ -230,7 +237,7 @@ def _quarters(files: Files) -> DecodedTensor:
     )
 
 
-def _read_online_bitlinear(files: Files) -> list[DecodedTensor]:
+def _read_online_bitlinear(files: ModuleTensors) -> list[DecodedTensor]:
     """Plain weights that BitNet rounds to multiples of their mean size."""
     module = files.module
     weight = files.take("weight", PLAIN, (module.outputs, module.inputs))
@@ -252,7 +259,7 @@ def _read_online_bitlinear(files: Files) -> list[DecodedTensor]:
     return [files.made("weight", weight, values), files.made("scale", weight, scale)]
 
 
-def _check_words(files: Files, *bits: int) -> None:
+def _check_words(files: ModuleTensors, *bits: int) -> None:
     if any(count % 32 for count in bits):
         module = files.module
         raise CheckpointError(
@@ -261,7 +268,7 @@ def _check_words(files: Files, *bits: int) -> None:
         )
 
 
-LAYOUTS: Mapping[str, Callable[[Files], list[DecodedTensor]]] = {
+LAYOUTS: Mapping[str, Callable[[ModuleTensors], list[DecodedTensor]]] = {
     "int": _read_int,
     "float": _read_float,
     "fp8": _read_fp8,

@@ -40,7 +40,7 @@ from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
 from jengine.weights.saved_form import SavedForm, exact_paths, plain_dtype
 from jengine.weights.stored_parameter import ReadableTensor, StoredParameter
 from jengine.weights.tile_copy import copy_threads
-from jengine.weights.transfers import Transfers
+from jengine.weights.transfers import TransferLimit
 
 
 class ProgressBar(Protocol):
@@ -156,7 +156,7 @@ def stream(
     place = place or place_on_default_device
     total = sum(tensors[name].size for name in _by_name(pieces))
     bar = progress("Loading weights", total) if progress else None
-    transfers = Transfers()
+    transfers = TransferLimit()
     with contextlib.closing(bar) if bar else contextlib.nullcontext(), copy_threads() as threads:
         for path, parameter in declared.items():
             parts = tuple((piece, tensors[piece.name]) for piece in pieces[path])

@@ -14,7 +14,7 @@ import jax
 MOST_IN_FLIGHT = 2**29
 
 
-class Transfers:
+class TransferLimit:
     """Limits the bytes of host arrays that are being copied to devices."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from jax.profiler import ProfileData
 
 from jengine import LLM
-from jengine.api.profile_table import Operation, Profile, operations_of, own_times
+from jengine.api.profile_table import Operation, ProfileTable, operations_of, own_times
 from jengine.errors import RequestError
 from jengine.metrics.cost import StepCost
 from jengine.runner.profiler import NOTHING, PROFILER
@@ -79,7 +79,7 @@ def test_an_operation_does_not_count_what_it_calls() -> None:
 
 def test_a_long_table_says_what_it_leaves_out() -> None:
     operations = tuple(Operation(f"op {n}", 1, 1e-3) for n in range(25))
-    table = str(Profile("/there", 2, 0.5, StepCost(1e12, 4e9, 1e9), operations))
+    table = str(ProfileTable("/there", 2, 0.5, StepCost(1e12, 4e9, 1e9), operations))
     assert "2 steps of 250.00 ms; estimated 2.000 TFLOP/s and 10.00 GB/s per device" in table
     assert "5 more, 5.000 ms" in table
 

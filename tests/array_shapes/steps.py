@@ -26,7 +26,7 @@ from jengine.lora.weights import adapted_weights
 from jengine.models import registry
 from jengine.models.decoder import Decoder
 from jengine.models.draft_heads.eagle import Eagle
-from jengine.models.draft_heads.eagle3 import Eagle3, Form
+from jengine.models.draft_heads.eagle3 import Eagle3, Eagle3Form
 from jengine.models.draft_heads.medusa import Medusa
 from jengine.models.draft_heads.mtp import Mtp
 from jengine.models.reading.pooling import PoolingFacts, read_pooling
@@ -163,7 +163,7 @@ def drafter_of(method: str | None, config: ModelConfig) -> Any:
         case "eagle":
             return Eagle(config)
         case "eagle3":
-            return Eagle3(config, Form((0, 1), config.vocab_size - 1), config)
+            return Eagle3(config, Eagle3Form((0, 1), config.vocab_size - 1), config)
         case "medusa":
             return Medusa(config, 2, 1, bias=False)
         case "mtp":

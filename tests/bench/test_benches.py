@@ -16,9 +16,9 @@ import pytest
 
 from jengine import LLM
 from jengine.bench import against, load, peak_memory, step_clock
-from jengine.bench.against import PeerFailed, PeerProgram, PeerSettings, trace_peer
+from jengine.bench.against import PeerFailed, PeerProgram, PeerWork, trace_peer
 from jengine.bench.machine import peak_bytes
-from jengine.bench.throughput import Ours, memory_line
+from jengine.bench.throughput import EngineRuns, memory_line
 from jengine.bench.workloads import WORKLOADS, Item, generated, read_trace, write_trace
 from jengine.cli.main import main
 from jengine.cli.terminal import Terminal
@@ -146,7 +146,7 @@ def test_throughput_divides_time_and_memory(model: str, trace: Path) -> None:
 def test_replicas_divide_no_time() -> None:
     client = SimpleNamespace(core="of several replicas")
     llm: Any = SimpleNamespace(engine=SimpleNamespace(in_process=client))
-    assert Ours(llm, []).time is None
+    assert EngineRuns(llm, []).time is None
     assert step_clock.printed(None).startswith("Time: not divided")
 
 
@@ -216,7 +216,7 @@ def test_transformers_as_a_peer(model: str, trace: Path) -> None:
 
 
 def test_a_peer_that_fails_says_why(trace: Path, fake_peer: None) -> None:
-    settings = PeerSettings("fails", str(trace), "float32", 2, 64, True)
+    settings = PeerWork("fails", str(trace), "float32", 2, 64, True)
     with trace_peer("fake", None, settings) as peer:
         assert peer.run() == (2.0, 12)
         with pytest.raises(PeerFailed, match="status 1: out of luck"):

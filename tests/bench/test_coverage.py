@@ -9,10 +9,10 @@ import pytest
 
 from jengine.bench.coverage import publish
 from jengine.bench.coverage.__main__ import walk
-from jengine.bench.coverage.kept import Kept
+from jengine.bench.coverage.kept import KeptOutcomes
 from jengine.bench.coverage.worker import answer
 from jengine.bench.fidelity.tiny import shrunk, tiny, varied
-from jengine.bench.fidelity.transformers_process import Refused, Transformers
+from jengine.bench.fidelity.transformers_process import ConfigRefused, Transformers
 from jengine.errors import ConfigError
 from tests.marks import slow
 
@@ -38,11 +38,11 @@ def test_sizes_shrink_by_name_and_keep_their_relations() -> None:
 
 def test_outcomes_are_kept_and_counted(tmp_path: Path) -> None:
     file = tmp_path / "coverage.json"
-    kept = Kept(file, ["--only", "A"])
+    kept = KeptOutcomes(file, ["--only", "A"])
     kept.add("AForCausalLM", {"outcome": "equal", "by": "name", "error": 1e-6})
     kept.add("BForCausalLM", {"outcome": "refused", "reason": "x" * 1000})
     assert not kept.has_differences
-    again = Kept(file, [])
+    again = KeptOutcomes(file, [])
     again.add("CForCausalLM", {"outcome": "different", "by": "generic", "error": 1.0})
     assert again.has_differences
     counts = json.loads(file.read_text())["counts"]
@@ -97,7 +97,7 @@ def test_a_class_without_a_tiny_model_is_told(monkeypatch: pytest.MonkeyPatch) -
             pass
 
         def config(self, architecture: str, settings: object) -> dict[str, object]:
-            raise Refused("no sizes")
+            raise ConfigRefused("no sizes")
 
     found = answer(Broken(), {"architecture": "AForCausalLM"})
     assert found == {"outcome": "no tiny model", "reason": "no sizes"}
@@ -107,4 +107,4 @@ def test_a_class_without_a_tiny_model_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_an_unknown_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match="--only Llama: no causal class"):
-        next(walk(Kept(None, []), ["Llama"], 1.0))
+        next(walk(KeptOutcomes(None, []), ["Llama"], 1.0))

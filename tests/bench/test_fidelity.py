@@ -17,7 +17,7 @@ import pytest
 
 from jengine import LLM
 from jengine.bench.fidelity.__main__ import main
-from jengine.bench.fidelity.answers import Answer, compared_routed, greedy
+from jengine.bench.fidelity.answers import GreedyAnswer, compared_routed, greedy
 from jengine.bench.fidelity.check import check
 from jengine.bench.fidelity.child_process import ChildProcess
 from jengine.bench.fidelity.conditional import CONDITIONAL, drawn_conditional
@@ -28,9 +28,9 @@ from jengine.bench.fidelity.flags import SEARCHED
 from jengine.bench.fidelity.found import beside_float64
 from jengine.bench.fidelity.generic import GENERIC, drawn_generic
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
-from jengine.bench.fidelity.kept import Row, Table, stretches
+from jengine.bench.fidelity.kept import FamilyRow, Table, stretches
 from jengine.bench.fidelity.search import due
-from jengine.bench.fidelity.transformers_process import Refused, Routed, Transformers
+from jengine.bench.fidelity.transformers_process import ConfigRefused, Routed, Transformers
 from jengine.bench.fidelity.worker import answer
 from jengine.bench.fidelity.workers import Workers
 from jengine.errors import CheckpointError, ConfigError
@@ -151,8 +151,8 @@ def test_a_number_gives_one_draw() -> None:
     assert drawn("llama", 5) != drawn("llama", 6)
 
 
-def found_in(theirs: Transformers, family: str, implementation: str, *numbers: int) -> Row:
-    row = Row(family, implementation)
+def found_in(theirs: Transformers, family: str, implementation: str, *numbers: int) -> FamilyRow:
+    row = FamilyRow(family, implementation)
     for number in numbers:
         job = {"family": family, "number": number, "implementation": implementation}
         row.add(number, answer(theirs, job))
@@ -206,7 +206,7 @@ def test_a_router_that_chooses_others_more_often_than_rounding_does_is_wrong(
 ) -> None:
     rows, experts = np.zeros((1, 47, 3)), np.zeros((1, 2, 47, 1), np.uint8)
     passes = iter([Routed(rows, experts, count) for count in (0, replaced, 0)])
-    ours = Answer([1] * 8, rows[0], experts[0].swapaxes(0, 1))
+    ours = GreedyAnswer([1] * 8, rows[0], experts[0].swapaxes(0, 1))
     found = compared_routed(
         lambda **given: next(passes), [ours], [0, 1], IMPLEMENTATIONS["bfloat16"]
     )
@@ -263,7 +263,7 @@ def test_the_second_prompt_is_read_from_the_prefix_cache() -> None:
 
 
 def test_what_transformers_refuses_is_said(theirs: Transformers) -> None:
-    with pytest.raises(Refused, match="hidden size"):
+    with pytest.raises(ConfigRefused, match="hidden size"):
         theirs.config("LlamaForCausalLM", {"hidden_size": 33, "num_attention_heads": 2})
     assert theirs.config("LlamaForCausalLM", {"vocab_size": 91})["vocab_size"] == 91
 
@@ -273,7 +273,7 @@ OFF = {**PASSED, "error": 0.5}
 
 
 def test_a_draw_that_is_off_is_told_in_a_line_that_repeats_it() -> None:
-    row = Row("olmo2", "cpu")
+    row = FamilyRow("olmo2", "cpu")
     ill = {**PASSED, "error": 5e-4, "limit": 1e-3, "note": "ill-conditioned"}
     assert row.add(3, PASSED) == "" and row.add(5, ill) == ""
     said = row.add(4, OFF)
@@ -374,7 +374,7 @@ def test_an_interrupted_question_leaves_no_timer_behind() -> None:
 
 def test_one_draw_of_each_family_comes_before_the_second_of_any() -> None:
     """Within a round, those that run in one process follow each other."""
-    rows = [Row(family, how) for family in "ab" for how in ("cpu", "cpu-basic", "xla")]
+    rows = [FamilyRow(family, how) for family in "ab" for how in ("cpu", "cpu-basic", "xla")]
     order = [(number, row.family, row.implementation) for row, number in due(rows, range(4, 6))]
     one = [(family, how) for how in ("cpu", "cpu-basic", "xla") for family in "ab"]
     assert order == [(number, *row) for number in (4, 5) for row in one]
@@ -408,7 +408,7 @@ def test_a_class_of_the_generic_reader_is_drawn_by_the_usual_names() -> None:
 
 
 def test_a_refusal_of_the_generic_reader_is_no_failure() -> None:
-    row = Row("GPTJForCausalLM", "cpu")
+    row = FamilyRow("GPTJForCausalLM", "cpu")
     assert not row.add(0, {"refused": "config.json: 'rotary': ..."}) and row.impossible == 1
     assert row.add(1, {"error": 1.0, "limit": 1e-4, "note": ""}) and row.failed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jengine.bench.against import PeerSettings
+from jengine.bench.against import PeerWork
 from jengine.bench.gpu import __main__ as check
 from jengine.bench.gpu import contender
 from jengine.bench.gpu.cases import DRY, REAL, Requests
@@ -26,7 +26,7 @@ class FakePeer:
 
     version = "vllm 9"
 
-    def __init__(self, name: str, python: str, settings: PeerSettings) -> None:
+    def __init__(self, name: str, python: str, settings: PeerWork) -> None:
         self.given, self.traces = (name, python, settings), list[list[Item]]()
 
     def __enter__(self) -> FakePeer:

@@ -10,7 +10,7 @@ import pytest
 
 from jengine.bench import images
 from jengine.bench.models import SHAPES
-from jengine.bench.peers.images_peer import Answering
+from jengine.bench.peers.images_peer import ImagesModel
 from jengine.errors import ConfigError
 from jengine.models import registry
 from tests.media.tiny_vision import write_vision
@@ -24,7 +24,7 @@ def test_the_models_config_reads_back() -> None:
 
 
 def test_peers_see_the_same_pictures() -> None:
-    peer = Answering.__new__(Answering)
+    peer = ImagesModel.__new__(ImagesModel)
     peer.settings = {"pictures": 3, "sides": (10, 40)}
     for ours, theirs in zip(images.pictures_of(3, 1, (10, 40)), peer.pictures(1), strict=True):
         assert np.array_equal(ours, theirs)

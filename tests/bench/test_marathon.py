@@ -15,10 +15,10 @@ import pytest
 from jengine.bench.marathon.__main__ import bench, printed
 from jengine.bench.marathon.canary import Canary
 from jengine.bench.marathon.exchange import Manner, exchange
-from jengine.bench.marathon.load import FEATURES, Load, ending_of, request_of
+from jengine.bench.marathon.load import FEATURES, ClientsLoad, ending_of, request_of
 from jengine.bench.marathon.run import Marathon, failures, run
 from jengine.bench.marathon.server import ServerProcess
-from jengine.bench.marathon.watch import Sample, Watch, gauges
+from jengine.bench.marathon.watch import Watch, WatchSample, gauges
 
 CALM = lambda: False  # noqa: E731
 CHUNK = 'data: {"choices": [{"text": "a"}]}\n\n'
@@ -105,9 +105,9 @@ def test_clients_leave_read_slowly_and_lose_patience() -> None:
 def test_load_counts_what_is_lost_and_says_what_it_was() -> None:
     answers = iter([whole(500, "the cause")] + [whole(200, "{}")] * 100)
 
-    async def work() -> Load:
+    async def work() -> ClientsLoad:
         async with answering(lambda: next(answers)) as port:
-            load = Load(port, 3, CALM)
+            load = ClientsLoad(port, 3, CALM)
             await load.run(40)
             return load
 
@@ -169,7 +169,7 @@ def test_the_slope_of_memory_is_that_of_the_second_half(tmp_path: Path) -> None:
     watch = Watch(ServerProcess("demo", [], tmp_path / "log"), CALM)
     for at in range(0, 121, 10):
         grown = 100 + at if at < 60 else 160 + (at - 60) / 30
-        watch.samples.append(Sample(at, grown, 0.5 if at < 80 else 0.7, 0, 0))
+        watch.samples.append(WatchSample(at, grown, 0.5 if at < 80 else 0.7, 0, 0))
     assert watch.memory_slope() == 2.0
     assert watch.usage_growth() == pytest.approx(20, abs=1)
 

@@ -16,10 +16,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from jengine.bench.serve import figures, report
-from jengine.bench.serve.load import Load, arrivals
+from jengine.bench.serve.load import ServedLoad, arrivals
 from jengine.bench.serve.measure import Target, send
 from jengine.bench.serve.printed import printed
-from jengine.bench.serve.reply import Reply
+from jengine.bench.serve.reply import TimedReply
 from jengine.bench.serve.samples import conversations
 from jengine.bench.serve.settings import LoadSettings
 from jengine.bench.serve.vocabulary import vocabulary_of
@@ -255,7 +255,7 @@ def test_repeated_prefixes() -> None:
 
 
 def test_parts_are_read_when_no_token_waits_for_it() -> None:
-    found, response = Reply(3, 0.0), ResponseReader()
+    found, response = TimedReply(3, 0.0), ResponseReader()
     response.status = 200
     for number, part in enumerate((b'data: {"choices":[{"te', b'xt":"a"}]}\n\ndata: [DONE]\n\n')):
         found.receive(response, part, float(number))
@@ -285,7 +285,7 @@ def test_figures_are_counted_by_hand() -> None:
         reply(0.0, [9.0], error="no"),
     ]
     wanted = settings(goodput=["ttft:500", "tpot:120"], metric_percentiles="50,100")
-    found = figures.figures(Load(replies, 2.0), wanted)
+    found = figures.figures(ServedLoad(replies, 2.0), wanted)
     assert (found["completed"], found["failed"]) == (3, 1)
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (30, 8)
     assert (found["request_throughput"], found["output_throughput"]) == (1.5, 4.0)
@@ -303,7 +303,7 @@ def test_figures_are_counted_by_hand() -> None:
 
 
 def test_a_load_without_an_answer_still_has_figures() -> None:
-    found = figures.figures(Load([reply(0.0, [1.0], error="no")], 1.0), settings())
+    found = figures.figures(ServedLoad([reply(0.0, [1.0], error="no")], 1.0), settings())
     assert (found["completed"], found["failed"], found["mean_ttft_ms"]) == (0, 1, 0.0)
     about = {"command": "c", "commit": "x", "model_id": "m", "server": "<s>", "hardware": {
         "cores": 1, "processor": "p", "devices": []}}  # fmt: skip

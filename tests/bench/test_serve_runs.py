@@ -17,8 +17,8 @@ import pytest
 import jengine
 from jengine.bench.serve import clock_model, compare, launched, runs
 from jengine.bench.serve.clock_model import age_ms, token_at
-from jengine.bench.serve.load import Load
-from jengine.bench.serve.runs import Order, added, run
+from jengine.bench.serve.load import ServedLoad
+from jengine.bench.serve.runs import RunOrder, added, run
 from jengine.bench.serve.settings import LoadSettings
 from jengine.client.address import Address
 from jengine.client.errors import ServerFailed
@@ -176,11 +176,11 @@ def test_added_latency_is_counted_over_all_tokens() -> None:
     ids = [[token_at(moments[0], 4096)], [token_at(moment, 4096) for moment in moments[1:]]]
     good: Any = SimpleNamespace(success=True, times=times, token_ids=ids)
     bad: Any = SimpleNamespace(success=False, times=times, token_ids=[[5], [5]])
-    found = added(Load([good, bad], 1.0), 4096)["added_latency_ms"]
+    found = added(ServedLoad([good, bad], 1.0), 4096)["added_latency_ms"]
     assert found["max"] == pytest.approx(20, abs=0.5) and found["p50"] == pytest.approx(3, abs=0.5)
     good.token_ids = [[], []]
     with pytest.raises(ConfigError, match="no token ids"):
-        added(Load([good], 1.0), 4096)
+        added(ServedLoad([good], 1.0), 4096)
 
 
 def test_an_order_with_a_model_starts_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_an_order_with_a_model_starts_its_server(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(runs, "our_server", serve)
         found = result("demo", *SMALL, "--max-num-seqs", "8", "--api-key", "k")
-        order = Order(
+        order = RunOrder(
             settings=LoadSettings(num_prompts=2, random_output_len=2),
             command="c", model="demo", words=lambda engine: sorted(engine), clock_ms=5.0,
         )  # fmt: skip
@@ -211,7 +211,7 @@ def test_an_order_with_a_model_starts_its_server(monkeypatch: pytest.MonkeyPatch
 def test_against_the_engine_without_a_server() -> None:
     with scripted(root="demo") as scene:
         settings = LoadSettings(base_url=scene.url, num_prompts=3, random_input_len=5)
-        order = Order(settings=settings, command="c", model="demo", against="engine", repeats=1)
+        order = RunOrder(settings=settings, command="c", model="demo", against="engine", repeats=1)
         engine = {"max_num_seqs": 4, "max_model_len": 256, "enforce_eager": True}
         challenge = runs.opponent(order, settings, engine)
         found = compare.compare(compare.fixed_work(settings), "c", 1, challenge, lambda _: None)

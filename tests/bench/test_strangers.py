@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from jengine.bench.marathon.exchange import Reply
+from jengine.bench.marathon.exchange import SeenReply
 from jengine.bench.strangers import run as strangers
 from jengine.bench.strangers.__main__ import bench, printed
 from jengine.bench.strangers.bodies import Bodies, Case
-from jengine.bench.strangers.run import Search, failures, run
+from jengine.bench.strangers.run import SearchSettings, failures, run
 from tests.server.serving import serving
 
 
@@ -38,7 +38,9 @@ def test_no_request_is_an_error_of_ours() -> None:
 
 @pytest.mark.slow
 def test_ten_seconds_of_it(tmp_path: Path) -> None:
-    found = asyncio.run(run(Search("demo", seconds=10.0, most_latency=20.0), tmp_path / "log"))
+    found = asyncio.run(
+        run(SearchSettings("demo", seconds=10.0, most_latency=20.0), tmp_path / "log")
+    )
     assert found["failed"] == [] and found["requests"] > 20 and found["bystanders"]["answered"]
     assert "Passed" in printed(found)
 
@@ -71,10 +73,10 @@ def test_a_late_answer_is_told_with_the_requests_beside_it(monkeypatch: pytest.M
     async def work() -> list[dict[str, Any]]:
         answered, never = asyncio.Event(), asyncio.Event()
 
-        async def exchange(port: int, method: str, path: str, body: Any, manner: Any) -> Reply:
+        async def exchange(port: int, method: str, path: str, body: Any, manner: Any) -> SeenReply:
             await (answered if path == "/honest" else never).wait()
             answered.clear()
-            return Reply(200, {}, "")
+            return SeenReply(200, {}, "")
 
         monkeypatch.setattr(strangers, "exchange", exchange)
         others = strangers.Strangers(0, cast("Bodies", Harmless()), 7)

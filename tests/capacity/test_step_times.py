@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jengine.capacity.accelerators import ACCELERATORS
-from jengine.capacity.layout import Layout
+from jengine.capacity.layout import DeviceLayout
 from jengine.capacity.paper import paper_plan
 from jengine.capacity.simulation.paper_kind import ModelTimes
 from jengine.capacity.simulation.step_times import Load, StepTimes, pure_decode, stepwise
@@ -27,7 +27,9 @@ def table(contexts: list[int] = CONTEXTS) -> TableTimes:
 
 
 def model(name: str) -> ModelTimes:
-    return ModelTimes(paper_plan(name, {}, ACCELERATORS["h100"], Layout(), (1, None), 400.0).timing)
+    return ModelTimes(
+        paper_plan(name, {}, ACCELERATORS["h100"], DeviceLayout(), (1, None), 400.0).timing
+    )
 
 
 @pytest.fixture(scope="module", params=["table", "one context", "llama-8b", "gpt-oss-120b"])

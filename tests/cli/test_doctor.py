@@ -20,7 +20,7 @@ from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.capacity.device_memory import gigabytes
 from jengine.cli.checks import environment, kernels, storage, versions
-from jengine.cli.checks.model import Sizes, check_fit, measure
+from jengine.cli.checks.model import MemorySizes, check_fit, measure
 from jengine.errors import ConfigError
 from jengine.runner.memory.cache_size import BlockDemand, blocks_for
 from jengine.runner.step.group_arrays import block_bytes
@@ -176,7 +176,7 @@ def test_a_folder_that_is_not_there_is_a_problem() -> None:
     assert "not an existing folder" in result.out
 
 
-def sizes_of(folder: Path, **settings: Any) -> Sizes:
+def sizes_of(folder: Path, **settings: Any) -> MemorySizes:
     args = EngineArgs.checked("LLM", model=str(folder), **settings)
     return measure(args.groups, read_model_config(folder))
 

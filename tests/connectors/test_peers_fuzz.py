@@ -15,7 +15,7 @@ import zmq
 from hypothesis import given, settings
 
 from jengine.connectors import peers
-from jengine.connectors.peers import PeerStore, Question
+from jengine.connectors.peers import BlockQuestion, PeerStore
 from jengine.wire import asking as wire
 from jengine.wire.asking import Envelope, Header, answer_frames
 from jengine.wire.curve import as_client, as_server
@@ -92,7 +92,7 @@ def test_questions_that_wait_are_bounded_in_number_and_time(
 
 
 def question(number: int, key: bytes, seconds: float = 0.0) -> bytes:
-    content = msgspec.msgpack.encode(Question("model", key))
+    content = msgspec.msgpack.encode(BlockQuestion("model", key))
     return msgspec.msgpack.encode(Envelope(number, seconds, content))
 
 

@@ -10,7 +10,7 @@ from jengine.errors import ConfigError
 from jengine.kvcache.block_pool import RUN, BlockPool
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.host_slots import HostSlots
-from jengine.kvcache.outbox import Outbox
+from jengine.kvcache.outbox import BlockOutbox
 
 
 def key(n: int) -> bytes:
@@ -154,7 +154,7 @@ def test_nobody_is_told_of_what_only_this_engine_reads() -> None:
     pool = BlockPool(4)
     pool.journal = ContentJournal()
     forgotten: list[bytes] = []
-    pool.outbox = Outbox(HostSlots(2), forgotten.append, saves=True)
+    pool.outbox = BlockOutbox(HostSlots(2), forgotten.append, saves=True)
     first, second = pool.allocate(2)
     pool.publish(first, b"a", told=False)
     pool.publish(second, b"b")

@@ -16,7 +16,7 @@ from jengine.media import budget, items, pictures
 from jengine.media.budget import Budget
 from jengine.media.decoding_process import Cut
 from jengine.media.families import RULES
-from jengine.media.items import Files, Room
+from jengine.media.items import RequestFiles, Room
 from jengine.media.pictures import PictureFile
 from jengine.media.processor import MediaProcessor
 from jengine.media.scaling import Scaling
@@ -123,7 +123,7 @@ def test_what_a_request_may_take_in_all(monkeypatch: pytest.MonkeyPatch) -> None
     expand(ours, files[:5])
     assert heads.cuts == 1, "the same file is decoded once"
     monkeypatch.setattr(items, "FILE_BYTES", 100)
-    several = Files(MediaSources(), ours.items.decoders)
+    several = RequestFiles(MediaSources(), ours.items.decoders)
     url = "data:image/png;base64," + "A" * 80
     assert isinstance(several.opened(url, "it"), PictureFile)
     with pytest.raises(RequestError, match="files of the images of the request take 120 bytes"):

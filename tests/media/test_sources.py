@@ -25,7 +25,7 @@ from jengine.media import sources as sources_module
 from jengine.media.decoding_process import Cut, Decoders
 from jengine.media.downloads import MOST_LOOKUPS, Lookups
 from jengine.media.images import decoded, pixels_of
-from jengine.media.layout import Part
+from jengine.media.layout import PicturePart
 from jengine.media.sources import MediaSources, is_public
 from tests.server.listening import until
 
@@ -264,7 +264,7 @@ def test_colors_of_every_mode() -> None:
 def test_processes_decode_for_strangers_and_are_replaced_when_they_end() -> None:
     picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     file, decoders = file_of(picture), Decoders(seconds=60)
-    order = Cut("image", (4, 4), (Part(), Part((2, 6))), 3)
+    order = Cut("image", (4, 4), (PicturePart(), PicturePart((2, 6))), 3)
     assert decoders.sizes(["image", "other"], [file, file_of(picture.resize((5, 3)))]) == [
         (4, 4), (3, 5),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from PIL import Image
 from jengine.config import VisionConfig
 from jengine.errors import JengineError
 from jengine.media.families import RULES
-from jengine.media.layout import MediaItem, Part, item_of
+from jengine.media.layout import MediaItem, PicturePart, item_of
 from jengine.media.pictures import picture_of
 from jengine.media.processor import MediaProcessor
 from jengine.media.videos import Frames, frames_of, size_of_all, video_layout
@@ -43,7 +43,7 @@ def file_of(frames: np.ndarray, kind: str, **settings: Any) -> bytes:
 
 def pixels_of(frames: Frames) -> np.ndarray:
     size_of_all(frames.pictures, "video 0")
-    return np.stack([one.cut([Part()], 3)[0] for one in frames.pictures])
+    return np.stack([one.cut([PicturePart()], 3)[0] for one in frames.pictures])
 
 
 def image_item(picture: np.ndarray, vision: VisionConfig) -> MediaItem:

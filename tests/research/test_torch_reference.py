@@ -13,7 +13,7 @@ import pytest
 
 from jengine.research.bundle import read_bundle
 from jengine.research.metrics import unit_roundoff
-from jengine.research.torch_process import SCRIPT, Job
+from jengine.research.torch_process import SCRIPT, ReferenceJob
 from jengine.weights.safetensors_io import load_model
 from tests.models.tiny_models import FAMILIES, write_tiny
 from tests.research.bundles import forward
@@ -39,7 +39,7 @@ def job(model: Path, out: Path, dtype: str, truth_dtype: str, **changes: Any) ->
         "model": str(model), "dtype": dtype, "truth_dtype": truth_dtype, "device": "cpu",
         "prompts": prompts, "new_tokens": 3, "out": str(out), **changes,
     }  # fmt: skip
-    return vars(Job(**settings))
+    return vars(ReferenceJob(**settings))
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)

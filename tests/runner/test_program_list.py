@@ -15,7 +15,7 @@ from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, DeviceDefaul
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
 from jengine.capacity.device_memory import Memory
-from jengine.capacity.layout import Layout
+from jengine.capacity.layout import DeviceLayout
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.models.reading.published import PUBLISHED
@@ -325,7 +325,7 @@ def test_bytes_of_the_samplers_state() -> None:
     schedule = schedule_config(
         EngineArgs("any", max_num_seqs=1024).groups, LARGE, DEVICE_DEFAULTS["gpu"]
     )
-    memory = Memory(LARGE, Layout(), schedule, 16, usable=80 * 10**9)
+    memory = Memory(LARGE, DeviceLayout(), schedule, 16, usable=80 * 10**9)
     # 1,024 rows of 128,256 tokens of vocabulary and 131,072 tokens of context took 1.6 GB.
     pool, tables = 256 * row_bytes(128_256, 131_072), 4 * 1024 * 131_072 // 16
     prompts = 8192 * LARGE.hidden_size * 4  # hidden states of the prompt tokens of a step

@@ -13,7 +13,7 @@ from jengine.errors import RequestError
 from jengine.plan import Plan
 from jengine.request import Request
 from jengine.scheduler.adapter_turns import MOST_OVERTAKING
-from jengine.scheduler.lanes import Place
+from jengine.scheduler.lanes import LaneEntry
 from jengine.scheduler.orders import order_of
 from jengine.scheduler.planning import MOST_PARKED
 from jengine.scheduler.queue import Polled, WaitingQueue
@@ -151,8 +151,8 @@ def test_a_step_looks_at_a_bounded_number_of_requests(
 ) -> None:
     loop, gate = told(max_num_seqs=2)
     work: list[int] = []
-    less = Place.__lt__
-    monkeypatch.setattr(Place, "__lt__", lambda a, b: work.append(1) or less(a, b))
+    less = LaneEntry.__lt__
+    monkeypatch.setattr(LaneEntry, "__lt__", lambda a, b: work.append(1) or less(a, b))
     loop.add(*(make_wire(4, f"{number}x1", max_tokens=9) for number in range(count)))
     while loop.scheduler._requests.waiting.num_parked < count:
         gate.asked.clear()
@@ -254,8 +254,8 @@ def test_requests_for_adapters_without_a_slot_cost_a_step_nothing(
     loop.add(make_wire(4, "a", max_tokens=50, adapter="a"))
     loop.schedule()
     work: list[int] = []
-    less = Place.__lt__
-    monkeypatch.setattr(Place, "__lt__", lambda a, b: work.append(1) or less(a, b))
+    less = LaneEntry.__lt__
+    monkeypatch.setattr(LaneEntry, "__lt__", lambda a, b: work.append(1) or less(a, b))
     for number in range(count):
         loop.add(make_wire(4, f"b{number}", adapter=f"b{number % 7}" if number % 2 else "b"))
     assert loop.scheduler._requests.waiting.num_parked == count, "parked as they arrive"

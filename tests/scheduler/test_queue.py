@@ -10,7 +10,7 @@ import pytest
 
 from jengine.outputs import StepLogprobs
 from jengine.request import Request
-from jengine.scheduler.lanes import Place
+from jengine.scheduler.lanes import LaneEntry
 from jengine.scheduler.orders import order_of
 from jengine.scheduler.queue import WaitingQueue
 from jengine.scheduler.side_results import PromptScores
@@ -99,8 +99,8 @@ def test_what_lies_behind_the_prompt_is_not_kept():
 def test_the_work_of_removing_all_grows_with_their_number(policy, monkeypatch):
     """Counted in comparisons and in entries of rebuilt heaps, not in seconds."""
     count, work = 2000, []
-    less, heapify = Place.__lt__, heapq.heapify
-    monkeypatch.setattr(Place, "__lt__", lambda a, b: work.append(1) or less(a, b))
+    less, heapify = LaneEntry.__lt__, heapq.heapify
+    monkeypatch.setattr(LaneEntry, "__lt__", lambda a, b: work.append(1) or less(a, b))
     monkeypatch.setattr(Request, "__eq__", lambda a, b: work.append(1) or a is b, raising=False)
     monkeypatch.setattr("heapq.heapify", lambda heap: work.extend(heap) or heapify(heap))
     queue = WaitingQueue(order_of(policy))

@@ -77,7 +77,11 @@ def test_a_process_gives_what_the_tokenizer_gives(confined: ConfinedTokenizer) -
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_errors_of_late_calls_are_not_logged_by_asyncio(*, given_up: bool) -> None:
-    lane, go_on, seen = lanes.Lane("texts", 1, 0.01), threading.Event(), list[dict[str, Any]]()
+    lane, go_on, seen = (
+        lanes.ThreadLane("texts", 1, 0.01),
+        threading.Event(),
+        list[dict[str, Any]](),
+    )
 
     def fail() -> None:
         go_on.wait(PATIENCE)

@@ -14,7 +14,7 @@ import pytest
 from jengine.errors import ConfigError
 from jengine.server.app import make_app
 from jengine.server.http.listening import listening_socket, url_of
-from jengine.server.run import Server, uvicorn_config
+from jengine.server.run import DrainingServer, uvicorn_config
 from jengine.server.settings import ServerSettings
 from tests.server.serving import letters_engine
 
@@ -24,7 +24,7 @@ async def health_over(settings: ServerSettings, sock: socket.socket, **how: obje
     app = make_app(letters_engine(), settings)
     config = uvicorn_config(app, settings)
     config.load()
-    server = Server(config, app.state.service, sock)
+    server = DrainingServer(config, app.state.service, sock)
     serving = asyncio.ensure_future(server._serve([sock]))
     while not server.started:
         await asyncio.sleep(0.01)

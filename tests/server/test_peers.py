@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 
 from jengine.server.errors import ApiError
-from jengine.server.peers.board import Board, Field
+from jengine.server.peers.board import Board, BoardField
 from jengine.server.peers.channel import Peers
 from jengine.server.peers.messages import (
     AbortRequests,
@@ -23,7 +23,7 @@ from jengine.server.peers.messages import (
     StoredFrame,
 )
 from jengine.server.phase import Phase
-from jengine.server.serving.admission import Admission
+from jengine.server.serving.admission import AdmissionBounds
 from tests.server.listening import Listening, listening, until
 from tests.server.serving import letters_engine
 
@@ -41,11 +41,11 @@ def test_sums_and_the_worst_phase(file: Path) -> None:
     assert boards[0].worst_phase(0) is Phase.STARTING
     for board in boards:
         board.phase = Phase.SERVING
-    boards[0].add(Field.TAKEN, 3)
-    boards[2].add(Field.TAKEN, 4)
-    boards[2].add(Field.TAKEN, -1)
-    assert [board.total(Field.TAKEN) for board in boards] == [6, 6, 6]
-    assert [board.own(Field.TAKEN) for board in boards] == [3, 0, 3]
+    boards[0].add(BoardField.TAKEN, 3)
+    boards[2].add(BoardField.TAKEN, 4)
+    boards[2].add(BoardField.TAKEN, -1)
+    assert [board.total(BoardField.TAKEN) for board in boards] == [6, 6, 6]
+    assert [board.own(BoardField.TAKEN) for board in boards] == [3, 0, 3]
     for phase in (Phase.DRAINING, Phase.STALLED, Phase.DEAD):
         boards[1].phase = phase
         assert {board.worst_phase(0) for board in boards} == {phase}
@@ -68,7 +68,7 @@ def test_a_process_without_a_beat_stalls_for_the_others_only(file: Path) -> None
 
 
 def test_limits_hold_for_all_processes_together(file: Path) -> None:
-    one, two = (Admission(5, 100, Board.shared(file, index)) for index in range(2))
+    one, two = (AdmissionBounds(5, 100, Board.shared(file, index)) for index in range(2))
     first = one.enter(3)
     second = two.enter(2)
     for admission in (one, two):

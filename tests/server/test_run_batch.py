@@ -18,8 +18,8 @@ from jengine.errors import ConfigError, EngineDead
 from jengine.server import offline
 from jengine.server.app import asked_routes
 from jengine.server.batches.asking import asker
-from jengine.server.batches.files import AT_ONCE, Results, some_lines
-from jengine.server.batches.runner import BatchFiles, Progress
+from jengine.server.batches.files import AT_ONCE, ResultFile, some_lines
+from jengine.server.batches.runner import BatchFiles, BatchProgress
 from jengine.server.offline import run_batch
 from jengine.server.settings import ServerSettings
 from tests.server.serving import NAME, letters_engine, service_of, serving
@@ -38,12 +38,14 @@ def file_of(*lines: dict[str, Any] | bytes) -> bytes:
     )
 
 
-def run(content: bytes, output: Path, error_file: Path | None = None, **settings: Any) -> Progress:
+def run(
+    content: bytes, output: Path, error_file: Path | None = None, **settings: Any
+) -> BatchProgress:
     """A batch by a scripted engine; a setting may be of the engine."""
     longest = settings.pop("longest", 2**20)
     engine = {name: settings.pop(name) for name in ("max_num_seqs",) if name in settings}
     with ExitStack() as stack:
-        files = [stack.enter_context(Results(one)) for one in (output, error_file) if one]
+        files = [stack.enter_context(ResultFile(one)) for one in (output, error_file) if one]
         batch = BatchFiles(io.BytesIO(content), *files, longest=longest)
         settings = {"served_model_name": (NAME,), **settings}
         return run_batch(ServerSettings(**settings), lambda: letters_engine(**engine), batch)
@@ -154,24 +156,24 @@ def test_another_file_is_not_written_to(tmp_path: Path) -> None:
         file = tmp_path / "in.jsonl"
         file.write_bytes(content)
         with pytest.raises(ConfigError, match="line 1 is no result"):
-            Results(file)
+            ResultFile(file)
         assert file.read_bytes() == content
     with (
-        Results(tmp_path / "out.jsonl"),
+        ResultFile(tmp_path / "out.jsonl"),
         pytest.raises(ConfigError, match="another process"),
     ):
-        Results(tmp_path / "out.jsonl")
+        ResultFile(tmp_path / "out.jsonl")
 
 
 def test_a_disk_that_fails_is_not_told_as_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: Results) -> None:
+    def failing(self: ResultFile) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(Results, "_read", failing)
+    monkeypatch.setattr(ResultFile, "_read", failing)
     with pytest.raises(OSError, match="the disk is gone"):
-        Results(tmp_path / "out.jsonl")
+        ResultFile(tmp_path / "out.jsonl")
 
 
 def test_lines_are_read_as_they_are_needed() -> None:

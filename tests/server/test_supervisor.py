@@ -12,7 +12,7 @@ import pytest
 
 from jengine.errors import ConfigError
 from jengine.server import supervisor
-from jengine.server.peers.board import Board, Field
+from jengine.server.peers.board import Board, BoardField
 from jengine.server.settings import ServerSettings
 from jengine.server.supervisor import Supervisor
 from tests.server.listening import PATIENCE, until
@@ -127,7 +127,7 @@ def test_a_core_that_dies_is_logged_and_a_stall_dumps_stacks_once(
     def later() -> None:
         assert core.watched.wait(PATIENCE)
         core.die(RuntimeError("its last word"))
-        board.note(Field.STUCK, 1)
+        board.note(BoardField.STUCK, 1)
         until(lambda: core.dumps)
         time.sleep(0.1)  # looks that must not dump again
         os.kill(os.getpid(), signal.SIGTERM)

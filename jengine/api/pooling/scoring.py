@@ -29,7 +29,7 @@ Outputs = Sequence[PoolingRequestOutput[PoolingOutput]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class PairLimits:
     """Maximum tokens of a query and of a document; 0: no limit."""
 
     query: int = 0
@@ -79,7 +79,7 @@ class Scoring:
         self,
         pairs: Pairs,
         how: Tokenization,
-        limits: Limits = Limits(),
+        limits: PairLimits = PairLimits(),
         template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
@@ -131,7 +131,7 @@ class Scoring:
             finished=True,
         )
 
-    def _check(self, limits: Limits) -> None:
+    def _check(self, limits: PairLimits) -> None:
         longest = self._pooling.front.session.input_processor.limits.max_model_len
         named = {"max_tokens_per_query": limits.query, "max_tokens_per_doc": limits.document}
         for name, value in named.items():

@@ -15,7 +15,7 @@ from jengine.assembly.settings.vllm_tuning import WITHOUT_EFFECT, nearest, note_
 from jengine.errors import ConfigError, UnsupportedFeature
 
 
-class Part(NamedTuple):
+class DictKey(NamedTuple):
     """A key of a setting that is a dict."""
 
     setting: str
@@ -25,11 +25,11 @@ class Part(NamedTuple):
 
 # vLLM's name -> what it stands for.
 PARTS = {
-    "spec_method": Part("speculative_config", "method", str),
-    "spec_model": Part("speculative_config", "model", str),
-    "spec_tokens": Part("speculative_config", "num_speculative_tokens", int),
-    "rope_scaling": Part("hf_overrides", "rope_scaling", json.loads),
-    "rope_theta": Part("hf_overrides", "rope_theta", float),
+    "spec_method": DictKey("speculative_config", "method", str),
+    "spec_model": DictKey("speculative_config", "model", str),
+    "spec_tokens": DictKey("speculative_config", "num_speculative_tokens", int),
+    "rope_scaling": DictKey("hf_overrides", "rope_scaling", json.loads),
+    "rope_theta": DictKey("hf_overrides", "rope_theta", float),
 }
 
 # feature -> its settings with vLLM's defaults. A list holds several accepted values.

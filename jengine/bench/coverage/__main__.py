@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jengine.bench.coverage.kept import Kept, named
-from jengine.bench.fidelity.child_process import Ended
+from jengine.bench.coverage.kept import KeptOutcomes, named
+from jengine.bench.fidelity.child_process import ChildEnded
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.bench.fidelity.workers import Workers
@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
         help="a class that takes longer is ended",
     )  # fmt: skip
     args = flags.parse_args(words)
-    kept = Kept(args.output_json, words)
+    kept = KeptOutcomes(args.output_json, words)
     for line in walk(kept, args.only, args.class_seconds):
         print(line, flush=True)
     print(", ".join(f"{name}: {count}" for name, count in kept.counts().items()))
@@ -53,7 +53,7 @@ COUNTED = {
 PROGRAM = (sys.executable, "-m", "jengine.bench.coverage.worker")
 
 
-def walk(kept: Kept, only: Sequence[str] | None, limit_s: float) -> Iterator[str]:
+def walk(kept: KeptOutcomes, only: Sequence[str] | None, limit_s: float) -> Iterator[str]:
     """Record the outcome of every class; yields a line for each."""
     with Transformers() as theirs:
         known = theirs.classes("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
@@ -66,7 +66,7 @@ def walk(kept: Kept, only: Sequence[str] | None, limit_s: float) -> Iterator[str
         for architecture in only or known:
             try:
                 answer = workers.ask({"architecture": architecture}, environment)
-            except Ended as end:
+            except ChildEnded as end:
                 answer = {"outcome": "broke", "reason": str(end)}
             kept.add(architecture, answer)
             error = f" {answer['error']:.1e}" if "error" in answer else ""

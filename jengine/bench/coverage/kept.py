@@ -17,7 +17,7 @@ OUTCOMES = ("equal by name", "equal by generic", "refused", "no tiny model", "di
 LONGEST_REASON = 300
 
 
-class Kept:
+class KeptOutcomes:
     """Outcomes of classes, with those that the file holds."""
 
     def __init__(self, file: Path | None, words: Sequence[str]) -> None:

@@ -18,11 +18,11 @@ import jax
 
 from jengine.bench.fidelity.answers import compared
 from jengine.bench.fidelity.check import answered, prompts_of
-from jengine.bench.fidelity.child_process import Ended
-from jengine.bench.fidelity.found import Found
+from jengine.bench.fidelity.child_process import ChildEnded
+from jengine.bench.fidelity.found import DrawError
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS, Implementation
 from jengine.bench.fidelity.tiny import tiny, varied
-from jengine.bench.fidelity.transformers_process import Refused, Transformers
+from jengine.bench.fidelity.transformers_process import ConfigRefused, Transformers
 from jengine.errors import CheckpointError, JengineError
 from jengine.models.architectures import FAMILIES, REFUSED
 from jengine.models.importing.imported import ImportedFamily
@@ -53,9 +53,9 @@ def answer(theirs: Transformers, job: dict[str, Any]) -> dict[str, Any]:
     by, how = ("name", CPU) if by_name else ("generic", GENERIC)
     try:
         return {"by": by, **outcome(theirs, architecture, how)}
-    except Ended:
+    except ChildEnded:
         raise  # the next class needs another process, too
-    except Refused as refusal:
+    except ConfigRefused as refusal:
         return {"outcome": "no tiny model", "reason": str(refusal)}
     except JengineError as refusal:
         return {"outcome": "refused", "reason": str(refusal)}
@@ -74,7 +74,7 @@ def outcome(theirs: Transformers, architecture: str, how: Implementation) -> dic
             again, _ = compare(theirs, architecture, varied(architecture, defaults), how)
             found = max(found, again, key=lambda one: one.error / one.limit)
             said["error"] = found.error
-        except Ended:
+        except ChildEnded:
             raise
         except JengineError as refusal:  # the defaults are what is counted
             said["varied"] = str(refusal)
@@ -84,7 +84,7 @@ def outcome(theirs: Transformers, architecture: str, how: Implementation) -> dic
 
 def compare(
     theirs: Transformers, architecture: str, settings: Mapping[str, Any], how: Implementation
-) -> tuple[Found, list[str]]:
+) -> tuple[DrawError, list[str]]:
     """The error of one model, and the keys that the generic reader needs of its config.json."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -20,9 +20,9 @@ from typing import Any
 from jengine.bench.marathon.canary import Canary
 from jengine.bench.marathon.exchange import Manner, exchange
 from jengine.bench.marathon.injector import wait_until_ready
-from jengine.bench.marathon.load import Load
+from jengine.bench.marathon.load import ClientsLoad
 from jengine.bench.marathon.run import HELD, SETTLES_WITHIN, alongside
-from jengine.bench.marathon.server import ServerFailed, ServerProcess
+from jengine.bench.marathon.server import ServerProcess, ServerProcessFailed
 from jengine.bench.marathon.watch import gauges
 from jengine.bench.serve.launched import free_port
 from jengine.bench.serve.measure import measure
@@ -59,7 +59,7 @@ class Kills:
     decode server is answering end with it.
     """
 
-    def __init__(self, pair: Pair, settings: Canaries) -> None:
+    def __init__(self, pair: ServerPair, settings: Canaries) -> None:
         self._pair, self._settings = pair, settings
         self.active = False
         self.decode_is_away = False
@@ -96,12 +96,12 @@ def run(settings: Canaries, folder: Path, note: Callable[[str], object]) -> dict
     mixed.start()
     try:
         if not asyncio.run(wait_until_ready(mixed, settings.start_limit)):
-            raise ServerFailed(f"the server did not start:\n{mixed.log_text()[-2000:]}")
+            raise ServerProcessFailed(f"the server did not start:\n{mixed.log_text()[-2000:]}")
         note("one server that does both")
         song, alone = asyncio.run(song_of(mixed.port)), measured(settings, mixed)
     finally:
         mixed.kill()
-    pair = Pair(settings.model, flags, folder)
+    pair = ServerPair(settings.model, flags, folder)
     try:
         asyncio.run(pair.start(settings.start_limit))
         note("the pair")
@@ -140,10 +140,10 @@ async def song_of(port: int) -> Any:
     return canary.song
 
 
-async def canary(settings: Canaries, pair: Pair, song: Any) -> dict[str, Any]:
+async def canary(settings: Canaries, pair: ServerPair, song: Any) -> dict[str, Any]:
     """Run load and canary requests while servers are killed."""
     kills = Kills(pair, settings)
-    load = Load(pair.router.port, settings.clients, lambda: kills.decode_is_away)
+    load = ClientsLoad(pair.router.port, settings.clients, lambda: kills.decode_is_away)
     bird = Canary(pair.router.port, lambda: kills.decode_is_away)
     bird.song = song
     travelled = 0.0
@@ -172,7 +172,7 @@ async def canary(settings: Canaries, pair: Pair, song: Any) -> dict[str, Any]:
     }
 
 
-async def held(pair: Pair) -> dict[str, float | None]:
+async def held(pair: ServerPair) -> dict[str, float | None]:
     """Resources that servers still hold when no request runs."""
     end = time.monotonic() + SETTLES_WITHIN
     while True:
@@ -222,7 +222,7 @@ class RouterProcess(ServerProcess):
         self.command = [sys.executable, "-m", "jengine", *words, "--health-every", "0.5"]
 
 
-class Pair:
+class ServerPair:
     """The three server processes."""
 
     def __init__(self, model: str, flags: tuple[str, ...], folder: Path) -> None:
@@ -250,9 +250,11 @@ class Pair:
             one.start()
         for one in (self.prefill, self.decode):
             if not await wait_until_ready(one, seconds):
-                raise ServerFailed(f"a server did not start:\n{one.log_text()[-2000:]}")
+                raise ServerProcessFailed(f"a server did not start:\n{one.log_text()[-2000:]}")
         if not await self.answers_within(seconds):
-            raise ServerFailed(f"the router did not start:\n{self.router.log_text()[-2000:]}")
+            raise ServerProcessFailed(
+                f"the router did not start:\n{self.router.log_text()[-2000:]}"
+            )
 
     async def answers_within(self, seconds: float) -> bool:
         """Wait until the router has a healthy server; False on timeout."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
-from jengine.bench.fidelity.found import LIMIT, Found, beside_float64, distance, spread
+from jengine.bench.fidelity.found import LIMIT, DrawError, beside_float64, distance, spread
 from jengine.bench.fidelity.implementations import Implementation
 from jengine.bench.fidelity.transformers_process import Routed
 from jengine.outputs import RequestOutput
@@ -23,7 +23,7 @@ AS_ROUNDED = 1.1
 AS_CHANGED, FEW_CHANGED = 2, 8
 
 
-class Answer(NamedTuple):
+class GreedyAnswer(NamedTuple):
     """Greedy tokens, and log-probabilities at the sequence's last positions."""
 
     tokens: list[int]
@@ -31,16 +31,16 @@ class Answer(NamedTuple):
     experts: np.ndarray | None = None  # of all tokens but the last, [tokens, layers, chosen]
 
 
-def until(answer: Answer, ends: Collection[int]) -> Answer:
+def until(answer: GreedyAnswer, ends: Collection[int]) -> GreedyAnswer:
     """Truncate an answer after the first of these tokens."""
     count = next(
         (at + 1 for at, one in enumerate(answer.tokens) if one in ends), len(answer.tokens)
     )
     left = len(answer.rows) - (len(answer.tokens) - count)
-    return Answer(answer.tokens[:count], answer.rows[:left])
+    return GreedyAnswer(answer.tokens[:count], answer.rows[:left])
 
 
-class Scores(Protocol):
+class TransformersScores(Protocol):
     """transformers' scores of the same sequences."""
 
     def __call__(self, *, dtype: str = "float32", cache: str = "none") -> Rows:
@@ -57,7 +57,9 @@ class RoutedScores(Protocol):
     ) -> Routed: ...
 
 
-def greedy(llm: LLM, prompts: Sequence[Any], adapter: LoRARequest | None = None) -> list[Answer]:
+def greedy(
+    llm: LLM, prompts: Sequence[Any], adapter: LoRARequest | None = None
+) -> list[GreedyAnswer]:
     """jengine's answers: the first prompt alone, then the second (prefix cache hit), then the rest
     batched."""
     first, second, *rest = prompts
@@ -73,37 +75,42 @@ def greedy(llm: LLM, prompts: Sequence[Any], adapter: LoRARequest | None = None)
     return [as_answer(finished(output)) for output in outputs]
 
 
-def as_answer(output: RequestOutput) -> Answer:
+def as_answer(output: RequestOutput) -> GreedyAnswer:
     """Log-probabilities of the prompt, if requested, and of the answer."""
     rows = decoded(output)
     if output.prompt_logprobs is not None:
         rows = np.concatenate([teacher_forced(output)[:-1], rows])
     answer = output.outputs[0]
-    return Answer(list(answer.token_ids), rows, answer.routed_experts)
+    return GreedyAnswer(list(answer.token_ids), rows, answer.routed_experts)
 
 
-def compared(scores: Scores, answers: Sequence[Answer], how: Implementation) -> Found:
+def compared(
+    scores: TransformersScores, answers: Sequence[GreedyAnswer], how: Implementation
+) -> DrawError:
     """Largest difference of log-probabilities; a token that is not the argmax counts as a
     difference too."""
     expected = scores()
     if how.rounding:
         rounded = scores(**how.rounding)
         limit = AS_ROUNDED * spread(own_rows(rounded, answers), own_rows(expected, answers))
-        return Found(spread([one.rows for one in answers], own_rows(expected, answers)), limit)
+        return DrawError(spread([one.rows for one in answers], own_rows(expected, answers)), limit)
     if not all(np.isfinite(one.rows).all() for one in answers):
-        return Found(float("inf"), LIMIT, "numbers that are not finite")
+        return DrawError(float("inf"), LIMIT, "numbers that are not finite")
     ours = [one.rows for one in answers]
     error = max(distance(ours, own_rows(expected, answers)), worse_than_best(answers, expected))
     if error <= LIMIT:
-        return Found(error, LIMIT)
+        return DrawError(error, LIMIT)
     exact = scores(dtype="float64")
     found = beside_float64(ours, own_rows(expected, answers), own_rows(exact, answers))
     return found._replace(error=max(found.error, worse_than_best(answers, exact)))
 
 
 def compared_routed(
-    scores: RoutedScores, answers: Sequence[Answer], layers: Sequence[int], how: Implementation
-) -> Found | None:
+    scores: RoutedScores,
+    answers: Sequence[GreedyAnswer],
+    layers: Sequence[int],
+    how: Implementation,
+) -> DrawError | None:
     """`compared` where answers are rounded and these layers have experts; None if transformers'
     choice of experts is not seen.
 
@@ -127,21 +134,21 @@ def compared_routed(
     changed, usual = beside_ours.replaced, beside_theirs.replaced
     if changed > AS_CHANGED * usual + FEW_CHANGED:
         why = f"other experts than float32's {changed} times, torch {usual}"
-        return Found(float("inf"), AS_ROUNDED * own, why)
-    return Found(error, AS_ROUNDED * own)
+        return DrawError(float("inf"), AS_ROUNDED * own, why)
+    return DrawError(error, AS_ROUNDED * own)
 
 
-def last_rows(scores: Rows, answers: Sequence[Answer]) -> list[np.ndarray]:
+def last_rows(scores: Rows, answers: Sequence[GreedyAnswer]) -> list[np.ndarray]:
     """Positions whose log-probabilities an answer has, of sequences without their last token."""
     return [row[-len(one.rows) :] for row, one in zip(scores, answers, strict=True)]
 
 
-def own_rows(scores: Rows, answers: Sequence[Answer]) -> list[np.ndarray]:
+def own_rows(scores: Rows, answers: Sequence[GreedyAnswer]) -> list[np.ndarray]:
     """Positions whose log-probabilities an answer has: all before the last token."""
     return last_rows([row[:-1] for row in scores], answers)
 
 
-def worse_than_best(answers: Sequence[Answer], expected: Rows) -> float:
+def worse_than_best(answers: Sequence[GreedyAnswer], expected: Rows) -> float:
     """Half the margin by which an answer's token falls below the argmax (both sides may be off by
     that much)."""
     found = 0.0

@@ -16,14 +16,14 @@ import numpy as np
 
 from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
-from jengine.bench.fidelity.answers import ANSWER, Answer, compared, compared_routed, greedy
+from jengine.bench.fidelity.answers import ANSWER, GreedyAnswer, compared, compared_routed, greedy
 from jengine.bench.fidelity.check_conditional import check_conditional
 from jengine.bench.fidelity.check_encoders import check_encoder
 from jengine.bench.fidelity.conditional import CONDITIONAL
 from jengine.bench.fidelity.draws import drawn
 from jengine.bench.fidelity.encoders import ENCODERS
 from jengine.bench.fidelity.families import FAMILIES
-from jengine.bench.fidelity.found import ILL_CONDITIONED, Found
+from jengine.bench.fidelity.found import ILL_CONDITIONED, DrawError
 from jengine.bench.fidelity.generic import drawn_generic
 from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
@@ -50,7 +50,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def check(theirs: Transformers, family: str, number: int, how: Implementation) -> Found:
+def check(theirs: Transformers, family: str, number: int, how: Implementation) -> DrawError:
     """Check the draw with this number. Raises JengineError if either side rejects the config."""
     if family in ENCODERS:
         return check_encoder(theirs, family, number, how)
@@ -74,7 +74,7 @@ def check(theirs: Transformers, family: str, number: int, how: Implementation) -
         found = compared(partial(theirs.score, truth, texts), answers, how)
     if family in DELTA_NETS and not found.passed and not how.rounding:
         note = f"ill-conditioned: gated delta nets, {found.note}"
-        return Found(found.error, ILL_CONDITIONED, note)
+        return DrawError(found.error, ILL_CONDITIONED, note)
     return found
 
 
@@ -98,7 +98,7 @@ def answered(
     how: Implementation,
     *,
     returns_experts: bool = False,
-) -> list[Answer]:
+) -> list[GreedyAnswer]:
     adapter = LoRARequest("drawn", 1, str(folder / "adapter")) if how.adapter_rank else None
     settings = {**SETTINGS, **how.settings, "dtype": how.dtype}
     with LLM(folder, enable_return_routed_experts=returns_experts, **settings) as llm:
@@ -114,9 +114,9 @@ def experts_of(folder: Path) -> dict[int, ExpertsConfig]:
 
 
 def beside_routes(
-    theirs: Transformers, folder: Path, texts: Sequence[list[int]], answers: Sequence[Answer],
+    theirs: Transformers, folder: Path, texts: Sequence[list[int]], answers: Sequence[GreedyAnswer],
     experts: Mapping[int, ExpertsConfig], how: Implementation,
-) -> Found | None:  # fmt: skip
+) -> DrawError | None:  # fmt: skip
     """The result for a model with experts whose rounding may choose others; None: it has none."""
     if not experts:
         return None

@@ -22,7 +22,7 @@ from jengine.bench.fidelity.conditional import (
     POSITIONS,
     drawn_conditional,
 )
-from jengine.bench.fidelity.found import Found
+from jengine.bench.fidelity.found import DrawError
 from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
 
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 COMPILED = {"decode_rows": [4], "prefill_tokens": [64], **NOT_KEPT}
 
 
-class Pair(NamedTuple):
+class EncoderPair(NamedTuple):
     """The encoder's inputs, and a prompt about them."""
 
     read: list[np.ndarray]
@@ -54,7 +54,7 @@ class Pair(NamedTuple):
         return found
 
 
-class Source(NamedTuple):
+class EncoderSource(NamedTuple):
     """The encoder's input: text, audio or image."""
 
     sizes: Sequence[int]  # per pair: tokens, samples, or the fewest pictures
@@ -76,8 +76,8 @@ def pictures(rng: np.random.Generator, least: int) -> list[np.ndarray]:
     return [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
 
 
-SOURCES: Mapping[str, Source] = {
-    "text": Source(
+SOURCES: Mapping[str, EncoderSource] = {
+    "text": EncoderSource(
         (40, 40, 1, 10),
         lambda rng, size: [rng.integers(LEAST_TOKEN, LARGEST_TOKEN, size)],
         lambda read, prompt: {
@@ -85,7 +85,7 @@ SOURCES: Mapping[str, Source] = {
         },
         with_encoder(encoder_tokens=max(POSITIONS)),
     ),
-    "speech": Source(
+    "speech": EncoderSource(
         (RATE, RATE, RATE // 10, RATE // 2),
         lambda rng, size: [rng.normal(size=size).astype(np.float32)],
         lambda read, prompt: {
@@ -93,7 +93,7 @@ SOURCES: Mapping[str, Source] = {
         },
         with_encoder(),
     ),
-    "pictures": Source(
+    "pictures": EncoderSource(
         (1, 1, 0, 0),
         pictures,
         lambda read, prompt: {
@@ -105,7 +105,9 @@ SOURCES: Mapping[str, Source] = {
 }  # fmt: skip
 
 
-def check_conditional(theirs: Transformers, family: str, number: int, how: Implementation) -> Found:
+def check_conditional(
+    theirs: Transformers, family: str, number: int, how: Implementation
+) -> DrawError:
     """Check the draw with this number. Raises JengineError if either side rejects the config."""
     kind, settings = CONDITIONAL[family], drawn_conditional(family, number)
     source = SOURCES[kind.reads]
@@ -134,14 +136,16 @@ def check_conditional(theirs: Transformers, family: str, number: int, how: Imple
         return compared(scores, answers, how)
 
 
-def drawn_pairs(source: Source, settings: Mapping[str, Any], number: int) -> list[Pair]:
+def drawn_pairs(
+    source: EncoderSource, settings: Mapping[str, Any], number: int
+) -> list[EncoderPair]:
     """Draw the inputs and prompts; the second prompt shares the first one's inputs and prefix."""
     rng, begin = np.random.default_rng(number), settings.get("decoder_start_token_id", 1)
     read = [source.made(rng, size) for size in source.sizes]
     rests = [rng.integers(LEAST_TOKEN, LARGEST_TOKEN, size - 1).tolist() for size in PROMPTS]
     rests[1][: 2 * BLOCK] = rests[0][: 2 * BLOCK]
     first, _, *others = (
-        Pair(one, [begin, *rest], rng.integers(1, len(rest) + 2, len(one)).tolist())
+        EncoderPair(one, [begin, *rest], rng.integers(1, len(rest) + 2, len(one)).tolist())
         for one, rest in zip(read, rests, strict=True)
     )
     return [first, first._replace(prompt=[begin, *rests[1]]), *others]

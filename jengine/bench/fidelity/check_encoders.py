@@ -13,7 +13,7 @@ import numpy as np
 
 from jengine.api.llm import LLM
 from jengine.bench.fidelity.encoders import drawn_encoder
-from jengine.bench.fidelity.found import LIMIT, Found, beside_float64, distance
+from jengine.bench.fidelity.found import LIMIT, DrawError, beside_float64, distance
 from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.config import PoolerConfig, PoolingTask
@@ -23,7 +23,7 @@ PROMPTS = (1, 40, 17, 33)  # their lengths
 LEAST_TOKEN = 5  # behind those that pad
 
 
-def check_encoder(theirs: Transformers, family: str, number: int, how: Implementation) -> Found:
+def check_encoder(theirs: Transformers, family: str, number: int, how: Implementation) -> DrawError:
     """Check the draw with this number. Raises JengineError if either side rejects the config."""
     architecture, settings = drawn_encoder(family, number)
     rng = np.random.default_rng(number)
@@ -35,7 +35,7 @@ def check_encoder(theirs: Transformers, family: str, number: int, how: Implement
         expected = theirs.pool(folder, architecture, prompts)
         error = distance(ours, expected)
         if error <= LIMIT:
-            return Found(error, LIMIT)
+            return DrawError(error, LIMIT)
         return beside_float64(
             ours, expected, theirs.pool(folder, architecture, prompts, dtype="float64")
         )

@@ -19,7 +19,7 @@ from jengine.errors import JengineError
 SECONDS_TO_SAY_WHERE = 5.0
 
 
-class Ended(JengineError):
+class ChildEnded(JengineError):
     """The child process exited without an answer."""
 
 
@@ -70,7 +70,9 @@ class ChildProcess(EndsWithBlock):
         finally:  # else this process could not end before the time is over
             timer.cancel()
         if not line:
-            raise Ended(f"no answer in {limit_s:g} s" if late.is_set() else self._how_it_ended())
+            raise ChildEnded(
+                f"no answer in {limit_s:g} s" if late.is_set() else self._how_it_ended()
+            )
         return json.loads(line)
 
     def _give_up(self, late: Event) -> None:

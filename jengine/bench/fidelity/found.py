@@ -13,7 +13,7 @@ LIMIT, ILL_CONDITIONED = 1e-4, 1e-3
 AS_INEXACT = 3.0
 
 
-class Found(NamedTuple):
+class DrawError(NamedTuple):
     """Error and tolerance of one draw."""
 
     error: float  # of log-probabilities, states or scores, the largest
@@ -28,14 +28,14 @@ class Found(NamedTuple):
 
 def beside_float64(
     ours: Sequence[np.ndarray], expected: Sequence[np.ndarray], exact: Sequence[np.ndarray]
-) -> Found:
+) -> DrawError:
     """Error against torch in float32; for an ill-conditioned draw, on which torch itself is about
     as far from float64, error against float64."""
     mine, inexact = spread(ours, exact), spread(expected, exact)
     note = f"root mean squares from float64: {mine:.1e}, torch {inexact:.1e}"
     if mine > AS_INEXACT * inexact:
-        return Found(distance(ours, expected), LIMIT, note)
-    return Found(distance(ours, exact), ILL_CONDITIONED, f"ill-conditioned: {note}")
+        return DrawError(distance(ours, expected), LIMIT, note)
+    return DrawError(distance(ours, exact), ILL_CONDITIONED, f"ill-conditioned: {note}")
 
 
 def distance(ours: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:

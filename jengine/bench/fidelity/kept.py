@@ -23,7 +23,7 @@ LONGEST_REASON = 300
 
 
 @dataclass
-class Row:
+class FamilyRow:
     """Results of one family on one implementation."""
 
     family: str
@@ -82,7 +82,7 @@ def failure(answer: Mapping[str, Any]) -> str:
     return f"off by {answer['error']:.1e} {answer['note']}".rstrip()
 
 
-def again(row: Row, number: int) -> str:
+def again(row: FamilyRow, number: int) -> str:
     """Command that repeats a draw."""
     words = ["--family", row.family, "--seed", str(number), "--draws", "1"]
     command = shlex.join([*words, "--implementation", row.implementation])
@@ -101,10 +101,10 @@ class Table:
         rows = [_as_row(one) for one in kept.get("families", [])]
         self._rows = {(row.family, row.implementation): row for row in rows}
 
-    def row(self, family: str, implementation: str) -> Row:
-        return self._rows.setdefault((family, implementation), Row(family, implementation))
+    def row(self, family: str, implementation: str) -> FamilyRow:
+        return self._rows.setdefault((family, implementation), FamilyRow(family, implementation))
 
-    def add(self, row: Row, number: int, answer: Mapping[str, Any], seconds: float) -> str:
+    def add(self, row: FamilyRow, number: int, answer: Mapping[str, Any], seconds: float) -> str:
         """Record and save one draw, with the run's elapsed time; returns the failure's description,
         if it failed."""
         why = row.add(number, answer)
@@ -149,12 +149,12 @@ def _read(file: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _as_json(row: Row) -> dict[str, Any]:
+def _as_json(row: FamilyRow) -> dict[str, Any]:
     return {**asdict(row), "drawn": stretches(row.drawn)}
 
 
-def _as_row(kept: dict[str, Any]) -> Row:
-    row = Row(**kept)
+def _as_row(kept: dict[str, Any]) -> FamilyRow:
+    row = FamilyRow(**kept)
     # JSON's keys are words, and it has no sets.
     row.failed = {int(number): why for number, why in kept["failed"].items()}
     row.drawn = {number for first, last in kept["drawn"] for number in range(first, last + 1)}

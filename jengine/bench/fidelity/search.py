@@ -10,7 +10,7 @@ from jengine.bench.fidelity.encoders import IMPLEMENTED
 from jengine.bench.fidelity.families import FAMILIES
 from jengine.bench.fidelity.flags import SEARCHED
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
-from jengine.bench.fidelity.kept import Row, Table
+from jengine.bench.fidelity.kept import FamilyRow, Table
 from jengine.bench.fidelity.workers import Workers
 from jengine.bench.machine import commit, machine, versions
 from jengine.bench.surroundings import shown_command
@@ -51,7 +51,7 @@ def surroundings(words: Sequence[str]) -> dict[str, object]:
     }
 
 
-def due(rows: Sequence[Row], numbers: range) -> Iterator[tuple[Row, int]]:
+def due(rows: Sequence[FamilyRow], numbers: range) -> Iterator[tuple[FamilyRow, int]]:
     """Failed draws first, then draw by draw across families.
 
     Implementations that share a process come after each other.
@@ -67,12 +67,12 @@ def due(rows: Sequence[Row], numbers: range) -> Iterator[tuple[Row, int]]:
                 yield row, number
 
 
-def environment_of(row: Row) -> tuple[tuple[str, str], ...]:
+def environment_of(row: FamilyRow) -> tuple[tuple[str, str], ...]:
     """Environment variables of the worker process for a row."""
     return tuple(sorted(IMPLEMENTATIONS[row.implementation].environment.items()))
 
 
-def printed(rows: Sequence[Row]) -> str:
+def printed(rows: Sequence[FamilyRow]) -> str:
     """The table as text."""
     lines = [
         "family               implementation  draws  largest error  worst draw  ill-conditioned"

@@ -20,7 +20,7 @@ from jengine.errors import JengineError
 PROGRAM = Path(__file__).with_name("reference.py")
 
 
-class Refused(JengineError, ValueError):
+class ConfigRefused(JengineError, ValueError):
     """transformers rejected the config."""
 
 
@@ -125,7 +125,7 @@ class Transformers(EndsWithBlock):
     def _ask(self, operation: str, **job: Any) -> Any:
         answer = self._child.ask({"operation": operation, **job})
         if "error" in answer:
-            raise Refused(answer["error"])
+            raise ConfigRefused(answer["error"])
         return answer["answer"]
 
 

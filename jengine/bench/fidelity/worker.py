@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jengine.bench.fidelity.check import check
-from jengine.bench.fidelity.child_process import Ended
+from jengine.bench.fidelity.child_process import ChildEnded
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.errors import JengineError
@@ -48,7 +48,7 @@ def answer(theirs: Transformers, job: dict[str, Any]) -> dict[str, Any]:
     try:
         found = check(theirs, job["family"], job["number"], how)
         said = {"error": found.error, "limit": found.limit, "note": found.note}
-    except Ended:
+    except ChildEnded:
         raise  # the next draw needs another process, too
     except JengineError as refusal:
         said = {"refused": str(refusal)}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.bench.fidelity.child_process import ChildProcess, Ended, EndsWithBlock
+from jengine.bench.fidelity.child_process import ChildEnded, ChildProcess, EndsWithBlock
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS, QUICK_XLA
 
 PROGRAM = (sys.executable, "-m", "jengine.bench.fidelity.worker")
@@ -36,7 +36,7 @@ class Workers(EndsWithBlock):
         job = {"family": family, "number": number, "implementation": implementation}
         try:
             return self.ask(job, IMPLEMENTATIONS[implementation].environment)
-        except Ended as end:
+        except ChildEnded as end:
             return {"broke": str(end)}
 
     def ask(self, job: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Workers(EndsWithBlock):
         worker = self._for(environment)
         try:
             return worker.ask(job, limit_s=self.limit_s)
-        except Ended:
+        except ChildEnded:
             self.close()
             raise
 

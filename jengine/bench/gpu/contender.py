@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import jengine
 from jengine.api.llm import LLM
-from jengine.bench.against import Peer, PeerSettings, trace_peer
+from jengine.bench.against import PeerProcess, PeerWork, trace_peer
 from jengine.bench.gpu.cases import Requests, sizes
 from jengine.bench.gpu.models import write_config
 from jengine.bench.gpu.part import Part, run_stage
@@ -52,7 +52,7 @@ class Ours:
 
 
 class Theirs:
-    def __init__(self, peer: Peer, folder: Path) -> None:
+    def __init__(self, peer: PeerProcess, folder: Path) -> None:
         self.peer, self.version, self.folder = peer, peer.version, folder
 
     def seconds(self, items: list[Item]) -> float:
@@ -94,7 +94,7 @@ def opened(
             yield ours
         return
     with tempfile.TemporaryDirectory() as work:
-        settings = PeerSettings(
+        settings = PeerWork(
             str(folder), str(Path(work) / "trace.jsonl"), config["torch_dtype"], most, longest,
             False, "dummy", MEMORY,
         )  # fmt: skip

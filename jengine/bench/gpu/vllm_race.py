@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from jengine.api.llm import LLM
-from jengine.bench.against import PeerSettings, trace_peer
+from jengine.bench.against import PeerWork, trace_peer
 from jengine.bench.gpu.cases import sizes
 from jengine.bench.gpu.models import write_config
 from jengine.bench.gpu.part import Part, run_stage
@@ -46,14 +46,14 @@ def measure(part: Part, args: argparse.Namespace) -> None:
                 items = made_up(rows, prompt, answer, config["vocab_size"])
                 trace = Path(work) / "trace.jsonl"
                 write_trace(items, trace)
-                settings = PeerSettings(
+                settings = PeerWork(
                     str(folder), str(trace), dtype, most, longest, False, "dummy", SHARE
                 )
                 race(part, llm, items, settings, args.peer_python, name)
 
 
 def race(
-    part: Part, llm: LLM, items: list[Item], settings: PeerSettings, python: str, name: str
+    part: Part, llm: LLM, items: list[Item], settings: PeerWork, python: str, name: str
 ) -> None:
     """Alternating rounds, after one uncounted round each."""
     with trace_peer("vllm", python, settings) as peer:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from jengine.bench.marathon.exchange import Manner, Reply, exchange
+from jengine.bench.marathon.exchange import Manner, SeenReply, exchange
 
 BODY = {
     "prompt": "Once upon a time there was a canary in a mine. It sang",
@@ -66,11 +66,11 @@ class Canary:
         elif song != self.song:
             self.other.append(f"{song} instead of {self.song}")
 
-    async def _ask(self) -> Reply:
+    async def _ask(self) -> SeenReply:
         return await exchange(self.port, "POST", "/v1/completions", BODY, PATIENCE)
 
 
-def song_of(reply: Reply) -> Any:
+def song_of(reply: SeenReply) -> Any:
     """(token ids, text) of an answer; None if it failed."""
     if reply.status != 200 or not reply.is_whole:
         return None

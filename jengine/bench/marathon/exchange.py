@@ -27,7 +27,7 @@ class Manner(NamedTuple):
 PATIENT = Manner()
 
 
-class Reply(NamedTuple):
+class SeenReply(NamedTuple):
     """A client's view of a response. Status 0: no valid HTTP."""
 
     status: int
@@ -57,7 +57,7 @@ class Reply(NamedTuple):
 
 async def exchange(
     port: int, method: str, path: str, body: Any = None, manner: Manner = PATIENT
-) -> Reply:
+) -> SeenReply:
     """Send a request to a local server, and read as `manner` says. A body of bytes is sent
     unchanged."""
     is_ready = isinstance(body, bytes)
@@ -96,7 +96,7 @@ async def _read(reader: asyncio.StreamReader, got: bytearray, manner: Manner) ->
     return True
 
 
-def _reply(got: bytes, *, left: bool = False, problem: str = "") -> Reply:
+def _reply(got: bytes, *, left: bool = False, problem: str = "") -> SeenReply:
     head, found, body = got.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     status = first.split(" ")[1] if found and first.startswith("HTTP/1.") else "0"
@@ -104,4 +104,4 @@ def _reply(got: bytes, *, left: bool = False, problem: str = "") -> Reply:
         name.strip().lower(): value.strip()
         for name, _, value in (line.partition(":") for line in lines)
     }
-    return Reply(int(status), headers, body.decode("utf-8", "replace"), left, problem)
+    return SeenReply(int(status), headers, body.decode("utf-8", "replace"), left, problem)

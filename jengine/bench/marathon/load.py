@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jengine.bench.marathon.exchange import PATIENT, Manner, Reply, exchange
+from jengine.bench.marathon.exchange import PATIENT, Manner, SeenReply, exchange
 
 STORY = "Once upon a time there was a little fox who lived in a forest and liked to count. "
 COMPLETIONS = "/v1/completions"
@@ -31,7 +31,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-class Load:
+class ClientsLoad:
     """Concurrent clients, each with one request at a time (closed loop)."""
 
     def __init__(self, port: int, clients: int, is_disturbed: Callable[[], bool]) -> None:
@@ -111,7 +111,7 @@ def request_of(rng: random.Random, number: int) -> tuple[str, str, dict[str, Any
     return kind, path, body, manner
 
 
-def ending_of(kind: str, reply: Reply) -> str:
+def ending_of(kind: str, reply: SeenReply) -> str:
     """Outcome of a request: as expected, refused with a retry hint, or lost."""
     if reply.left or kind == "gone at once":
         return "left"
@@ -124,5 +124,5 @@ def ending_of(kind: str, reply: Reply) -> str:
     return "answered" if reply.status == 200 and not reply.has_error else "lost"
 
 
-def in_words(reply: Reply) -> str:
+def in_words(reply: SeenReply) -> str:
     return f"status {reply.status}, {reply.problem or 'not whole or an error'}: {reply.body[-300:]}"

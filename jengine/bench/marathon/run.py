@@ -15,8 +15,8 @@ from typing import Any
 
 from jengine.bench.marathon.canary import Canary
 from jengine.bench.marathon.injector import Injector, wait_until_ready
-from jengine.bench.marathon.load import Load
-from jengine.bench.marathon.server import ServerFailed, ServerProcess
+from jengine.bench.marathon.load import ClientsLoad
+from jengine.bench.marathon.server import ServerProcess, ServerProcessFailed
 from jengine.bench.marathon.watch import Watch, gauges
 from jengine.bench.server_frame import flag
 
@@ -54,7 +54,7 @@ class Runners:
         self.injector = Injector(
             server, start_limit=marathon.start_limit, stop_seconds=marathon.stop_seconds
         )
-        self.load = Load(server.port, marathon.clients, lambda: self.injector.killing)
+        self.load = ClientsLoad(server.port, marathon.clients, lambda: self.injector.killing)
         self.canary = Canary(server.port, lambda: self.injector.killing, marathon.canary_pause)
         self.watch = Watch(server, lambda: self.injector.active)
 
@@ -67,7 +67,7 @@ async def run(marathon: Marathon, log: Path, env: dict[str, str] | None = None) 
     server.start()
     try:
         if not await wait_until_ready(server, marathon.start_limit):
-            raise ServerFailed(f"the server did not start:\n{server.log_text()[-2000:]}")
+            raise ServerProcessFailed(f"the server did not start:\n{server.log_text()[-2000:]}")
         parts = Runners(marathon, server)
         start_seconds = time.monotonic() - began
         began = time.monotonic()
@@ -121,7 +121,7 @@ async def end_of(server: ServerProcess) -> dict[str, Any]:
         found = await gauges(server.port)
     try:
         status: int | None = await asyncio.to_thread(server.terminate, ENDS_WITHIN)
-    except ServerFailed:
+    except ServerProcessFailed:
         status = None
     return {
         "waited_for_compiler_s": found.get("step_compile_wait_seconds_total"),

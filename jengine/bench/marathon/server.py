@@ -21,7 +21,7 @@ from jengine.errors import JengineError
 GLANCE = 0.05
 
 
-class ServerFailed(JengineError, RuntimeError):
+class ServerProcessFailed(JengineError, RuntimeError):
     """The server did not start, respond or stop as required."""
 
 
@@ -94,7 +94,7 @@ class ServerProcess:
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise ServerFailed(f"the server has not ended within {seconds:g} s") from error
+            raise ServerProcessFailed(f"the server has not ended within {seconds:g} s") from error
         self._wait_for_orphans()
         return status
 

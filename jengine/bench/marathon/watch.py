@@ -29,7 +29,7 @@ CALM = re.compile(r"\b(ERROR|CRITICAL)\b|Traceback \(most recent call last\)")
 
 
 @dataclass(frozen=True)
-class Sample:
+class WatchSample:
     """One sample of memory and metrics."""
 
     at: float  # seconds since the beginning
@@ -55,7 +55,7 @@ class Watch:
     def __init__(self, server: ServerProcess, is_disturbed: Callable[[], bool]) -> None:
         self.server = server
         self._is_disturbed = is_disturbed
-        self.samples: list[Sample] = []
+        self.samples: list[WatchSample] = []
         self.forbidden: list[str] = []
         self._began = time.monotonic()
         self._read = 0  # characters of the log
@@ -71,7 +71,7 @@ class Watch:
         disturbed = self._is_disturbed()
         found = await gauges(self.server.port) if self.server.is_running else {}
         self.samples.append(
-            Sample(
+            WatchSample(
                 at=round(time.monotonic() - self._began, 2),
                 resident_mb=round(self.server.resident_bytes() / 2**20, 1),
                 usage=found.get("kv_cache_usage_perc"),

@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-class Answering:
+class ImagesModel:
     """The model, its image processor, and the prompt text after each image."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def main() -> None:
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.readline())
     began = time.perf_counter()
-    answering = Answering(settings)
+    answering = ImagesModel(settings)
     ready = {"ready": answering.version, "startup_s": time.perf_counter() - began}
     print(json.dumps(ready), file=answers, flush=True)
     for number, _ in enumerate(sys.stdin):

@@ -28,7 +28,7 @@ class Sequence:
         self.position = 0
 
 
-class Engine:
+class LlamaCppEngine:
     """A model, and one context for all sequences."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def main() -> None:
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.readline())
     began = time.perf_counter()
-    engine = Engine(settings)
+    engine = LlamaCppEngine(settings)
     with open(settings["trace"], encoding="utf-8") as file:
         trace = [json.loads(line) for line in file]
     version = f"llama.cpp of llama-cpp-python {api.__version__}"

@@ -49,7 +49,7 @@ def age_ms(token: int, now: float, vocab_size: int) -> float:
     return ticks % tokens_of_time(vocab_size) * TICK_NS / 1e6
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClockOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options under `executor_options`."""
 
     step_seconds: float = 0.0  # that a step takes at least
@@ -80,7 +80,7 @@ class ClockModel:
 
     def __init__(self, job: EngineJob) -> None:
         settings = job.settings
-        options = msgspec.convert(job.options, Options, strict=False)
+        options = msgspec.convert(job.options, ClockOptions, strict=False)
         self._step_seconds = options.step_seconds
         self._vocab_size = vocab_size_of(Path(settings["model"]))
         rows = settings.get("max_num_seqs") or 256

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from jengine.bench.against import Peer
+from jengine.bench.against import PeerProcess
 from jengine.bench.serve.figures import figures
 from jengine.bench.serve.measure import Target, about, remarks, send
 from jengine.bench.serve.samples import Conversation, conversations
@@ -28,7 +28,7 @@ from jengine.client.errors import ServerFailed
 from jengine.errors import ConfigError
 
 
-class Opponent(Protocol):
+class LoadOpponent(Protocol):
     """The server or engine that a load is compared with."""
 
     version: str
@@ -39,7 +39,7 @@ class Opponent(Protocol):
 
 
 # Opens an opponent for the work.
-Challenge = Callable[[list[Conversation]], AbstractContextManager[Opponent]]
+Challenge = Callable[[list[Conversation]], AbstractContextManager[LoadOpponent]]
 
 
 class ServerUnderLoad:
@@ -78,7 +78,9 @@ def fixed_work(settings: LoadSettings) -> LoadSettings:
 
 
 @contextmanager
-def engine(model: str, settings: dict[str, Any], work: list[Conversation]) -> Iterator[Opponent]:
+def engine(
+    model: str, settings: dict[str, Any], work: list[Conversation]
+) -> Iterator[LoadOpponent]:
     """The engine in a process without an HTTP server, as opponent."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "work.jsonl"
@@ -86,14 +88,14 @@ def engine(model: str, settings: dict[str, Any], work: list[Conversation]) -> It
         trace.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
         told = EngineSettings(model, settings, str(trace))
         command = [sys.executable, "-m", "jengine.bench.serve.engine_child"]
-        with Peer("engine", command, told) as found:
+        with PeerProcess("engine", command, told) as found:
             yield found
 
 
 @contextmanager
 def other_server(
     settings: LoadSettings, opened: AbstractContextManager[str], work: list[Conversation]
-) -> Iterator[Opponent]:
+) -> Iterator[LoadOpponent]:
     """Another server under the same load, as opponent."""
     with opened as url:
         named = replace(settings, base_url=url, model_name=None)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jengine.bench.serve.load import Load
-from jengine.bench.serve.reply import Reply
+from jengine.bench.serve.load import ServedLoad
+from jengine.bench.serve.reply import TimedReply
 from jengine.bench.serve.settings import LoadSettings
 
 # Shown in the page of charts, whatever percentiles are printed.
@@ -23,7 +23,7 @@ MOST_ERRORS = 10
 
 
 @dataclass(frozen=True)
-class Metric:
+class LatencyMetric:
     """One latency metric: key, label and heading."""
 
     key: str
@@ -31,18 +31,18 @@ class Metric:
     title: str
 
 
-TTFT = Metric("ttft", "TTFT", "Time to First Token")
-TPOT = Metric("tpot", "TPOT", "Time per Output Token (excl. 1st token)")
-ITL = Metric("itl", "ITL", "Inter-token Latency")
-E2EL = Metric("e2el", "E2EL", "End-to-end Latency")
-QUEUE = Metric("client_queue_time", "Client Queue Time", "Client-side Queueing")
-WITH_QUEUE = Metric(
+TTFT = LatencyMetric("ttft", "TTFT", "Time to First Token")
+TPOT = LatencyMetric("tpot", "TPOT", "Time per Output Token (excl. 1st token)")
+ITL = LatencyMetric("itl", "ITL", "Inter-token Latency")
+E2EL = LatencyMetric("e2el", "E2EL", "End-to-end Latency")
+QUEUE = LatencyMetric("client_queue_time", "Client Queue Time", "Client-side Queueing")
+WITH_QUEUE = LatencyMetric(
     "e2el_including_client_queue", "E2EL incl. Client Queue", "Queue-inclusive End-to-end Latency"
 )
 LATENCIES = (TTFT, TPOT, ITL, E2EL, QUEUE, WITH_QUEUE)
 
 
-def figures(load: Load, settings: LoadSettings) -> dict[str, Any]:
+def figures(load: ServedLoad, settings: LoadSettings) -> dict[str, Any]:
     """All metrics of a load."""
     good = [reply for reply in load.replies if reply.success]
     made, read = sum(r.output_len for r in good), sum(r.prompt_len for r in good)
@@ -66,7 +66,7 @@ def figures(load: Load, settings: LoadSettings) -> dict[str, Any]:
     }
 
 
-def details(load: Load) -> dict[str, Any]:
+def details(load: ServedLoad) -> dict[str, Any]:
     """Per-request data for --save-detailed."""
     replies = load.replies
     return {
@@ -82,7 +82,7 @@ def details(load: Load) -> dict[str, Any]:
     }
 
 
-def values(metric: Metric, replies: Sequence[Reply]) -> list[float]:
+def values(metric: LatencyMetric, replies: Sequence[TimedReply]) -> list[float]:
     """Seconds of a latency metric, for every request or token that has it."""
     if metric is ITL:
         return [seconds for reply in replies for seconds in reply.itl]
@@ -97,7 +97,7 @@ def values(metric: Metric, replies: Sequence[Reply]) -> list[float]:
     return [read(reply) for reply in replies]
 
 
-def shown(settings: LoadSettings) -> list[Metric]:
+def shown(settings: LoadSettings) -> list[LatencyMetric]:
     """The latency metrics to report; queueing in the client only with a concurrency limit."""
     limited = settings.max_concurrency is not None
     apply = {
@@ -107,7 +107,7 @@ def shown(settings: LoadSettings) -> list[Metric]:
     return [m for m in LATENCIES if m.key in settings.metrics and apply.get(m.key, True)]
 
 
-def statistics(replies: Sequence[Reply], settings: LoadSettings) -> dict[str, float]:
+def statistics(replies: Sequence[TimedReply], settings: LoadSettings) -> dict[str, float]:
     """Mean, median, standard deviation and percentiles per metric, in milliseconds."""
     found: dict[str, float] = {}
     for metric in shown(settings):
@@ -121,7 +121,7 @@ def statistics(replies: Sequence[Reply], settings: LoadSettings) -> dict[str, fl
     return found
 
 
-def goodput(replies: Sequence[Reply], settings: LoadSettings, seconds: float) -> float | None:
+def goodput(replies: Sequence[TimedReply], settings: LoadSettings, seconds: float) -> float | None:
     """Requests per second that met every SLO."""
     limits = settings.objectives
     if not limits:
@@ -140,7 +140,7 @@ def curve(seconds: Sequence[float]) -> list[float]:
     return [round(float(one), 3) for one in np.percentile(np.array(seconds) * 1e3, CURVE)]
 
 
-def timeline(replies: Sequence[Reply]) -> dict[str, list[int]]:
+def timeline(replies: Sequence[TimedReply]) -> dict[str, list[int]]:
     """Per second: tokens received and requests running. Tokens of one answer are spread evenly over
     its chunks."""
     if not replies:
@@ -156,12 +156,12 @@ def timeline(replies: Sequence[Reply]) -> dict[str, list[int]]:
     return {"tokens": tokens.tolist(), "requests": running.tolist()}
 
 
-def peaks(replies: Sequence[Reply]) -> tuple[float, int]:
+def peaks(replies: Sequence[TimedReply]) -> tuple[float, int]:
     """Maximum tokens in a second, and maximum concurrent requests."""
     line = timeline(replies)
     return float(max(line["tokens"], default=0)), max(line["requests"], default=0)
 
 
-def first_errors(replies: Sequence[Reply]) -> list[str]:
+def first_errors(replies: Sequence[TimedReply]) -> list[str]:
     """Errors of the first failed requests."""
     return [reply.error for reply in replies if not reply.success][:MOST_ERRORS]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jengine.bench.serve.reply import Reply
+from jengine.bench.serve.reply import TimedReply
 from jengine.bench.serve.requests import RequestWriter, Said
 from jengine.bench.serve.samples import Conversation
 from jengine.bench.serve.settings import LoadSettings
@@ -25,10 +25,10 @@ from jengine.open_files import allow_connections
 
 
 @dataclass(frozen=True)
-class Load:
+class ServedLoad:
     """Replies of one load, in dataset order."""
 
-    replies: list[Reply]
+    replies: list[TimedReply]
     seconds: float
 
 
@@ -46,7 +46,7 @@ class LoadGenerator:
         self._told = told
         self._count = 0
 
-    async def run(self, conversations: Sequence[Conversation]) -> Load:
+    async def run(self, conversations: Sequence[Conversation]) -> ServedLoad:
         """Send all requests. Failures are recorded in their replies."""
         allow_connections(sum(map(len, conversations)))
         limit = self._settings.max_concurrency
@@ -65,21 +65,21 @@ class LoadGenerator:
         for reply in replies:
             reply.end()
         gc.unfreeze()
-        return Load(replies, seconds)
+        return ServedLoad(replies, seconds)
 
     async def _converse(
         self, conversation: Conversation, turn_of: AbstractAsyncContextManager[object]
-    ) -> list[Reply]:
+    ) -> list[TimedReply]:
         """Run all turns of a conversation. After a failed turn the rest count as failed without
         being sent, since each would contain the missing answer."""
-        said, replies = Said(self._settings.backend), list[Reply]()
+        said, replies = Said(self._settings.backend), list[TimedReply]()
         arrived = time.perf_counter()
         for turn in conversation:
             if replies:
                 replies[-1].end()
                 said.answered(replies[-1].text)
             async with turn_of:
-                reply = Reply(turn.prompt_len, arrived)
+                reply = TimedReply(turn.prompt_len, arrived)
                 if replies and not replies[-1].success:
                     reply.error = f"not sent: {replies[-1].error}"
                 else:
@@ -92,7 +92,7 @@ class LoadGenerator:
             self._told()
         return replies
 
-    async def _send(self, request: bytes, reply: Reply) -> None:
+    async def _send(self, request: bytes, reply: TimedReply) -> None:
         try:
             await self._connections.exchange(request, reply)
         except ServerFailed as error:

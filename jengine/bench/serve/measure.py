@@ -19,11 +19,11 @@ from tqdm import tqdm
 
 from jengine.bench.machine import client_surroundings
 from jengine.bench.serve.figures import details, figures
-from jengine.bench.serve.load import Load, LoadGenerator
+from jengine.bench.serve.load import LoadGenerator, ServedLoad
 from jengine.bench.serve.requests import RequestWriter
 from jengine.bench.serve.samples import Conversation, conversations
 from jengine.bench.serve.settings import LoadSettings
-from jengine.bench.serve.vocabulary import Vocabulary, vocabulary_of
+from jengine.bench.serve.vocabulary import WordList, vocabulary_of
 from jengine.client.address import Address
 from jengine.client.connection import Connections, security_of
 from jengine.client.errors import ServerFailed
@@ -74,7 +74,7 @@ def measure(
     settings: LoadSettings,
     command: str,
     note: Callable[[str], object],
-    more: Callable[[Load], dict[str, Any]] = lambda _: {},
+    more: Callable[[ServedLoad], dict[str, Any]] = lambda _: {},
 ) -> dict[str, Any]:
     """Run one load. `note` receives progress lines, `more` adds metrics."""
     target = Target(settings)
@@ -96,7 +96,7 @@ def measure(
     return result
 
 
-async def send(settings: LoadSettings, target: Target, work: list[Conversation]) -> Load:
+async def send(settings: LoadSettings, target: Target, work: list[Conversation]) -> ServedLoad:
     """Send warm-up requests, then the load."""
     connections = Connections(target.address, target.security)
     writer = RequestWriter(settings, target.address, target.model, target.headers(settings))
@@ -112,14 +112,14 @@ async def send(settings: LoadSettings, target: Target, work: list[Conversation])
             connections.close()
 
 
-def refuse_failed(load: Load) -> None:
+def refuse_failed(load: ServedLoad) -> None:
     """Raise if a warm-up request failed, before the load is sent."""
     failed = [reply for reply in load.replies if not reply.success]
     if failed:
         raise ServerFailed(f"a warm-up request failed: {failed[0].error}")
 
 
-def remarks(settings: LoadSettings, target: Target, vocabulary: Vocabulary) -> list[str]:
+def remarks(settings: LoadSettings, target: Target, vocabulary: WordList) -> list[str]:
     """Description of the load, printed before it starts."""
     lines = [f"{target.version} at {target.address}{settings.route}, model {target.model}"]
     if settings.trace is None and settings.dataset_name != "custom" and not vocabulary.exact:
@@ -131,7 +131,7 @@ def remarks(settings: LoadSettings, target: Target, vocabulary: Vocabulary) -> l
 
 
 def about(
-    settings: LoadSettings, target: Target, vocabulary: Vocabulary, work: list[Conversation]
+    settings: LoadSettings, target: Target, vocabulary: WordList, work: list[Conversation]
 ) -> dict[str, Any]:
     """Load settings and environment, under the keys of vLLM's result files where those exist."""
     infinite = math.isinf(settings.request_rate)

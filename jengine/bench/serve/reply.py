@@ -17,7 +17,7 @@ from jengine.client.events import DONE, EventReader, Usage, read_chunk
 from jengine.client.response_reader import ResponseReader
 
 
-class Reply:
+class TimedReply:
     """The response to one request. Times are time.perf_counter() values."""
 
     def __init__(self, prompt_len: int, arrived: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jengine.bench.machine import hardware_of
-from jengine.bench.serve.figures import CURVE, LATENCIES, Metric
+from jengine.bench.serve.figures import CURVE, LATENCIES, LatencyMetric
 from jengine.pictures.page import curves, report, section, write
 
 FACTS = {
@@ -56,7 +56,7 @@ def facts(result: dict[str, Any]) -> str:
     return f"<table>{rows}</table>"
 
 
-def percentiles(metric: Metric, result: dict[str, Any]) -> str:
+def percentiles(metric: LatencyMetric, result: dict[str, Any]) -> str:
     """Chart of one latency by percentile, unless it is all zero."""
     values = result["curves"][metric.key]
     if not any(values):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from jengine.bench.serve.samples import Turn
+from jengine.bench.serve.samples import LoadRequest
 from jengine.bench.serve.settings import CHAT, LoadSettings
 from jengine.client.address import Address
 from jengine.errors import ConfigError
@@ -64,7 +64,7 @@ class Said:
         self._text = ""
         self._messages: Messages = []
 
-    def with_turn(self, turn: Turn) -> Any:
+    def with_turn(self, turn: LoadRequest) -> Any:
         """History up to and including this turn's prompt."""
         if self._chat:
             self._messages += messages_of(turn.prompt)

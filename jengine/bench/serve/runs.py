@@ -15,7 +15,7 @@ import numpy as np
 from jengine.bench.serve import compare
 from jengine.bench.serve.clock_model import IMPORT_PATH, ages, vocab_size_of
 from jengine.bench.serve.launched import our_server, vllm_server
-from jengine.bench.serve.load import Load
+from jengine.bench.serve.load import ServedLoad
 from jengine.bench.serve.measure import measure
 from jengine.bench.serve.settings import LoadSettings
 from jengine.client.address import is_url
@@ -29,7 +29,7 @@ PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class RunOrder:
     """Parsed command line. `words` turns engine settings into flags."""
 
     settings: LoadSettings
@@ -43,7 +43,7 @@ class Order:
     clock_ms: float | None = None
 
 
-def run(order: Order, note: Callable[[str], object]) -> dict[str, Any]:
+def run(order: RunOrder, note: Callable[[str], object]) -> dict[str, Any]:
     """Run the requested mode."""
     check(order)
     if order.clock_ms is not None:
@@ -59,7 +59,7 @@ def run(order: Order, note: Callable[[str], object]) -> dict[str, Any]:
         return compare.compare(settings, order.command, order.repeats, challenge, note)
 
 
-def check(order: Order) -> None:
+def check(order: RunOrder) -> None:
     """Raise ConfigError for incompatible options, before anything starts."""
     if order.model is not None and order.settings.base_url is not None:
         raise ConfigError("bench serve: expected a model to serve or --base-url, not both.")
@@ -79,7 +79,7 @@ def check(order: Order) -> None:
 
 
 @contextmanager
-def served(order: Order, engine: dict[str, Any]) -> Iterator[LoadSettings]:
+def served(order: RunOrder, engine: dict[str, Any]) -> Iterator[LoadSettings]:
     """Settings with the server's URL, starting a server if a model was named."""
     if order.model is None:
         yield order.settings
@@ -90,7 +90,7 @@ def served(order: Order, engine: dict[str, Any]) -> Iterator[LoadSettings]:
         yield replace(order.settings, base_url=url)
 
 
-def opponent(order: Order, settings: LoadSettings, engine: dict[str, Any]) -> compare.Challenge:
+def opponent(order: RunOrder, settings: LoadSettings, engine: dict[str, Any]) -> compare.Challenge:
     """Returns a function that opens the opponent."""
     against = str(order.against)
     folder = str(resolve_model(order.model)) if order.model is not None else ""
@@ -109,7 +109,7 @@ def one(url: str) -> Iterator[str]:
     yield url
 
 
-def clocked(order: Order, note: Callable[[str], object]) -> dict[str, Any]:
+def clocked(order: RunOrder, note: Callable[[str], object]) -> dict[str, Any]:
     """One load on a server with the clock model, whose tokens encode their sampling time."""
     assert order.model is not None and order.clock_ms is not None
     vocab_size = vocab_size_of(resolve_model(order.model))
@@ -126,7 +126,7 @@ def clocked(order: Order, note: Callable[[str], object]) -> dict[str, Any]:
         return measure(settings, order.command, note, lambda load: added(load, vocab_size))
 
 
-def added(load: Load, vocab_size: int) -> dict[str, Any]:
+def added(load: ServedLoad, vocab_size: int) -> dict[str, Any]:
     """Latency of tokens from the end of their step to the client."""
     arrived = [
         pair

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from jengine.bench.serve.settings import LoadSettings
-from jengine.bench.serve.vocabulary import Vocabulary
+from jengine.bench.serve.vocabulary import WordList
 from jengine.errors import ConfigError
 
 SHAPE = '{"prompt": ...}, {"messages": [...]} or {"prompt_token_ids": [...]}'
 
 
 @dataclass(frozen=True)
-class Turn:
+class LoadRequest:
     """One request. `prompt` is text, token ids or chat messages; in later turns the history
     precedes it."""
 
@@ -30,10 +30,10 @@ class Turn:
     output_len: int
 
 
-Conversation = list[Turn]
+Conversation = list[LoadRequest]
 
 
-def conversations(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversation]:
+def conversations(settings: LoadSettings, vocabulary: WordList) -> list[Conversation]:
     """The dataset's requests."""
     if settings.trace is not None:
         return from_file(Path(settings.trace), settings, "--trace")
@@ -41,14 +41,18 @@ def conversations(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conver
     return found
 
 
-def random_prompts(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversation]:
+def random_prompts(settings: LoadSettings, vocabulary: WordList) -> list[Conversation]:
     """Random words, optionally after a prefix that all prompts share."""
     rng = np.random.default_rng(settings.seed)
     prefix = vocabulary.text(rng, settings.random_prefix_len)
     prompts = lengths(rng, settings.random_input_len, settings.range_ratio("input"), settings)
     answers = lengths(rng, settings.random_output_len, settings.range_ratio("output"), settings)
     return [
-        [Turn(prefix + vocabulary.text(rng, prompt), settings.random_prefix_len + prompt, answer)]
+        [
+            LoadRequest(
+                prefix + vocabulary.text(rng, prompt), settings.random_prefix_len + prompt, answer
+            )
+        ]
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
 
@@ -61,7 +65,7 @@ def lengths(
     return rng.integers(max(low, 1), max(high, 1) + 1, settings.num_prompts).tolist()
 
 
-def repeated_prefixes(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversation]:
+def repeated_prefixes(settings: LoadSettings, vocabulary: WordList) -> list[Conversation]:
     """A few long prefixes, each shared by many prompts."""
     rng = np.random.default_rng(settings.seed)
     prefixes = [
@@ -71,7 +75,7 @@ def repeated_prefixes(settings: LoadSettings, vocabulary: Vocabulary) -> list[Co
     length = settings.prefix_repetition_prefix_len + settings.prefix_repetition_suffix_len
     found = [
         [
-            Turn(
+            LoadRequest(
                 prefixes[number % len(prefixes)]
                 + vocabulary.text(rng, settings.prefix_repetition_suffix_len),
                 length,
@@ -84,7 +88,7 @@ def repeated_prefixes(settings: LoadSettings, vocabulary: Vocabulary) -> list[Co
     return found
 
 
-def multi_turn(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversation]:
+def multi_turn(settings: LoadSettings, vocabulary: WordList) -> list[Conversation]:
     """Conversations, each turn of which sends the whole history."""
     rng = np.random.default_rng(settings.seed)
     shared = vocabulary.text(rng, settings.random_prefix_len)
@@ -96,14 +100,14 @@ def multi_turn(settings: LoadSettings, vocabulary: Vocabulary) -> list[Conversat
         for _ in range(min(settings.multi_turn_num_turns, left)):
             text = first + vocabulary.text(rng, settings.random_input_len)
             length = settings.random_input_len + (settings.random_prefix_len if first else 0)
-            turns.append(Turn(text, length, settings.random_output_len))
+            turns.append(LoadRequest(text, length, settings.random_output_len))
             first = ""
         found.append(turns)
         left -= len(turns)
     return found
 
 
-def custom(settings: LoadSettings, _: Vocabulary) -> list[Conversation]:
+def custom(settings: LoadSettings, _: WordList) -> list[Conversation]:
     """Prompts from a file, shuffled, and repeated if there are too few."""
     if settings.dataset_path is None:
         raise ConfigError(f"--dataset-name custom: expected --dataset-path, a file of {SHAPE}.")
@@ -127,7 +131,7 @@ def from_file(path: Path, settings: LoadSettings, flag: str) -> list[Conversatio
     return found
 
 
-def turns_of(lines: list[str], path: Path, settings: LoadSettings) -> Iterator[Turn]:
+def turns_of(lines: list[str], path: Path, settings: LoadSettings) -> Iterator[LoadRequest]:
     """The requests of a file's lines."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -146,11 +150,11 @@ def turns_of(lines: list[str], path: Path, settings: LoadSettings) -> Iterator[T
                 f"token ids and where --custom-output-len is -1 ({type(error).__name__}: {error})."
             ) from error
         ids = "prompt_token_ids" in found
-        yield Turn(prompt, len(prompt) if ids else 0, wanted)
+        yield LoadRequest(prompt, len(prompt) if ids else 0, wanted)
 
 
 PROMPT_KEYS = ("prompt_token_ids", "messages", "prompt")
-DATASETS: dict[str, Callable[[LoadSettings, Vocabulary], list[Conversation]]] = {
+DATASETS: dict[str, Callable[[LoadSettings, WordList], list[Conversation]]] = {
     "random": random_prompts,
     "prefix_repetition": repeated_prefixes,
     "multi_turn": multi_turn,

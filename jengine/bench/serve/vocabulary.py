@@ -29,7 +29,7 @@ WORD = re.compile(r" [A-Za-z]{2,}")
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class WordList:
     """Words with a leading space. `exact`: each is one token of the model's tokenizer."""
 
     words: list[str]
@@ -41,7 +41,7 @@ class Vocabulary:
         return "".join(self.words[i] for i in rng.integers(0, len(self.words), count))
 
 
-def vocabulary_of(given: str | None, root: str) -> Vocabulary:
+def vocabulary_of(given: str | None, root: str) -> WordList:
     """Words of the given tokenizer, else of the server's model if it is a local folder, else common
     English words."""
     for name in (given, root):
@@ -51,12 +51,12 @@ def vocabulary_of(given: str | None, root: str) -> Vocabulary:
         if file is not None:
             words = single_token_words(Tokenizer.from_file(str(file)))
             if len(words) >= FEWEST:
-                return Vocabulary(words, exact=True, name=name)
+                return WordList(words, exact=True, name=name)
         if name == given:
             raise ConfigError(
                 f"--tokenizer {given!r}: expected a folder with a tokenizer.json that has words."
             )
-    return Vocabulary([" " + word for word in COMMON.split()], exact=False)
+    return WordList([" " + word for word in COMMON.split()], exact=False)
 
 
 def tokenizer_file(name: str) -> Path | None:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from jengine.bench.server_frame import ServerBenchmark
-from jengine.bench.strangers.run import Search, run
+from jengine.bench.strangers.run import SearchSettings, run
 
 ABOUT = "Requests made to do harm, by a server's own schema, beside honest clients."
 
@@ -32,7 +32,7 @@ def printed(result: dict[str, Any]) -> str:
 bench = ServerBenchmark(
     name="strangers",
     about=ABOUT,
-    settings=Search,
+    settings=SearchSettings,
     measure=lambda search, log: asyncio.run(run(search, log)),
     printed=printed,
 )

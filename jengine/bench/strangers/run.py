@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jengine.bench.marathon.exchange import Manner, Reply, exchange
+from jengine.bench.marathon.exchange import Manner, SeenReply, exchange
 from jengine.bench.marathon.injector import wait_until_ready
 from jengine.bench.marathon.run import alongside, end_of
-from jengine.bench.marathon.server import ServerFailed, ServerProcess
+from jengine.bench.marathon.server import ServerProcess, ServerProcessFailed
 from jengine.bench.marathon.watch import Watch
 from jengine.bench.server_frame import flag
 from jengine.bench.strangers.bodies import Bodies
@@ -35,7 +35,7 @@ HONEST = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class StrangersLimits:
     """Limits that must hold during the test."""
 
     most_latency: float = 2.0  # seconds until a bystander is answered
@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Search(Limits):
+class SearchSettings(StrangersLimits):
     """Settings: duration, concurrency, and which requests."""
 
     model: str
@@ -109,7 +109,7 @@ class Bystanders:
             await asyncio.sleep(0.1)
 
 
-def is_error(reply: Reply, size: int) -> bool:
+def is_error(reply: SeenReply, size: int) -> bool:
     """Whether the response is the server's fault: no response, or an unjustified 5xx. A large body
     may be refused before it is fully read."""
     if reply.status == 503:
@@ -119,19 +119,21 @@ def is_error(reply: Reply, size: int) -> bool:
     return reply.status >= 500 and reply.status not in NO_ERRORS
 
 
-async def run(search: Search, log: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
+async def run(
+    search: SearchSettings, log: Path, env: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Run the test. The server is killed in the end, also after an exception here."""
     server = ServerProcess(search.model, list(search.flags), log, env)
     server.start()
     try:
         if not await wait_until_ready(server, search.start_limit):
-            raise ServerFailed(f"the server did not start:\n{server.log_text()[-2000:]}")
+            raise ServerProcessFailed(f"the server did not start:\n{server.log_text()[-2000:]}")
         return await searched(search, server)
     finally:
         server.kill()
 
 
-async def searched(search: Search, server: ServerProcess) -> dict[str, Any]:
+async def searched(search: SearchSettings, server: ServerProcess) -> dict[str, Any]:
     """Run the test on a ready server."""
     document = json.loads((await exchange(server.port, "GET", "/openapi.json")).body)
     bodies = Bodies(document, search.seed)
@@ -196,7 +198,7 @@ async def settled(server: ServerProcess, enough: float) -> float:
     return found
 
 
-def failures(search: Limits, result: dict[str, Any]) -> list[str]:
+def failures(search: StrangersLimits, result: dict[str, Any]) -> list[str]:
     """Violated expectations, as text."""
     bystanders, memory = result["bystanders"], result["resident_mb"]
     checks = {

@@ -40,7 +40,7 @@ from jengine.weights.resolve import in_hub, is_gguf, resolve_model
 
 
 @dataclass(frozen=True)
-class Report:
+class ModelReport:
     """Findings, and settings that make the model fit."""
 
     findings: list[Finding]
@@ -49,7 +49,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MemorySizes:
     """Memory needed by a model, and left for its KV cache, in bytes."""
 
     asked: Groups
@@ -92,7 +92,7 @@ class Sizes:
         return low
 
 
-def check(name: str, settings: Mapping[str, Any]) -> Report:
+def check(name: str, settings: Mapping[str, Any]) -> ModelReport:
     """Check a model's configuration, weights, tokenizer and memory."""
     try:
         args = EngineArgs.checked("jengine", model=name, **settings)
@@ -105,7 +105,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
         config = with_quantization(config, args.quantization)
         sizes = measure(args.groups, config)
     except JengineError as error:
-        return Report([Finding("problem", "model", str(error))], {})
+        return ModelReport([Finding("problem", "model", str(error))], {})
     weights = check_weights(args.load_format, folder)
     if weights.level == "problem" and in_hub(args.model):
         text = f"not downloaded yet, or not wholly: `jengine pull {args.model}` does it"
@@ -113,7 +113,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Report:
     at = replace(args.hub, revision=args.tokenizer_revision, wanted=SETTINGS)
     tokenizer, can_chat = check_tokenizer(tokenizer_at(args.tokenizer or folder, at))
     fits, flags = check_fit(sizes)
-    return Report([describe(sizes), weights, tokenizer, *fits], flags, can_chat)
+    return ModelReport([describe(sizes), weights, tokenizer, *fits], flags, can_chat)
 
 
 def tokenizer_at(tokenizer: Any, options: HubOptions) -> Any:
@@ -121,7 +121,7 @@ def tokenizer_at(tokenizer: Any, options: HubOptions) -> Any:
     return resolve_model(tokenizer, options) if in_hub(tokenizer) else tokenizer
 
 
-def measure(asked: Groups, config: ModelConfig) -> Sizes:
+def measure(asked: Groups, config: ModelConfig) -> MemorySizes:
     """Compute sizes without reading or allocating weights."""
     model = abstract_model(config)
     as_rounded(model)
@@ -135,10 +135,10 @@ def measure(asked: Groups, config: ModelConfig) -> Sizes:
     room = free - parameters - pool - scratch_bytes(config, *largest_step(schedule))
     wanted = asked.cache.kv_cache_memory_bytes
     budget = room if wanted is None else min(int(wanted), room)
-    return Sizes(asked, config, parameters, budget)
+    return MemorySizes(asked, config, parameters, budget)
 
 
-def describe(sizes: Sizes) -> Finding:
+def describe(sizes: MemorySizes) -> Finding:
     """Finding with the model's sizes."""
     config = sizes.model
     figures = {
@@ -184,7 +184,7 @@ def check_tokenizer(folder: Any) -> tuple[Finding, bool]:
     return Finding("OK", "tokenizer", text), True
 
 
-def check_fit(sizes: Sizes) -> tuple[list[Finding], dict[str, int]]:
+def check_fit(sizes: MemorySizes) -> tuple[list[Finding], dict[str, int]]:
     """Longest context and concurrency that fit, with the settings for them."""
     schedule, longest = sizes.schedule, sizes.longest
     if longest < 2:

@@ -25,13 +25,13 @@ from jengine.assembly.processes.engine_process import shown, start_engine_proces
 from jengine.cli.serve import engine_args
 from jengine.client.address import is_url
 from jengine.errors import ConfigError, JengineError
-from jengine.server.batches.files import Results
-from jengine.server.batches.runner import BatchFiles, Progress
+from jengine.server.batches.files import ResultFile
+from jengine.server.batches.runner import BatchFiles, BatchProgress
 from jengine.server.offline import run_batch
 from jengine.server.settings import ServerSettings
 
 
-def answer_files(arguments: argparse.Namespace, settings: ServerSettings) -> Progress:
+def answer_files(arguments: argparse.Namespace, settings: ServerSettings) -> BatchProgress:
     """Answer a batch file on an engine process; results for URLs are sent there and deleted
     here."""
     args = engine_args(arguments)
@@ -46,7 +46,7 @@ def answer_files(arguments: argparse.Namespace, settings: ServerSettings) -> Pro
     names = [name for name in (arguments.output_file, arguments.error_file) if name is not None]
     with ExitStack() as stack:
         paths = [local_output(name, folder) for name in names]
-        outputs = [stack.enter_context(Results(path)) for path in paths]
+        outputs = [stack.enter_context(ResultFile(path)) for path in paths]
         lines = stack.enter_context(opened(arguments.input_file, folder))
         batch = BatchFiles(lines, *outputs, longest=settings.max_body_bytes)
         progress = run_batch(settings, start, batch, enable_metrics=arguments.enable_metrics)

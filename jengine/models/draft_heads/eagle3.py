@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 @dataclass(frozen=True)
-class Form:
+class Eagle3Form:
     """Variants among EAGLE-3 checkpoints."""
 
     aux_layers: tuple[int, ...]  # read after so many layers; none: the last hidden states
@@ -47,7 +47,7 @@ class Form:
 class FirstLayer(nnx.Module):
     """Decoder layer whose attention reads [embedding, hidden], each with its own norm."""
 
-    def __init__(self, config: ModelConfig, form: Form):
+    def __init__(self, config: ModelConfig, form: Eagle3Form):
         factory, shape, own = plain_factory(config), (config.hidden_size,), config.layers[0]
         assert isinstance(own.mixer, AttentionConfig), "heads have plain attention"
         self.norm_before_residual = form.norm_before_residual
@@ -77,7 +77,7 @@ class Eagle3(nnx.Module):
     def __init__(
         self,
         config: ModelConfig,
-        form: Form,
+        form: Eagle3Form,
         target: ModelConfig,
         embed: Embedding | None = None,
         *,

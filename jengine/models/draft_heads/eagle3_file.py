@@ -11,7 +11,7 @@ from typing import Any
 
 from jengine.config import AttentionConfig, ModelConfig
 from jengine.errors import CheckpointError
-from jengine.models.draft_heads.eagle3 import Eagle3, Form
+from jengine.models.draft_heads.eagle3 import Eagle3, Eagle3Form
 from jengine.models.draft_heads.heads import (
     HEAD,
     DraftHeads,
@@ -63,7 +63,7 @@ def read_eagle3(
     return DraftHeads(model, pieces, own.cache_specs, model.points, ignored)
 
 
-def read_form(hf: Mapping[str, Any], config: ModelConfig) -> Form:
+def read_form(hf: Mapping[str, Any], config: ModelConfig) -> Eagle3Form:
     """Variant of the head, from config.json."""
     eagle: Mapping[str, Any] = hf.get("eagle_config") or {}
     if hf.get("target_hidden_size") not in (None, config.hidden_size):
@@ -84,7 +84,7 @@ def read_form(hf: Mapping[str, Any], config: ModelConfig) -> Form:
             f"config.json: draft_vocab_size={vocab!r}, expected a number from 1 to "
             f"{config.vocab_size}, the model's vocabulary."
         )
-    return Form(
+    return Eagle3Form(
         tuple(layers),
         vocab,
         norm_before_residual=bool(hf.get("norm_before_residual", False)),
@@ -97,7 +97,7 @@ def read_form(hf: Mapping[str, Any], config: ModelConfig) -> Form:
 def eagle3_pieces(
     own: ModelConfig,
     model: Eagle3,
-    form: Form,
+    form: Eagle3Form,
     target: ModelConfig,
     names: Names,
     stored: Collection[str],

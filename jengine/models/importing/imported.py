@@ -16,7 +16,7 @@ from jengine.config import HeadTransformConfig, ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models.importing.keys import SHOWN_BY_TENSORS, by_usual_names
 from jengine.models.importing.layers import read_layers
-from jengine.models.importing.layout import Layout, read_layout
+from jengine.models.importing.layout import DecoderLayout, read_layout
 from jengine.models.importing.meanings import MEANINGS, PLAIN_MEANING, Meaning
 from jengine.models.importing.tensors import Shape
 from jengine.models.reading.fields import Fields
@@ -56,7 +56,7 @@ class ImportedFamily:
         return {**self._hf, "torch_dtype": config.dtype, "dtype": config.dtype}
 
 
-def _read(hf: Mapping[str, object], layout: Layout, meaning: Meaning) -> ModelConfig:
+def _read(hf: Mapping[str, object], layout: DecoderLayout, meaning: Meaning) -> ModelConfig:
     fields = Fields(by_usual_names(hf, meaning))
     _check_sizes(fields, layout)
     for key, value in meaning.fixed.items():
@@ -91,14 +91,16 @@ def _read(hf: Mapping[str, object], layout: Layout, meaning: Meaning) -> ModelCo
     )  # fmt: skip
 
 
-def _head_transform(fields: Fields, layout: Layout, meaning: Meaning) -> HeadTransformConfig | None:
+def _head_transform(
+    fields: Fields, layout: DecoderLayout, meaning: Meaning
+) -> HeadTransformConfig | None:
     if layout.transform_bias is None:
         return None
     activation = meaning.head_activation or read_activation(fields, "hidden_act", "")
     return HeadTransformConfig(activation, layout.transform_bias)
 
 
-def _factors(fields: Fields, layout: Layout, meaning: Meaning) -> dict[str, Any]:
+def _factors(fields: Fields, layout: DecoderLayout, meaning: Meaning) -> dict[str, Any]:
     """Factors and caps that the architecture has."""
     found: dict[str, Any] = {}
     has = meaning.factors.__contains__
@@ -120,7 +122,7 @@ def _factors(fields: Fields, layout: Layout, meaning: Meaning) -> dict[str, Any]
     return found
 
 
-def _check_sizes(fields: Fields, layout: Layout) -> None:
+def _check_sizes(fields: Fields, layout: DecoderLayout) -> None:
     """Raise CheckpointError if config.json and tensor shapes disagree."""
     sizes = {
         "hidden_size": layout.hidden_size, "num_hidden_layers": layout.layers,
@@ -133,7 +135,7 @@ def _check_sizes(fields: Fields, layout: Layout) -> None:
             fields.refuse(key, f"{size}, as the tensors say")
 
 
-def _refuse_unread(hf: Mapping[str, object], layout: Layout, meaning: Meaning) -> None:
+def _refuse_unread(hf: Mapping[str, object], layout: DecoderLayout, meaning: Meaning) -> None:
     config = _read(hf, layout, meaning)
     known = SHOWN_BY_TENSORS | {"architectures", "auto_map", *meaning.without_meaning}
     if all(layer.mixer.window is None for layer in config.layers):

@@ -14,7 +14,7 @@ from jengine.config import (
 )
 from jengine.errors import CheckpointError
 from jengine.models.importing.experts import ExpertsLayout
-from jengine.models.importing.layout import Layout
+from jengine.models.importing.layout import DecoderLayout
 from jengine.models.importing.meanings import PLAIN_MEANING, Meaning
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults, read_activation, read_attention
@@ -30,7 +30,7 @@ KINDS = {"global": "full", "local": "sliding"}
 
 
 def read_layers(
-    fields: Fields, defaults: Defaults, layout: Layout, meaning: Meaning
+    fields: Fields, defaults: Defaults, layout: DecoderLayout, meaning: Meaning
 ) -> tuple[LayerConfig, ...]:
     """All layers. Raises CheckpointError."""
     windows = _windows(fields, layout.layers)
@@ -48,7 +48,7 @@ def read_layers(
 
 
 def _attention(
-    fields: Fields, defaults: Defaults, layout: Layout, meaning: Meaning, *, is_sliding: bool
+    fields: Fields, defaults: Defaults, layout: DecoderLayout, meaning: Meaning, *, is_sliding: bool
 ) -> AttentionConfig:
     own = fields
     nested = fields.part("rope_parameters")
@@ -132,14 +132,14 @@ def _with_own_bases(fields: Fields, mixers: list[AttentionConfig]) -> list[Atten
     ]
 
 
-def _dense(fields: Fields, layout: Layout, meaning: Meaning) -> FfnConfig | None:
+def _dense(fields: Fields, layout: DecoderLayout, meaning: Meaning) -> FfnConfig | None:
     if layout.inner_size is None:
         return None
     activation = meaning.activation or read_activation(fields, "hidden_act", "")
     return MlpConfig(layout.inner_size, activation, gated=layout.gated, biases=layout.mlp_bias)
 
 
-def _sparse(fields: Fields, layout: Layout, meaning: Meaning) -> FfnConfig | None:
+def _sparse(fields: Fields, layout: DecoderLayout, meaning: Meaning) -> FfnConfig | None:
     experts: ExpertsLayout | None = layout.experts
     if experts is None:
         return None

@@ -67,7 +67,7 @@ FREQUENCY = re.compile(r".*rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True)
-class Layout:
+class DecoderLayout:
     """Structure of a decoder as inferred from tensors."""
 
     names: Names
@@ -93,7 +93,7 @@ class Layout:
     sparse: frozenset[int] = frozenset()  # layers with experts
 
 
-def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -> Layout:
+def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -> DecoderLayout:
     """Infer the layout. Raises CheckpointError."""
     ignored = (
         FREQUENCIES,
@@ -163,7 +163,7 @@ def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -
         "ignored": ignored,
     }
     vocab, hidden = shapes[f"{prefix}{embed}.weight"]
-    return Layout(
+    return DecoderLayout(
         replace(Names(), **found), len(layers), vocab, hidden, norms=norms, layer_norm=layer_norm,
         **reading.facts, **mlp_facts, has_head=f"{head}.weight" in outside,
         head_bias=f"{head}.bias" in outside,
@@ -305,7 +305,7 @@ def _refuse_unknown(layer: Mapping[str, Shape], used: set[str], layer_norm: bool
         refuse(f"a layer has {listed(unknown)}, which the decoder's layers have not")
 
 
-def shown(layout: Layout) -> dict[str, str]:
+def shown(layout: DecoderLayout) -> dict[str, str]:
     """Inferred parameter names, for display."""
     names = layout.names
     found = {

@@ -43,7 +43,7 @@ LIBRARY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.so")
 MOST_MANIFEST_BYTES = 2**24
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of the bundle: size and hash."""
 
     size: int
@@ -59,8 +59,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: Machine
     # Set where programs' keys depend on the cache's directory: they are only found there.
     directory: str | None
-    entries: dict[str, Entry]
-    kernels: dict[str, Entry] = {}  # libraries that programs call
+    entries: dict[str, BundleEntry]
+    kernels: dict[str, BundleEntry] = {}  # libraries that programs call
 
     @property
     def size(self) -> int:
@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(entry.size for entry in self.parts.values())
 
     @property
-    def parts(self) -> dict[str, Entry]:
+    def parts(self) -> dict[str, BundleEntry]:
         """All entries and kernels by their name in the archive."""
         return {
             **{ENTRIES + name: entry for name, entry in self.entries.items()},
@@ -160,8 +160,8 @@ def save_bundle(
     return manifest
 
 
-def described(contents: Mapping[str, bytes]) -> dict[str, Entry]:
-    return {name: Entry(len(data), digest(data)) for name, data in contents.items()}
+def described(contents: Mapping[str, bytes]) -> dict[str, BundleEntry]:
+    return {name: BundleEntry(len(data), digest(data)) for name, data in contents.items()}
 
 
 def load_bundle(
@@ -267,7 +267,7 @@ def checked_manifest(file: Path, archive: zipfile.ZipFile) -> Manifest:
     return manifest
 
 
-def read_entry(file: Path, archive: zipfile.ZipFile, name: str, entry: Entry) -> bytes:
+def read_entry(file: Path, archive: zipfile.ZipFile, name: str, entry: BundleEntry) -> bytes:
     """One part of the archive, after checking its size and hash."""
     data = read_part(file, archive, name, entry.size)
     if len(data) != entry.size or digest(data) != entry.sha256:

@@ -57,7 +57,7 @@ def step_blocks(
     return empty_cache(sizes, jnp.dtype(shapes.uncached), shapes.attention)
 
 
-class Reach(NamedTuple):
+class AttendedRange(NamedTuple):
     """A query's attended range, expressed for causal attention."""
 
     positions: Array  # i32 [D + T] of the last key in view, which need not exist
@@ -65,16 +65,18 @@ class Reach(NamedTuple):
     ends: Array | None  # i32 [tiles] keys that exist, where positions do not say it
 
 
-def reach_of(view: GroupView, config: AttentionConfig, bucket: Bucket, shapes: StepShapes) -> Reach:
+def reach_of(
+    view: GroupView, config: AttentionConfig, bucket: Bucket, shapes: StepShapes
+) -> AttendedRange:
     """A bidirectional query is treated as a causal one at the last key it sees."""
     if not config.bidirectional:
-        return Reach(view.positions, config.window, None)
+        return AttendedRange(view.positions, config.window, None)
     if config.window is None:
         last = last_of(view, bucket, shapes)
-        return Reach(jnp.where(view.positions >= 0, last, -1), None, None)
+        return AttendedRange(jnp.where(view.positions >= 0, last, -1), None, None)
     ahead = config.window - 1
     moved = jnp.where(view.positions >= 0, view.positions + ahead, -1)
-    return Reach(moved, config.window + ahead, view.ends)
+    return AttendedRange(moved, config.window + ahead, view.ends)
 
 
 def last_of(view: GroupView, bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:

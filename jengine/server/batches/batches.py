@@ -14,9 +14,9 @@ from pathlib import Path
 from starlette.responses import Response
 
 from jengine.errors import ConfigError, JengineError
-from jengine.server.batches.files import AT_ONCE, Results
+from jengine.server.batches.files import AT_ONCE, ResultFile
 from jengine.server.batches.lines import Ask
-from jengine.server.batches.runner import BatchFiles, Progress, patient, run_lines
+from jengine.server.batches.runner import BatchFiles, BatchProgress, patient, run_lines
 from jengine.server.batches.store import Store, new_id, now
 from jengine.server.batches.types import Batch, Counts, FileObject, Problem, Problems, Status
 from jengine.server.errors import ApiError
@@ -83,8 +83,8 @@ class Batches:
     async def _run(self, batch: Batch) -> None:
         try:
             with (
-                Results(self.store.content(output_id(batch))) as results,
-                Results(self.store.content(error_id(batch))) as errors,
+                ResultFile(self.store.content(output_id(batch))) as results,
+                ResultFile(self.store.content(error_id(batch))) as errors,
                 self.store.content(batch.input_file_id).open("rb") as lines,
             ):
                 longest = self._service.settings.max_body_bytes
@@ -102,7 +102,7 @@ class Batches:
     async def _answer(self, batch: Batch, files: BatchFiles) -> None:
         """Answer all lines, unless the batch is cancelled or expires before."""
         self._seats = self._seats or SpareSeats(self._service)
-        progress = Progress(completed=len(files.results), failed=len(files.errors or ()))
+        progress = BatchProgress(completed=len(files.results), failed=len(files.errors or ()))
         finished = await asyncio.to_thread(files.finished)
         ask = only(batch.endpoint, self._ask)
         running = asyncio.ensure_future(

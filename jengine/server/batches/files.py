@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from jengine.errors import ConfigError
-from jengine.server.batches.lines import BatchResult, Line, custom_id_of
+from jengine.server.batches.lines import BatchLine, BatchResult, custom_id_of
 
 # Bytes of input that are read at once.
 AT_ONCE = 256 * 1024
@@ -27,14 +27,14 @@ KEY_BYTES = 16
 BEGINNING = b'{"id":"batch_req_'
 
 
-async def lines_of(file: BinaryIO, longest: int) -> AsyncIterator[Line]:
+async def lines_of(file: BinaryIO, longest: int) -> AsyncIterator[BatchLine]:
     """The lines that are not blank. Those of more than `longest` bytes are cut after one more."""
     number = 0
     while texts := await asyncio.to_thread(some_lines, file, longest):
         for text in texts:
             number += 1
             if text.strip():
-                yield Line(number, text)
+                yield BatchLine(number, text)
 
 
 def some_lines(file: BinaryIO, longest: int) -> list[bytes]:
@@ -58,7 +58,7 @@ class _Done(msgspec.Struct):
     error: Where | None = None
 
 
-class Results:
+class ResultFile:
     """A file of results, one a line. One process writes to it."""
 
     def __init__(self, path: Path) -> None:
@@ -104,7 +104,7 @@ class Results:
         self._file.write(msgspec.json.encode(result) + b"\n")
         self._file.flush()
 
-    def __enter__(self) -> Results:
+    def __enter__(self) -> ResultFile:
         return self
 
     def __exit__(
@@ -119,14 +119,14 @@ class Results:
 class Finished:
     """The input lines that have a result: KEY_BYTES of memory for each."""
 
-    def __init__(self, *files: Results) -> None:
+    def __init__(self, *files: ResultFile) -> None:
         keys = b"".join(file.keys for file in files)
         self._keys = np.sort(np.frombuffer(keys, dtype=f"S{KEY_BYTES}"))
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __contains__(self, line: Line) -> bool:
+    def __contains__(self, line: BatchLine) -> bool:
         if not len(self):
             return False
         wanted = np.array([key(custom_id_of(line), line.number)], dtype=self._keys.dtype)

@@ -18,7 +18,7 @@ from jengine.server.errors import ApiError, ErrorBody
 Ask = Callable[[str, bytes, str], Awaitable[Response]]
 
 
-class Line(NamedTuple):
+class BatchLine(NamedTuple):
     """A line of a batch file, and its number from 1."""
 
     number: int
@@ -70,7 +70,7 @@ class _Streamed(msgspec.Struct):
     stream: Any = None
 
 
-async def answered(line: Line, ask: Ask) -> BatchResult:
+async def answered(line: BatchLine, ask: Ask) -> BatchResult:
     """Ask for a line's answer. Whatever is wrong with the line is its error."""
     result_id = f"batch_req_{uuid.uuid4().hex}"
     try:
@@ -90,7 +90,7 @@ async def answered(line: Line, ask: Ask) -> BatchResult:
     )
 
 
-def read_line(line: Line) -> BatchRequest:
+def read_line(line: BatchLine) -> BatchRequest:
     """Decode a line. Raises ApiError 400."""
     try:
         request = msgspec.json.decode(line.text, type=BatchRequest)
@@ -117,7 +117,7 @@ def streamed(body: msgspec.Raw) -> bool:
         return False
 
 
-def custom_id_of(line: Line) -> str | None:
+def custom_id_of(line: BatchLine) -> str | None:
     """The custom_id of a malformed line, if it has one."""
     try:
         return msgspec.json.decode(line.text, type=_Named).custom_id
@@ -125,6 +125,6 @@ def custom_id_of(line: Line) -> str | None:
         return None
 
 
-def error_of(line: Line, body: ErrorBody) -> BatchError:
+def error_of(line: BatchLine, body: ErrorBody) -> BatchError:
     told = body.error
     return BatchError(told.code, told.message, told.type, told.param, line.number)

@@ -17,8 +17,8 @@ from typing import BinaryIO, Protocol
 from starlette.responses import Response
 
 from jengine.errors import RETRY_AFTER, EngineDead
-from jengine.server.batches.files import Finished, Results, lines_of
-from jengine.server.batches.lines import Ask, BatchResult, Line, answered
+from jengine.server.batches.files import Finished, ResultFile, lines_of
+from jengine.server.batches.lines import Ask, BatchLine, BatchResult, answered
 from jengine.server.phase import Phase
 from jengine.server.serving.service import Service
 
@@ -40,7 +40,7 @@ class Seats(Protocol):
 
 
 @dataclass
-class Progress:
+class BatchProgress:
     """How many lines of a batch have results."""
 
     earlier: int = 0  # of an earlier run
@@ -72,8 +72,8 @@ class BatchFiles:
     """A file of requests, and where its results go."""
 
     lines: BinaryIO
-    results: Results
-    errors: Results | None = None  # of failed lines; None: with the others
+    results: ResultFile
+    errors: ResultFile | None = None  # of failed lines; None: with the others
     longest: int = 32 * 2**20  # bytes of a line
 
     def finished(self) -> Finished:
@@ -94,7 +94,7 @@ async def run_lines(
 ) -> None:
     """Answer all lines that are not finished. Raises the first error that is not a line's own."""
 
-    async def one(line: Line) -> None:
+    async def one(line: BatchLine) -> None:
         try:
             result = await answered(line, ask)
             files.put(result)

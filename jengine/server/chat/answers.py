@@ -26,7 +26,7 @@ from jengine.text.reasoning_tokens import ReasoningTokens
 ReasoningFields = Sequence[str]
 
 
-class Answer:
+class ChatAnswer:
     """Incremental parser of one choice: generated text to content, reasoning and tool calls."""
 
     def __init__(

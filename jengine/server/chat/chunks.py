@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from msgspec import UNSET
 
 from jengine.outputs import CompletionOutput, RequestOutput
-from jengine.server.chat.answers import Answer
+from jengine.server.chat.answers import ChatAnswer
 from jengine.server.chat.texts import ChatTexts
 from jengine.server.chat.types import ChatChunk, DeltaChoice
 from jengine.server.formats.request_metrics import told_metrics
@@ -18,10 +18,10 @@ from jengine.server.settings import ServerSettings
 from jengine.server.version import FINGERPRINT
 
 
-class Progress:
+class ChatProgress:
     """Stream state of one choice: what has been sent already."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ChatAnswer) -> None:
         self.answer = answer
         self.ended = False
         self.tokens = 0
@@ -38,7 +38,7 @@ class ChatChunks:
         self.settings = settings
         self.head = {"id": id, "created": created, "model": model}
         self.plain = ChoiceEvents(ChatChunk(**self.head, choices=[]))
-        self.progress: list[Progress] = []
+        self.progress: list[ChatProgress] = []
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
         """Yield all events except the final [DONE]; the events of one output are joined."""
@@ -64,7 +64,7 @@ class ChatChunks:
     def _openings(self, output: RequestOutput) -> Iterator[ChatChunk]:
         """Yield the role chunk of each choice, and the echoed text of a continued message."""
         request, texts = self.texts.request, self.texts
-        self.progress = [Progress(texts.answer()) for _ in output.outputs]
+        self.progress = [ChatProgress(texts.answer()) for _ in output.outputs]
         deltas = [{"role": texts.role, "content": ""}]
         deltas += [{"content": texts.echoed}] if texts.echoed else []
         for place, delta in enumerate(deltas):

@@ -13,7 +13,7 @@ import msgspec
 
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.errors import ApiError
-from jengine.server.serving.lanes import Lane
+from jengine.server.serving.lanes import ThreadLane
 from jengine.server.serving.rendering import Rendering
 from jengine.server.serving.service import Live
 from jengine.server.settings import ServerSettings
@@ -30,7 +30,7 @@ class RenderedChat(NamedTuple):
     images: list[ImagePart]
 
 
-def lane_of_chat(rendering: Rendering, request: ChatRequest) -> Lane:
+def lane_of_chat(rendering: Rendering, request: ChatRequest) -> ThreadLane:
     """Choose the thread pool for rendering; a client's own template goes to a confined process."""
     given = [request.messages, request.tools, request.chat_template_kwargs]
     return rendering.lane(given, doubtful=request.chat_template is not None)

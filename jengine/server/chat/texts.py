@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from jengine.outputs import CompletionOutput, RequestOutput
-from jengine.server.chat.answers import Answer
+from jengine.server.chat.answers import ChatAnswer
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.chat.types import ChatChoice
 from jengine.server.formats.arrays import npy_base64
@@ -56,7 +56,7 @@ class ChatTexts:
         """Prompt tokens that this request added to the prefix cache."""
         return created_cache_tokens(output, self._service.live.engine.cache)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ChatAnswer:
         """Return a new parser for one choice."""
         parser = ChatParser(
             self.reasoning_parser,
@@ -67,7 +67,7 @@ class ChatTexts:
             parallel_tool_calls=self.request.parallel_tool_calls is not False,
             forced=self.forced,
         )
-        return Answer(
+        return ChatAnswer(
             parser,
             reasoning_fields=self._reasoning_fields,
             shows_reasoning=self._shows_reasoning,
@@ -82,7 +82,7 @@ class ChatTexts:
         tokenizer = self._service.live.rendering.tokenizer
         return reasoning_tokens(tokenizer, self.reasoning_parser, self.prompt)
 
-    def reasoning_tokens(self, answers: Iterable[Answer]) -> int | None:
+    def reasoning_tokens(self, answers: Iterable[ChatAnswer]) -> int | None:
         """Total reasoning tokens of all choices; None without a reasoning parser.
 
         Without marker ids the reasoning text is tokenized again, so that streams and whole answers
@@ -98,13 +98,13 @@ class ChatTexts:
             for one in answers
         )
 
-    async def counted(self, answers: Sequence[Answer]) -> int | None:
+    async def counted(self, answers: Sequence[ChatAnswer]) -> int | None:
         """`reasoning_tokens`, with the tokenizer in a thread: for streams."""
         if all(one.counter is not None or not one.thoughts for one in answers):
             return self.reasoning_tokens(answers)
         return await asyncio.to_thread(self.reasoning_tokens, answers)
 
-    def choice(self, one: CompletionOutput, answer: Answer) -> ChatChoice:
+    def choice(self, one: CompletionOutput, answer: ChatAnswer) -> ChatChoice:
         """Render a complete choice."""
         message = answer.message(one, self.role, self.echoed)
         return ChatChoice(

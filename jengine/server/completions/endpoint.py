@@ -112,7 +112,7 @@ class CompletionJob:
         return chunks.of(outputs)
 
 
-class Progress:
+class CompletionProgress:
     """Stream state of one choice: what has been sent already."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class CompletionChunks:
         self.head = {"id": id, "created": created, "model": model}
         self.plain = ChoiceEvents(CompletionChunk(**self.head, choices=[]))
         self.n = request.n or 1
-        self.progress: dict[int, Progress] = {}
+        self.progress: dict[int, CompletionProgress] = {}
         self.prompts: dict[int, RequestOutput] = {}  # the last output of each
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
@@ -164,7 +164,7 @@ class CompletionChunks:
         """Return the choice of the next stream chunk, or None if nothing is new."""
         progress = self.progress.get(index)
         if progress is None:
-            progress = self.progress[index] = Progress()
+            progress = self.progress[index] = CompletionProgress()
         ends = one.finish_reason is not None and not progress.ended
         if not (ends or one.token_ids or one.text):
             return None

@@ -26,7 +26,7 @@ class Form(NamedTuple):
     files: dict[str, bytes]
 
 
-class Part(NamedTuple):
+class FormPart(NamedTuple):
     """A part of a multipart form, and where its content is in the body."""
 
     name: str
@@ -51,7 +51,7 @@ def read_form(body: bytes, content_type: str) -> Form:
     return form
 
 
-def form_parts(body: bytes | mmap, content_type: str) -> list[Part]:
+def form_parts(body: bytes | mmap, content_type: str) -> list[FormPart]:
     """The parts of a multipart body, which may be a file. Raises as `read_form`."""
     kind, found = content_type.split(";")[0].strip().lower(), _BOUNDARY.search(content_type)
     if kind != "multipart/form-data" or found is None:
@@ -79,7 +79,7 @@ def form_parts(body: bytes | mmap, content_type: str) -> list[Part]:
     return parts
 
 
-def part_at(body: bytes | mmap, start: int, end: int) -> Part:
+def part_at(body: bytes | mmap, start: int, end: int) -> FormPart:
     """Parse the part of a form between two boundaries."""
     head_end = body.find(b"\r\n\r\n", start, min(end, start + MOST_HEADER))
     if body[start : start + 2] != b"\r\n" or head_end < 0:
@@ -91,10 +91,10 @@ def part_at(body: bytes | mmap, start: int, end: int) -> Part:
         raise ApiError(400, "A part of the form has no name in its Content-Disposition.")
     name, file = found[1].decode("utf-8", "replace"), _FILENAME.search(told[0])
     filename = "" if file is None else file[1].decode("utf-8", "replace")
-    return Part(name, file is not None, min(head_end + 4, end), end, filename)
+    return FormPart(name, file is not None, min(head_end + 4, end), end, filename)
 
 
-def field_of(body: bytes | mmap, part: Part) -> str:
+def field_of(body: bytes | mmap, part: FormPart) -> str:
     """Decode the text of a form field."""
     size = part.end - part.start
     if size > MOST_FIELD:

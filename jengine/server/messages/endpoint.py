@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jengine.outputs import CompletionOutput, RequestOutput
-from jengine.server.chat.answers import Answer
+from jengine.server.chat.answers import ChatAnswer
 from jengine.server.chat.endpoint import ChatJob
 from jengine.server.chat.fields import check_chat
 from jengine.server.errors import ApiError, api_error
@@ -185,7 +185,7 @@ class MessagesJob:
         return MessageObject(id=self.request_id, model=self.chat.model, content=[], usage=usage)
 
 
-def _stop(one: CompletionOutput, reader: Answer) -> tuple[str, str | None]:
+def _stop(one: CompletionOutput, reader: ChatAnswer) -> tuple[str, str | None]:
     """Return Anthropic's stop_reason and stop_sequence."""
     reason = reader.finish_reason(one.finish_reason) or "stop"
     if reason == "stop" and isinstance(one.stop_reason, str):

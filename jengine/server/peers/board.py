@@ -16,7 +16,7 @@ from jengine.server.phase import Phase
 BYTES = 8  # of a number
 
 
-class Field(IntEnum):
+class BoardField(IntEnum):
     """A counter that each API process has on the board."""
 
     TAKEN = 0  # completions that run or wait
@@ -42,7 +42,7 @@ class Board:
     @classmethod
     def alone(cls) -> Board:
         """A private board, for a server of one process."""
-        return cls(memoryview(bytearray(len(Field) * BYTES)), 0)
+        return cls(memoryview(bytearray(len(BoardField) * BYTES)), 0)
 
     @classmethod
     def shared(cls, file: Path, index: int) -> Board:
@@ -53,7 +53,7 @@ class Board:
     @staticmethod
     def create(file: Path, count: int) -> None:
         """Create the file for `count` processes, all in the phase "starting"."""
-        board = Board(memoryview(bytearray(count * len(Field) * BYTES)), 0)
+        board = Board(memoryview(bytearray(count * len(BoardField) * BYTES)), 0)
         for index in range(count):
             board.index = index
             board.phase = Phase.STARTING
@@ -63,41 +63,41 @@ class Board:
     @property
     def count(self) -> int:
         """Number of processes."""
-        return len(self._numbers) // len(Field)
+        return len(self._numbers) // len(BoardField)
 
-    def add(self, field: Field, more: int) -> None:
+    def add(self, field: BoardField, more: int) -> None:
         """Add to a counter of this process."""
-        self._numbers[self.index * len(Field) + field] += more
+        self._numbers[self.index * len(BoardField) + field] += more
 
-    def note(self, field: Field, value: int) -> None:
+    def note(self, field: BoardField, value: int) -> None:
         """Set a counter of this process."""
-        self._numbers[self.index * len(Field) + field] = value
+        self._numbers[self.index * len(BoardField) + field] = value
 
-    def own(self, field: Field) -> int:
+    def own(self, field: BoardField) -> int:
         """Return a counter of this process."""
-        return self._numbers[self.index * len(Field) + field]
+        return self._numbers[self.index * len(BoardField) + field]
 
-    def total(self, field: Field) -> int:
+    def total(self, field: BoardField) -> int:
         """Sum a counter over all processes."""
-        return sum(self._numbers[field :: len(Field)])
+        return sum(self._numbers[field :: len(BoardField)])
 
     @property
     def phase(self) -> Phase:
-        return WORST_LAST[self.own(Field.PHASE)]
+        return WORST_LAST[self.own(BoardField.PHASE)]
 
     @phase.setter
     def phase(self, phase: Phase) -> None:
-        self.note(Field.PHASE, WORST_LAST.index(phase))
+        self.note(BoardField.PHASE, WORST_LAST.index(phase))
 
     def beat(self) -> None:
         """Heartbeat: this process's event loop is running."""
-        self.note(Field.BEAT, _now())
+        self.note(BoardField.BEAT, _now())
 
     def worst_phase(self, silence: float) -> Phase:
         """Worst phase of all processes. One without a heartbeat for `silence` seconds counts as
         stalled; 0: never."""
-        worst = max(self._numbers[Field.PHASE :: len(Field)])
-        beats = [*self._numbers[Field.BEAT :: len(Field)]]
+        worst = max(self._numbers[BoardField.PHASE :: len(BoardField)])
+        beats = [*self._numbers[BoardField.BEAT :: len(BoardField)]]
         beats[self.index] = now = _now()  # this one runs, or it could not ask
         if silence > 0 and now - min(beats) > silence * 1000:
             worst = max(worst, WORST_LAST.index(Phase.STALLED))

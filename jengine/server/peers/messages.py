@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jengine.api.async_requests import PauseMode
-from jengine.metrics.families import Family
+from jengine.metrics.families import MetricFamily
 from jengine.wire.message import Message, Question
 
 A = TypeVar("A")
@@ -23,7 +23,7 @@ class StoredFrame(msgspec.Struct, frozen=True):
     items: list[dict[str, Any]]
 
 
-class AskFamilies(Question[list[Family]], frozen=True):
+class AskFamilies(Question[list[MetricFamily]], frozen=True):
     """Ask for the process's own metrics."""
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jengine.api.pooling.front import Pooling
-from jengine.api.pooling.scoring import Limits, Pairs, Scoring
+from jengine.api.pooling.scoring import PairLimits, Pairs, Scoring
 from jengine.errors import RequestError
 from jengine.pooling_outputs import ScoringRequestOutput
 from jengine.server.errors import ApiError
@@ -86,7 +86,7 @@ class PairsJob(PoolingJob):
     def prompts(self) -> list[Any]:
         """Joint prompts of pairs, or single texts for a bi-encoder."""
         request = cast(ScoringFields, self.request)
-        limits = Limits(request.max_tokens_per_query or 0, request.max_tokens_per_doc or 0)
+        limits = PairLimits(request.max_tokens_per_query or 0, request.max_tokens_per_doc or 0)
         template = self.service.live.engine.args.chat_template
         return self.scoring.prompts(
             self.pairs, request.tokenization(), limits,

@@ -27,7 +27,7 @@ from jengine.server.responses.progress import ResponseProgress
 from jengine.server.responses.types import ResponseObject
 from jengine.server.serving import everywhere
 from jengine.server.serving.generation import Outputs, Prepared, answer, read_request
-from jengine.server.serving.response_store import Stored
+from jengine.server.serving.response_store import StoredResponse
 from jengine.server.serving.service import Service
 
 
@@ -73,7 +73,7 @@ async def cancel_response(service: Service, http: Request) -> Response:
 
 async def _stored(
     service: Service, response_id: str, param: str = "response_id"
-) -> Stored[ResponseObject]:
+) -> StoredResponse[ResponseObject]:
     found = await everywhere.stored_response(service, response_id, ResponseObject)
     if found is None:
         raise ApiError(
@@ -149,7 +149,7 @@ async def _earlier_items(service: Service, request: ResponsesRequest) -> list[It
 _encoder = msgspec.json.Encoder()
 
 
-class Progress(Protocol):
+class EventBuilder(Protocol):
     """Builds the events of one response from outputs."""
 
     def begin(self) -> ResponseObject:
@@ -180,7 +180,7 @@ class Progress(Protocol):
 class ResponseEvents:
     """SSE events of one response. `response.created` is sent with the first output."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: EventBuilder) -> None:
         self._progress = progress
         self._number = 0
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import Counter
 
 from jengine.server.errors import ApiError
-from jengine.server.peers.board import Board, Field
+from jengine.server.peers.board import Board, BoardField
 
 
 class Ticket:
     """A request's places in the queue. `release` is idempotent."""
 
-    def __init__(self, admission: Admission, places: int) -> None:
+    def __init__(self, admission: AdmissionBounds, places: int) -> None:
         self._admission = admission
         self._places = places
         self._tokens = 0
@@ -26,20 +26,20 @@ class Ticket:
         """Count the prompt's tokens as waiting. Raises ApiError 503 if too many wait already."""
         self._admission.check_tokens(tokens)
         self._tokens += tokens
-        self._admission.board.add(Field.WAITING_TOKENS, tokens)
+        self._admission.board.add(BoardField.WAITING_TOKENS, tokens)
 
     def started(self) -> None:
         """First output: the prompt's tokens no longer wait."""
-        self._admission.board.add(Field.WAITING_TOKENS, -self._tokens)
+        self._admission.board.add(BoardField.WAITING_TOKENS, -self._tokens)
         self._tokens = 0
 
     def release(self) -> None:
         self.started()
-        self._admission.board.add(Field.TAKEN, -self._places)
+        self._admission.board.add(BoardField.TAKEN, -self._places)
         self._places = 0
 
 
-class Admission:
+class AdmissionBounds:
     """Bounds of running and waiting completions, and of waiting prompt tokens."""
 
     def __init__(self, most: int, most_tokens: int | None, board: Board) -> None:
@@ -51,11 +51,11 @@ class Admission:
     @property
     def taken(self) -> int:
         """Running and waiting completions of this process."""
-        return self.board.own(Field.TAKEN)
+        return self.board.own(BoardField.TAKEN)
 
     def enter(self, places: int) -> Ticket:
         """Take `places` in the queue. Raises ApiError 503 if it is full."""
-        taken = self.board.total(Field.TAKEN)
+        taken = self.board.total(BoardField.TAKEN)
         if taken + places > self.most:
             self.rejections["max_num_queued_reqs"] += 1
             raise ApiError(
@@ -64,12 +64,12 @@ class Admission:
                 f"{places} more, and at most {self.most} are allowed. Try again later, or raise "
                 "--max-num-queued-reqs.",
             )
-        self.board.add(Field.TAKEN, places)
+        self.board.add(BoardField.TAKEN, places)
         return Ticket(self, places)
 
     def check_tokens(self, tokens: int) -> None:
         """Refuse a prompt if too many prompt tokens wait already."""
-        waiting = self.board.total(Field.WAITING_TOKENS)
+        waiting = self.board.total(BoardField.WAITING_TOKENS)
         if self.most_tokens is None or not waiting:
             return  # an empty queue takes any prompt: it could never enter otherwise
         if waiting + tokens > self.most_tokens:

@@ -30,7 +30,7 @@ from jengine.server.peers.messages import (
     UnloadAdapter,
 )
 from jengine.server.serving.peer_answers import answer_peer
-from jengine.server.serving.response_store import Identified, Stored
+from jengine.server.serving.response_store import Identified, StoredResponse
 from jengine.server.serving.service import Service
 
 R = TypeVar("R", bound=Identified)
@@ -55,7 +55,9 @@ async def metrics_text(service: Service) -> bytes:
     return text_of(merged(own, others))
 
 
-async def stored_response(service: Service, response_id: str, kind: type[R]) -> Stored[R] | None:
+async def stored_response(
+    service: Service, response_id: str, kind: type[R]
+) -> StoredResponse[R] | None:
     """Find a stored response in any of the processes."""
     own = service.responses.get(response_id)
     if own is not None:
@@ -63,7 +65,7 @@ async def stored_response(service: Service, response_id: str, kind: type[R]) -> 
     found: list[StoredFrame | None] = await answers(service.peers.ask(GetResponse(response_id)))
     for frame in filter(None, found):
         response = msgspec.json.decode(frame.response, type=kind)
-        return Stored(response, frame.items, len(frame.response), time.monotonic())
+        return StoredResponse(response, frame.items, len(frame.response), time.monotonic())
     return None
 
 

@@ -46,7 +46,7 @@ Write = Callable[[Sequence[RequestOutput]], Response]
 AnyStream = AsyncGenerator[RequestOutput, None]
 
 
-class Source(Protocol):
+class OutputSource(Protocol):
     """Outputs of a request, each with the index of its prompt."""
 
     async def __anext__(self) -> tuple[int, RequestOutput]: ...
@@ -62,7 +62,7 @@ class Prepared(NamedTuple):
     adapter: LoRARequest | None = None
 
 
-class Job(Protocol):
+class EndpointJob(Protocol):
     """A decoded and validated request of one endpoint."""
 
     client_id: str  # as the client gave it, for the header of the response
@@ -95,7 +95,9 @@ async def read_request(
     return request
 
 
-async def answer(service: Service, http: Request, job: Job, write: Write | None = None) -> Response:
+async def answer(
+    service: Service, http: Request, job: EndpointJob, write: Write | None = None
+) -> Response:
     """Run a job and return its response. `write` formats final outputs other than as JSON."""
     live = service.check_serving()
     deadline = deadline_of(http, service.settings.request_timeout)
@@ -130,7 +132,7 @@ def arrival_of(http: Request) -> Arrival:
     return Arrival(time.monotonic(), http.headers.get("traceparent"), replica)
 
 
-async def written(job: Job, finals: Sequence[RequestOutput]) -> bytes:
+async def written(job: EndpointJob, finals: Sequence[RequestOutput]) -> bytes:
     """Encode the JSON body; a long answer is parsed in a thread."""
 
     def write() -> bytes:
@@ -149,7 +151,7 @@ async def collected(outputs: Outputs) -> list[RequestOutput]:
 
 async def generated(
     service: Service,
-    job: Job,
+    job: EndpointJob,
     ticket: Ticket,
     deadline: float | None,
     arrival: Arrival,
@@ -166,7 +168,7 @@ async def generated(
         service.generate(prompt, params, job.request_id, priority, arrival, asked.adapter)
         for prompt, params in zip(asked.prompts, asked.params, strict=True)
     ]
-    source: Source = Single(streams[0]) if len(streams) == 1 else merged(streams)
+    source: OutputSource = Single(streams[0]) if len(streams) == 1 else merged(streams)
     begun = False
     try:
         while (item := await next_of(source, deadline)) is not None:
@@ -181,7 +183,7 @@ async def generated(
             await stream.aclose()
 
 
-async def next_of(source: Source, deadline: float | None) -> tuple[int, RequestOutput] | None:
+async def next_of(source: OutputSource, deadline: float | None) -> tuple[int, RequestOutput] | None:
     """Next item before the deadline; None at the end of the stream."""
     try:
         if deadline is None:
@@ -246,7 +248,7 @@ def refuse_failed(output: RequestOutput, *, unanswered: bool) -> None:
         raise ApiError(503, "The server shut down before this request had begun.")
 
 
-def _log(service: Service, job: Job, asked: Prepared) -> None:
+def _log(service: Service, job: EndpointJob, asked: Prepared) -> None:
     if service.settings.enable_log_requests:
         params: Any = asked.params[0] if asked.params else None
         tokens = [len(prompt["prompt_token_ids"]) for prompt in asked.prompts]

@@ -22,7 +22,7 @@ GRACE = 5.0
 GLANCE = 0.05
 
 
-class Lane:
+class ThreadLane:
     """A small thread pool with time limits, used from the event loop."""
 
     def __init__(self, name: str, threads: int, seconds: float, *, confined: bool = False) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from jengine.errors import EngineDead
-from jengine.server.peers.board import Field
+from jengine.server.peers.board import BoardField
 from jengine.server.phase import Phase
 from jengine.server.serving.progress_watch import ProgressWatch
 from jengine.server.serving.service import Service
@@ -60,9 +60,9 @@ def judge(service: Service, watch: ProgressWatch) -> None:
         return
     cores, stuck = watch.cores, watch.stuck(service.settings.stall_timeout)
     dead = [f"{core.name} has died" for core in cores if core.death is not None]
-    if len(stuck) > service.peers.board.own(Field.STUCK):
+    if len(stuck) > service.peers.board.own(BoardField.STUCK):
         tell_stall(service, stuck)
-    service.peers.board.note(Field.STUCK, len(stuck))
+    service.peers.board.note(BoardField.STUCK, len(stuck))
     lanes = [f"all threads for {one.name} are stuck" for one in service.stuck_lanes]
     note_problem(service, [*dead, *(f"{name} makes no progress" for name in stuck), *lanes])
     if stuck and len(stuck) == len(cores) - len(dead):

@@ -18,7 +18,7 @@ from jengine.engine.prompt_renderer import LONGEST_TOKEN, PromptRenderer
 from jengine.errors import ContextOverflow
 from jengine.prompts import TokensPrompt
 from jengine.server.http.text_limits import TextLimits, text_size
-from jengine.server.serving.lanes import Lane
+from jengine.server.serving.lanes import ThreadLane
 from jengine.text.chat_images import ImagePart
 from jengine.text.confined_tokenizer import ConfinedTokenizer
 from jengine.text.tokenization import Tokenization
@@ -40,9 +40,9 @@ class Rendering:
         self.text_limits = limits
         self._prompts = prompts
         processes = min(max((os.cpu_count() or 1) // fronts, FEWEST), MOST)
-        self.short = Lane("short texts", THREADS, timeout)
-        self.long = Lane("long texts", processes, timeout, confined=True)
-        self.media = Lane("media", THREADS, timeout)
+        self.short = ThreadLane("short texts", THREADS, timeout)
+        self.long = ThreadLane("long texts", processes, timeout, confined=True)
+        self.media = ThreadLane("media", THREADS, timeout)
         self._confined: ConfinedTokenizer | None = None
         if prompts.tokenizer is not None:
             self._confined = prompts.tokenizer.confined = ConfinedTokenizer(
@@ -53,7 +53,7 @@ class Rendering:
             )
 
     @property
-    def lanes(self) -> tuple[Lane, ...]:
+    def lanes(self) -> tuple[ThreadLane, ...]:
         """All lanes."""
         return self.short, self.long, self.media
 
@@ -67,7 +67,7 @@ class Rendering:
         """Limits of prompts (context length, vocabulary)."""
         return self._prompts.limits
 
-    def lane(self, given: Any, *, doubtful: bool = False) -> Lane:
+    def lane(self, given: Any, *, doubtful: bool = False) -> ThreadLane:
         """Choose a pool by the size of the texts in `given`. `doubtful`: work that may be long
         whatever its size."""
         short = SHORT if self._prompts.tokenizer is None else self._prompts.tokenizer.short

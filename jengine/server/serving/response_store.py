@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Identified)
 
 
 @dataclass(frozen=True)
-class Stored(Generic[R]):
+class StoredResponse(Generic[R]):
     """A response, with the conversation up to and including it."""
 
     response: R
@@ -49,7 +49,7 @@ class ResponseStore(Generic[R]):
         self._most_bytes = most_bytes
         self._seconds = seconds
         self._clock = clock
-        self._stored: OrderedDict[str, Stored[R]] = OrderedDict()  # the oldest first
+        self._stored: OrderedDict[str, StoredResponse[R]] = OrderedDict()  # the oldest first
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -59,12 +59,14 @@ class ResponseStore(Generic[R]):
         """Store a response, evicting older ones if necessary."""
         self.remove(response.id)
         size = len(msgspec.json.encode((response, items)))
-        self._stored[response.id] = Stored(response, items, size, self._clock() + self._seconds)
+        self._stored[response.id] = StoredResponse(
+            response, items, size, self._clock() + self._seconds
+        )
         self.bytes += size
         while self._stored and (len(self) > self._most or self.bytes > self._most_bytes):
             self.remove(next(iter(self._stored)))
 
-    def get(self, response_id: str) -> Stored[R] | None:
+    def get(self, response_id: str) -> StoredResponse[R] | None:
         """Return a response unless it has expired."""
         self._expire()
         return self._stored.get(response_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jengine.adapters import LoRARequest
-from jengine.api.answer_stream import AnswerStream, Reader
+from jengine.api.answer_stream import AnswerStream, StreamReader
 from jengine.api.async_requests import AsyncRequests
 from jengine.api.beams import opened_search, streamed_search
 from jengine.api.front import Front
@@ -24,20 +24,20 @@ from jengine.engine.answer import Answer
 from jengine.engine.input_processor import AnyParams
 from jengine.engine.timing import Arrival
 from jengine.errors import EngineDead
-from jengine.metrics.families import Family, families_of
+from jengine.metrics.families import MetricFamily, families_of
 from jengine.metrics.front_stats import LaneCounts
 from jengine.metrics.registry import process_registry
 from jengine.outputs import Counts, RequestOutput
 from jengine.prompts import TokensPrompt
 from jengine.server.errors import ApiError
 from jengine.server.http.text_limits import TextLimits
-from jengine.server.peers.board import Board, Field
+from jengine.server.peers.board import Board, BoardField
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase, check_serving
 from jengine.server.serving.adapters import ServedAdapters
-from jengine.server.serving.admission import Admission
+from jengine.server.serving.admission import AdmissionBounds
 from jengine.server.serving.ignored_fields import IgnoredFields
-from jengine.server.serving.lanes import Lane
+from jengine.server.serving.lanes import ThreadLane
 from jengine.server.serving.names import ModelNames
 from jengine.server.serving.progress_watch import ProgressWatch
 from jengine.server.serving.rendering import Rendering
@@ -56,7 +56,7 @@ class Live:
     rendering: Rendering
     names: ModelNames
     adapters: ServedAdapters
-    admission: Admission
+    admission: AdmissionBounds
 
 
 class Service:
@@ -111,7 +111,7 @@ class Service:
             ),
             names,
             ServedAdapters(engine, names, settings.lora_modules),
-            Admission(
+            AdmissionBounds(
                 settings.queue_limit(engine.schedule.max_num_seqs),
                 settings.max_num_queued_tokens,
                 self.peers.board,
@@ -187,7 +187,7 @@ class Service:
         live = self.live
         unique = f"{request_id}-{self._salt}{next(self._numbers):x}"
 
-        def submit(reader: Reader) -> Answer:
+        def submit(reader: StreamReader) -> Answer:
             live.engine.check_leaves()
             return live.front.session.submit(
                 prompt,
@@ -223,7 +223,7 @@ class Service:
     @property
     def all_open_requests(self) -> int:
         """Running and waiting completions of all API processes."""
-        return self.peers.board.total(Field.TAKEN)
+        return self.peers.board.total(BoardField.TAKEN)
 
     # --- questions -------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Service:
             return self.phase
         return self.peers.board.worst_phase(self.settings.stall_timeout)
 
-    def own_families(self) -> list[Family]:
+    def own_families(self) -> list[MetricFamily]:
         """This process's metrics. Never waits for a step."""
         if self._live is not None:
             stats = self._live.engine.session.stats
@@ -267,7 +267,7 @@ class Service:
         return None if self.watch is None else self.watch.age
 
     @property
-    def stuck_lanes(self) -> list[Lane]:
+    def stuck_lanes(self) -> list[ThreadLane]:
         """Pools whose threads are all past their time limits."""
         lanes = () if self._live is None else self._live.rendering.lanes
         return [one for one in lanes if one.is_stuck]

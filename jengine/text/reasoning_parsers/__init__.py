@@ -1,8 +1,8 @@
 """Reasoning parsers by vLLM's names: they split an answer into reasoning and the rest.
 
-To add one, write a generator over a `TextReader` that takes a `Given` and yields Reasoning and
-Content (see `thinking.py`), and add it to `REASONING_PARSERS`. It must never raise. Tool calls pass
-as Content, for a tool parser. `tests/text/test_reasoning_parsers.py` checks every parser for
+To add one, write a generator over a `TextReader` that takes an `AnswerContext` and yields Reasoning
+and Content (see `thinking.py`), and add it to `REASONING_PARSERS`. It must never raise. Tool calls
+pass as Content, for a tool parser. `tests/text/test_reasoning_parsers.py` checks every parser for
 chunking.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jengine.text.chat_parts import ChatPart, Given
+from jengine.text.chat_parts import AnswerContext, ChatPart
 from jengine.text.reasoning_parsers.gemma4 import end_of_channel, parse_gemma4
 from jengine.text.reasoning_parsers.thinking import (
     QWEN3,
@@ -25,7 +25,7 @@ from jengine.text.text_reader import Parsing, TextReader
 from jengine.text.tool_parsers.harmony import parse_harmony_without_calls
 from jengine.text.tool_parsers.templated import parse_templated_without_calls
 
-ParseReasoning = Callable[[TextReader, Given], Parsing[ChatPart, None]]
+ParseReasoning = Callable[[TextReader, AnswerContext], Parsing[ChatPart, None]]
 
 
 class Marks(NamedTuple):

@@ -9,7 +9,7 @@ inside an open one. A tool call also ends reasoning.
 
 from __future__ import annotations
 
-from jengine.text.chat_parts import ChatPart, Content, Given, Reasoning
+from jengine.text.chat_parts import AnswerContext, ChatPart, Content, Reasoning
 from jengine.text.text_reader import Markers, Parsing, TextReader, pass_until, take_expected
 
 _START, _END, _CALL = "<|channel>", "<channel|>", "<|tool_call>"
@@ -18,7 +18,7 @@ _INSIDE = Markers(_START, _END, _CALL)
 _OUTSIDE = Markers(_START, _END)
 
 
-def parse_gemma4(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
+def parse_gemma4(reader: TextReader, given: AnswerContext) -> Parsing[ChatPart, None]:
     """Parse channels to Reasoning, without their name; unmatched closing marks are dropped."""
     marker = _START if _ends_in_channel(given.prompt) else ""
     while marker := marker or (yield from pass_until(reader, _OUTSIDE, Content)):

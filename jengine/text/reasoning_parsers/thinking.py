@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jengine.text.chat_parts import ChatPart, Content, Given, Reasoning
+from jengine.text.chat_parts import AnswerContext, ChatPart, Content, Reasoning
 from jengine.text.text_reader import Markers, Parsing, TextReader, pass_rest, pass_until
 
 THINK_START, THINK_END = "<think>", "</think>"
@@ -30,11 +30,11 @@ DEEPSEEK_R1 = Tags()
 QWEN3 = Tags(call="<tool_call>", drops_repeated_end=True)
 
 
-def parse_deepseek_r1(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
+def parse_deepseek_r1(reader: TextReader, given: AnswerContext) -> Parsing[ChatPart, None]:
     return _parse_thinking(reader, given.prompt, DEEPSEEK_R1)
 
 
-def parse_qwen3(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
+def parse_qwen3(reader: TextReader, given: AnswerContext) -> Parsing[ChatPart, None]:
     return _parse_thinking(reader, given.prompt, QWEN3)
 
 

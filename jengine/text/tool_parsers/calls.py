@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
-from jengine.text.chat_parts import Given, ToolArguments, ToolStart
+from jengine.text.chat_parts import AnswerContext, ToolArguments, ToolStart
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -29,9 +29,9 @@ class Calls:
         self,
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
         new_id: Callable[[], str] = random_call_id,
-        given: Given | None = None,
+        given: AnswerContext | None = None,
     ) -> None:
-        self.given = given or Given()
+        self.given = given or AnswerContext()
         self.schemas = schemas or {}
         self.count = 0
         self._new_id = new_id

@@ -14,8 +14,8 @@ from __future__ import annotations
 from jengine.text.chat_parts import ChatPart, Content
 from jengine.text.text_reader import (
     Markers,
-    Parser,
     Parsing,
+    TextParser,
     TextReader,
     collect_until,
     pass_rest,
@@ -42,7 +42,7 @@ def parse_deepseek_v3(reader: TextReader, calls: Calls) -> Parsing[ChatPart, Non
 
 
 def _pass_call(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
-    body: Parser[ChatPart] = Parser(lambda inner: _parse_body(inner, calls))
+    body: TextParser[ChatPart] = TextParser(lambda inner: _parse_body(inner, calls))
     while True:
         text, marker = reader.take_until(_CALL_END)
         yield from body.push(text)

@@ -45,7 +45,7 @@ _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 
 @dataclass
-class _Container:
+class _OpenContainer:
     """An open object or list, and its schema."""
 
     closer: str
@@ -84,7 +84,7 @@ def _pass_call(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
     if end == _END:
         yield calls.arguments("{}")
         return
-    top = _Container(_CLOSERS[end], {"properties": calls.schemas.get(name)})
+    top = _OpenContainer(_CLOSERS[end], {"properties": calls.schemas.get(name)})
     yield from _Translation(reader, calls, top).run()
     yield from take_run(reader, _SEPARATORS)
     yield from take_expected(reader, _END)
@@ -94,7 +94,7 @@ def _pass_call(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
 class _Translation:
     """Translates one call's arguments, from its opening brace."""
 
-    def __init__(self, reader: TextReader, calls: Calls, top: _Container) -> None:
+    def __init__(self, reader: TextReader, calls: Calls, top: _OpenContainer) -> None:
         self._reader = reader
         self._calls = calls
         self._open = [top]
@@ -122,7 +122,7 @@ class _Translation:
     def _close(self) -> ChatPart:
         return self._calls.arguments("]" if self._open.pop().closer == "]" else "}")
 
-    def _pass_item(self, container: _Container) -> Parsing[ChatPart, bool]:
+    def _pass_item(self, container: _OpenContainer) -> Parsing[ChatPart, bool]:
         """Yield a container's next item; return whether it was complete."""
         reader, key = self._reader, ""
         before = ", " if container.has_items else ""
@@ -144,7 +144,7 @@ class _Translation:
             return (yield from self._pass_string(schema))
         character = yield from next_character(reader)
         if character and character in "{[" and len(self._open) < _MAX_DEPTH:
-            self._open.append(_Container(_CLOSERS[reader.take(1)], schema))
+            self._open.append(_OpenContainer(_CLOSERS[reader.take(1)], schema))
             yield self._calls.arguments(character)
             return True
         raw, end = yield from collect_until(reader, self._value_end)

@@ -11,7 +11,7 @@ Messages to built-in tools are dropped. Unmarked text is Content.
 
 from __future__ import annotations
 
-from jengine.text.chat_parts import ChatPart, Content, Given, Reasoning
+from jengine.text.chat_parts import AnswerContext, ChatPart, Content, Reasoning
 from jengine.text.text_reader import Markers, Parsing, TextReader, collect_until
 from jengine.text.tool_parsers.calls import Calls
 
@@ -40,7 +40,9 @@ def parse_harmony(reader: TextReader, calls: Calls | None) -> Parsing[ChatPart, 
             yield from _pass_text(reader, kind, written)
 
 
-def parse_harmony_without_calls(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
+def parse_harmony_without_calls(
+    reader: TextReader, given: AnswerContext
+) -> Parsing[ChatPart, None]:
     """As a reasoning parser; the prompt is irrelevant, as every message names its channel."""
     return parse_harmony(reader, None)
 

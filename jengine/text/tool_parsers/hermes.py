@@ -13,8 +13,8 @@ from __future__ import annotations
 from jengine.text.chat_parts import ChatPart, Content
 from jengine.text.text_reader import (
     Markers,
-    Parser,
     Parsing,
+    TextParser,
     TextReader,
     pass_rest,
     pass_until,
@@ -35,7 +35,7 @@ def parse_hermes(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
 
 def _pass_call(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:
     before = calls.count
-    body: Parser[ChatPart] = Parser(lambda inner: _parse_body(inner, calls))
+    body: TextParser[ChatPart] = TextParser(lambda inner: _parse_body(inner, calls))
     while True:
         text, marker = reader.take_until(Markers(_END))
         yield from body.push(text)

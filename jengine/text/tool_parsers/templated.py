@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from jengine.text.chat_parts import ChatPart, Content, Given, Reasoning
+from jengine.text.chat_parts import AnswerContext, ChatPart, Content, Reasoning
 from jengine.text.response_template import (
     CALLS,
     THINKING,
@@ -32,12 +32,16 @@ def parse_templated(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]
     return _parse(reader, calls.given, calls)
 
 
-def parse_templated_without_calls(reader: TextReader, given: Given) -> Parsing[ChatPart, None]:
+def parse_templated_without_calls(
+    reader: TextReader, given: AnswerContext
+) -> Parsing[ChatPart, None]:
     """As a reasoning parser: calls stay Content."""
     return _parse(reader, given, None)
 
 
-def _parse(reader: TextReader, given: Given, calls: Calls | None) -> Parsing[ChatPart, None]:
+def _parse(
+    reader: TextReader, given: AnswerContext, calls: Calls | None
+) -> Parsing[ChatPart, None]:
     template = load_response_template(given.response_template)
     region, mark = _region_at_end(template, given.prompt), ""
     while True:

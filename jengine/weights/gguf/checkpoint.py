@@ -29,7 +29,7 @@ from jengine.weights.gguf.architectures import Architecture
 from jengine.weights.gguf.blocks import common_format, scales_in, values_in, zeros_in
 from jengine.weights.gguf.config import config_of
 from jengine.weights.gguf.files import open_gguf
-from jengine.weights.gguf.header import Header, PackedTensor
+from jengine.weights.gguf.header import GgufHeader, PackedTensor
 from jengine.weights.gguf.metadata import Metadata
 from jengine.weights.gguf.rope import TENSORS as ROPE_TENSORS
 from jengine.weights.gguf.stacked import stacked_names, stacked_tensors
@@ -64,7 +64,7 @@ def gguf_tensors(file: Path) -> dict[str, GgufTensor]:
 class Translation:
     """Translates one model's GGUF tensors to Hugging Face names and layouts."""
 
-    def __init__(self, header: Header, config: ModelConfig) -> None:
+    def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
         self.header = header
         self.config = config
         self.names = registry.tensor_names(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from jengine.weights.gguf.architectures import COMMON, PATTERN, REQUIRED
-from jengine.weights.gguf.header import Header
+from jengine.weights.gguf.header import GgufHeader
 from jengine.weights.gguf.metadata import Metadata
 from jengine.weights.gguf.rope import rope_scaling, rotated_share
 
@@ -35,7 +35,7 @@ PRESENT = {
 }
 
 
-def config_of(header: Header) -> dict[str, object]:
+def config_of(header: GgufHeader) -> dict[str, object]:
     """Contents of config.json."""
     fields = Metadata(header)
     own = fields.architecture
@@ -93,7 +93,7 @@ def _in_parts(config: dict[str, Any]) -> dict[str, object]:
     return found
 
 
-def _present(header: Header) -> dict[str, bool]:
+def _present(header: GgufHeader) -> dict[str, bool]:
     """Settings that the tensors of layers show."""
     inside = {name.split(".", 2)[-1] for name in header.tensors if name.startswith("blk.")}
     return {key: not inside.isdisjoint(tensors) for key, tensors in PRESENT.items()}
@@ -105,7 +105,7 @@ def _eps(fields: Metadata) -> Any:
     return fields.number(EPS[0 if plain is None or rms is not None else 1])
 
 
-def _dtype(header: Header) -> str:
+def _dtype(header: GgufHeader) -> str:
     """Dtype of all matrices if float32 or float16, else bfloat16."""
     kinds = {one.type.name for one in header.tensors.values() if len(one.shape) > 1}
     return PLAIN_TYPES.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"

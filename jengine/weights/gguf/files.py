@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from jengine.errors import CheckpointError
-from jengine.weights.gguf.header import Header, PackedTensor, read_header
+from jengine.weights.gguf.header import GgufHeader, PackedTensor, read_header
 
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
-def open_gguf(file: Path) -> Header:
+def open_gguf(file: Path) -> GgufHeader:
     """Header of a model, with tensors of all its files. Raises CheckpointError."""
     header = read_header(file)
     count = header.metadata.get("split.count", 1)
@@ -42,7 +42,7 @@ def open_gguf(file: Path) -> Header:
 
 
 def _joined(
-    file: Path, tensors: Mapping[str, PackedTensor], part: Header, number: int
+    file: Path, tensors: Mapping[str, PackedTensor], part: GgufHeader, number: int
 ) -> dict[str, PackedTensor]:
     """Merge the next file's tensors. Raises CheckpointError."""
     if part.metadata.get("split.no") != number:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jengine.weights.gguf.header import Header
+from jengine.weights.gguf.header import GgufHeader
 
 # Keys behind "general.sampling." -> those of generation_config.json.
 SAMPLING = {
@@ -31,7 +31,7 @@ HARMONY = {"<|return|>", "<|call|>"}
 CONTROL = 3  # the type of special tokens
 
 
-def generation_of(header: Header) -> dict[str, object]:
+def generation_of(header: GgufHeader) -> dict[str, object]:
     """Contents of generation_config.json."""
     given = header.metadata
     found = {
@@ -43,14 +43,14 @@ def generation_of(header: Header) -> dict[str, object]:
     return {**found, "eos_token_id": ends} if ends else found
 
 
-def _named(header: Header) -> Iterator[int]:
+def _named(header: GgufHeader) -> Iterator[int]:
     for role in ENDINGS:
         found = header.metadata.get(f"tokenizer.ggml.{role}_token_id")
         if isinstance(found, int) and found >= 0:
             yield found
 
 
-def _by_text(header: Header) -> Iterator[int]:
+def _by_text(header: GgufHeader) -> Iterator[int]:
     tokens, types = (
         header.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type")
     )

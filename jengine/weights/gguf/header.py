@@ -108,12 +108,12 @@ class Texts(Sequence[str]):
     def read(self) -> list[str]:
         """Parse all strings."""
         with mapped(self.file) as memory:
-            reader = _Reader(self.file, memory, self.start)
+            reader = _ValueReader(self.file, memory, self.start)
             return [reader.string() for _ in range(self.size)]
 
 
 @dataclass(frozen=True)
-class Header:
+class GgufHeader:
     """A file's metadata, and its tensors by name."""
 
     file: Path
@@ -125,11 +125,11 @@ class NotArrived(Exception):
     """The header extends past the bytes downloaded so far."""
 
 
-def read_header(file: Path, arrived: int | None = None) -> Header:
+def read_header(file: Path, arrived: int | None = None) -> GgufHeader:
     """Parse and check a header. `arrived`: bytes that are there, of a file that has the whole size
     already. Raises CheckpointError or NotArrived."""
     with mapped(file) as memory:
-        return _parse(file, _Reader(file, memory, arrived=arrived))
+        return _parse(file, _ValueReader(file, memory, arrived=arrived))
 
 
 def has_header(file: Path, arrived: int) -> bool:
@@ -153,7 +153,7 @@ def mapped(file: Path) -> Iterator[mmap.mmap]:
         yield memory
 
 
-class _Reader:
+class _ValueReader:
     """Sequential reader of values."""
 
     def __init__(
@@ -213,7 +213,7 @@ class _Reader:
         self.at += size
 
 
-def _parse(file: Path, reader: _Reader) -> Header:
+def _parse(file: Path, reader: _ValueReader) -> GgufHeader:
     magic = reader.take(4)
     if magic != MAGIC:
         raise reader.refuse(f"it begins with {magic!r}, expected {MAGIC!r}")
@@ -239,17 +239,17 @@ def _parse(file: Path, reader: _Reader) -> Header:
     if len(found) < tensors:
         raise reader.refuse("two tensors have one name")
     _check_apart(reader, sorted(found.values(), key=lambda one: one.start))
-    return Header(file, metadata, found)
+    return GgufHeader(file, metadata, found)
 
 
-def _check_apart(reader: _Reader, tensors: Sequence[PackedTensor]) -> None:
+def _check_apart(reader: _ValueReader, tensors: Sequence[PackedTensor]) -> None:
     """Raise CheckpointError if tensors overlap."""
     for one, after in itertools.pairwise(one for one in tensors if one.size):
         if one.start + one.size > after.start:
             raise reader.refuse(f"{one.name!r} and {after.name!r} share bytes")
 
 
-def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+def _described(reader: _ValueReader) -> tuple[str, tuple[int, ...], int, int]:
     """Read a tensor's name, shape, type and offset."""
     name, dimensions = reader.string(), reader.number("<I")
     if dimensions > MOST_DIMENSIONS:
@@ -259,7 +259,7 @@ def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _placed(
-    reader: _Reader, name: str, shape: tuple[int, ...], kind: int, offset: int, start: int
+    reader: _ValueReader, name: str, shape: tuple[int, ...], kind: int, offset: int, start: int
 ) -> PackedTensor:
     if kind not in TYPES:
         known = ", ".join(one.name for one in TYPES.values())

@@ -18,7 +18,7 @@ from jengine.weights.gguf.architectures import (
     VARIANTS,
     Architecture,
 )
-from jengine.weights.gguf.header import Header
+from jengine.weights.gguf.header import GgufHeader
 
 ARCHITECTURE = "general.architecture"
 
@@ -26,7 +26,7 @@ ARCHITECTURE = "general.architecture"
 class Metadata:
     """Looks up keys and records which were read."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: GgufHeader) -> None:
         self.header = header
         own = header.metadata.get(ARCHITECTURE)
         if not isinstance(own, str) or own not in NAMES:

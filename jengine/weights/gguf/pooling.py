@@ -6,13 +6,13 @@ In: a header. Out: the pooling of a sequence.
 from __future__ import annotations
 
 from jengine.weights.gguf.architectures import POOLING
-from jengine.weights.gguf.header import Header
+from jengine.weights.gguf.header import GgufHeader
 from jengine.weights.gguf.metadata import Metadata
 
 KINDS = {1: "MEAN", 2: "CLS", 3: "LAST"}
 
 
-def pooling_of(header: Header) -> str | None:
+def pooling_of(header: GgufHeader) -> str | None:
     """MEAN, CLS or LAST, or None. Raises CheckpointError."""
     fields = Metadata(header)
     kind = fields.number(POOLING, 0)

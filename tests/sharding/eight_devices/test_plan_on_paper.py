@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jengine.capacity.device_memory import Memory
-from jengine.capacity.layout import Layout
+from jengine.capacity.layout import DeviceLayout
 from tests.api.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native
 
@@ -16,18 +16,18 @@ from tests.models.tiny_models import write_tiny_native
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        ("llama", Layout(tp=8)),
-        ("gemma3", Layout(tp=2)),
-        ("mixtral", Layout(tp=8)),
-        ("deepseek_v3", Layout(tp=4)),
-        ("llama", Layout(tp=8, dcp=2)),
-        ("gemma3", Layout(tp=4, dcp=2)),
-        ("deepseek_v3", Layout(tp=4, dcp=4)),
-        ("llama", Layout(tp=2, pcp=4)),
-        ("deepseek_v3", Layout(tp=2, dcp=2, pcp=2)),
+        ("llama", DeviceLayout(tp=8)),
+        ("gemma3", DeviceLayout(tp=2)),
+        ("mixtral", DeviceLayout(tp=8)),
+        ("deepseek_v3", DeviceLayout(tp=4)),
+        ("llama", DeviceLayout(tp=8, dcp=2)),
+        ("gemma3", DeviceLayout(tp=4, dcp=2)),
+        ("deepseek_v3", DeviceLayout(tp=4, dcp=4)),
+        ("llama", DeviceLayout(tp=2, pcp=4)),
+        ("deepseek_v3", DeviceLayout(tp=2, dcp=2, pcp=2)),
     ],
 )
-def test_bytes_of_a_device(tmp_path: Path, family: str, layout: Layout) -> None:
+def test_bytes_of_a_device(tmp_path: Path, family: str, layout: DeviceLayout) -> None:
     folder = write_tiny_native(tmp_path, family)
     settings = {
         "max_model_len": 256,
