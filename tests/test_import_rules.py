@@ -79,7 +79,7 @@ ALLOWED = {
     "assembly": BELOW_API - {"assembly"},
     "api": BELOW_API,
     "routing": {"nouns", "client", "distributed", "wire"},
-    "bench": {*ABOVE_API, "client", "research"},
+    "bench": {*ABOVE_API, "client", "integrations", "research"},
     "research": ABOVE_API,
     "capacity": {*ABOVE_API, "bench", "client"},
     "server": ABOVE_API,

@@ -57,12 +57,12 @@ def built(
     }
     tokenize = resolved(config, config.tokenize_stage, TokenizerStageConfig)
     detokenize = resolved(config, config.detokenize_stage, DetokenizeStageConfig)
-    generates = config.task_type == "generate"
+    detokenizes = detokenize.enabled and config.task_type == "generate"
     stages = [
         *([text_stage(ChatTemplateStage, chat, **own)] if chat.enabled else []),
         *([text_stage(TokenizeStage, tokenize)] if tokenize.enabled else []),
-        engine_stage(config),
-        *([text_stage(DetokenizeStage, detokenize)] if detokenize.enabled and generates else []),
+        engine_stage(config, detokenizes_later=detokenizes),
+        *([text_stage(DetokenizeStage, detokenize)] if detokenizes else []),
     ]
     return Processor(
         config, stages, preprocess, postprocess, preprocess_map_kwargs, postprocess_map_kwargs
@@ -88,8 +88,9 @@ def text_stage(kind: type[Any], stage: Any, **more: Any) -> Any:
     )
 
 
-def engine_stage(config: JengineProcessorConfig) -> EngineStage:
-    """The stage whose actors have an engine each."""
+def engine_stage(config: JengineProcessorConfig, *, detokenizes_later: bool) -> EngineStage:
+    """The stage whose actors have an engine each. `detokenizes_later`: whether another stage makes
+    text of the tokens."""
     pool = ActorPoolStrategy(
         **config.get_concurrency(autoscaling_enabled=not isinstance(config.concurrency, int)),
         max_tasks_in_flight_per_actor=config.max_tasks_in_flight_per_actor,
@@ -103,6 +104,7 @@ def engine_stage(config: JengineProcessorConfig) -> EngineStage:
             "lora_folder": config.dynamic_lora_loading_path,
             "should_continue_on_error": config.should_continue_on_error,
             "log_engine_metrics": config.log_engine_metrics,
+            "detokenizes_later": detokenizes_later,
         },
         map_batches_kwargs={
             "zero_copy_batch": True,

@@ -21,6 +21,7 @@ import numpy as np
 from ray.llm._internal.batch.stages.base import StatefulStage, StatefulStageUDF
 
 from jengine.adapters import LoRARequest
+from jengine.api.arguments import final_only
 from jengine.api.async_llm import AsyncLLM
 from jengine.errors import EngineDead, RequestError
 from jengine.integrations.ray_actor import RayMetrics
@@ -63,16 +64,17 @@ class EngineStep(StatefulStageUDF):
         lora_folder: str | None,
         should_continue_on_error: bool,
         log_engine_metrics: bool,
+        detokenizes_later: bool,
     ) -> None:
         super().__init__(data_column, expected_input_keys)
         self.model, self.task = model, task_type
         self.lora_folder, self.adapters = lora_folder, dict[str, LoRARequest]()
         self.continues = should_continue_on_error
         self.llm = AsyncLLM(model, **{**SETTINGS[task_type], **engine_kwargs})
-        most = max_pending_requests
-        if most is None:
-            most = -(-11 * self.llm.engine.schedule.max_num_seqs // 10)
+        # Ray bounds what is here, and rows that wait are admitted in the step in which others end.
+        most = max_pending_requests or 0
         self.seats = asyncio.Semaphore(most) if most > 0 else nullcontext()
+        self.detokenizes_later = detokenizes_later
         self.metrics = RayMetrics(self.llm.engine) if log_engine_metrics else None
         self.count = 0
 
@@ -111,7 +113,9 @@ class EngineStep(StatefulStageUDF):
         began = time.perf_counter()
         async with self.seats:
             if self.task == "generate":
-                params: Any = sampling_params(row)
+                params: Any = final_only(sampling_params(row))
+                if self.detokenizes_later and needs_no_text(params):
+                    params = params.settled(detokenize=False)
                 stream: Any = self.llm.generate(prompt, params, name, lora_request=adapter)
             else:
                 params = pooling_params(row, self.task)
@@ -182,6 +186,12 @@ def sampling_params(row: Row) -> SamplingParams:
     if structured is not None:
         given["structured_outputs"] = StructuredOutputsParams(**given_in(structured))
     return SamplingParams(**given)
+
+
+def needs_no_text(params: SamplingParams) -> bool:
+    """Whether the tokens of the answer are all that a row's columns need of the engine."""
+    scored = params.logprobs is not None or params.prompt_logprobs is not None
+    return params.n == 1 and not params.stop and not scored
 
 
 def pooling_params(row: Row, task: str) -> PoolingParams:

@@ -39,7 +39,7 @@ LIGHT = {
     "detokenize_stage": {"concurrency": 1, "num_cpus": 0.1},
 }
 COUNT = 400
-ADAPTED, SEVERAL = 5, 6  # rows
+ADAPTED, SEVERAL, UNSCORED = 5, 6, 7  # rows
 TWO = {"n": 2, "temperature": 0.5, "seed": 7}
 
 
@@ -107,13 +107,15 @@ def generated(folder: Path) -> dict[str, Any]:
         sampling = {**SAMPLING, "temperature": -1.0 if row["id"] == 3 else 0.0, "logprobs": 1}
         if row["id"] == SEVERAL:
             sampling |= TWO
+        if row["id"] == UNSCORED:  # only the detokenizer's stage makes its text
+            del sampling["logprobs"]
         name = "shout" if row["id"] == ADAPTED else "demo"
         return {**asked(row), "sampling_params": sampling, "model": name}
 
     def kept(row: dict[str, Any]) -> dict[str, Any]:
-        best, answers = row["logprobs"][0], row["answers"]
+        scores, answers = row["logprobs"], row["answers"]
         texts = answers if answers is None else [one["generated_text"] for one in answers]
-        first = max(one["logprob"] for one in best.values())
+        first = None if scores is None else max(one["logprob"] for one in scores[0].values())
         return {**answered(row), "first": first, "texts": texts}
 
     processor = build_processor(config, preprocess=some_fail, postprocess=kept)

@@ -18,7 +18,7 @@ import torch
 import transformers as hf
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-from jengine import LLM, LoRARequest
+from jengine import LLM, LoRARequest, SamplingParams
 from jengine.demo import model_path
 from tests.api.test_encoders import BASE, DOCUMENTS, QUERY, saved, words_tokenizer
 from tests.api.test_pooling import PROMPTS, SIZES
@@ -93,8 +93,20 @@ def test_answers_are_those_of_an_engine_and_a_bad_row_is_its_own_error(tmp_path:
             assert adapter is None or plain.outputs[0].text != texts[0]
             scores = output.outputs[0].logprobs
             assert scores is not None
-            assert row["first"] == pytest.approx(max(one.logprob for one in scores[0].values()))
+            assert (row["first"] is None) == (number == 7)
+            assert number == 7 or row["first"] == pytest.approx(
+                max(one.logprob for one in scores[0].values())
+            )
     assert "jengine_generation_tokens_total" in found["metrics"]
+
+
+def test_the_engine_leaves_text_to_another_stage_unless_it_needs_it() -> None:
+    engine = pytest.importorskip("jengine.integrations.ray_data_engine")
+    needing: list[dict[str, Any]] = [
+        {"n": 2}, {"stop": "a"}, {"logprobs": 1}, {"prompt_logprobs": 0},
+    ]  # fmt: skip
+    assert engine.needs_no_text(SamplingParams(max_tokens=3))
+    assert not any(engine.needs_no_text(SamplingParams(**one)) for one in needing)
 
 
 def test_embeddings(tmp_path: Path) -> None:
