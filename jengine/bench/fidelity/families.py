@@ -101,22 +101,14 @@ LATENT_ATTENTION = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
-LATENT = {
-    **LATENT_ATTENTION,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-}
-MAMBA2 = {
-    "mamba_n_heads": 4,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 12,
-    "mamba_d_head": "auto",
-}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 20}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+GROUPED = {**ROUTED, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 3}
+CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"]}
+LATENT = {**LATENT_ATTENTION, "first_k_dense_replace": 1, **GROUPED}
+MAMBA2 = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_head": "auto"}
 DELTA = {
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -130,24 +122,12 @@ DELTA = {
     "initializer_range": 0.15,
 }
 SELECTIVE = {"state_size": 12, "time_step_rank": 5}
-SHARED_EXPERTS = {
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 20,
-}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**LATENT, "n_shared_experts": 2, "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**LATENT, "num_nextn_predict_layers": 0},
     "mistral": {"sliding_window": 16},
     "qwen3": {"head_dim": 16},
-    "qwen3_moe": {
-        "head_dim": 16,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "norm_topk_prob": True,
-    },
+    "qwen3_moe": {"head_dim": 16, **EXPERTS, "norm_topk_prob": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma": {"head_dim": 12},
     "seed_oss": {"head_dim": 12},
@@ -182,45 +162,24 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         },
     },
     "phi3": {"pad_token_id": 0},
-    "qwen2_moe": {
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 20,
-    },
+    "qwen2_moe": SHARED_EXPERTS,
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "pad_token_id": 0},
     "glm4_moe": {
         "head_dim": 16,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 1.5,
+        **GROUPED,
         "use_qk_norm": True,
         "num_nextn_predict_layers": 0,
     },
     "granite": GRANITE_SIZES,
-    "granite_moe": {**GRANITE_SIZES, "num_local_experts": 6, "num_experts_per_tok": 3},
-    "granite_moe_shared": {
-        **GRANITE_SIZES,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 3,
-        "shared_intermediate_size": 20,
-    },
+    "granite_moe": {**GRANITE_SIZES, **LOCAL},
+    "granite_moe_shared": {**GRANITE_SIZES, **LOCAL, "shared_intermediate_size": 20},
     "dbrx": {
         "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3},
     },
     "zamba2": {
         "num_hidden_layers": 5,
-        "layers_block_type": [
-            "hybrid",
-            "linear_attention",
-            "hybrid",
-            "linear_attention",
-            "hybrid",
-        ],
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid", "linear_attention", "hybrid"],
         "num_mem_blocks": 2,
         "initializer_range": 0.15,
         "num_key_value_heads": 4,
@@ -273,11 +232,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"pad_token_id": 0, "num_hidden_layers": 4},
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 16},
-    "lfm2": {
-        "num_hidden_layers": 4,
-        "layer_types": ["conv", "full_attention", "conv", "conv"],
-        "block_auto_adjust_ff_dim": False,
-    },
+    "lfm2": {**CONVOLUTIONS, "block_auto_adjust_ff_dim": False},
     "qwen3_next": {**DELTA, **SHARED_EXPERTS},
     "qwen3_5": DELTA,
     "qwen3_5_moe": {**DELTA, **SHARED_EXPERTS},
@@ -286,8 +241,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         **MAMBA2,
         "num_hidden_layers": 3,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_local_experts": 6,
-        "num_experts_per_tok": 3,
+        **LOCAL,
         "shared_intermediate_size": 20,
     },
     "nemotron_h": {
@@ -332,14 +286,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "mamba_dt_rank": 5,
         "pad_token_id": 0,
     },
-    "lfm2_moe": {
-        "num_hidden_layers": 4,
-        "layer_types": ["conv", "full_attention", "conv", "conv"],
-        "num_dense_layers": 1,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-    },
+    "lfm2_moe": {**CONVOLUTIONS, "num_dense_layers": 1, **EXPERTS},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 12},
     "bamba": {**MAMBA2, "num_hidden_layers": 3, "attn_layer_indices": [1]},
     "llama4": {
@@ -356,8 +303,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {
         "head_dim": 12,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 3,
+        **LOCAL,
         "sliding_window": 16,
         "rope_parameters": {
             "rope_type": "yarn",
@@ -374,6 +320,17 @@ OWN_NAMES: dict[str, dict[str, str | None]] = {
         ("mamba", "falcon_mamba", "mamba2"),
         dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads")),
     ),
+    **{
+        key: {
+            "intermediate_size": None,
+            "num_key_value_heads": None,
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len",
+        }
+        for key in ("mpt", "dbrx")
+    },
     "gpt2": {
         "hidden_size": "n_embd",
         "intermediate_size": "n_inner",
@@ -390,23 +347,7 @@ OWN_NAMES: dict[str, dict[str, str | None]] = {
         "num_attention_heads": "n_head",
         "max_position_embeddings": "seq_length",
     },
-    "mpt": {
-        "intermediate_size": None,
-        "num_key_value_heads": None,
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layers",
-        "num_attention_heads": "n_heads",
-        "max_position_embeddings": "max_seq_len",
-    },
     "modernbert_decoder": {"num_key_value_heads": None},
-    "dbrx": {
-        "intermediate_size": None,
-        "num_key_value_heads": None,
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layers",
-        "num_attention_heads": "n_heads",
-        "max_position_embeddings": "max_seq_len",
-    },
     "opt": {
         "intermediate_size": "ffn_dim",
         "num_key_value_heads": None,
