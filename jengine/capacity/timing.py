@@ -7,6 +7,7 @@ every number that is neither a shape nor from a data sheet.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from jengine.capacity.accelerators import Accelerator
 from jengine.capacity.assumptions import Assumptions
@@ -107,19 +108,29 @@ class Timing:
         )
 
     def weights_read(self, tokens: int) -> int:
-        """Bytes of parameters that a step with this many tokens reads."""
-        return sum(round(part.bytes * self._touched(part, tokens)) for part in self.memory.parts)
+        """Expected bytes of parameters that a step with this many tokens reads."""
+        spread = self.memory.layout.expert_ranks * self.assumed.expert_load
+        return sum(
+            round(size * (1 - (1 - share) ** (tokens * (spread if is_expert else 1))))
+            for (share, is_expert), size in self._bytes_by_share.items()
+        )
 
-    def _touched(self, part: ParameterShard, tokens: float) -> float:
-        """Expected share of a parameter that such a step reads."""
-        config = self.memory.config
-        if part.path in ("embed.weight", "position_embed.weight") and not (
-            part.path == "embed.weight" and config.tie_embeddings
-        ):
-            return 0.0  # one row per token
-        if part.layer is not None and "experts" in part.axes:
-            tokens *= self.memory.layout.expert_ranks * self.assumed.expert_load
-        return 1 - (1 - self._share_of_a_token(part)) ** tokens
+    @cached_property
+    def _bytes_by_share(self) -> dict[tuple[float, bool], int]:
+        """Bytes of parameters by the share that a token is multiplied with, and whether tokens of
+        all replicas meet there."""
+        found: dict[tuple[float, bool], int] = {}
+        for part in self.memory.parts:
+            one_row_a_token = part.path == "position_embed.weight" or (
+                part.path == "embed.weight" and not self.memory.config.tie_embeddings
+            )
+            if not one_row_a_token:
+                key = (
+                    self._share_of_a_token(part),
+                    part.layer is not None and "experts" in part.axes,
+                )
+                found[key] = found.get(key, 0) + part.bytes
+        return found
 
     def _share_of_a_token(self, part: ParameterShard) -> float:
         """The share of a parameter that one token is multiplied with."""
