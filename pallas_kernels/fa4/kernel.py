@@ -26,7 +26,7 @@ KEYS = 128
 # By head size on 9.0: queries per program, keys, whether probabilities stay in registers.
 HOPPER_TILES = {64: (192, KEYS, True), 96: (192, KEYS, False), 128: (128, KEYS, True)}
 # Of a thread of each kind of warp on 10.3, causal with heads of 128: 512 for two of softmax and the
-# others. The package's own, 176, 64 and 96, spill 62 times with pages; these do not.
+# others. The package's own, 176, 64 and 96, spill 62 times with pages; these do not in bfloat16.
 B300_REGISTERS = {"softmax": 184, "correction": 80, "other": 64}
 ALIGNMENT = 256  # of XLA's buffers
 CUTLASS_NAMES = {"bfloat16": "BFloat16", "float16": "Float16"}
