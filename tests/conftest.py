@@ -6,7 +6,10 @@ import gc
 import os
 import signal
 import sys
+import threading
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 # What tests import is compiled once for all their processes, and for the next run.
 sys.dont_write_bytecode = False
@@ -60,5 +63,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_finish() -> None:
     """Leave what stays for the whole run, thousands of tests and what they import, out of garbage
     collections: a test that asks for one would wait half a second."""
+    if "jax" in sys.modules:
+        reuse_mlir_contexts()
     gc.collect()
     gc.freeze()
+
+
+def reuse_mlir_contexts(programs: int = 100) -> None:
+    """Let so many programs of a thread share an MLIR context, which JAX makes for each: making one
+    takes longer than all else of lowering a small program. A context keeps the constants of its
+    programs, so it does not stay for good."""
+    from jax._src.interpreters import mlir
+
+    own, make = threading.local(), mlir.make_ir_context
+
+    def context() -> Any:
+        if not hasattr(own, "places"):
+            own.places = cycle(range(programs))
+        if next(own.places) == 0:
+            own.context = make()
+        return own.context
+
+    mlir.make_ir_context = context
