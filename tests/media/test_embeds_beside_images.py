@@ -14,6 +14,7 @@ from jengine import SamplingParams
 from jengine.errors import RequestError
 from tests.api.engines import answers, is_idle, rebuilt, tiny_engine
 from tests.media.tiny_vision import BEGIN, END, IMAGE, picture, prompt_of, write_vision
+from tests.models.tiny_models import write_tiny_native
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=3)
 TEXTS = [list(range(3, 43)), list(range(60, 3, -1))]
@@ -109,6 +110,22 @@ def test_chunks_and_preemption(llm: jengine.LLM, given: list[Any], seen: list[An
     with rebuilt(llm, num_blocks=20, long_prefill_token_threshold=32) as small:
         assert answers(small.generate(prompts, longer)) == whole
         assert small.stats().preemptions > 0
+
+
+@pytest.mark.slow
+def test_another_model_drafts(
+    folder: Path, seen: list[Any], expected: list[Any], tmp_path: Path
+) -> None:
+    """What images stand for is not shown to it: its drafts may be worse, answers are the same."""
+    draft = write_tiny_native(tmp_path, "llama", vocab_size=97, max_position_embeddings=1024)
+    method = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2}
+    settings = {"speculative_config": {**method, "adaptive": False}}
+    sizes = {"compilation_config": {"decode_rows": [32]}}
+    with tiny_engine(folder, enable_prompt_embeds=True, **settings, **sizes) as llm:
+        table = np.asarray(llm.engine.loaded.parameters()["embed.weight"], np.float32)
+        prompts = [{"prompt_embeds": table[TEXTS[0]]}, TEXTS[1], *seen]
+        same(llm.generate(prompts, GREEDY), expected)
+        assert llm.engine.in_process.core.counts().drafts.drafted > 0
 
 
 def test_one_prompt_of_both_is_refused(llm: jengine.LLM, given: list[Any], seen: list[Any]) -> None:

@@ -112,14 +112,12 @@ def refuse_beside_images(
     what = "images" if config.cross_encoder is None else cross
     ahead = config.vision is not None and config.vision.sees_ahead
     apart = asked.media.mm_encoder_tp_mode == "data"
-    drafts = asked.schedule.drafts
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
         "deterministic=True where XLA multiplies": schedule.one_segment and ahead,
         "decode_context_parallel_size": asked.parallel.decode_context_parallel_size > 1 and ahead,
         "cpu_offload_gb and mm_encoder_tp_mode='data'": bool(asked.cache.cpu_offload_gb) and apart,
         **asked.in_use("executor"),
-        "speculative_config with a model that drafts": bool(drafts and drafts.model),
         **(refused_across(asked, config) if config.cross_encoder is not None else {}),
     }
     for name, is_asked in others.items():
@@ -132,7 +130,9 @@ def refuse_beside_images(
 
 def refused_across(asked: Groups, config: ModelConfig) -> dict[str, bool]:
     """Features that cross attention does not support, by display name -> whether each is in use."""
+    drafts = asked.schedule.drafts
     return {
+        "speculative_config with a model that drafts": bool(drafts and drafts.model),
         **asked.in_use(
             "enable_lora",
             "enable_prompt_embeds",

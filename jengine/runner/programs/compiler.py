@@ -158,7 +158,7 @@ class StepCompiler:
         rows = jax.ShapeDtypeStruct((FEWEST_DECODE_ROWS, self.width), np.float32)
         # Inside a program of all replicas kernels find their mesh in the context.
         whole = nullcontext() if self.joined is None else jax.set_mesh(self.joined.placement.mesh)
-        own = self.leaves[: self._model_leaves]
+        own = self.model_leaves
         with whole:
             traced = jax.make_jaxpr(
                 lambda leaves, rows: outputs_of_head(
@@ -169,6 +169,11 @@ class StepCompiler:
         return tuple(
             place for place, one in enumerate(traced.invars[: len(own)]) if id(one) in read
         )
+
+    @property
+    def model_leaves(self) -> Any:
+        """The model's own leaves, without the drafter's."""
+        return self.leaves[: self._model_leaves]
 
     @property
     def _model_leaves(self) -> int:

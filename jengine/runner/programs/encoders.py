@@ -125,7 +125,7 @@ class Encoders:
         if self._ways > 1:
             body = encoding_apart(self._compiler)
         jitted = jax.jit(body, donate_argnums=1, out_shardings=everywhere)
-        compiled = jitted.lower(self._compiler.leaves, rows, inputs).compile()
+        compiled = jitted.lower(self._compiler.model_leaves, rows, inputs).compile()
         memory = compiled.memory_analysis()
         entry = LedgerEntry(
             Bucket(0, size * self._ways, 0),
@@ -151,7 +151,7 @@ def encoding(rebuild: Callable[[Leaves], Any]) -> Callable[..., Array]:
 def encoding_apart(compiler: StepCompiler) -> Callable[..., Array]:
     """`encoding` with a leading device axis: each device encodes its own part."""
     placement = compiler.placement
-    parts = [leaf.sharding.spec for leaf in compiler.leaves]
+    parts = [leaf.sharding.spec for leaf in compiler.model_leaves]
     images = placement.spec((IMAGES,), (placement.ways(IMAGES),))
 
     def own(leaves: Leaves, given: Any) -> Array:
