@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -123,6 +124,14 @@ def attention_kernels() -> str:
     return "\n".join(lines)
 
 
+def studies() -> str:
+    """The kept studies of whole fleets, from their results."""
+    study = import_module("jengine.capacity.simulation.study")
+    files = (study.KEPT / f"fleet-{name}.json" for name in study.QUESTIONS)
+    kept = (json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists())
+    return "\n".join(map(study.as_markdown, kept))
+
+
 def home_of(found: Any) -> str:
     """The last word of a function's name: xla, cpu or triton."""
     name = found if isinstance(found, str) else found.__name__
@@ -169,4 +178,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "fa4_rules": fa4_rules,
     "fa4_choice": fa4_choice,
     "environment": environment,
+    "studies": studies,
 }
