@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def test_states_are_those_of_decoding_what_counts(accepted: int) -> None:
     inputs = RecurrentInputs(
         rule, jnp.asarray(tokens, jnp.float32), (StateSpec((WIDTH - 1, CHANNELS), (None, None)),)
     )
-    out, kept = run_on_copies(inputs, (jnp.asarray(states),), 1, view)
+    out, kept = jax.jit(lambda given: run_on_copies(inputs, given, 1, view))((jnp.asarray(states),))
     assert np.array_equal(kept[0], states), "no state has changed"
     expected = states.copy()
     for first, count, slots in ((2, 1 + accepted, (0, 1, 2)), (3, 1, (4,))):
@@ -47,5 +48,5 @@ def test_states_are_those_of_decoding_what_counts(accepted: int) -> None:
             if place < count:
                 expected[1, UNITS[slot]] = window[1:]
     counts = jnp.array([True, accepted > 0, accepted > 1, False, True, False])
-    [found] = run_again(inputs, kept, 1, view, counts)
+    [found] = jax.jit(lambda given: run_again(inputs, kept, 1, view, given))(counts)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

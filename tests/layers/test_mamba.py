@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ def test_equals_a_plain_loop(normed: bool) -> None:
     norms = (jnp.ones((RANK,)), ones, ones) if normed else None
     rule = SelectiveRule(**{name: jnp.asarray(x) for name, x in own.items()}, norms=norms, eps=EPS)
     states = MambaConfig(CHANNELS, SIZE, RANK, WIDTH).cache.states
-    found = dense_recurrent(RecurrentInputs(rule, jnp.asarray(tokens, jnp.float32), states))
+    run = jax.jit(lambda given: dense_recurrent(RecurrentInputs(rule, given, states)))
+    found = run(jnp.asarray(tokens, jnp.float32))
     expected = np.stack([plainly(one, own, normed=normed) for one in tokens])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
