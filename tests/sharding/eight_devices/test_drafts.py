@@ -9,8 +9,10 @@ import pytest
 
 import jengine
 from jengine.errors import UnsupportedFeature
-from tests.api.draft_heads import write_heads
+from tests.api.draft_heads import heads_engine, write_heads, write_mtp_model
 from tests.api.engines import tiny_engine
+from tests.api.test_draft_model import PROMPTS as OTHERS
+from tests.api.test_speculation import params, same
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.same_answers import run
 
@@ -77,6 +79,18 @@ def test_heads_are_sharded_and_have_replicas(
         assert run(llm) == on_one
         assert run(llm) == on_one  # from the prefix cache
         assert drafted(llm) > 0
+
+
+@pytest.mark.slow
+def test_a_layer_of_the_model_drafts_over_latents_where_devices_divide_tokens(
+    tmp_path: Path,
+) -> None:
+    target, found = write_mtp_model(tmp_path, "deepseek_v3"), []
+    for groups in (1, 2):
+        with heads_engine(target, target, "mtp", prefill_context_parallel_size=groups) as llm:
+            found.append(llm.generate(OTHERS, params()))
+            assert drafted(llm) > 0
+    same(found[1], found[0])
 
 
 def test_pipelines_refuse_drafts_by_name(folder: Path) -> None:
