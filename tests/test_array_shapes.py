@@ -6,12 +6,14 @@ that has some is wrapped, and models are traced through all of them, with and wi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import pytest
 from jax import Array
 
+from jengine.config import HeadTransformConfig
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features, variants
 from tests.array_shapes.annotations import annotated, check_all, checked
@@ -75,10 +77,14 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
         "bamba",
         "gemma4",
         "apertus",
+        "mamba",
+        "zamba2",
     )
     for family in whole:
         trace_scores(tiny(family))
     trace_scores(tiny("cohere", use_qk_norm=True))
+    transform = HeadTransformConfig("gelu", bias=True)
+    trace_scores(replace(tiny("mistral"), norm="rms_bare", head_transform=transform))
     for family in (
         "mistral",
         "qwen3_moe",
@@ -95,7 +101,8 @@ def test_every_annotation_is_true(seen: set[str]) -> None:
     trace_step(tiny("mistral"), BUCKET, known["sampled"], stored="int8")
     trace_chain(tiny("mistral"), BUCKET, known["scored"])
     adapted = variants(5, "raw_logprobs", adapters=True)["scored+adapters"]
-    trace_step(tiny("mistral"), BUCKET, adapted, slots=2)
+    for family in ("mistral", "qwen3_moe"):
+        trace_step(tiny(family), BUCKET, adapted, slots=2)
     trace_pooling()
     trace_images()
     for config in (tiny_speech(), tiny_text(), tiny_stack()):

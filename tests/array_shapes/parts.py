@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from jengine.layers import moe
 from jengine.layers.moe import Picked
 from jengine.models.norms import NoNorm
 from jengine.quantization import codes, expert_exchange, on_load, placed_experts
@@ -113,8 +114,9 @@ def trace_arrivals() -> None:
 
 
 def trace_slots() -> None:
-    """Trace experts that are in several slots, and how they change places."""
+    """Trace experts that are in several slots, how they change places, and a router of its own."""
     experts, picked = np.arange(6, dtype=np.int32) % 4, np.zeros((7, 3), np.int32)
     arrays = {placed_experts.EXPERTS: experts, "weight": np.zeros((6, 10, 5), np.float32)}
     jax.eval_shape(partial(placed_experts.slots_of, count=4), picked, experts)
     jax.eval_shape(partial(placed_experts.moved, count=4), arrays, experts)
+    jax.eval_shape(lambda x: moe.sparse_mixer(x, 3, 0.1), np.zeros((7, 10), np.float32))

@@ -294,7 +294,7 @@ def across(config: ModelConfig, positions: int) -> CrossInput:
 
 def adapters_of(config: ModelConfig, slots: int) -> AdapterProgram:
     """Arrays of adapters for all weights of a model."""
-    weights = adapted_weights(config, 8, slots)
+    weights = adapted_weights(config, 8, slots, implementation="xla")
     stacks = [stack for weight in weights.values() for stack in weight.stacks]
     shapes = tuple(jax.ShapeDtypeStruct(one.shape, jnp.bfloat16) for one in stacks)
     return AdapterProgram(weights, shapes, "xla")
