@@ -12,8 +12,8 @@ from jengine.capacity.accelerators import Accelerator
 from jengine.errors import ConfigError
 
 GB_A_CORE = 4  # of memory, where none is given
-# Of one core, measured, other work beside it.
-CORE_BANDWIDTH, CORE_FLOPS = 28e9, 177e9
+# Of one core, measured.
+CORE_BANDWIDTH, CORE_FLOPS = 32e9, 209e9
 # Until a sleeping thread runs, and what waking each further one takes of the caller: measured with
 # semaphores. Threads of XLA's that still spin are there sooner.
 WAKING, STARTING = 6e-6, 3e-6

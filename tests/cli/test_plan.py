@@ -365,7 +365,7 @@ def test_memory_nodes_of_cpus_by_hand() -> None:
     few, many = (plan(*words, "--cores", str(cores)) for cores in (8, 96))
     assert few["bytes_a_device"]["usable"] == int(0.92 * 64e9)
     read = few["decode"]["weights_read"] + few["decode"]["cache_read"]
-    assert few["decode"]["floor"] == pytest.approx(read / (8 * 28e9))
+    assert few["decode"]["floor"] == pytest.approx(read / (8 * 32e9))
     assert many["decode"]["floor"] == pytest.approx(read / 460e9)  # all that the memory gives
     assert few["decode"]["launches"] == pytest.approx(32 * 6 * (6e-6 + 7 * 3e-6))
     # 128 panels: 16 for each of 8 cores; two for some of 96 cores, one for the others.
