@@ -176,12 +176,12 @@ def test_a_front_needs_no_jax() -> None:
 import asyncio, sys
 from jengine import SamplingParams
 from jengine.api.async_requests import AsyncRequests
-from jengine.api.batches import Batch, Batches
+from jengine.api.batches import RequestBatch, RequestBatches
 from jengine.api.front import Front
 from tests.engine.scripted import scripted_engine, told
 engine = scripted_engine()
-front, batch = Front("test", engine), Batch()
-batches = Batches(front.session)
+front, batch = Front("test", engine), RequestBatch()
+batches = RequestBatches(front.session)
 batches.submit(batch, front.asked([[1, 2], [3, 4]], None))
 found = {tuple(one.prompt_token_ids): one.outputs[0].token_ids for one in batches.run(batch)}
 assert found == {(1, 2): told([1, 2], 5), (3, 4): told([3, 4], 5)}, found

@@ -73,11 +73,11 @@ def test_a_call_with_other_operands_or_attributes_is_refused() -> None:
 def test_an_attribute_that_is_not_one_of_its_values_is_refused(name: str, value: int) -> None:
     x, weight, empty = numbers(2, 32), pack(numbers(32, 32)), jnp.zeros(0)
     none = jnp.zeros(0, jnp.int32)
-    operands = (x, weight, jnp.ones(32), empty, empty, empty, empty, none, none, empty, empty)
+    operands = (x, weight, jnp.ones(32), *[empty] * 4, none, none, *[empty] * 3)
     numbers_of = {"storage": 0, "gate": 0, "activation": 0, "norm": 1}
     others = {
         "outputs": np.int64(32), "eps": np.float32(1e-6), "norm_offset": np.float32(0),
-        "group": np.int64(0), "rounded": False,
+        "group": np.int64(0), "number": np.int32(0),
     }  # fmt: skip
 
     def run(**changed: int) -> Array:
