@@ -59,7 +59,7 @@ def run(folder: Path, family: str, **settings: Any) -> Run:
         entries = [one for one in known if one.features.part is Part.ENCODER]
         places = [one.bucket.prefill_tokens for one in entries]
         return Run(
-            found, logprobs, np.array(runner._runner._companion._encoders.rows), shares, places
+            found, logprobs, np.array(runner._runner._companions[0]._encoders.rows), shares, places
         )
     finally:
         llm.shutdown()
