@@ -3,6 +3,7 @@ whose numbers do not depend on what ran beside a request."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,22 @@ def scheme_of(format: str) -> CpuCodes:
     return CpuCodes(QuantizedWeights(FORMATS[format], "float32"))
 
 
+def packed_without_loss(
+    scheme: CpuCodes, weight: WeightShape, tensors: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A weight as the kernels take it: of the declared shapes, and the same when restored."""
+    packed = scheme.prepare(weight, tensors)
+    specs = scheme.prepared(weight, jnp.float32)
+    assert {name: (one.shape, one.dtype) for name, one in packed.items()} == {
+        name: (spec.shape, spec.dtype) for name, spec in specs.items()
+    }
+    restored = scheme.restore(weight, packed)
+    assert restored.keys() == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(restored[name], array, err_msg=name)
+    return packed
+
+
 ROUNDED = {
     "int8 of tokens": ACTIVATIONS["int8 of tokens"],
     "int8, one scale": ACTIVATIONS["int8, one scale"],
@@ -68,15 +85,7 @@ def test_rounded_activations_meet_integers_as_in_xla(shape: str, format: str) ->
     weight = {**SHAPES, "experts": EXPERTS}[shape]
     scheme = CpuCodes(QuantizedWeights(ROUNDED[format], "float32"))
     tensors = random_tensors(weight, ROUNDED[format])
-    packed = scheme.prepare(weight, tensors)
-    specs = scheme.prepared(weight, jnp.float32)
-    assert {name: (one.shape, one.dtype) for name, one in packed.items()} == {
-        name: (spec.shape, spec.dtype) for name, spec in specs.items()
-    }
-    restored = scheme.restore(weight, packed)
-    assert restored.keys() == tensors.keys()
-    for name, array in tensors.items():
-        np.testing.assert_array_equal(restored[name], array, err_msg=name)
+    packed = packed_without_loss(scheme, weight, tensors)
     if weight.groups is not None:  # XLA sums up floating-point numbers there
         x, sizes = random(6, 12), jnp.asarray([2, 0, 3], jnp.int32)
         found = scheme.multiply_groups(weight, x, packed, sizes, "silu")
@@ -96,15 +105,7 @@ def test_rounded_activations_meet_integers_as_in_xla(shape: str, format: str) ->
 def test_packing_loses_nothing(shape: str, format: str) -> None:
     weight, scheme = {**SHAPES, "experts": EXPERTS}[shape], scheme_of(format)
     tensors = random_tensors(weight, FORMATS[format])
-    packed = scheme.prepare(weight, tensors)
-    specs = scheme.prepared(weight, jnp.float32)
-    assert {name: (one.shape, one.dtype) for name, one in packed.items()} == {
-        name: (spec.shape, spec.dtype) for name, spec in specs.items()
-    }
-    restored = scheme.restore(weight, packed)
-    assert restored.keys() == tensors.keys()
-    for name, array in tensors.items():
-        np.testing.assert_array_equal(restored[name], array, err_msg=name)
+    packed_without_loss(scheme, weight, tensors)
 
 
 @pytest.mark.parametrize(("shape", "format"), each_shape([*SHAPES]))

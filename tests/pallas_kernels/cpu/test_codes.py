@@ -22,8 +22,9 @@ from pallas_kernels.cpu.codes import (
     unpack_codes,
     unpack_scales,
 )
-from pallas_kernels.cpu.matmul import RowNorm, Scales, matmul
+from pallas_kernels.cpu.matmul import Scales, matmul
 from tests.marks import slow
+from tests.pallas_kernels.cpu.surroundings import Surroundings
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
@@ -123,17 +124,11 @@ def test_what_surrounds_it(dtype: str, bits: int, inner: int) -> None:
     back = unpack_codes(case.packed, 34, 2 * inner, dtype, gated=True)
     np.testing.assert_array_equal(back, case.codes)
     np.testing.assert_array_equal(unpack_scales(case.scales.scale, 2 * inner, True), case.given)
-    x, bias, residual = random(9, 34, seed=0), random(2 * inner, seed=1), random(9, inner, seed=2)
-    norm = RowNorm("rms", random(34, seed=3), None, 1e-5)
-    found = matmul(
-        x, case.packed, 2 * inner, gate="halves", activation="silu", norm=norm, bias=bias,
-        residual=residual, scales=case.scales,
-    )  # fmt: skip
-    exact = np.asarray(x, np.float64)
-    normed = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(norm.weight)
-    both = rounded(normed, dtype) @ case.weight + np.asarray(bias)
-    gate, rest = both[:, :inner], both[:, inner:]
-    expected = gate / (1 + np.exp(-gate)) * rest + np.asarray(residual)
+    outer = Surroundings(random, inner)
+    found = outer.run(case.packed, case.scales)
+    exact, weight = np.asarray(outer.x, np.float64), np.asarray(outer.norm.weight)
+    normed = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5) * weight
+    expected = outer.around(rounded(normed, dtype) @ case.weight)
     # The norm's last bit may round a bfloat16 the other way.
     tolerance = 5e-2 if dtype == "bfloat16" else 1e-4
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)

@@ -17,8 +17,9 @@ from jengine.quantization.scheme import WeightShape
 from jengine.weight_formats import WeightFormat
 from pallas_kernels.choice import cpu_problem
 from pallas_kernels.cpu.codes import pack_codes, pack_scales, packed_codes_shape, unpack_codes
-from pallas_kernels.cpu.matmul import RowNorm, Scales, matmul, normalize
+from pallas_kernels.cpu.matmul import Scales, matmul, normalize
 from tests.marks import slow
+from tests.pallas_kernels.cpu.surroundings import Surroundings
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
@@ -92,15 +93,9 @@ def test_what_surrounds_it(bits: int, inner: int) -> None:
     case = Case(34, 2 * inner, bits, gated=True)
     back = unpack_codes(case.packed, 34, 2 * inner, "int8", gated=True)
     np.testing.assert_array_equal(back, case.codes)
-    x, bias, residual = random(9, 34, seed=0), random(2 * inner, seed=1), random(9, inner, seed=2)
-    norm = RowNorm("rms", random(34, seed=3), None, 1e-5)
-    found = matmul(
-        x, case.packed, 2 * inner, gate="halves", activation="silu", norm=norm, bias=bias,
-        residual=residual, scales=case.scales,
-    )  # fmt: skip
-    both = case.by_xla(normalize(x, norm)).astype(np.float64) + np.asarray(bias)
-    gate, rest = both[:, :inner], both[:, inner:]
-    expected = gate / (1 + np.exp(-gate)) * rest + np.asarray(residual)
+    outer = Surroundings(random, inner)
+    found = outer.run(case.packed, case.scales)
+    expected = outer.around(case.by_xla(normalize(outer.x, outer.norm)))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
