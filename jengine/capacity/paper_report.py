@@ -223,8 +223,8 @@ def node_assumptions(paper: Paper) -> Iterator[str]:
     )
     yield (
         f"launches: {assumed.decode_launches:g} kernel calls a layer, of each "
-        f"{assumed.between_launches * 1e6:.0f} us until all threads run; those that still spin are "
-        "there sooner, and small calls take fewer threads"
+        f"{assumed.between_launches * 1e6:.0f} us until enough threads run to read at the memory's "
+        "rate; those that still spin are there sooner, and small calls take fewer threads"
     )
     if nodes > 1:
         yield (

@@ -8,15 +8,20 @@ memory only.
 
 from __future__ import annotations
 
+import math
+
 from jengine.capacity.accelerators import Accelerator
 from jengine.errors import ConfigError
 
 GB_A_CORE = 4  # of memory, where none is given
 # Of one core, measured.
 CORE_BANDWIDTH, CORE_FLOPS = 32e9, 209e9
-# Until a sleeping thread runs, and what waking each further one takes of the caller: measured with
-# semaphores. Threads of XLA's that still spin are there sooner.
-WAKING, STARTING = 6e-6, 3e-6
+# Until a sleeping thread runs, and what waking it takes of its waker: medians of semaphores with no
+# other work, 3,000 on the same processor. A virtual machine's: half of what the waker waits is its
+# host's. Threads of XLA's that still spin are there sooner.
+WAKING, STARTING = 5e-6, 6e-6
+# Threads that each thread of a call wakes (pallas_kernels/cpu/source/tasks.h).
+WOKEN_BY_EACH = 2
 # Twelve channels of DDR5-4800, by the data sheet.
 NODE_BANDWIDTH = 460e9
 # Queries with keys and values, attention, its output, gate and up, down, and writing to the cache.
@@ -39,8 +44,20 @@ def memory_node(cores: int, gigabytes: float | None) -> Accelerator:
 
 
 def waiting(cores: int) -> float:
-    """Seconds of each kernel until all threads run: the caller starts one after the other."""
-    return 0.0 if cores == 1 else WAKING + (cores - 1) * STARTING
+    """Seconds of each kernel until all threads work, or as many as the memory's rate takes."""
+    needed = min(cores, math.ceil(NODE_BANDWIDTH / CORE_BANDWIDTH))
+    return sorted(work_begins(cores))[needed - 1]
+
+
+def work_begins(threads: int) -> list[float]:
+    """When each thread of a call begins its tasks. They wake each other as a tree before that."""
+    awake = [0.0]
+    for thread in range(1, threads):
+        waker, earlier = divmod(thread - 1, WOKEN_BY_EACH)
+        awake.append(awake[waker] + earlier * STARTING + WAKING)
+    woken = (min(max(threads - 1 - WOKEN_BY_EACH * thread, 0), WOKEN_BY_EACH)
+             for thread in range(threads))  # fmt: skip
+    return [at + count * STARTING for at, count in zip(awake, woken, strict=True)]
 
 
 def busy(outputs: int, rows: int, cores: int) -> float:

@@ -367,12 +367,24 @@ def test_memory_nodes_of_cpus_by_hand() -> None:
     read = few["decode"]["weights_read"] + few["decode"]["cache_read"]
     assert few["decode"]["floor"] == pytest.approx(read / (8 * 32e9))
     assert many["decode"]["floor"] == pytest.approx(read / 460e9)  # all that the memory gives
-    assert few["decode"]["launches"] == pytest.approx(32 * 6 * (6e-6 + 7 * 3e-6))
+    # The caller's threads 1 and 2 are awake after 5 and 11 us, theirs, 3 to 6, after at most 22.
+    # Thread 2 begins its tasks last: it has woken two by 11 + 12 us.
+    assert few["decode"]["launches"] == pytest.approx(32 * 6 * 23e-6)
     # 128 panels: 16 for each of 8 cores; two for some of 96 cores, one for the others.
     slow = few["decode"]["expected"] - few["decode"]["launches"]
     assert slow == pytest.approx(few["decode"]["floor"] / 0.9)
     slow = many["decode"]["expected"] - many["decode"]["launches"]
     assert slow == pytest.approx(many["decode"]["floor"] / (0.9 * 128 / 192))
+
+
+@pytest.mark.parametrize("requests", ["1", "8", "64"])
+def test_more_cores_in_a_node_are_never_slower(requests: str) -> None:
+    words = f"llama-8b --device cpu --batch {requests} --context 1024 --node-gb 99".split()
+    found = [
+        round(plan(*words, "--cores", str(cores))["decode"]["expected"], 9)
+        for cores in (8, 16, 32, 64)
+    ]
+    assert found == sorted(found, reverse=True)
 
 
 def test_each_memory_node_has_a_replica_of_its_own() -> None:

@@ -43,20 +43,28 @@ class Helpers : public Pool {
   const int64_t worth_;
 };
 
-// Tasks that threads claim one by one. A helper that comes when all tasks are claimed touches only
-// this object, which it owns together with the others; the tasks' own data may be gone by then.
-class Tasks {
- public:
-  Tasks(int64_t count, std::function<void(int64_t)> run) : count_(count), run_(std::move(run)) {}
+// How many others each thread of a call wakes, before it works: the caller does not wake all, and the
+// time until the last one runs grows with the logarithm of their number. Waking one takes about as long
+// as until it runs, so more than two gain nothing.
+constexpr int64_t WOKEN_BY_EACH = 2;
 
-  void work() {
-    for (int64_t i; (i = claimed_.fetch_add(1, std::memory_order_relaxed)) < count_;) {
-      try {
-        run_(i);
-      } catch (...) {  // such as memory that ran out: the caller throws it again
-        if (!failed_.test_and_set()) error_ = std::current_exception();
-      }
-      done_.fetch_add(1, std::memory_order_release);
+// Tasks that threads claim one by one. A helper that comes when all tasks are claimed touches only
+// this object, which it owns together with the others; the pool and the tasks' own data may be gone
+// by then.
+class Tasks : public std::enable_shared_from_this<Tasks> {
+ public:
+  Tasks(Pool& pool, int64_t threads, int64_t count, std::function<void(int64_t)> run)
+      : pool_(pool), threads_(threads), count_(count), run_(std::move(run)) {}
+
+  void work() { run_from(claim()); }
+  // Starts the threads that the one of this number wakes: they are numbered level by level, the
+  // caller's number is 0. The pool must be there.
+  void wake(int64_t thread) {
+    const int64_t first = WOKEN_BY_EACH * thread + 1;
+    try {
+      for (int64_t next = first; next < std::min(first + WOKEN_BY_EACH, threads_); next++)
+        pool_.start([tasks = shared_from_this(), next] { tasks->help(next); });
+    } catch (const std::bad_alloc&) {  // those that have begun use this call's data: go on with them
     }
   }
   bool is_done() const { return done_.load(std::memory_order_acquire) >= count_; }
@@ -65,7 +73,26 @@ class Tasks {
   }
 
  private:
-  const int64_t count_;
+  int64_t claim() { return claimed_.fetch_add(1, std::memory_order_relaxed); }
+  void help(int64_t thread) {
+    const int64_t first = claim();
+    if (first >= count_) return;
+    wake(thread);  // the caller, and so its pool, waits for the claimed task
+    run_from(first);
+  }
+  void run_from(int64_t i) {
+    for (; i < count_; i = claim()) {
+      try {
+        run_(i);
+      } catch (...) {  // such as memory that ran out: the caller throws it again
+        if (!failed_.test_and_set()) error_ = std::current_exception();
+      }
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  Pool& pool_;
+  const int64_t threads_, count_;
   const std::function<void(int64_t)> run_;
   alignas(64) std::atomic<int64_t> claimed_{0};
   alignas(64) std::atomic<int64_t> done_{0};
@@ -92,16 +119,13 @@ void wait_until(const Condition& holds) {
 // have begun, so a pool without a free thread cannot block it.
 template <class Run>
 void parallel_for(Pool& pool, int64_t count, const Run& run) {
-  const int64_t helpers = std::min(count, pool.threads()) - 1;
-  if (helpers < 1) {
+  const int64_t threads = std::min(count, pool.threads());
+  if (threads < 2) {
     for (int64_t i = 0; i < count; i++) run(i);
     return;
   }
-  auto tasks = std::make_shared<Tasks>(count, [&run](int64_t i) { run(i); });
-  try {
-    for (int64_t i = 0; i < helpers; i++) pool.start([tasks] { tasks->work(); });
-  } catch (const std::bad_alloc&) {  // those that have begun use this call's data: go on with them
-  }
+  auto tasks = std::make_shared<Tasks>(pool, threads, count, [&run](int64_t i) { run(i); });
+  tasks->wake(0);
   tasks->work();
   wait_until([&] { return tasks->is_done(); });
   tasks->rethrow();

@@ -1,10 +1,12 @@
-"""Matmuls divide among 2 to 64 threads without idle ones, and give the same bits on any number."""
+"""Matmuls divide among 2 to 64 threads without idle ones, and give the same bits on any number;
+how these threads are woken."""
 
 from __future__ import annotations
 
 import heapq
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,11 +24,11 @@ PANELS = [18, 30, 96, 64, 512, 1536]
 Task = tuple[int, int, int, int, int]  # group, blocks from and to, panels from and to
 
 
-def compiled(folder: Path, program: str, *kernels: str) -> Path:
+def compiled(folder: Path, program: str, *kernels: str, more: Sequence[str] = ()) -> Path:
     made = folder / program
     files = [HERE / f"{program}.cc", *(SOURCE / f"{name}.cc" for name in kernels)]
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-pthread", f"-I{SOURCE}"]
-    command = [*find_compiler(), *flags, *target_flags(), *map(str, files), "-o", str(made)]
+    command = [*find_compiler(), *flags, *target_flags(), *more, *map(str, files), "-o", str(made)]
     subprocess.run(command, check=True, timeout=300)
     return made
 
@@ -86,6 +88,33 @@ def test_every_block_meets_every_panel_once(planner: Path, rows: list[int]) -> N
 def test_large_groups_come_first(planner: Path) -> None:
     sizes = [size(task) for task in plan(planner, 8, 48, [2, 100, 1, 30, 7])]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def check_waking(program: Path) -> None:
+    """Each thread wakes few, the caller too; all come, and none uses a call that is over."""
+    output = subprocess.run([program], capture_output=True, text=True, check=True, timeout=300)
+    *counts, late, sums = output.stdout.splitlines()
+    woken = {n: (own, total) for n, own, total in (map(int, line.split()) for line in counts)}
+    assert set(woken) == {1, 2, 3, 4, 5, 17, 64}
+    for threads, (own, total) in woken.items():
+        assert own == min(threads - 1, 2)
+        assert total == threads - 1
+    assert (late, sums) == ("100", str(2000 * sum(range(9))))
+
+
+def test_a_call_wakes_its_threads_as_a_tree(tmp_path: Path) -> None:
+    check_waking(compiled(tmp_path, "waking", "tasks"))
+
+
+@pytest.mark.slow
+def test_waking_is_free_of_data_races(tmp_path: Path) -> None:
+    compiler = find_compiler()
+    found = subprocess.run(
+        [*compiler, "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip(f"{compiler[0]} has no ThreadSanitizer here")
+    check_waking(compiled(tmp_path, "waking", "tasks", more=["-fsanitize=thread", "-g1"]))
 
 
 @pytest.mark.slow
