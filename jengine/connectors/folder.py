@@ -15,9 +15,9 @@ import os
 import tempfile
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from jengine.config import WHOLE_BLOCKS
 from jengine.errors import ConfigError
 from jengine.request import WireRequest
 
-MAGIC = b"jengine KV 1\n"
-DIGEST_BYTES = 32
+MAGIC = b"jengine KV 2\n"
+CHECKSUM_BYTES = 4
+HEADER_BYTES = len(MAGIC) + CHECKSUM_BYTES
 SUFFIX = ".kv"
 # Of a folder that is full so much is freed at a time.
 FREED = 0.1
@@ -37,16 +38,16 @@ def folder_of(root: str | Path, namespace: str) -> Path:
     return Path(root) / namespace
 
 
-def file_of(folder: Path, key: bytes) -> Path:
+def file_of(folder: str | Path, key: bytes) -> str:
+    """Path of a block's file. A string: a prompt's lookup makes one per block."""
     name = key.hex()
-    return folder / name[:2] / (name + SUFFIX)
+    return f"{folder}/{name[:2]}/{name}{SUFFIX}"
 
 
-def digest_of(key: bytes, data: bytes | memoryview) -> bytes:
-    """Checksum of a block's bytes and its content key."""
-    digest = blake2b(key, digest_size=DIGEST_BYTES)
-    digest.update(data)
-    return digest.digest()
+def header_of(key: bytes, data: bytes | memoryview) -> bytes:
+    """First bytes of a block's file: a checksum of the block and its content key. It finds damage,
+    not forgery: who may write the folder may write a matching checksum, whatever its kind."""
+    return MAGIC + zlib.crc32(data, zlib.crc32(key)).to_bytes(CHECKSUM_BYTES, "little")
 
 
 class FolderIndex:
@@ -56,8 +57,9 @@ class FolderIndex:
         self, root: str | Path, namespace: str, pieces: Sequence[str] = WHOLE_BLOCKS
     ) -> None:
         """`pieces`: names of the processes' pieces of a block."""
-        self._folders = [folder_of(root, namespace + piece) for piece in dict.fromkeys(pieces)]
-        missing = [folder for folder in self._folders if not folder.is_dir()]
+        folders = [folder_of(root, namespace + piece) for piece in dict.fromkeys(pieces)]
+        self._folders = [str(folder) for folder in folders]
+        missing = [folder for folder in folders if not folder.is_dir()]
         if missing and len(self._folders) > 1:
             raise ConfigError(
                 f"{missing[0]}, which another process of this engine has made, is not seen in this "
@@ -103,7 +105,7 @@ class FolderStore:
         self._folder = folder_of(root, namespace)
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[Path, int] = OrderedDict()  # the least recently used first
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # the least recently used first
         self._total = 0
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path, size in found_files(self._folder):
@@ -115,18 +117,19 @@ class FolderStore:
         never rewritten, and a removed file stays mapped."""
         path = file_of(self._folder, key)
         try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError):  # it is not there, or empty
+            number = os.open(path, os.O_RDONLY)
+        except OSError:  # it is not there
             return None
-        begin = len(MAGIC) + DIGEST_BYTES
-        data = found[begin:]
-        if found[:begin] != MAGIC + digest_of(key, data):
-            self._remove(path)
-            return None
-        with contextlib.suppress(OSError):  # another engine has removed it
-            os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
+        try:
+            found = mapped(number)
+            data = found[HEADER_BYTES:]
+            if found[:HEADER_BYTES] != header_of(key, data):
+                self._remove(path)
+                return None
+            with contextlib.suppress(OSError):  # it belongs to another user
+                os.utime(number, ns=(time.time_ns(), os.fstat(number).st_mtime_ns))
+        finally:
+            os.close(number)
         with self._lock:
             if path in self._sizes:
                 self._sizes.move_to_end(path)
@@ -134,16 +137,17 @@ class FolderStore:
 
     def write(self, key: bytes, data: bytes) -> None:
         """Write the file atomically."""
-        path, size = file_of(self._folder, key), len(MAGIC) + DIGEST_BYTES + len(data)
+        path, size = file_of(self._folder, key), HEADER_BYTES + len(data)
         if self._most_bytes is not None:
             if size > self._most_bytes:
                 return
             self._make_room(size)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        number, temporary = tempfile.mkstemp(dir=path.parent)
+        parent = os.path.dirname(path)
+        os.makedirs(parent, exist_ok=True, mode=0o700)
+        number, temporary = tempfile.mkstemp(dir=parent)
         try:
             with os.fdopen(number, "wb") as file:
-                file.write(MAGIC + digest_of(key, data))
+                file.write(header_of(key, data))
                 file.write(data)
             os.replace(temporary, path)
         except BaseException:
@@ -170,14 +174,21 @@ class FolderStore:
         while self._total > least and self._sizes:
             self._remove(next(iter(self._sizes)))
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, path: str) -> None:
         with contextlib.suppress(OSError):  # another engine was first
-            path.unlink()
+            os.unlink(path)
         with self._lock:
             self._total -= self._sizes.pop(path, 0)
 
 
-def found_files(folder: Path) -> Iterator[tuple[Path, int]]:
+def mapped(number: int) -> memoryview:
+    """An open file's bytes, mapped read-only; empty for an empty file, which cannot be mapped."""
+    if not os.fstat(number).st_size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(number, 0, access=mmap.ACCESS_READ))
+
+
+def found_files(folder: Path) -> Iterator[tuple[str, int]]:
     """Files of a directory with their sizes, least recently used first."""
     found = []
     for path in folder.glob(f"*/*{SUFFIX}"):
@@ -185,4 +196,4 @@ def found_files(folder: Path) -> Iterator[tuple[Path, int]]:
             status = path.stat()
             found.append((status.st_atime_ns, path, status.st_size))
     for _, path, size in sorted(found):
-        yield path, size
+        yield str(path), size

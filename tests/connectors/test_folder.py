@@ -29,21 +29,23 @@ def test_what_was_written_is_found_by_another_engine(store: FolderStore, tmp_pat
     assert not FolderIndex(tmp_path, "another model").holds(KEY, "")
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "renamed"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "renamed"])
 def test_damaged_files_are_misses_and_are_removed(
     store: FolderStore, tmp_path: Path, damage: str
 ) -> None:
     store.write(KEY, b"content")
-    path = file_of(folder_of(tmp_path, "model"), KEY)
+    path = Path(file_of(folder_of(tmp_path, "model"), KEY))
     found, key = path.read_bytes(), KEY
     if damage == "cut":
         path.write_bytes(found[:-1])
     elif damage == "changed":
         path.write_bytes(found[:-1] + b"T")
+    elif damage == "emptied":
+        path.write_bytes(b"")
     else:  # a content under the name of another one
         key = OTHER
         store.write(OTHER, b"other")
-        os.replace(path, path := file_of(folder_of(tmp_path, "model"), OTHER))
+        os.replace(path, path := Path(file_of(folder_of(tmp_path, "model"), OTHER)))
     assert store.read(key, "") is None
     assert not path.exists()
     assert not FolderIndex(tmp_path, "model").holds(key, "")
