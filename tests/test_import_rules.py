@@ -26,7 +26,7 @@ PACKAGES = ("jengine", "pallas_kernels", "sharding")
 NOUN_FOLDERS = {"config"}
 HOST_HALF = {
     "nouns": {"pictures"},
-    "confined": {"nouns"},
+    "confined": {"nouns", "wire"},
     "text": {"nouns", "confined"},
     "connectors": {"nouns", "wire"},
     "kvcache": {"nouns", "connectors"},

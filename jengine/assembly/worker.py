@@ -49,7 +49,8 @@ def run(data: bytes) -> bytes:
 
 def work(job: Job) -> None:
     """Build this worker's part of the engine, then run the plans that arrive."""
-    secret = {"data_parallel_secret": job.secret.hex()}  # which came from Ray, and from nobody else
+    # What came from Ray, and from nobody else.
+    secret = {"data_parallel_secret": (job.driver.secret or b"").decode()}
     args = EngineArgs.checked("worker", multihost=job.multihost, **{**job.settings, **secret})
     # A driver asks its workers nothing about programs that are still to come.
     args.compilation_config = {**args.compilation, "wait_for": "all"}
@@ -78,8 +79,7 @@ def follow(core: FollowingCore) -> str:
 def lead(job: Job, side: DeviceSide, direction: Direction) -> None:
     """Run the plans that the driver process sends, and send it their outputs, until it leaves."""
     settings = MultihostSettings.checked(job.multihost)
-    address = (job.driver, job.port)
-    server = PlanServer(connect(address, job.rank, job.secret, settings.silence), settings)
+    server = PlanServer(connect(job.driver, job.rank, settings.silence), settings)
     direction.observers.append(server.tell_end)
     assert isinstance(side.core, EngineCore), f"a worker cannot lead a {type(side.core).__name__}"
     executor = side.core.executor

@@ -15,15 +15,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from jengine.confined import frames
 from jengine.errors import RequestError
+from jengine.wire import frames
+from jengine.wire.frames import Part
 
 IDLE_SECONDS = 60.0
 # What one that answered may keep of its memory, beyond what it had when it was ready.
 KEPT_BYTES = 128 * 2**20
 MIB = 2**20
 NICE = 5  # steps of the engine go first
-Answer = Callable[[bytearray], Sequence[frames.Part]]
+Answer = Callable[[bytearray], Sequence[Part]]
 
 
 def serve(
@@ -35,21 +36,22 @@ def serve(
     """Answer messages until the connection closes or idles. `prepare` makes the answering function
     from the first message, and returns how much memory it may take beyond that."""
     sock = sock or socket.socket(fileno=0)
-    _, job = frames.receive(sock, None)
+    at_leisure = frames.until(None)
+    _, job = frames.receive(sock, at_leisure)
     answer, most_bytes = prepare(job)
     limit_memory(most_bytes)
     os.nice(NICE)
     usual = resident_bytes()
-    frames.send(sock, frames.READY, (), None)
-    with suppress(TimeoutError, EOFError, ConnectionError):
+    frames.send(sock, frames.READY, (), at_leisure)
+    with suppress(TimeoutError, ConnectionError):
         while resident_bytes() - usual < KEPT_BYTES:
-            _, asked = frames.receive(sock, time.monotonic() + idle_seconds)
+            _, asked = frames.receive(sock, frames.until(time.monotonic() + idle_seconds))
             kind, parts = answered(answer, asked)
-            frames.send(sock, kind, parts, None)
+            frames.send(sock, kind, parts, at_leisure)
             del asked, parts
 
 
-def answered(answer: Answer, asked: bytearray) -> tuple[int, Sequence[frames.Part]]:
+def answered(answer: Answer, asked: bytearray) -> tuple[int, Sequence[Part]]:
     """The reply to a message."""
     try:
         return frames.ANSWER, answer(asked)

@@ -19,11 +19,12 @@ from contextlib import suppress
 from typing import Final
 
 from jengine.confined import errand as errands
-from jengine.confined import frames
 from jengine.errors import CapacityError, RequestError
 from jengine.forks import not_in_forks
+from jengine.wire import frames
 
 PATIENCE = 30.0  # seconds for a process to be free
+MOST_ANSWER = 2**32  # bytes
 
 
 class ConfinedPool:
@@ -94,9 +95,9 @@ class ConfinedPool:
                 with errand.run_by(process.kill):
                     until = time.monotonic() + min(self._seconds, errand.left)
                     kind, found = process.ask(asked, until)
-            except (EOFError, TimeoutError) as error:
+            except (ConnectionError, TimeoutError) as error:
                 self._drop(process)
-                if before and isinstance(error, EOFError) and process.status == 0:
+                if before and isinstance(error, ConnectionError) and process.status == 0:
                     continue  # it had ended by itself before it was asked
                 self.given_up += 1
                 raise self._failed(error, errand) from None
@@ -191,13 +192,11 @@ class ConfinedProcess:
         self._prepare(job)
 
     def ask(self, asked: frames.Part, until: float | None) -> tuple[int, bytearray]:
-        """The kind and the content of its answer; TimeoutError after the deadline, EOFError if it
-        has ended."""
-        try:
-            frames.send(self._sock, frames.ASKED, (asked,), until)
-            found = frames.receive(self._sock, until)
-        except ConnectionError:
-            raise EOFError from None
+        """The kind and the content of its answer; TimeoutError after the deadline, ConnectionError
+        if it has ended, or answers with more than it may."""
+        wait = frames.until(until)
+        frames.send(self._sock, frames.MESSAGE, (asked,), wait)
+        found = frames.receive(self._sock, wait, MOST_ANSWER)
         self.has_answered = True
         return found
 
@@ -246,13 +245,13 @@ class ConfinedProcess:
         self._over.set()
 
     def _prepare(self, job: bytes) -> None:
-        until = time.monotonic() + START_SECONDS
+        wait = frames.until(time.monotonic() + START_SECONDS)
         try:
             if self._failure is not None:
                 raise self._failure
-            frames.send(self._sock, frames.ASKED, (job,), until)
-            frames.receive(self._sock, until)
-        except (OSError, EOFError) as error:
+            frames.send(self._sock, frames.MESSAGE, (job,), wait)
+            frames.receive(self._sock, wait, MOST_ANSWER)
+        except OSError as error:
             self.close()
             raise NotStarted(
                 f"{self._program} did not start ({type(error).__name__}: {error}); the log says why"

@@ -26,6 +26,7 @@ import zmq
 
 from jengine.connectors.settings import known_keys
 from jengine.errors import ConfigError
+from jengine.wire.doors import Door, listening
 
 logger = logging.getLogger(__name__)
 RANK = "data_parallel_rank"
@@ -175,24 +176,24 @@ class EventPublisher:
     def _opened(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.set_hwm(self._settings.hwm)
-        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         everywhere = "*" in endpoint or "::" in endpoint
         is_own = everywhere or kind == zmq.ROUTER or self._settings.endpoint is None
         if is_own and endpoint.startswith("tcp:") and not endpoint.startswith(ONE_HOST):
             logger.warning(
                 "kv_events_config: whoever reaches %s is told the tokens of all prompts.", endpoint
             )
-        try:
-            if is_own or not endpoint.startswith("tcp:"):
-                socket.bind(endpoint)
-            else:
-                socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise ConfigError(
-                f"kv_events_config: {endpoint} cannot be used ({error}). Give each engine an "
-                "address of its own, such as 'tcp://*:5557'."
-            ) from error
+        with listening(
+            f"kv_events_config: {endpoint} cannot be used",
+            "Give each engine an address of its own, such as 'tcp://*:5557'.",
+        ):
+            try:
+                if is_own or not endpoint.startswith("tcp:"):
+                    Door(endpoint).bind(socket)
+                else:
+                    Door(endpoint).connect(socket)
+            except zmq.ZMQError:
+                self._context.destroy(linger=0)
+                raise
         logger.info(
             "KV events are %s at %s",
             "sent again" if kind == zmq.ROUTER else "published",

@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import zmq
 
 from jengine.config import WHOLE_BLOCKS
 from jengine.connectors.settings import PeerSettings
-from jengine.errors import ConfigError, RequestError
+from jengine.errors import RequestError
 from jengine.request import WireRequest
 from jengine.wire.asking import Answerer, Asker, NoAnswer, Refused, Silent
-from jengine.wire.curve import tcp
+from jengine.wire.doors import Door, listening, tcp
 
 logger = logging.getLogger(__name__)
 # Seconds in which a producer that did not answer is not asked again.
@@ -139,13 +138,11 @@ class PeerStore:
     def _serving(self) -> Answerer[BlockQuestion]:
         own = self._settings
         address = tcp(own.host, own.port)
-        try:
-            return Answerer(address, own.secret, BlockQuestion, self._content)
-        except zmq.ZMQError as error:
-            raise ConfigError(
-                f"kv_transfer_config: {address} cannot be listened at ({error}). Give this engine "
-                "an address of its host and a kv_port of its own."
-            ) from error
+        with listening(
+            f"kv_transfer_config: {address} cannot be listened at",
+            "Give this engine an address of its host and a kv_port of its own.",
+        ):
+            return Answerer(Door(address, own.secret), BlockQuestion, self._content)
 
     def _content(self, asked: BlockQuestion) -> bytes | None:
         if asked.namespace != self._namespace:

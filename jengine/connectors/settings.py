@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
-from jengine.wire.curve import checked_secret
+from jengine.wire.doors import checked_secret
 
 GIB = 2**30
 # Memory that blocks pass through where a connector is given, and no size.

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
-import zmq
 
 from jengine.connectors.weight_settings import NAME, WeightSettings
-from jengine.errors import CheckpointError, ConfigError
+from jengine.errors import CheckpointError
 from jengine.wire.asking import Answerer, Asker, NoAnswer, Refused
+from jengine.wire.doors import Door, listening
 
 logger = logging.getLogger(__name__)
 MOST_ANSWER = 2**28  # bytes
@@ -68,13 +68,13 @@ class WeightServer:
     def __init__(self, settings: WeightSettings, source: WeightSource) -> None:
         assert settings.serve is not None
         self._source = source
-        try:
-            self._answerer = Answerer(settings.serve, settings.secret, WeightQuestion, self._answer)
-        except zmq.ZMQError as error:
-            raise ConfigError(
-                f"{NAME}['serve']: {settings.serve} cannot be listened at ({error}). Give an "
-                "address of this host with a port of this engine alone."
-            ) from error
+        with listening(
+            f"{NAME}['serve']: {settings.serve} cannot be listened at",
+            "Give an address of this host with a port of this engine alone.",
+        ):
+            self._answerer = Answerer(
+                Door(settings.serve, settings.secret), WeightQuestion, self._answer
+            )
         logger.info("Weights are served at %s", settings.serve)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from jengine.connectors.settings import MOST_SECONDS, is_number, is_whole, known_keys
 from jengine.errors import ConfigError
-from jengine.wire.curve import checked_secret, tcp
+from jengine.wire.doors import checked_secret, tcp
 
 NAME = "model_loader_extra_config"
 SECRET_VARIABLE = "JENGINE_WEIGHTS_SECRET"  # noqa: S105 - a name

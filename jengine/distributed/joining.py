@@ -16,8 +16,7 @@ import zmq
 
 from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError, EngineDead
-from jengine.wire.curve import tcp
-from jengine.wire.hosts import Door
+from jengine.wire.doors import Door, listening
 from jengine.wire.message import BadFrame, Message, Reader, encode
 from jengine.wire.socket_loop import Parts, SocketLoop
 
@@ -75,22 +74,20 @@ class JoinDesk:
         self._back: Callable[[int, str], None] = lambda rank, address: None
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        try:
+        host, port = door.place
+        with listening(
+            f"data_parallel_address={host!r}, data_parallel_rpc_port={port}: cannot listen there",
+            "Give an address of this host and a port that is free.",
+        ):
             self._socket = SocketLoop(
-                zmq.ROUTER, None,
-                receive=self._receive, failed=self._fail, unreachable=self._forget, door=door,
+                zmq.ROUTER, door,
+                receive=self._receive, failed=self._fail, unreachable=self._forget,
             )  # fmt: skip
-        except zmq.ZMQError as error:
-            raise ConfigError(
-                f"data_parallel_address={door.host!r}, data_parallel_rpc_port={door.port}: cannot "
-                f"listen there ({error}). Give an address of this host and a port that is free."
-            ) from error
         self._socket.start()
 
     @property
     def address(self) -> str:
-        assert self._socket.door_address is not None, "it was bound"
-        return self._socket.door_address
+        return self._socket.addresses[0]
 
     @property
     def missing(self) -> list[int]:
@@ -185,15 +182,15 @@ class JoinDesk:
 class JoinedHost:
     """The side of a host whose cores join."""
 
-    def __init__(self, host: str, port: int, secret: bytes, left: Callable[[str], None]) -> None:
+    def __init__(self, front: Door, left: Callable[[str], None]) -> None:
         """`left` is called with the reason when the connection ends after the host has joined."""
-        self.address = tcp(host, port)
+        self.address = front.address
         self._left = left
         self._answered = threading.Event()
         self._answer: Joined | Refused | Taken | None = None
         self._socket = SocketLoop(
-            zmq.DEALER, self.address,
-            receive=self._receive, failed=self._failed, lost=self._lost, secret=secret,
+            zmq.DEALER, front,
+            receive=self._receive, failed=self._failed, lost=self._lost,
         )  # fmt: skip
         self._socket.start()
 

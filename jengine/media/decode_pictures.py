@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jengine.confined import frames
-from jengine.confined.child import Answer, serve
+from jengine.confined.child import Answer, Part, serve
 from jengine.media.decoding_process import LENGTH, Cut, Measure, PictureSizes, divided
 from jengine.media.images import opened, plain, size_of
 from jengine.media.layout import cut
@@ -13,7 +12,7 @@ from jengine.media.layout import cut
 MOST_BYTES = 2 * 2**30  # of memory
 
 
-def answer(message: bytearray) -> tuple[frames.Part, ...]:
+def answer(message: bytearray) -> tuple[Part, ...]:
     """Answer a Measure with (height, width) of each file, a Cut with the pixels of a picture's
     parts."""
     head, files = divided(message)
@@ -27,7 +26,7 @@ def answer(message: bytearray) -> tuple[frames.Part, ...]:
     return packed(PictureSizes(sizes))
 
 
-def cut_of(order: Cut, file: bytes) -> tuple[frames.Part, ...]:
+def cut_of(order: Cut, file: bytes) -> tuple[Part, ...]:
     """Cut a picture into resized parts; only its size if that differs from the size measured
     before."""
     with opened(file, order.name) as image:

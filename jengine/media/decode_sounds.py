@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from jengine.confined import frames
-from jengine.confined.child import Answer, serve
+from jengine.confined.child import Answer, Part, serve
 from jengine.media.audio import samples_of
 from jengine.media.sound_files import read_file
 from jengine.media.sounds import NAME, RATE
@@ -11,7 +10,7 @@ from jengine.media.sounds import NAME, RATE
 MOST_BYTES = 2 * 2**30  # of memory
 
 
-def answer(message: bytearray) -> tuple[frames.Part, ...]:
+def answer(message: bytearray) -> tuple[Part, ...]:
     """Answer with samples, f32[samples]."""
     (rate,) = RATE.unpack_from(message)
     given = read_file(bytes(memoryview(message)[RATE.size :]), NAME)

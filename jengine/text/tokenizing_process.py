@@ -9,8 +9,7 @@ from typing import assert_never
 
 import msgspec
 
-from jengine.confined.child import Answer, serve
-from jengine.confined.frames import Part
+from jengine.confined.child import Answer, Part, serve
 from jengine.text import tokenizer_calls as calls
 from jengine.text.chat_template import run_template
 from jengine.text.tokenizer import Tokenizer, load_tokenizer

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from jengine.errors import JengineError
-from jengine.wire.curve import as_client, as_server
+from jengine.wire.doors import Door
 from jengine.wire.message import BadFrame, Reader, encode
 
 # Milliseconds between two looks at questions that wait, and at whether the thread is to end.
@@ -70,9 +70,7 @@ class Refused(Exception):
 class Answerer(Generic[Q]):
     """A thread that answers questions of one kind at an address."""
 
-    def __init__(
-        self, address: str, secret: bytes, kind: type[Q], answer: Callable[[Q], Data | None]
-    ) -> None:
+    def __init__(self, door: Door, kind: type[Q], answer: Callable[[Q], Data | None]) -> None:
         """`answer` returns None for data that does not exist yet, and raises a JengineError to
         refuse. Raises zmq.ZMQError if the address cannot be bound."""
         self._read = Reader[Q](kind, "an asker", MOST_QUESTION)
@@ -83,9 +81,8 @@ class Answerer(Generic[Q]):
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_QUESTION)
         self._socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
-        as_server(self._socket, address, secret)
         try:
-            self._socket.bind(address)
+            door.bind(self._socket)
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
@@ -193,8 +190,7 @@ class Asker:
             socket = known[address] = self._context.socket(zmq.DEALER)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, self._most_bytes)
-            as_client(socket, address, self._secret)
-            socket.connect(address)
+            Door(address, self._secret).connect(socket)
         return known[address]
 
 

@@ -9,48 +9,48 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import queue
 import secrets
 import socket
 import struct
 import threading
+import time
 
-HEADER = struct.Struct("!Q")
-# Prompt log-probabilities of a long prompt over a whole vocabulary are below this.
-LARGEST_FRAME = 2**34
+from jengine.wire import frames
+from jengine.wire.doors import Door, proof, tcp
+
 NONCE = 32
 PROOF = hashlib.sha256().digest_size
 GREETING = struct.Struct(f"!i{NONCE}s{PROOF}s")
-READ_AT_ONCE = 2**20
+RANK = struct.Struct("!i")
+# Callers that may be proving at a time that they know the secret.
+MOST_CALLERS = 64
+LOOK = 0.02  # seconds between two looks at who has proved it
+STRANGER = "the other side does not know the secret"
 
 
 class Connection:
     """Frames over a socket. One thread receives; any thread may send."""
 
     def __init__(self, sock: socket.socket, silence: float) -> None:
+        """`silence`: seconds that each send and each receive may take."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(silence)  # of each send and each receive
         self._socket = sock
+        self._wait: frames.Wait = lambda: silence
         self._sending = threading.Lock()
 
-    def send(self, payload: bytes) -> None:
-        """Send a frame; TimeoutError if the other side reads nothing for the timeout."""
-        with self._sending:
-            self._socket.sendall(HEADER.pack(len(payload)) + payload)
-
-    def send_if_free(self, payload: bytes) -> None:
-        """Send a frame unless another is being sent, which proves life just as well."""
-        if self._sending.acquire(blocking=False):
+    def send(self, payload: bytes, *, if_free: bool = False) -> None:
+        """Send a frame; TimeoutError if the other side reads nothing for the timeout. `if_free`:
+        not while another is being sent, which proves life just as well."""
+        if self._sending.acquire(blocking=not if_free):
             try:
-                self._socket.sendall(HEADER.pack(len(payload)) + payload)
+                frames.send(self._socket, frames.MESSAGE, (payload,), self._wait)
             finally:
                 self._sending.release()
 
-    def receive(self) -> bytes:
+    def receive(self) -> memoryview:
         """The next frame; TimeoutError after silence, ConnectionError at the end."""
-        (size,) = HEADER.unpack(read_exactly(self._socket, HEADER.size))
-        if size > LARGEST_FRAME:
-            raise ConnectionError(f"a frame of {size} bytes; is this another program?")
-        return read_exactly(self._socket, size)
+        return memoryview(frames.receive(self._socket, self._wait)[1])
 
     def close_sending(self) -> None:
         """Close the sending half; what the other side sent can still be read."""
@@ -62,52 +62,88 @@ class Connection:
         self._socket.close()
 
 
-def read_exactly(sock: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes, or ConnectionError."""
-    data = bytearray()
-    while len(data) < size:
-        part = sock.recv(min(size - len(data), READ_AT_ONCE))
-        if not part:
-            raise ConnectionError("the connection was closed")
-        data += part
-    return bytes(data)
+class Listener:
+    """Accepts processes that know the secret. Each caller proves it in a thread of its own, so that
+    one who says nothing holds up nobody."""
+
+    def __init__(self, door: Door, silence: float) -> None:
+        """Raises OSError if the address cannot be listened at."""
+        host, port = door.place
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server((host, port), family=family, backlog=128)
+        self._server.settimeout(LOOK)
+        self.door = Door(tcp(host, self._server.getsockname()[1]), door.secret)
+        self._silence = silence
+        self._places = threading.BoundedSemaphore(MOST_CALLERS)
+        self._lock = threading.Lock()
+        self._known: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
+        self._closed = False
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.close()
+        with self._lock:
+            self._closed = True
+        while not self._known.empty():
+            self._known.get()[1].close()
+
+    def accept(self, seconds: float) -> tuple[int, Connection]:
+        """The next process that knows the secret: its rank, and the connection. TimeoutError if
+        none comes."""
+        end = time.monotonic() + seconds
+        while self._known.empty():
+            try:
+                sock, _ = self._server.accept()
+            except TimeoutError:
+                if time.monotonic() >= end:
+                    raise
+                continue
+            self._places.acquire()
+            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+        return self._known.get()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            rank = greeted(sock, self.door.secret or b"", self._silence)
+        except OSError:
+            sock.close()
+            return
+        finally:
+            self._places.release()
+        with self._lock:
+            if self._closed:
+                sock.close()
+            else:
+                self._known.put((rank, Connection(sock, self._silence)))
 
 
-def listen(address: str) -> socket.socket:
-    """A listening socket on one address of this host, on a port that is free."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=128)
+def greeted(sock: socket.socket, secret: bytes, seconds: float) -> int:
+    """The rank of a caller who knows the secret, after telling it that this side does."""
+    wait = frames.until(time.monotonic() + seconds)
+    challenge = secrets.token_bytes(NONCE)
+    sock.settimeout(wait())
+    sock.sendall(challenge)
+    rank, nonce, given = GREETING.unpack(frames.exactly(sock, GREETING.size, wait))
+    if not hmac.compare_digest(given, prove(secret, b"follower", challenge, nonce, rank)):
+        raise ConnectionError(STRANGER)
+    sock.sendall(prove(secret, b"leader", nonce, challenge, rank))
+    return rank
 
 
-def accept(server: socket.socket, secret: bytes, silence: float) -> tuple[int, Connection] | None:
-    """Accept the next process that knows the secret: (its rank, connection); None for other
-    callers."""
-    sock, _ = server.accept()
-    sock.settimeout(silence)
+def connect(door: Door, rank: int, silence: float) -> Connection:
+    """A connection to a Listener, which must know the secret too."""
+    secret = door.secret or b""
+    sock = socket.create_connection(door.place, timeout=silence)
     try:
-        challenge = secrets.token_bytes(NONCE)
-        sock.sendall(challenge)
-        rank, nonce, proof = GREETING.unpack(read_exactly(sock, GREETING.size))
-        if not hmac.compare_digest(proof, prove(secret, b"follower", challenge, nonce, rank)):
-            raise ConnectionError("the other side does not know the secret")
-        sock.sendall(prove(secret, b"leader", nonce, challenge, rank))
-    except OSError:
-        sock.close()
-        return None
-    return rank, Connection(sock, silence)
-
-
-def connect(address: tuple[str, int], rank: int, secret: bytes, silence: float) -> Connection:
-    """A connection to the leader, which must know the secret too."""
-    sock = socket.create_connection(address, timeout=silence)
-    try:
-        challenge = read_exactly(sock, NONCE)
+        wait = frames.until(time.monotonic() + silence)
+        challenge = bytes(frames.exactly(sock, NONCE, wait))
         nonce = secrets.token_bytes(NONCE)
-        proof = prove(secret, b"follower", challenge, nonce, rank)
-        sock.sendall(GREETING.pack(rank, nonce, proof))
-        answer = read_exactly(sock, PROOF)
+        sock.sendall(GREETING.pack(rank, nonce, prove(secret, b"follower", challenge, nonce, rank)))
+        answer = frames.exactly(sock, PROOF, wait)
         if not hmac.compare_digest(answer, prove(secret, b"leader", nonce, challenge, rank)):
-            raise ConnectionError("the other side does not know the secret")
+            raise ConnectionError(STRANGER)
     except OSError:
         sock.close()
         raise
@@ -116,4 +152,4 @@ def connect(address: tuple[str, int], rank: int, secret: bytes, silence: float) 
 
 def prove(secret: bytes, role: bytes, first: bytes, second: bytes, rank: int) -> bytes:
     """The answer to a challenge that proves knowledge of the secret."""
-    return hmac.digest(secret, role + first + second + struct.pack("!i", rank), "sha256")
+    return proof(secret, role, first + second + RANK.pack(rank))

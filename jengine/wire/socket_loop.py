@@ -15,8 +15,7 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from jengine.wire.curve import as_client, as_server, tcp
-from jengine.wire.hosts import Door
+from jengine.wire.doors import Door
 
 Parts = list[bytes]
 # Messages read before queued ones are sent.
@@ -33,18 +32,14 @@ class SocketLoop:
     def __init__(
         self,
         kind: int,
-        address: str | None,
-        *,
+        *doors: Door,
         receive: Callable[[Parts], None],
         failed: Callable[[BaseException], None],
         unreachable: Callable[[bytes], None] | None = None,
         lost: Callable[[], None] | None = None,
-        secret: bytes | None = None,
-        door: Door | None = None,
     ) -> None:
-        """A ROUTER binds to the address, any other kind connects to it, with a secret where the
-        other end wants one. A door is a place to bind to for other hosts, besides the address or
-        instead of it.
+        """A ROUTER binds to the doors, those with a secret last; any other kind connects to its
+        only one.
 
         `unreachable` gets the identity of a peer that a message could not be sent to, `lost` is
         called when the other end has closed the connection, and `failed` if this thread fails.
@@ -67,26 +62,14 @@ class SocketLoop:
         self._monitor = None
         if lost is not None:
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self.door_address: str | None = None
+        self.addresses: list[str] = []  # of a ROUTER, with the ports that it got
         if kind == zmq.ROUTER:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            if address is not None:
-                self._socket.bind(address)
-            if door is not None:
-                self.door_address = self._open(door)
+            self.addresses += [one.bind(self._socket) for one in doors]
         else:
-            assert address is not None, "only a ROUTER waits for others"
-            if secret is not None:
-                as_client(self._socket, address, secret)
-            self._socket.connect(address)
+            (door,) = doors
+            door.connect(self._socket)
         self._thread = threading.Thread(target=self._run, name="jengine-socket", daemon=True)
-
-    def _open(self, door: Door) -> str:
-        """Bind an additional TCP address for other hosts. Returns the address."""
-        address = tcp(door.host, door.port)
-        as_server(self._socket, address, door.secret)
-        self._socket.bind(address)
-        return self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def start(self) -> None:
         """Begin to send and receive."""

@@ -9,6 +9,7 @@ import time
 
 from jengine.confined.child import MIB, Answer, serve
 from jengine.errors import RequestError
+from jengine.wire import frames
 
 
 def prepare(job: bytearray) -> tuple[Answer, int]:
@@ -31,8 +32,10 @@ def prepare(job: bytearray) -> tuple[Answer, int]:
                 return (len(kept[-1]).to_bytes(8, "little"),)
             case "crash":
                 ctypes.string_at(0)
+            case "boast":  # of more than could ever come
+                os.write(0, frames.HEAD.pack(frames.ANSWER, 2**40))
             case "loaded":
-                return (str("jax" in sys.modules).encode(),)
+                return (str(bool({"jax", "zmq"} & set(sys.modules))).encode(),)
         return (str(os.getpid()).encode(),)
 
     return answer, 512 * MIB

@@ -45,7 +45,11 @@ def test_it_answers_and_refuses_in_one_process_without_jax(pool: ConfinedPool) -
 
 @pytest.mark.parametrize(
     ("asked", "why"),
-    [(b"crash", "ended the process"), (b"allocate 2048", "takes too much memory")],
+    [
+        (b"crash", "ended the process"),
+        (b"boast", "ended the process"),
+        (b"allocate 2048", "takes too much memory"),
+    ],
 )
 def test_a_message_that_is_too_much_costs_itself_alone(
     pool: ConfinedPool, asked: bytes, why: str

@@ -18,7 +18,7 @@ from jengine.connectors import peers
 from jengine.connectors.peers import BlockQuestion, PeerStore
 from jengine.wire import asking as wire
 from jengine.wire.asking import Envelope, Header, answer_frames
-from jengine.wire.curve import as_client, as_server
+from jengine.wire.doors import Door
 from tests.connectors.test_peers import KEY, OTHER, SECRET, free_port, source_of
 from tests.connectors.test_peers import settings as peer_settings
 
@@ -44,8 +44,7 @@ def asking(producer: PeerStore) -> Iterator[zmq.Socket[bytes]]:
     """A socket of a consumer that knows the secret, and may send anything."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        as_client(socket, source_of(producer), SECRET)
-        socket.connect(source_of(producer))
+        Door(source_of(producer), SECRET).connect(socket)
         yield socket
 
 
@@ -136,8 +135,7 @@ def lying(answer: Answer) -> Iterator[str]:
     def serve() -> None:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.setsockopt(zmq.LINGER, 0)
-            as_server(socket, address, SECRET)
-            socket.bind(address)
+            Door(address, SECRET).bind(socket)
             while not ended.is_set():
                 if socket.poll(10):
                     sender, frame = socket.recv_multipart()

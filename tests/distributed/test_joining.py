@@ -11,7 +11,7 @@ from jengine.distributed import joining
 from jengine.distributed.joining import JoinDesk, JoinedHost
 from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError
-from jengine.wire.hosts import Door
+from jengine.wire.doors import Door
 from tests.engine.process.cores import eventually
 
 SECRET = b"a secret of sixteen bytes or more"
@@ -19,14 +19,13 @@ SECRET = b"a secret of sixteen bytes or more"
 
 @pytest.fixture
 def desk() -> Iterator[JoinDesk]:
-    one = JoinDesk(Door("127.0.0.1", SECRET), range(1, 4), "1.0")
+    one = JoinDesk(Door("tcp://127.0.0.1:*", SECRET), range(1, 4), "1.0")
     yield one
     one.close()
 
 
 def host(desk: JoinDesk, left: list[str], secret: bytes = SECRET) -> JoinedHost:
-    port = int(desk.address.rpartition(":")[2])
-    return JoinedHost("127.0.0.1", port, secret, left.append)
+    return JoinedHost(Door(desk.address, secret), left.append)
 
 
 def test_ranks_join_in_any_order_and_learn_that_the_front_has_gone(desk: JoinDesk) -> None:
@@ -123,6 +122,5 @@ def test_ranks_that_do_not_come_are_named(desk: JoinDesk) -> None:
 
 
 def test_a_port_in_use_is_said(desk: JoinDesk) -> None:
-    port = int(desk.address.rpartition(":")[2])
     with pytest.raises(ConfigError, match="cannot listen there"):
-        JoinDesk(Door("127.0.0.1", SECRET, port), range(1), "1.0")
+        JoinDesk(Door(desk.address, SECRET), range(1), "1.0")

@@ -29,7 +29,8 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import Plan
 from jengine.scheduler.scheduler import Scheduler
-from jengine.wire.connection import Connection, listen
+from jengine.wire.connection import Connection
+from jengine.wire.doors import Door
 from jengine.wire.message import encode
 from tests.executor.plugin import VOCAB, ScriptedWorkers
 from tests.executor.scripted import ScriptedExecutor, scripted_tokens
@@ -48,7 +49,7 @@ def test_workers_of_one_mesh_listen_at_one_address(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(jax.distributed, "initialize", lambda *a, **more: asked.append((a, more)))
     monkeypatch.setattr(jax.distributed, "shutdown", lambda: None)
     monkeypatch.setattr(worker, "work", lambda job: None)
-    job = Job({}, 0, 2, "10.0.0.7:7000", "10.0.0.7", 7001, b"secret", {})
+    job = Job({}, 0, 2, "10.0.0.7:7000", Door("tcp://10.0.0.7:7001", b"secret"), {})
     ended = msgspec.msgpack.decode(worker.run(msgspec.msgpack.encode(job)), type=Ended)
     assert ended == Ended()
     assert asked == [(("10.0.0.7:7000", 2, 0), {"coordinator_bind_address": "10.0.0.7:7000"})], (
@@ -120,7 +121,7 @@ class Pair:
 
 
 def sockets() -> tuple[Connection, Connection]:
-    with listen("127.0.0.1") as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
     return Connection(ours, SETTINGS.silence), Connection(theirs, SETTINGS.silence)

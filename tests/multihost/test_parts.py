@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -48,9 +49,11 @@ from jengine.plan import (
     packed_tokens,
 )
 from jengine.wire.arrays import ARRAY, ArrayFrame
-from jengine.wire.connection import Connection, accept, connect, listen
+from jengine.wire.connection import Connection, Listener, connect
+from jengine.wire.doors import Door, tcp
 from jengine.wire.message import BadFrame, encode
 
+DOOR = Door("tcp://127.0.0.1:*", b"s" * 32)
 SETTINGS = MultihostSettings(silence=5.0, stuck=0.5)
 PLAN = Plan(
     3, Entries.of([Entry(0, 5, 1), Entry(2, 0, 7, Wanted.NOTHING)]), 1,
@@ -85,7 +88,7 @@ def pair(ends: list[str]) -> Iterator[tuple[LeaderChannel, FollowerChannel]]:
 
 
 def sockets(silence: float = SETTINGS.silence) -> tuple[Connection, Connection]:
-    with listen("127.0.0.1") as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
     return Connection(ours, silence), Connection(theirs, silence)
@@ -125,33 +128,45 @@ def test_messages_survive_the_journey() -> None:
 
 
 def test_who_does_not_know_the_secret_is_not_let_in() -> None:
-    secret, joined = b"s" * 32, []
-    with listen("127.0.0.1") as server:
-        server.settimeout(60)
-        door = threading.Thread(
-            target=lambda: joined.extend(accept(server, secret, 60.0) for _ in range(3))
-        )
-        door.start()
-        address = server.getsockname()
+    with Listener(DOOR, 60.0) as listener, ThreadPoolExecutor() as threads:
+        accepted = threads.submit(listener.accept, 60.0)
+        here = listener.door
         with pytest.raises(ConnectionError):
-            connect(address, 1, b"other", 60.0)
-        with socket.create_connection(address) as stranger:
+            connect(Door(here.address, b"other"), 1, 60.0)
+        with socket.create_connection(here.place) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
-        connection = connect(address, 2, secret, 60.0)
-        door.join()
-    assert joined[:2] == [None, None]
-    assert joined[2] is not None
-    assert joined[2][0] == 2
+        connection = connect(here, 2, 60.0)
+        rank, joined = accepted.result(60)
+        with pytest.raises(TimeoutError):
+            listener.accept(0.0)
+    assert rank == 2
     connection.send(b"hello")
-    assert joined[2][1].receive() == b"hello"
+    assert joined.receive() == b"hello"
+    for one in (connection, joined):
+        one.close()
+
+
+def test_a_stranger_who_says_nothing_holds_up_nobody() -> None:
+    with (
+        Listener(DOOR, 60.0) as listener,
+        ThreadPoolExecutor() as threads,
+        socket.create_connection(listener.door.place) as stranger,
+    ):
+        accepted = threads.submit(listener.accept, 30.0)
+        assert stranger.recv(1)  # it is being asked
+        connection = connect(listener.door, 2, 30.0)
+        rank, joined = accepted.result(30)
+    assert rank == 2
+    for one in (connection, joined):
+        one.close()
 
 
 def test_a_leader_that_does_not_know_the_secret_is_not_followed() -> None:
-    with listen("127.0.0.1") as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         imposter = threading.Thread(target=lambda: server.accept()[0].sendall(bytes(64)))
         imposter.start()
         with pytest.raises(ConnectionError, match="does not know the secret"):
-            connect(server.getsockname(), 1, b"secret", 60.0)
+            connect(Door(tcp(*server.getsockname()), b"secret"), 1, 60.0)
         imposter.join()
 
 
@@ -223,10 +238,10 @@ def test_jax_meets_workers_at_one_address(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(jax.distributed, "initialize", lambda *a, **more: asked.append((a, more)))
     monkeypatch.setattr(worker.EngineArgs, "checked", refuse)
-    job = Job({"model": "demo"}, 0, 2, "10.0.0.7:9", "10.0.0.7", 1, b"secret", {})
+    job = Job({"model": "demo"}, 0, 2, "10.0.0.7:9", Door("tcp://10.0.0.7:1", b"secret"), {})
     assert b"no devices here" in worker.run(msgspec.msgpack.encode(job))
     assert asked == [(("10.0.0.7:9", 2, 0), {"coordinator_bind_address": "10.0.0.7:9"})]
-    assert made[0]["data_parallel_secret"] == b"secret".hex()
+    assert made[0]["data_parallel_secret"] == "secret"
 
 
 def test_the_channel_listens_on_the_address_that_reaches_the_coordinator() -> None:

@@ -8,20 +8,19 @@ import pytest
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
 from jengine.errors import ConfigError, EngineDead
-from jengine.wire import hosts
-from jengine.wire.curve import checked_secret, tcp
-from jengine.wire.hosts import Door, checked_host, own_address
+from jengine.wire import doors
+from jengine.wire.doors import Door, checked_host, checked_secret, own_address, tcp
 from tests.engine.process.cores import PROGRAM, read_all, tokens
 from tests.engine.process.scripted_core import Settings
 from tests.engine.scripted import told
 from tests.engine.test_client import PROMPT, wire
 
 SECRET = b"a secret of sixteen bytes or more"
+DOOR = Door("tcp://127.0.0.1:*", SECRET)
 
 
 def test_a_front_with_the_secret_is_served_beside_the_cores_owner() -> None:
-    door = Door("127.0.0.1", SECRET)
-    owner = launch(PROGRAM, msgspec.msgpack.encode(Settings()), door=door)
+    owner = launch(PROGRAM, msgspec.msgpack.encode(Settings()), door=DOOR)
     try:
         ready = owner.wait_until_ready(seconds=60)
         assert ready.door is not None and ready.door.startswith("tcp://127.0.0.1:")
@@ -46,7 +45,7 @@ def test_a_front_with_the_secret_is_served_beside_the_cores_owner() -> None:
 
 
 def test_a_remote_front_notices_the_end_of_the_core() -> None:
-    owner = launch(PROGRAM, msgspec.msgpack.encode(Settings()), door=Door("127.0.0.1", SECRET))
+    owner = launch(PROGRAM, msgspec.msgpack.encode(Settings()), door=DOOR)
     ready = owner.wait_until_ready(seconds=60)
     assert ready.door is not None
     remote = ProcessClient(ready.door, secret=SECRET)
@@ -72,14 +71,16 @@ def test_addresses_and_secrets() -> None:
     for short in (None, "", "s" * 15):
         with pytest.raises(ConfigError, match="at least 16 bytes"):
             checked_secret("x", short)
-    assert "secret" not in repr(Door("127.0.0.1", SECRET))
+    assert "secret" not in repr(DOOR)
+    assert Door("tcp://127.0.0.1:5").place == ("127.0.0.1", 5)
+    assert Door(tcp("::1", 0)).place == ("::1", 0)
 
 
 def test_the_address_at_which_others_reach_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for peer in ("127.0.0.1:6379", "ray://127.0.0.1:10001", "ray://localhost:10001"):
-        assert hosts.outward_address(peer) == "127.0.0.1"
-    usual = hosts.outward_address(None)
+        assert doors.outward_address(peer) == "127.0.0.1"
+    usual = doors.outward_address(None)
     for other in ("auto", "local", "no-such-host.invalid:6379"):
-        assert hosts.outward_address(other) == usual
-    monkeypatch.setattr(hosts, "FAR_AWAY", ("no-such-host.invalid", 9))
-    assert hosts.outward_address(None) == "127.0.0.1"
+        assert doors.outward_address(other) == usual
+    monkeypatch.setattr(doors, "FAR_AWAY", ("no-such-host.invalid", 9))
+    assert doors.outward_address(None) == "127.0.0.1"

@@ -14,7 +14,7 @@ from jengine.assembly.processes.deployment import Deployment
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
-from jengine.wire.hosts import Door
+from jengine.wire.doors import Door
 
 CORE_PROGRAM = "jengine.assembly.processes.core_process"
 

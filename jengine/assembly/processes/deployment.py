@@ -21,8 +21,7 @@ from jengine.connectors.settings import config_of_rank
 from jengine.errors import ConfigError
 from jengine.plugin_loading import load_plugins
 from jengine.weights.resolve import resolve_model
-from jengine.wire.curve import checked_secret
-from jengine.wire.hosts import outward_address
+from jengine.wire.doors import checked_secret, outward_address
 
 WHERE = "an engine core in a process of its own"
 ON_RAY = "a data-parallel rank on Ray"

@@ -17,7 +17,7 @@ from jengine.assembly.processes.own_cores import OwnCores
 from jengine.distributed.joining import JoinedHost
 from jengine.engine.process.startup import START_SECONDS
 from jengine.errors import EngineDead, JengineError
-from jengine.wire.hosts import Door, checked_host, own_address
+from jengine.wire.doors import Door, checked_host, own_address, tcp
 
 logger = logging.getLogger(__name__)
 # Why the cores end; None: somebody wants it.
@@ -47,13 +47,13 @@ def join(deployment: Deployment, cores: OwnCores, ends: Ends, over: threading.Ev
         host = checked_host("data_parallel_address", args.data_parallel_address or "")
         port = args.data_parallel_rpc_port
         secret, tell = deployment.secret, shown(args.show_progress)
-        cores.launch(Door(own_address(host, port), secret))
+        cores.launch(Door(tcp(own_address(host, port), 0), secret))
         ready = cores.wait_until_ready(tell)
         addresses = {
             rank: one.door or "" for rank, one in zip(args.ranks.local, ready, strict=True)
         }
         watch(cores, ends, over)
-        front = JoinedHost(host, port, secret, ends.put)
+        front = JoinedHost(Door(tcp(host, port), secret), ends.put)
         front.join(addresses, jengine.__version__, START_SECONDS)
     except JengineError as error:
         ends.put(" ".join(str(error).split()))

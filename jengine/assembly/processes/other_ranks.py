@@ -25,7 +25,7 @@ from jengine.errors import ConfigError, EngineDead, JengineError
 from jengine.executor.choice import INSTALL
 from jengine.executor.ray.ranks_job import RanksJob
 from jengine.executor.remote.job import Ended, error_of
-from jengine.wire.hosts import Door, checked_host
+from jengine.wire.doors import Door, checked_host, tcp
 
 
 def other_ranks(deployment: Deployment) -> OtherRanks | None:
@@ -39,7 +39,7 @@ class OtherRanks:
     def __init__(self, deployment: Deployment) -> None:
         args = deployment.args
         host = checked_host("data_parallel_address", deployment.address)
-        door = Door(host, deployment.secret, args.data_parallel_rpc_port)
+        door = Door(tcp(host, args.data_parallel_rpc_port), deployment.secret)
         others = range(len(args.ranks.local), args.ranks.size)
         self._desk = JoinDesk(door, others, jengine.__version__)
         self._ray: RayRanks | None = None

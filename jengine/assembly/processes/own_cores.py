@@ -13,7 +13,7 @@ from jengine.assembly.processes.other_ranks import OtherRanks, other_ranks
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.startup import START_SECONDS, Tell
 from jengine.engine.process.to_front import Ready
-from jengine.wire.hosts import Door
+from jengine.wire.doors import Door
 
 
 class OwnCores:

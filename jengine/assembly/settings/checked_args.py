@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -29,6 +28,7 @@ from jengine.assembly.settings.values import check_types, human_integer, one_of
 from jengine.connectors.settings import named_engine
 from jengine.errors import ConfigError, RequestError, UnsupportedFeature
 from jengine.media.options import checked_limits
+from jengine.wire.doors import new_secret
 
 if TYPE_CHECKING:
     from jengine.assembly.settings.args import EngineArgs
@@ -56,7 +56,7 @@ def check_args(args: EngineArgs, settings: Mapping[str, Setting]) -> None:
         if value is not None and one.final is not None:
             setattr(args, name, one.final(value))
     if args.data_parallel_backend == "ray" and args.data_parallel_secret is None:
-        args.data_parallel_secret = secrets.token_hex(32)  # Ray tells it to the ranks
+        args.data_parallel_secret = new_secret()  # Ray tells it to the ranks
     checked_rank_options(args.data_parallel_backend, args.data_parallel_options)
     check_compiling(args.strict, args.enforce_eager)
     check_cache_size(args.num_gpu_blocks_override, args.kv_cache_memory_bytes)

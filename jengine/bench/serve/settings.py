@@ -113,7 +113,7 @@ class LoadSettings:
 
     @property
     def route(self) -> str:
-        """Endpoint path."""
+        """Door path."""
         return self.endpoint or BACKENDS[self.backend]
 
     @property

@@ -35,6 +35,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import TokenDelta
 from jengine.request import WireRequest
 from jengine.scheduler.refusal import refuse_impossible
+from jengine.wire.doors import Door
 from jengine.wire.message import Message, encode
 from jengine.wire.socket_loop import SocketLoop
 
@@ -70,9 +71,8 @@ class ProcessClient:
         self._cache: CacheCoordinator | None = None
         self._heard = Heard(self._mailbox, self._asking, self._beginning, self.die)
         self._socket = SocketLoop(
-            zmq.DEALER, address,
+            zmq.DEALER, Door(address, secret),
             receive=self._heard.receive, failed=self._broken, lost=self._disconnected,
-            secret=secret,
         )  # fmt: skip
         self._socket.start()
         self._send(Hello(takes_logs=child is not None, takes_contents=mailbox is not None))

@@ -14,7 +14,7 @@ from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.owned_process import OwnedProcess
 from jengine.engine.process.private_folder import PrivateFolder
-from jengine.wire.hosts import Door
+from jengine.wire.doors import Door
 
 # Seconds that a core's last message may arrive after its process has ended.
 LAST_WORD = 0.3

@@ -49,7 +49,7 @@ from jengine.errors import EngineDead, RequestError
 from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.request import WireRequest
-from jengine.wire.hosts import Door
+from jengine.wire.doors import Door
 from jengine.wire.message import BadFrame, Message
 from jengine.wire.socket_loop import Parts, SocketLoop
 
@@ -82,8 +82,8 @@ class CoreServer:
         self._askers = ThreadPoolExecutor(ASKERS, "jengine-ask")
         self._health = ThreadPoolExecutor(1, "jengine-health")
         self._socket = SocketLoop(
-            zmq.ROUTER, address,
-            receive=self._receive, failed=self._fail, unreachable=self._forget, door=door,
+            zmq.ROUTER, *filter(None, (Door(address), door)),
+            receive=self._receive, failed=self._fail, unreachable=self._forget,
         )  # fmt: skip
         self._outbox = Outbox(self._fronts, self._socket.send, self._current, self._fail)
         self._outbox.start()
@@ -115,7 +115,8 @@ class CoreServer:
     def serve(self, served: Served) -> None:
         """Run steps in this thread until a front shuts the core down or a step fails for good."""
         client, ready, journal = served
-        ready = msgspec.structs.replace(ready, door=self._socket.door_address)
+        _, *doors = self._socket.addresses
+        ready = msgspec.structs.replace(ready, door=doors[0] if doors else None)
         outbox = self._outbox
         steps = StepLoop(
             client, outbox.deliver, outbox.step_failed, partial(outbox.tell_changes, journal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jengine.executor.protocol import Capacity, WorkerHealth
 from jengine.outputs import Counts, StepOutput, TokenDelta
 from jengine.plan import Plan
-from jengine.wire.connection import LARGEST_FRAME
+from jengine.wire.frames import MOST_BYTES
 from jengine.wire.message import Message, Reader
 
 
@@ -162,4 +162,4 @@ AnyMessage = (
     | StepRefused
 )
 # Connections bound the size of a frame.
-decode = Reader[AnyMessage](AnyMessage, "a process", LARGEST_FRAME)
+decode = Reader[AnyMessage](AnyMessage, "a process", MOST_BYTES)

@@ -61,7 +61,7 @@ class Peer:
     def send_last(self, data: bytes) -> None:
         """Send without blocking on a send that is stuck."""
         with contextlib.suppress(OSError):  # this process ends in any case
-            self._connection.send_if_free(data)
+            self._connection.send(data, if_free=True)
 
     def leave(self, reason: str) -> None:
         """Say goodbye. Idempotent."""
@@ -105,6 +105,6 @@ class Peer:
     def _beat(self, own_step: Callable[[], int]) -> None:
         while not self._left.wait(self._settings.beat) and self.farewell is None:
             try:
-                self._connection.send_if_free(encode(Heartbeat(own_step())))
+                self._connection.send(encode(Heartbeat(own_step())), if_free=True)
             except OSError:
                 return  # the receiving thread reports it

@@ -11,7 +11,6 @@ import ipaddress
 import itertools
 import json
 import logging
-import secrets
 import socket
 import time
 from collections import defaultdict
@@ -25,11 +24,10 @@ from jengine.errors import ConfigError
 from jengine.executor.multihost.agreement import listed, plural
 from jengine.executor.multihost.channel import Channel, FollowerChannel, LeaderChannel
 from jengine.executor.multihost.settings import MultihostSettings
-from jengine.wire.connection import Connection, accept, connect, listen
-from jengine.wire.hosts import own_address
+from jengine.wire.connection import Connection, Listener, connect
+from jengine.wire.doors import Door, listening, new_secret, own_address, tcp
 
 logger = logging.getLogger(__name__)
-SECRET = 32
 VARIABLE = "JENGINE_DATA_PARALLEL_SECRET"
 # Engines made so far by the same processes: each needs a distinct key.
 _numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
@@ -58,36 +56,35 @@ def _gather(
     """Publish the listening address, and wait until all processes have connected; also the names
     of their hosts."""
     address = settings.address or address_towards(distributed.global_state.coordinator_address)
-    secret = secrets.token_hex(SECRET) if settings.secret is None else settings.secret
+    secret = new_secret() if settings.secret is None else settings.secret
     ends = time.monotonic() + settings.meet
     found: dict[int, Connection] = {}
     hosts: dict[int, str] = {}
-    try:
-        server = listen(address)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {address} ({error.strerror}). Give an address of this host with "
-            "multihost={'address': ...}."
-        ) from error
-    with server:
-        where = {"address": address, "port": server.getsockname()[1], "host": socket.gethostname()}
+    with listening(
+        f"cannot listen on {address}",
+        "Give an address of this host with multihost={'address': ...}.",
+    ):
+        listener = Listener(Door(tcp(address, 0), secret.encode()), settings.silence)
+    with listener:
+        where = {"address": listener.door.address, "host": socket.gethostname()}
         if settings.secret is None:
             warn_of_strangers(address)
             where["secret"] = secret
         client.key_value_set(key, json.dumps(where))
         try:
             while missing := [rank for rank in processes[1:] if rank not in found]:
-                server.settimeout(max(ends - time.monotonic(), 0.001))
                 try:
-                    joined = accept(server, secret.encode(), settings.silence)
+                    rank, connection = listener.accept(ends - time.monotonic())
                 except TimeoutError as error:
                     raise ConfigError(
                         f"{plural(missing)} {listed(missing)} did not begin this engine within "
                         f"{settings.meet:g} s. Every process must make it, in the same order."
                     ) from error
-                if joined is not None and joined[0] in missing:
-                    found[joined[0]] = joined[1]
-                    hosts[joined[0]] = client.key_value_try_get(f"{key}/host/{joined[0]}")
+                if rank not in missing:
+                    connection.close()
+                    continue
+                found[rank] = connection
+                hosts[rank] = client.key_value_try_get(f"{key}/host/{rank}")
         finally:
             client.key_value_delete(key)  # and what is below it
     return found, hosts
@@ -105,19 +102,19 @@ def _find(
             f"process {leader} did not begin this engine within {settings.meet:g} s. Every process "
             "must make it, in the same order."
         ) from error
-    address = (where["address"], where["port"])
     secret = where.get("secret") if settings.secret is None else settings.secret
     if secret is None:
         raise ConfigError(
             f"process {leader} has a secret, and this one, {rank}, has none. Set {VARIABLE}, or "
             "data_parallel_secret, to the same in every process."
         )
+    door = Door(where["address"], secret.encode())
     try:
-        return connect(address, rank, secret.encode(), settings.silence), where["host"]
+        return connect(door, rank, settings.silence), where["host"]
     except OSError as error:
         raise ConfigError(
-            f"cannot reach process {leader} at {address[0]}:{address[1]} ({error}). Give another "
-            "address of its host with multihost={'address': ...}, or open its ports to this host."
+            f"cannot reach process {leader} at {door.address} ({error}). Give another address "
+            "of its host with multihost={'address': ...}, or open its ports to this host."
         ) from error
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,14 +20,14 @@ from ray.util import get_node_ip_address, placement_group, remove_placement_grou
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jengine.errors import ConfigError, EngineDead, JengineError
-from jengine.executor.multihost.rendezvous import SECRET
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import EngineJob
 from jengine.executor.ray.actor import Where, Worker
 from jengine.executor.ray.options import RayOptions
 from jengine.executor.remote.driver import RemoteExecutor
 from jengine.executor.remote.job import Job, error_in
-from jengine.wire.connection import Connection, accept, listen
+from jengine.wire.connection import Connection, Listener
+from jengine.wire.doors import Door, new_secret, tcp
 
 # Seconds between checks for a worker that failed while starting.
 LOOK_SECONDS = 0.5
@@ -132,24 +130,22 @@ class Cluster:
 
     def run(self, job: EngineJob, settings: MultihostSettings) -> Connection:
         """Run the program in every actor; return once the first one connects."""
-        address, secret = get_node_ip_address(), secrets.token_bytes(SECRET)
+        door = Door(tcp(get_node_ip_address(), 0), new_secret().encode())
         first = self._where[0]
-        with listen(address) as server:
+        with Listener(door, settings.silence) as listener:
             parts = [
                 Job(
                     settings=dict(job.settings),
                     rank=rank,
                     workers=len(self._actors),
                     coordinator=f"{first.host}:{first.port}",
-                    driver=address,
-                    port=server.getsockname()[1],
-                    secret=secret,
+                    driver=listener.door,
                     multihost=dict(job.multihost),
                 )
                 for rank in range(len(self._actors))
             ]
             self.begin(job.program, [msgspec.msgpack.encode(part) for part in parts])
-            return self._accepted(server, secret, settings)
+            return self._accepted(listener)
 
     def begin(self, program: str, jobs: Sequence[bytes]) -> None:
         """Start a program in every actor, each with its own job."""
@@ -181,19 +177,13 @@ class Cluster:
         ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=seconds)
         return {self._ends.index(end): self._error_of(end) for end in ended}
 
-    def _accepted(
-        self, server: socket.socket, secret: bytes, settings: MultihostSettings
-    ) -> Connection:
-        server.settimeout(LOOK_SECONDS)
+    def _accepted(self, listener: Listener) -> Connection:
         while self._seconds_left:
             try:
-                joined = accept(server, secret, settings.silence)
+                return listener.accept(LOOK_SECONDS)[1]
             except TimeoutError:
                 if ray.wait(self._ends, timeout=0)[0]:
                     self._explain()
-                continue
-            if joined is not None:
-                return joined[1]
         raise self._too_slow()
 
     def _explain(self) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from jengine.errors import JengineError, error_named
+from jengine.wire.doors import Door
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -19,9 +20,7 @@ class Job(msgspec.Struct, frozen=True):
     rank: int
     workers: int
     coordinator: str  # of jax.distributed: host:port of the first worker
-    driver: str  # address that the first worker connects to
-    port: int
-    secret: bytes
+    driver: Door  # that the first worker connects to
     multihost: dict[str, Any]
 
 

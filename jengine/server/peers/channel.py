@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,18 +16,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from jengine.server.peers.board import Board
-from jengine.server.peers.messages import (
-    Answer,
-    PeerError,
-    Refusal,
-    answered,
-    decode_question,
-    encode,
-)
+from jengine.server.peers.messages import PeerError, decode_question, encode
+from jengine.wire import frames
 from jengine.wire.message import Question
 
 logger = logging.getLogger(__name__)
-SIZE = struct.Struct("!Q")
 MOST_BYTES = 256 * 2**20
 # Seconds that another process is given for an answer that needs no step.
 SECONDS = 5.0
@@ -58,7 +50,8 @@ class Peers:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # The asker has left, or this process ends.
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                await _write(writer, await _reply(handler, await _read(reader)))
+                _, asked = await _read(reader)
+                await _write(writer, *await _reply(handler, asked))
             writer.close()
 
         self._server = await asyncio.start_unix_server(connected, self._socket(self.board.index))
@@ -88,31 +81,32 @@ class Peers:
     async def _asked(self, index: int, question: Question[A]) -> A:
         reader, writer = await asyncio.open_unix_connection(self._socket(index))
         try:
-            await _write(writer, encode(question))
-            return answered(question, await _read(reader))
+            await _write(writer, frames.MESSAGE, encode(question))
+            kind, reply = await _read(reader)
         finally:
             writer.close()
+        if kind == frames.REFUSED:
+            raise PeerError(reply.decode())
+        return question.read_answer(reply)
 
     def _socket(self, index: int) -> str:
         assert self._folder is not None, "there are no other processes"
         return str(self._folder / f"{index}.sock")
 
 
-async def _reply(handler: Handler, data: bytes) -> bytes:
+async def _reply(handler: Handler, data: bytes) -> tuple[int, bytes]:
     try:
-        return encode(Answer(encode(await handler(decode_question(data)))))
+        return frames.ANSWER, encode(await handler(decode_question(data)))
     except Exception as error:
         logger.warning("a question of another API process has failed", exc_info=error)
-        return encode(Refusal(f"{type(error).__name__}: {error}"))
+        return frames.REFUSED, f"{type(error).__name__}: {error}".encode("utf-8", "replace")
 
 
-async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(SIZE.pack(len(data)) + data)
+async def _write(writer: asyncio.StreamWriter, kind: int, data: bytes) -> None:
+    writer.write(frames.packed(kind, data))
     await writer.drain()
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
-    if size > MOST_BYTES:
-        raise OSError(f"a message of {size} bytes: expected at most {MOST_BYTES}")
-    return await reader.readexactly(size)
+async def _read(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    kind, size = frames.unpacked(await reader.readexactly(frames.HEAD.size), MOST_BYTES)
+    return kind, await reader.readexactly(size)

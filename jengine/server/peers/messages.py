@@ -5,15 +5,13 @@ In: questions and answers. Out: bytes, and back. Must not know sockets.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from jengine.api.async_requests import PauseMode
 from jengine.metrics.families import MetricFamily
-from jengine.wire.message import Message, Question
-
-A = TypeVar("A")
+from jengine.wire.message import Question
 
 
 class StoredFrame(msgspec.Struct, frozen=True):
@@ -70,35 +68,13 @@ class UnloadAdapter(Question[str], frozen=True):
     name: str
 
 
-class Refusal(Message, frozen=True):
-    """The question failed, and why."""
-
-    text: str
-
-
-class Answer(Message, frozen=True):
-    """The answer, of the type that belongs to the question."""
-
-    value: bytes
-
-
 Questions = (
     AskFamilies | GetResponse | RemoveResponse | AbortRequests | Pause | Resume | LoadAdapter
     | UnloadAdapter
 )  # fmt: skip
 encode = msgspec.msgpack.Encoder().encode
 decode_question = msgspec.msgpack.Decoder(Questions).decode
-_decode_reply = msgspec.msgpack.Decoder(Answer | Refusal).decode
 
 
 class PeerError(RuntimeError):
-    """Another API process did not answer."""
-
-
-def answered(question: Question[A], reply: bytes) -> A:
-    """Unwrap a reply. Raises PeerError if it is a Refusal."""
-    match _decode_reply(reply):
-        case Refusal(text):
-            raise PeerError(text)
-        case Answer(value):
-            return question.read_answer(value)
+    """Another API process did not answer, or refused, and why."""

@@ -1,0 +1,170 @@
+"""Doors: where processes find each other, and the secrets that open them.
+
+In: hosts as users name them, secrets. Out: addresses, and sockets that let in only who knows the
+secret. Must not know what is sent.
+
+Messages travel in one of three ways. Between cores and fronts, and for blocks and weights, that is
+ZMQ: any number of peers, encrypted (CURVE), and nobody waits for one that does not read. A client
+must know the server's public key, which never travels in the clear; a server that does not know the
+secret cannot answer. The processes of one mesh have a TCP connection each (`wire/connection.py`),
+where both sides prove that they know the secret: the thread that plans sends as well, as another
+one would have to wait for it, and the end of a process is seen at once. Within a host, sockets are
+in a folder of this user alone, or pairs. Streams are cut into frames in one way (`wire/frames.py`).
+
+A rank on another host is a core with a door: beside its local socket it listens on one TCP address.
+Hosts join at the front's address (`distributed/joining.py`) and end when the front has gone. Ranks
+on Ray are such hosts of one rank, in actors that a process beside the front starts
+(`assembly/processes/other_ranks.py`): Ray takes over the signals of the process that joins it. One
+that comes back takes its former place, in every API process (`assembly/processes/core_return.py`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import socket as sockets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from jengine.errors import ConfigError
+
+# An address for examples, which routes as any does that is not of a local network.
+FAR_AWAY = ("203.0.113.1", 9)
+LOOPBACK = "127.0.0.1"
+# Milliseconds between two heartbeats, and of silence after which a connection has ended.
+BEAT = 1000
+SILENCE = 10_000
+# Bytes of a secret; shorter ones can be guessed.
+LEAST_SECRET = 16
+NEW_SECRET = 32
+
+
+class Door(msgspec.Struct, frozen=True):
+    """An address and its secret; None if strangers cannot reach the address."""
+
+    address: str  # of a socket, as `tcp` makes it; or ipc: and a file
+    secret: bytes | None = None
+
+    def __repr__(self) -> str:  # secrets stay out of logs
+        return f"Door({self.address!r})"
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port of a TCP address."""
+        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
+        return host.strip("[]"), 0 if port == "*" else int(port)
+
+    def bind(self, socket: zmq.Socket[bytes]) -> str:
+        """Have a socket listen here, and let in only those who know the secret here and wherever it
+        is bound from now on. Returns the address, with the port that it got."""
+        if self.secret is not None:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, _keys(self.secret, b"server")[1])
+        self._prepare(socket)
+        socket.bind(self.address)
+        return socket.get_string(zmq.LAST_ENDPOINT)
+
+    def connect(self, socket: zmq.Socket[bytes]) -> None:
+        """Connect a socket, with a secret only to one who knows it."""
+        if self.secret is not None:
+            public, private = _keys(self.secret, b"client")
+            socket.setsockopt(zmq.CURVE_SERVERKEY, _keys(self.secret, b"server")[0])
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, private)
+        self._prepare(socket)
+        socket.connect(self.address)
+
+    def _prepare(self, socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.IPV6, int("[" in self.address))
+        if self.secret is not None:  # on another host, which may fall silent
+            socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE)
+            socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE)
+
+
+def tcp(host: str, port: int) -> str:
+    """The address of a TCP socket; port 0 is any that is free."""
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}"
+
+
+@contextmanager
+def listening(problem: str, advice: str) -> Iterator[None]:
+    """Turn the error of an address that cannot be listened at into a ConfigError."""
+    try:
+        yield
+    except (OSError, zmq.ZMQError) as error:
+        raise ConfigError(f"{problem} ({error.strerror or error}). {advice}") from error
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+def new_secret() -> str:
+    return secrets.token_hex(NEW_SECRET)
+
+
+def checked_secret(name: str, secret: Any) -> bytes:
+    """Validate the shared secret. `name`: the setting shown in errors."""
+    if secret is not None and not isinstance(secret, str):
+        raise ConfigError(f"{name}: expected a text, found {type(secret).__name__}.")
+    data = (secret or "").encode()
+    if len(data) < LEAST_SECRET:
+        raise ConfigError(
+            f"{name}: expected a secret of at least {LEAST_SECRET} bytes, the same on every host; "
+            f"found {len(data)} bytes. `openssl rand -hex 32` makes one."
+        )
+    return data
+
+
+def proof(secret: bytes, role: bytes, said: bytes) -> bytes:
+    """What only one who knows the secret can make of what both sides have said."""
+    return hmac.digest(secret, role + said, "sha256")
+
+
+def _keys(secret: bytes, role: bytes) -> tuple[bytes, bytes]:
+    """A public and a private key of CURVE, as text of Z85."""
+    private = z85.encode(proof(secret, b"jengine core ", role))
+    return zmq.curve_public(private), private
+
+
+# --- hosts ---------------------------------------------------------------------------------------
+
+
+def checked_host(name: str, host: str) -> str:
+    """One address of one host; `name` is the setting's. All addresses at once are refused."""
+    try:
+        found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise ConfigError(f"{name}={host!r}: no host has this address ({error}).") from error
+    address = ipaddress.ip_address(str(found).partition("%")[0])
+    if not host or address.is_unspecified or address.is_multicast:
+        raise ConfigError(
+            f"{name}={host!r}: expected one address of one host, on the network that its engines "
+            "share. All addresses at once would let every network in."
+        )
+    return str(address)
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this host from which another one is reached."""
+    family, *_, address = sockets.getaddrinfo(host, port, type=sockets.SOCK_DGRAM)[0]
+    with sockets.socket(family, sockets.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
+def outward_address(peer: str | None) -> str:
+    """The address of this host from which a peer, "host:port", is reached; without one that of the
+    default route, or of this host alone."""
+    host, _, port = (peer or "").rpartition("//")[2].rpartition(":")
+    given = [(host.strip("[]"), int(port))] if host and port.isdecimal() else []
+    for other in (*given, FAR_AWAY):
+        with suppress(OSError):
+            return own_address(*other)
+    return LOOPBACK
