@@ -38,6 +38,7 @@ from jengine.quantization.cpu_codes import CpuCodes
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.weight_formats import WeightFormat
+from pallas_kernels.cache_write import empty_cache
 from pallas_kernels.choice import cpu_instructions, cpu_problem
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.layout import BFLOAT16_BITS
@@ -96,7 +97,9 @@ def attention(rows: int, context: int, memory: int) -> Kernel:
     pages, width = -(-context // BLOCK), KV_HEADS * HEAD_DIM
     size = 4 * rows * pages * BLOCK * width
     layers = -(-memory // size) or 1
-    cache = jnp.full((layers, 2, rows * pages, BLOCK, width), 0x3F80, BFLOAT16_BITS)
+    shape = (layers, 2, rows * pages, BLOCK, width)
+    # In large pages, as an engine's.
+    cache = jax.jit(lambda: empty_cache(shape, BFLOAT16_BITS, "cpu"))()
     tables = jnp.arange(rows * pages, dtype=jnp.int32).reshape(rows, pages)
     starts, lengths = jnp.zeros(rows, jnp.int32), jnp.full(rows, context, jnp.int32)
     q = jnp.ones((rows, HEADS, HEAD_DIM), jnp.float32)

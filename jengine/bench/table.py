@@ -33,6 +33,7 @@ HEADLINES = (
     "serve-vllm-cpu.json",
     "mixed-transformers-cpu.json",
 )
+USUAL_CONTEXT = 512  # beside which a long one is shown
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
 # Not measurements of speed: they have tables of their own.
 NOT_TIMED = ("gpu-proof.json", "gpu-proof-fa4.json", "gpu-h200.json", "coverage.json")
@@ -107,7 +108,8 @@ def host(result: dict[str, Any]) -> Iterator[TableRow]:
 
 
 def growth(result: dict[str, Any]) -> Iterator[TableRow]:
-    """Decode step time at the shortest and longest context, per number of rows."""
+    """Decode step time at the shortest and longest context, per number of rows, and how time and
+    bytes grow."""
     for count in dict.fromkeys(row["rows"] for row in result["decode"]):
         steps = [row for row in result["decode"] if row["rows"] == count]
         for context, row in {row["context"]: row for row in (steps[0], steps[-1])}.items():
@@ -115,6 +117,13 @@ def growth(result: dict[str, Any]) -> Iterator[TableRow]:
             if row.get("floor_ms") is not None:  # earlier results have none
                 work += f"; memory alone would take {row['floor_ms']:.2f} ms"
             yield TableRow(work, f"{row['reading_ms']:.2f} ms")
+        if short := next((row for row in steps if row["context"] == USUAL_CONTEXT), None):
+            times, moved = (steps[-1][one] / short[one] for one in ("reading_ms", "read_bytes"))
+            work = f"decode step of {count} rows at a context of {steps[-1]['context']:,}"
+            yield TableRow(
+                work, f"{times:.2f} times that at {USUAL_CONTEXT}",
+                f"{moved:.2f} times its bytes", f"{times / moved:.2f}",
+            )  # fmt: skip
 
 
 def serve(result: dict[str, Any]) -> Iterator[TableRow]:

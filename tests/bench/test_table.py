@@ -240,3 +240,20 @@ def test_bars_are_as_long_as_ratios() -> None:
     assert lengths[0] == pytest.approx(3 * lengths[1], abs=0.2)
     assert lengths[2] == pytest.approx(4 * lengths[1], abs=0.2), "cut at the most"
     assert "one &amp; two" in chart and ">9.00 →<" in chart
+
+
+def test_rows_of_growth_say_how_time_and_bytes_grow() -> None:
+    steps = [
+        {"rows": 8, "context": context, "reading_ms": taken, "read_bytes": moved, "floor_ms": None}
+        for context, taken, moved in ((128, 9.0, 290), (512, 10.0, 360), (8192, 40.0, 1800))
+    ]
+    found = {"bench": "growth", **AROUND, "decode": steps}
+    longest = table.rows_of([found]).splitlines()[-1]
+    assert longest.startswith(
+        "| decode step of 8 rows at a context of 8,192 | 4.00 times that at 512 "
+        "| 5.00 times its bytes | 0.80 |"
+    )
+    without = {**found, "decode": [steps[0], steps[2]]}
+    assert (
+        len(table.rows_of([without]).splitlines()) == len(table.rows_of([found]).splitlines()) - 1
+    )
