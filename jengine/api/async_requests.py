@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Literal
 
 from jengine.api.answer_stream import AnswerStream, Prepare, StreamReader, Submit, wake
@@ -24,6 +25,7 @@ from jengine.errors import EngineDead
 
 # What a pause does with the requests that are open: end them, finish them, or stop where they are.
 PauseMode = Literal["abort", "wait", "keep"]
+Call = Callable[[], object]
 
 
 class AsyncRequests:
@@ -40,6 +42,8 @@ class AsyncRequests:
         self._paused = False
         self._ending = False  # a shutdown waits for nothing
         self._progress = threading.Condition()  # notified when outputs were made
+        self._under_way = False  # tokens have come whose readers have not been woken
+        self._after: list[tuple[asyncio.AbstractEventLoop, Call]] = []  # due when they have been
         session.client.when_dead(self._died)
 
     def stream(self, submit: Submit, prepare: Prepare | None = None) -> AnswerStream:
@@ -65,6 +69,21 @@ class AsyncRequests:
             if not self._stepping and not self._paused and self._session.has_work:
                 self._stepping = True
                 self._steps.submit(self._run_steps)
+
+    @property
+    def outputs_under_way(self) -> bool:
+        """Whether tokens have come whose readers have not been woken."""
+        return self._under_way
+
+    def after_outputs(self, call: Call) -> None:
+        """Call this on the running event loop one pass after the readers of tokens under way have
+        run: uvloop sends at the end of a pass what was written in it."""
+        loop = asyncio.get_running_loop()
+        with self._progress:
+            if self._under_way:
+                self._after.append((loop, call))
+                return
+        loop.call_soon(call)
 
     def discard(self, answer: Answer) -> None:
         """End a request without a reader."""
@@ -147,6 +166,7 @@ class AsyncRequests:
                 self._tell(self._session.fail_all(error))
                 dead = isinstance(error, EngineDead)
             else:
+                self._under_way = True
                 if self._runs_steps:
                     self._output.submit(self._make_outputs)
                 else:
@@ -173,6 +193,8 @@ class AsyncRequests:
         """Wake the readers of these answers: one call into each event loop."""
         with self._progress:
             self._progress.notify_all()
+            self._under_way = False
+            after, self._after = self._after, []
         by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = defaultdict(list)
         for answer in news:
             by_loop[answer.reader.loop].append(answer)
@@ -182,3 +204,6 @@ class AsyncRequests:
             except RuntimeError:  # the loop is closed, and its readers with it
                 for answer in answers:
                     self._session.discard(answer)
+        for loop, call in after:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.call_soon, loop.call_soon, call)
