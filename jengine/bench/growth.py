@@ -27,7 +27,7 @@ from jengine.bench.peak_memory import device_stats, resident_bytes
 from jengine.bench.surroundings import surroundings
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError
-from jengine.pictures.page import curves, report, write
+from jengine.pictures.page import Columns, Section, curves, report, write
 from jengine.runner.step.group_arrays import each_array
 from jengine.sampling_params import SamplingParams
 
@@ -232,7 +232,7 @@ def page(result: dict[str, Any]) -> str:
     for count, steps in by_rows(result).items():
         lead = f"Milliseconds, by context of each row; rows: {count}."
         charts.append(chart("Time of a decode step", lead, steps, "context", lines))
-    return report(f"Growth: {findings(result)}", [about], charts, name="Growth")
+    return report(f"Growth: {findings(result)}", [about], Columns(*charts), name="Growth")
 
 
 def by_rows(result: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
@@ -261,7 +261,7 @@ def findings(result: dict[str, Any]) -> str:
 def chart(
     title: str, lead: str, rows: list[dict[str, Any]], across: str, lines: dict[str, str],
     unit: float = 1,
-) -> str:  # fmt: skip
+) -> Section:  # fmt: skip
     """One section: a line for each of up to three columns."""
     values = {name: [row[key] / unit for row in rows] for key, name in lines.items()}
     return curves(title, lead, values, [f"{row[across]:,}" for row in rows])

@@ -19,6 +19,7 @@ from jengine.bench.gpu.kept import markdown
 from jengine.bench.machine import hardware_of
 from jengine.bench.ratio_chart import Compared, ratio_chart
 from jengine.bench.workloads import WORKLOADS
+from jengine.pictures.page import Table, as_markdown
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[2]
@@ -504,14 +505,12 @@ def kept() -> list[dict[str, Any]]:
 def rows_of(results: Sequence[dict[str, Any]], *, with_command: bool = True) -> str:
     """Results as a Markdown table."""
     head = HEAD if with_command else HEAD[:-1]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for result in results:
         how = (hardware_of(result), f"`{result['command']}`, {result['commit']}")
         where = how if with_command else how[:-1]
-        for row in KINDS[result["bench"]](result):
-            cells = [cell.replace("|", "\\|") for cell in (*row, *where)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows += [(*row, *where) for row in KINDS[result["bench"]](result)]
+    return as_markdown(Table(head, rows))
 
 
 def with_table(file: Path, table: str) -> str:

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from jengine.capacity.paper import Paper
 from jengine.capacity.paper_report import advice, as_text, heading
+from jengine.pictures.chart_parts import Markup
 from jengine.pictures.charts import Series, bars
-from jengine.pictures.page import as_written, curves, report, section
+from jengine.pictures.page import Columns, Section, Written, curves, report
 
 
 def as_page(paper: Paper) -> str:
@@ -19,14 +20,15 @@ def as_page(paper: Paper) -> str:
     verdict = (
         "It fits." if paper.fits else "It does not fit. " + " ".join(filter(None, advice(paper)))
     )
-    memory = section("Memory of one device", memory_chart(paper), "Shares of what is usable.")
     return report(
-        title, [f"{layout}. {verdict}"], speed_charts(paper), above=[memory],
-        below=[as_written("The plan", as_text(paper))], name=f"jengine plan: {paper.name}",
+        title, [f"{layout}. {verdict}"],
+        Section("Memory of one device", "Shares of what is usable.", memory_chart(paper)),
+        Columns(*speed_charts(paper)), Section("The plan", Written(as_text(paper))),
+        name=f"jengine plan: {paper.name}",
     )  # fmt: skip
 
 
-def memory_chart(paper: Paper) -> str:
+def memory_chart(paper: Paper) -> Markup:
     """Chart of the device's memory by use; exceeds 100 % if the model does not fit."""
     memory = paper.memory
     shares = {
@@ -40,7 +42,7 @@ def memory_chart(paper: Paper) -> str:
     return bars(list(found), [Series("share", "ours", list(found.values()))], title="memory")
 
 
-def speed_charts(paper: Paper) -> list[str]:
+def speed_charts(paper: Paper) -> list[Section]:
     """Tokens per second, and time per token of one request, by the requests that decode at once."""
     sizes = [2**power for power in range(paper.requests.bit_length())]
     if not sizes:

@@ -16,6 +16,7 @@ from jengine.cli.flags import add_engine_flags, engine_arguments, flag_words
 from jengine.cli.parser import Parser
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
+from jengine.pictures.page import aligned
 
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
@@ -110,9 +111,5 @@ def show(comparison: SchemeComparison, terminal: Terminal) -> None:
         f"{comparison.truth!r}."
     )
     terminal.say()
-    rows = comparison.rows()
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        first, *rest = zip(row, widths, strict=True)
-        cells = [f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]
-        terminal.say("  ".join(cells))
+    for line in aligned(comparison.rows()):
+        terminal.say(line)

@@ -22,6 +22,7 @@ from jengine.cli.checks.environment import MEANING
 from jengine.cli.main import COMMANDS, command_parser, load_command
 from jengine.cli.terminal import Terminal
 from jengine.device_advice import GRAPH_ROOM, KNOWN, ROOM
+from jengine.pictures.page import Table, as_markdown
 from jengine.server.app import ENDPOINTS
 from pallas_kernels.fa4.rules import CAPABILITIES, PROVED, RULES, WHY_NOT_AUTO
 
@@ -63,19 +64,18 @@ def command_lines(name: str) -> Iterator[str]:
     for group in parser._action_groups:
         rows = [row(action) for action in group._group_actions if action.help != HIDDEN]
         if rows:
-            yield f"**{group.title}**\n\n| flag | |\n|---|---|\n" + "\n".join(rows) + "\n"
+            yield as_markdown(f"**{group.title}**", Table(("flag", ""), rows)) + "\n"
 
 
-def row(action: argparse.Action) -> str:
+def row(action: argparse.Action) -> tuple[str, str]:
     """A flag's row."""
     names = ", ".join(f"`{one}`" for one in action.option_strings or [action.dest])
-    return f"| {names} | {cell(action.help or '')} |"
+    return names, cell(action.help or "")
 
 
 def cell(text: str) -> str:
-    """Text that may stand in a table: without what Markdown or argparse would read."""
-    plain = text.replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
-    return " ".join(plain.split())
+    """Text that may stand in a table: without what HTML or argparse would read."""
+    return " ".join(text.replace("%%", "%").replace("<", "&lt;").split())
 
 
 def device_errors() -> str:
@@ -83,45 +83,43 @@ def device_errors() -> str:
     known = {f"out of memory, {doing.value}": todo for doing, todo in ROOM.items()}
     known |= {"out of memory, recording CUDA graphs": GRAPH_ROOM}
     known |= {one.name: one.todo for one in KNOWN}
-    rows = "".join(f"| {name} | {cell(todo)} |\n" for name, todo in known.items())
-    return f"| error | what to do |\n|---|---|\n{rows}"
+    return as_markdown(Table(("error", "what to do"), [(k, cell(v)) for k, v in known.items()]))
 
 
 def settings() -> str:
     """The engine's settings from their declarations."""
     known = {field.name: field for field in fields(EngineArgs)}
-    lines = ["| setting | default | |", "|---|---|---|"]
+    rows = []
     for name, text in ENGINE_HELP.items():
         if text != HIDDEN:
             default = shown_default(known[name]).strip(" []")
-            lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {cell(text)} |")
+            rows.append((f"`{name}`", f"`{default}`" if default else "", cell(text)))
     unflagged = [name for name in SETTINGS if name not in ENGINE_HELP and name != "model"]
-    lines += [f"| `{name}` | | Python only |" for name in unflagged]
-    return "\n".join(lines)
+    rows += [(f"`{name}`", "", "Python only") for name in unflagged]
+    return as_markdown(Table(("setting", "default", ""), rows))
 
 
 def routes() -> str:
     """The server's routes from its table."""
-    lines = ["| route | who may call it |", "|---|---|"]
-    lines += [f"| `{one.method} {one.path}` | {ACCESS[one.access.name]} |" for one in ENDPOINTS]
-    return "\n".join(lines)
+    rows = ((f"`{one.method} {one.path}`", ACCESS[one.access.name]) for one in ENDPOINTS)
+    return as_markdown(Table(("route", "who may call it"), rows))
 
 
 def environment() -> str:
     """The variables of JAX and of the system that `jengine doctor` knows."""
-    rows = [f"| `{name}` | {text} |" for name, text in MEANING.items()]
-    return "\n".join(["| variable | meaning |", "|---|---|", *rows])
+    rows = ((f"`{name}`", text) for name, text in MEANING.items())
+    return as_markdown(Table(("variable", "meaning"), rows))
 
 
 def attention_kernels() -> str:
     """Which implementation of each attention is whose."""
-    lines = ["| attention of | `xla` | `cpu` | `triton` | `fa4` |", "|---|---|---|---|---|"]
+    rows = []
     for name in ("prefill", "decode", "latent"):
         known = import_module(f"pallas_kernels.{name}_attention").IMPLEMENTATIONS
         columns = [OWNERS[home_of(known.get(one))] for one in ("xla", "cpu", "triton")]
         prompts = "FlashAttention-4 and Triton" if "fa4" in known else columns[-1]
-        lines.append(f"| {WORDS[name]} | {' | '.join([*columns, prompts])} |")
-    return "\n".join(lines)
+        rows.append((WORDS[name], *columns, prompts))
+    return as_markdown(Table(("attention of", "`xla`", "`cpu`", "`triton`", "`fa4`"), rows))
 
 
 def studies() -> str:
@@ -129,7 +127,7 @@ def studies() -> str:
     study = import_module("jengine.capacity.simulation.study")
     files = (study.KEPT / f"fleet-{name}.json" for name in study.QUESTIONS)
     kept = (json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists())
-    return "\n".join(map(study.as_markdown, kept))
+    return as_markdown(*map(study.section, kept))
 
 
 def home_of(found: Any) -> str:
@@ -140,8 +138,8 @@ def home_of(found: Any) -> str:
 
 def fa4_rules() -> str:
     """What FlashAttention-4's kernels cannot do."""
-    rows = (f"| {what} | {rule.why} |" for what, rule in RULES.items())
-    return "\n".join(["| what | why |", "|---|---|", *rows])
+    rows = ((what, rule.why) for what, rule in RULES.items())
+    return as_markdown(Table(("what", "why"), rows))
 
 
 def fa4_choice() -> str:

@@ -17,6 +17,10 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 24.0, 12.0, 34.0
 LABEL_WIDTH = 44.0
 
 
+class Markup(str):
+    """HTML that stands in a page as it is; all other text is escaped."""
+
+
 @dataclass(frozen=True)
 class Axis:
     """Maps values to coordinates; on a log axis zeros are placed at the low end."""
@@ -111,11 +115,14 @@ def tip(words: str) -> str:
     return f"<title>{html.escape(words)}</title>"
 
 
-def figure(parts: Sequence[str], title: str, height: float, width: float = WIDTH) -> str:
-    """The parts as an SVG picture with an accessible name."""
-    return (
+def figure(
+    parts: Sequence[str], title: str, height: float, width: float = WIDTH, below: str = ""
+) -> Markup:
+    """The parts as an SVG picture with an accessible name, and HTML below it."""
+    return Markup(
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'style="max-width:{width:.0f}px" aria-label="{html.escape(title)}">{"".join(parts)}</svg>'
+        f'style="max-width:{width:.0f}px" aria-label="{html.escape(title)}">'
+        f"{''.join(parts)}</svg>{below}"
     )
 
 

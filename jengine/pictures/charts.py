@@ -19,6 +19,7 @@ from jengine.pictures.chart_parts import (
     TOP,
     WIDTH,
     Axis,
+    Markup,
     figure,
     grid,
     grid_below,
@@ -64,7 +65,7 @@ def line_chart(
     title: str,
     width: float = WIDTH,
     beside: Sequence[float] = (),
-) -> str:
+) -> Markup:
     """Lines over named places, on a logarithmic scale. Places in `marked` stand out.
 
     The scale has room for the values `beside` these, so that charts of one page share it.
@@ -80,7 +81,8 @@ def line_chart(
     parts += names_below(xs, labels, width)
     for line in series:
         parts.append(one_line(line, xs, labels, y))
-    return figure(parts, title, HEIGHT, width) + legend([(line.name, line.look) for line in series])
+    below = legend([(line.name, line.look) for line in series])
+    return figure(parts, title, HEIGHT, width, below)
 
 
 def one_line(line: Series, xs: Sequence[float], labels: Sequence[str], y: Axis) -> str:
@@ -95,7 +97,7 @@ def one_line(line: Series, xs: Sequence[float], labels: Sequence[str], y: Axis) 
     return f'<polyline class="line {line.look}" points="{path}"/>{dots}'
 
 
-def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, *, title: str) -> str:
+def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, *, title: str) -> Markup:
     """Dots in a square with its diagonal."""
     values = [value for cloud in clouds for value in (*cloud.x, *cloud.y) if math.isfinite(value)]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
@@ -119,11 +121,11 @@ def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, *, title: str) -> 
         f'<text class="label" text-anchor="middle" transform="translate(14,{TOP + size / 2:.1f}) '
         f'rotate(-90)">{html.escape(y_name)}</text>'
     )
-    drawn = figure(parts, title, TOP + size + 42, LEFT + size + RIGHT)
-    return drawn + legend([(cloud.name, cloud.look) for cloud in clouds])
+    below = legend([(cloud.name, cloud.look) for cloud in clouds])
+    return figure(parts, title, TOP + size + 42, LEFT + size + RIGHT, below)
 
 
-def bars(groups: Sequence[str], series: Sequence[Series], *, title: str) -> str:
+def bars(groups: Sequence[str], series: Sequence[Series], *, title: str) -> Markup:
     """Shares between 0 and 1 as bars, a group for each name. The axis begins near the smallest."""
     values = [value for one in series for value in one.values]
     low = min(math.floor(min(values) * 20) / 20, 0.9) if values else 0.0
@@ -145,8 +147,8 @@ def bars(groups: Sequence[str], series: Sequence[Series], *, title: str) -> str:
             middle = begin + thick * place + thick / 2 - 1
             parts.append(text(middle, top - 3, f"{value:.1%}", "middle", "tiny"))
         parts.append(text(begin + each * 0.35, height + 16, group, "middle"))
-    drawn = figure(parts, title, height + BOTTOM, width)
-    return drawn + legend([(one.name, one.look) for one in series])
+    below = legend([(one.name, one.look) for one in series])
+    return figure(parts, title, height + BOTTOM, width, below)
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Row:
     tips: Sequence[str]
 
 
-def strip(rows: Sequence[Row], *, title: str, unit: str) -> str:
+def strip(rows: Sequence[Row], *, title: str, unit: str) -> Markup:
     """Rows of cells, the darker the larger, on a logarithmic scale."""
     positive = [value for row in rows for value in row.values if 0 < value < math.inf]
     most = max(positive, default=1.0)
@@ -181,4 +183,5 @@ def strip(rows: Sequence[Row], *, title: str, unit: str) -> str:
             )
     height = TOP + len(rows) * (CELL_HEIGHT + 3) + 4
     scale_text = f"faint: {number(scale.low)} {unit} or less, full: {number(scale.high)} {unit}"
-    return figure(parts, title, height, width) + f'<p class="legend">{html.escape(scale_text)}</p>'
+    below = f'<p class="legend">{html.escape(scale_text)}</p>'
+    return figure(parts, title, height, width, below)

@@ -6,18 +6,18 @@ In: Results. Out: HTML text, without scripts and without anything to fetch. Must
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jengine.pictures import charts
-from jengine.pictures.chart_parts import WIDTH, number
+from jengine.pictures.chart_parts import WIDTH, Markup, number
 from jengine.pictures.charts import Dots, Row, Series
-from jengine.pictures.page import document, section
+from jengine.pictures.page import Columns, Figure, Part, Section, as_html, document
 from jengine.research.metrics import quantiles
 from jengine.research.report_tables import (
     LOOKS,
-    environment,
     logit_table,
+    made,
     point_table,
     sweep_table,
 )
@@ -34,7 +34,8 @@ STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 def page(results: Results) -> str:
     """The whole document."""
-    return document(f"{results.band.label}: {results.inputs.model}", body(results), STYLE)
+    title = f"{results.band.label}: {results.inputs.model}"
+    return document(title, *body(results), style=STYLE)
 
 
 def framed(results: Results) -> str:
@@ -45,24 +46,21 @@ def framed(results: Results) -> str:
     )
 
 
-def body(results: Results) -> str:
+def body(results: Results) -> Iterator[Part]:
     """The page's contents."""
-    parts = [
-        header(results),
-        section("Where errors arise", layer_charts(results), LAYERS_TEXT),
-        section("Divergence at every position", kl_strip(results), STRIP_TEXT),
-        section(
-            "Same favourites, same confidence",
-            columns_of(agreement_bars(results), calibration(results)),
-            AGREEMENT_TEXT,
-        ),
-        section("Distributions", logit_table(results)),
-        section("Greedy decoding", continuations(results), GREEDY_TEXT),
-        section("jengine against itself", sweep_table(results), SWEEP_TEXT),
-        section("Every tensor", details(point_table(results), "the table")),
-        section("How it was made", environment(results)),
-    ]
-    return "".join(parts)
+    yield header(results)
+    yield Section("Where errors arise", LAYERS_TEXT, *layer_charts(results))
+    yield Section("Divergence at every position", STRIP_TEXT, kl_strip(results))
+    yield Section(
+        "Same favourites, same confidence", AGREEMENT_TEXT,
+        Columns(agreement_bars(results), calibration(results)),
+    )  # fmt: skip
+    yield Section("Distributions", logit_table(results))
+    yield Section("Greedy decoding", GREEDY_TEXT, continuations(results))
+    yield Section("jengine against itself", SWEEP_TEXT, sweep_table(results))
+    yield Section("Every tensor", details("Show the table", *point_table(results)))
+    inputs = results.inputs
+    yield Section("How it was made", *made(inputs.command, results.environment, results.notes))
 
 
 LAYERS_TEXT = (
@@ -85,12 +83,12 @@ SWEEP_TEXT = (
 )
 
 
-def details(content: str, name: str) -> str:
-    """Return a collapsible part of the page."""
-    return f"<details><summary>Show {html.escape(name)}</summary>{content}</details>"
+def details(summary: str, *parts: Part) -> Markup:
+    """Parts that are shown on demand."""
+    return Markup(f"<details><summary>{summary}</summary>{as_html(*parts)}</details>")
 
 
-def header(results: Results) -> str:
+def header(results: Results) -> Markup:
     """The verdict, and the figures behind it."""
     inputs = results.inputs
     tokens = sum(map(len, inputs.prompts))
@@ -103,7 +101,7 @@ def header(results: Results) -> str:
         for name, value in figures(results).items()
     )
     _, _, sentence = results.verdict.partition(": ")
-    return (
+    return Markup(
         f'<header><p class="band {LOOKS[results.band]}">{results.band.label}</p>'
         f"<h1>{html.escape(sentence)}</h1><p>{html.escape(about)}</p>"
         f'<div class="tiles">{tiles}</div></header>'
@@ -127,12 +125,7 @@ def figures(results: Results) -> Mapping[str, str]:
 FULL_WIDTH = 1140.0
 
 
-def columns_of(*parts: str) -> str:
-    """Parts side by side."""
-    return f'<div class="columns">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
-
-
-def layer_charts(results: Results) -> str:
+def layer_charts(results: Results) -> Iterator[Part]:
     """The residual stream, and what attention and MLP add to it."""
     points = results.points
     wanted = {
@@ -145,11 +138,11 @@ def layer_charts(results: Results) -> str:
     # One scale for all of them: what attention adds can be compared with what it is added to.
     values = [value for line in layer_lines(points, results) for value in line.values]
     first, *others = (
-        f"<h3>{html.escape(title)}</h3>{layer_chart(some, title, results, values)}"
+        Figure(title, layer_chart(some, title, results, values))
         for title, some in wanted.items()
         if some
     )
-    return first + columns_of(*others)
+    yield from (first, Columns(*others))
 
 
 def layer_lines(points: Sequence[PointResult], results: Results) -> list[Series]:
@@ -168,7 +161,7 @@ def layer_lines(points: Sequence[PointResult], results: Results) -> list[Series]
 
 def layer_chart(
     points: Sequence[PointResult], title: str, results: Results, beside: Sequence[float]
-) -> str:
+) -> Markup:
     """The three lines over these points, on a scale that also has room for `beside`."""
     offender = results.first_offender
     labels = [short_name(point.name) for point in points]
@@ -185,7 +178,7 @@ def short_name(point: str) -> str:
     return point.split(".")[1] if point.startswith("layers.") else point
 
 
-def kl_strip(results: Results) -> str:
+def kl_strip(results: Results) -> Markup:
     """Two rows per prompt: torch and jengine."""
     rows: list[Row] = []
     begin = 0
@@ -204,7 +197,7 @@ def kl_strip(results: Results) -> str:
     return charts.strip(rows, title="KL divergence at every position", unit="nats")
 
 
-def agreement_bars(results: Results) -> str:
+def agreement_bars(results: Results) -> Markup:
     """Bars for the likeliest 1, 5 and 20 tokens."""
     groups = [f"top {k}" for k in results.ours.agreement]
     series = [
@@ -214,7 +207,7 @@ def agreement_bars(results: Results) -> str:
     return charts.bars(groups, series, title="agreement of the likeliest tokens")
 
 
-def calibration(results: Results) -> str:
+def calibration(results: Results) -> Markup:
     """log p of the given tokens: torch's and jengine's."""
     given = results.given
     cloud = Dots("a given token", "ours", list(given["torch"]), list(given["ours"]))

@@ -1,14 +1,14 @@
 """The tables of a comparison's report.
 
-In: Results. Out: HTML. Must not measure.
+In: Results. Out: parts of a page. Must not measure.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from jengine.pictures.chart_parts import number
+from jengine.pictures.chart_parts import Markup, number
+from jengine.pictures.page import Items, Part, Table, Written
 from jengine.research.metrics import quantiles
 from jengine.research.results import (
     LOGITS,
@@ -24,34 +24,26 @@ LOOKS = {
 }
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; cells are HTML."""
-    first = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    rest = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    lines = f"<thead><tr>{first}</tr></thead><tbody>{rest}</tbody>"
-    return f'<div class="wide"><table>{lines}</table></div>'
-
-
-def pill(band: Band) -> str:
+def pill(band: Band) -> Markup:
     """A band as a coloured word."""
-    return f'<span class="pill {LOOKS[band]}">{band.label}</span>'
+    return Markup(f'<span class="pill {LOOKS[band]}">{band.label}</span>')
 
 
-def logit_table(results: Results) -> str:
+def logit_table(results: Results) -> Table:
     """The divergences as numbers."""
     kinds = {
         "torch from the truth": results.peer,
         "jengine from the truth": results.ours,
         "jengine from torch": results.apart,
     }
-    rows: list[list[str]] = []
+    rows = []
     for name, result in kinds.items():
         kl, back = quantiles(result.kl), quantiles(result.kl_back)
         variation = quantiles(result.total_variation)
         given = quantiles(result.given_difference) if len(result.given_difference) else None
         rows.append(
             [
-                html.escape(name),
+                name,
                 *(number(kl[key]) for key in ("mean", "p50", "p99", "max")),
                 number(back["mean"]),
                 number(variation["mean"]),
@@ -65,18 +57,18 @@ def logit_table(results: Results) -> str:
         "", "KL mean", "median", "99 %", "max", "KL backwards", "total variation",
         "|Δ log p| mean", "99 %", "rank correlation", "perplexity",
     )  # fmt: skip
-    return table(head, rows)
+    return Table(head, rows)
 
 
-def sweep_table(results: Results) -> str:
+def sweep_table(results: Results) -> Part:
     """Table of the sweeps: the same tokens, computed in different ways."""
     if not results.sweeps:
-        return "<p>Left out, or not possible with these prompts.</p>"
+        return "Left out, or not possible with these prompts."
     rows = [
         [
-            html.escape(sweep.name),
-            html.escape(sweep.meaning),
-            str(sweep.positions),
+            sweep.name,
+            sweep.meaning,
+            sweep.positions,
             number(sweep.relative),
             number(sweep.max_abs),
             f"{sweep.top_1:.1%}",
@@ -87,19 +79,19 @@ def sweep_table(results: Results) -> str:
     ]
     head = ("", "what differs", "positions", "median relative difference", "largest |Δ logit|",
             "same likeliest token", "ratio", "")  # fmt: skip
-    return table(head, rows)
+    return Table(head, rows)
 
 
-def point_table(results: Results) -> str:
+def point_table(results: Results) -> Iterator[Part]:
     """Every tensor with its errors."""
-    rows: list[list[str]] = []
+    rows = []
     for point in results.points:
         row = point.summary()
         keys = ("relative", "relative_p90", "max_abs", "rms", "cosine_distance", "ulps")
         rows.append(
             [
-                html.escape(point.name),
-                *(f"{number(row[f'ours_{key}'])} <i>{number(row[f'torch_{key}'])}</i>"
+                point.name,
+                *(Markup(f"{number(row[f'ours_{key}'])} <i>{number(row[f'torch_{key}'])}</i>")
                   for key in keys),
                 *(number(value) for value in point.ratios),
                 pill(point.band),
@@ -107,17 +99,18 @@ def point_table(results: Results) -> str:
         )  # fmt: skip
     head = ("tensor", "relative, median", "relative, 90 %", "largest |Δ|", "RMS",
             "1 - cosine", "spacings", "ratio, median", "90 %", "worst", "")  # fmt: skip
-    lead = (
+    yield Markup(
         f"<p>jengine from the truth, <i>torch from the truth</i>. Within noise: ratios up to "
         f"{NOISE}; wrong: above {SUSPICIOUS}. '{LOGITS}' are less their mean, which changes no "
         "probability. Spacings are those of the dtype's numbers.</p>"
     )
-    return lead + table(head, rows)
+    yield Table(head, rows)
 
 
-def environment(results: Results) -> str:
-    """Versions, remarks, and the command."""
-    rows = [[html.escape(key), html.escape(value)] for key, value in results.environment.items()]
-    remarks = "".join(f"<li>{html.escape(note)}</li>" for note in results.notes)
-    command = html.escape(results.inputs.command)
-    return f"<p>To repeat it:</p><pre>{command}</pre>{table(('', ''), rows)}<ul>{remarks}</ul>"
+def made(
+    command: str, environment: Mapping[str, str], remarks: Sequence[str] = ()
+) -> Iterator[Part]:
+    """The command, versions, and remarks."""
+    yield from ("To repeat it:", Written(command), Table((), environment.items()))
+    if remarks:
+        yield Items(remarks)

@@ -9,7 +9,8 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 
-from jengine.pictures.chart_parts import number
+from jengine.pictures.chart_parts import Markup, number
+from jengine.pictures.page import Part
 from jengine.research.results import (
     ContinuationResult,
     Divergence,
@@ -20,11 +21,11 @@ from jengine.research.results import (
 CONTEXT = 24
 
 
-def continuations(results: Results) -> str:
+def continuations(results: Results) -> Part:
     """Each prompt with the three continuations."""
     if not any(one.truth for one in results.continuations):
-        return "<p>No tokens were generated.</p>"
-    return "".join(continuation(results, one) for one in results.continuations)
+        return "No tokens were generated."
+    return Markup("".join(continuation(results, one) for one in results.continuations))
 
 
 def continuation(results: Results, one: ContinuationResult) -> str:

@@ -5,7 +5,6 @@ In: measurements. Out: the same in other forms. Must not measure.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Mapping
@@ -18,9 +17,9 @@ import numpy as np
 from jengine.pictures import charts
 from jengine.pictures.chart_parts import WIDTH, number
 from jengine.pictures.charts import Series
-from jengine.pictures.page import document, section
+from jengine.pictures.page import Columns, Figure, Section, Table, report
 from jengine.research.metrics import quantiles
-from jengine.research.report_tables import table
+from jengine.research.report_tables import made
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
 SHARE_NAMES = ("median", "90 %", "99 %", "largest")
@@ -132,35 +131,27 @@ class SchemeComparison:
 def page(found: SchemeComparison) -> str:
     style = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
     head, *rows = found.rows()
-    cells = [[html.escape(cell) for cell in row] for row in rows]
     about = (
         f"{found.model}: {found.prompts} prompts with {found.tokens} tokens, against {found.truth}"
     )
-    parts = [
-        f"<header><h1>What each configuration costs</h1><p>{html.escape(about)}</p></header>",
-        section("Size and distance", table(head, cells)),
-        section("Divergence", kl_charts(found), CHART_TEXT),
-        section("How it was made", made(found)),
-    ]
-    return document(f"configurations of {found.model}", "".join(parts), style)
+    return report(
+        "What each configuration costs", [about],
+        Section("Size and distance", Table(head, rows)),
+        Section("Divergence", CHART_TEXT, Columns(*kl_charts(found))),
+        Section("How it was made", *made(found.command, found.environment)),
+        name=f"configurations of {found.model}", style=style,
+    )  # fmt: skip
 
 
-def kl_charts(found: SchemeComparison) -> str:
+def kl_charts(found: SchemeComparison) -> list[Figure]:
     """One chart for each configuration but the truth."""
     others = [one for one in found.schemes if one.name != found.truth]
     drawn = {one.name: [float(np.quantile(one.kl, at)) for at in SHARES] for one in others}
     everything = [value for values in drawn.values() for value in values]
-    figures = [
-        f"<div><h3>{html.escape(name)}</h3>" + charts.line_chart(
+    return [
+        Figure(name, charts.line_chart(
             [Series("KL from the truth", "ours", values)], SHARE_NAMES,
             title=f"KL of {name}", width=WIDTH, beside=everything,
-        ) + "</div>"
+        ))
         for name, values in drawn.items()
     ]  # fmt: skip
-    return f'<div class="columns">{"".join(figures)}</div>'
-
-
-def made(found: SchemeComparison) -> str:
-    """The command, and versions."""
-    rows = [[html.escape(key), html.escape(value)] for key, value in found.environment.items()]
-    return f"<p>To repeat it:</p><pre>{html.escape(found.command)}</pre>{table(('', ''), rows)}"

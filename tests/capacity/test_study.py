@@ -14,11 +14,12 @@ from jengine.capacity.simulation.study import (
     QUESTIONS,
     FleetPlan,
     FleetSplit,
-    as_markdown,
     highest,
     scaled,
+    section,
 )
 from jengine.errors import ConfigError
+from jengine.pictures.page import as_markdown
 
 GIVEN = Namespace(device="h200", network=400.0, balancedness=0.8, price=2.0, seed=0)
 
@@ -65,4 +66,4 @@ def test_what_is_kept_adds_up(file: Path) -> None:
         assert row["dollars_per_million_output_tokens"] == pytest.approx(cost)
         for pool in row["pools"].values():
             assert sum(pool["step_shares"].values()) == pytest.approx(1)
-    assert result["command"] in as_markdown(result)
+    assert result["command"] in as_markdown(section(result))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jengine.bench.coverage.kept import OUTCOMES, named
 from jengine.models.importing import proven
+from jengine.pictures.page import Table, as_markdown
 
 RESULT = Path(__file__).parents[1] / "results" / "coverage.json"
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "models.md"
@@ -33,28 +34,25 @@ def proven_classes(result: Mapping[str, Any]) -> str:
 
 def table(result: Mapping[str, Any]) -> str:
     """The documentation's table: counts, then a row per class that is not a family's."""
-    return "\n".join(lines(result)) + "\n"
-
-
-def lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of the table."""
     counts = ", ".join(f"{name}: {result['counts'][name]}" for name in OUTCOMES)
-    yield f"With transformers {result['versions']['transformers']}: {counts}."
     others = ", ".join(
         f"{one['known']} of {one['of']} {kind}" for kind, one in result["by_name"].items()
     )
-    yield f"Read by their names, but not compared in this walk: {others}."
-    yield ""
-    yield "| class | outcome | reason |"
-    yield "|---|---|---|"
-    for name, one in sorted(result["classes"].items()):
-        if named(one) != "equal by name":
-            yield f"| `{name}` | {named(one)} | {shown(one.get('reason', ''))} |"
+    rows = (
+        (f"`{name}`", named(one), shown(one.get("reason", "")))
+        for name, one in sorted(result["classes"].items())
+        if named(one) != "equal by name"
+    )
+    about = (
+        f"With transformers {result['versions']['transformers']}: {counts}.\n"
+        f"Read by their names, but not compared in this walk: {others}."
+    )
+    return as_markdown(about, Table(("class", "outcome", "reason"), rows)) + "\n"
 
 
 def shown(reason: str) -> str:
     """A reason on one line of a table."""
-    text = " ".join(reason.replace("|", "\\|").replace("<", "&lt;").split())
+    text = " ".join(reason.replace("<", "&lt;").split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from jengine.bench.gpu.page import STAGES_OF_STEPS, lines_of
 from jengine.bench.gpu.report import head, memory_rate, shares
+from jengine.pictures.page import Table, as_markdown
 
 HEAD = ("what", "case", "time", "rate", "share of the fastest seen", "torch")
 STAGES_OF_KERNELS = ("kernels", "fa4", "copies")
@@ -28,10 +29,8 @@ def markdown(whole: Mapping[str, Any]) -> str:
         *engine_rows(parts),
     ]  # fmt: skip
     about = " ".join([*head(parts["device"])])
-    table = [HEAD, ("---",) * len(HEAD), *rows]
-    lines = [f"| {' | '.join(row)} |" for row in table]
     note = whole.get("note", "")
-    return "\n".join([f"{about}: `{whole['command']}`. {note}".strip(), "", *lines])
+    return as_markdown(f"{about}: `{whole['command']}`. {note}".strip(), Table(HEAD, rows))
 
 
 def kernel_rows(parts: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Iterator[tuple[str, ...]]:

@@ -5,7 +5,6 @@ In: the content of gpu.json. Out: HTML without scripts or external resources.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,7 +25,7 @@ from jengine.pictures.chart_parts import (
     text,
     tip,
 )
-from jengine.pictures.page import document, section
+from jengine.pictures.page import Part, Section, Table, Written, report
 
 Parts = Mapping[str, Mapping[str, Any]]
 STAGES_OF_STEPS = ("small-model", "large-model", "xla-matmuls", "tensor-parallel")
@@ -38,25 +37,21 @@ def page(whole: Mapping[str, Any]) -> str:
     about = [*head(parts.get("device", {})), f"command: {whole['command']}"]
     if whole["dry_run"]:
         about.insert(0, "DRY RUN on a CPU with tiny sizes: no figure here means anything.")
-    words = "".join(f"<p>{html.escape(line)}</p>" for line in about)
-    content = [
-        f"<header><h1>jengine on this GPU</h1>{words}</header>",
-        *([section("Engines", engines(parts),
-                   "Tokens a second, and in brackets the time as a multiple of the least that "
-                   "reading and computing take at this device's measured rates.")]
+    return report(
+        "jengine on this GPU", about,
+        *([Section("Engines", "Tokens a second, and in brackets the time as a multiple of the "
+                   "least that reading and computing take at this device's measured rates.",
+                   engines(parts))]
           if any(lines_of(parts, tuple(parts), "table")) else []),
-        section("Roofline", roofline(parts),
-                "Attention and matmuls: a dot on the line is as fast as this device was seen to "
-                "read or to multiply."),
-        section("Decode steps", steps(parts),
-                "Milliseconds a step, and what reading weights and cache alone takes at the "
-                "rate that was measured."),
-        section("Everything", f"<pre>{html.escape(printed(whole))}</pre>"),
-    ]  # fmt: skip
-    return document("jengine on this GPU", "".join(content), "pre { overflow-x: auto }")
+        Section("Roofline", "Attention and matmuls: a dot on the line is as fast as this device "
+                "was seen to read or to multiply.", roofline(parts)),
+        Section("Decode steps", "Milliseconds a step, and what reading weights and cache alone "
+                "takes at the rate that was measured.", steps(parts)),
+        Section("Everything", Written(printed(whole))),
+    )  # fmt: skip
 
 
-def engines(parts: Parts) -> str:
+def engines(parts: Parts) -> Table:
     """A row per set of requests, a column per engine."""
     lines = list(lines_of(parts, tuple(parts), "table"))
     versions = list(dict.fromkeys(line["version"] for line in lines))
@@ -68,14 +63,11 @@ def engines(parts: Parts) -> str:
         times = f" ({line['of_roofline']:.2f})" if "of_roofline" in line else ""
         return f"{line['tok_s']:,.0f}{times}"
 
-    rows = [["requests", *versions]]
-    for case in dict.fromkeys(line["case"] for line in lines):
-        rows.append([case, *(cell(found.get((case, version))) for version in versions)])
-    cells = (
-        "".join(f"<{tag}>{html.escape(one)}</{tag}>" for one in row)
-        for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
+    rows = (
+        [case, *(cell(found.get((case, version))) for version in versions)]
+        for case in dict.fromkeys(line["case"] for line in lines)
     )
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+    return Table(["requests", *versions], rows)
 
 
 def lines_of(parts: Parts, stages: tuple[str, ...], what: str) -> Iterator[dict[str, Any]]:
@@ -98,12 +90,12 @@ def dots(parts: Parts) -> list[tuple[str, str, float, float]]:
     return found
 
 
-def roofline(parts: Parts) -> str:
+def roofline(parts: Parts) -> Part:
     """Roofline plot on logarithmic axes; a note if there is nothing to plot."""
     memory, product = memory_rate(parts), ceiling(parts, "product bfloat16", "tflop_s")
     found = dots(parts)
     if not memory or not product or not found:
-        return "<p>The stages ceilings and kernels have no figures.</p>"
+        return "The stages ceilings and kernels have no figures."
     ridge = product * 1e3 / memory  # operations a byte
     across = [x for _, _, x, _ in found] + [ridge * 4, ridge / 4]
     x = log_axis(across, LEFT, WIDTH - RIGHT)
@@ -123,19 +115,18 @@ def roofline(parts: Parts) -> str:
         )
     names = [("decode attention", "ours"), ("prefill attention", "second"),
              (f"{memory:,.0f} GB/s and {product:,.0f} TFLOP/s", "apart")]  # fmt: skip
-    return legend(names) + figure(drawn, "Roofline", HEIGHT)
+    return figure(drawn, "Roofline", HEIGHT, below=legend(names))
 
 
-def steps(parts: Parts) -> str:
+def steps(parts: Parts) -> Part:
     """Table of decode steps with their bandwidth bound."""
     memory = memory_rate(parts)
-    rows = ["<tr><th>model</th><th>stage</th><th>rows x context</th><th>ms</th><th>floor, ms</th>"
-            "<th>share</th></tr>"]  # fmt: skip
+    rows = []
     for line in lines_of(parts, STAGES_OF_STEPS, "decode"):
         floor = line["read_bytes"] / memory * 1e-6 if memory else math.nan
-        cells = (
+        rows.append((
             line["model"], line["stage"], f"{line['rows']} x {line['context']:,}",
             f"{line['queued_ms']:.3f}", f"{floor:.3f}", f"{floor / line['queued_ms']:.0%}",
-        )  # fmt: skip
-        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-    return f"<table>{''.join(rows)}</table>" if len(rows) > 1 else "<p>No step was timed.</p>"
+        ))  # fmt: skip
+    head = ("model", "stage", "rows x context", "ms", "floor, ms", "share")
+    return Table(head, rows) if rows else "No step was timed."

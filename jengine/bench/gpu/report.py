@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jengine.pictures.page import aligned
+
 DRY_RUN = "DRY RUN on a CPU with tiny sizes: no figure below means anything."
 # Columns of a line after its name.
 SHOWN = (
@@ -114,10 +116,8 @@ def table(what: str, lines: list[Mapping[str, Any]]) -> Iterator[str]:
     others = [name for line in lines for name in line if name not in SHOWN and name not in HIDDEN]
     columns += list(dict.fromkeys(others))
     rows = [columns, *([shown(line.get(name)) for name in columns] for line in lines)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     yield what
-    for row in rows:
-        yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    yield from (f"  {line}" for line in aligned(rows))
 
 
 HIDDEN = ("what", "median_us", "tolerance", "bytes", "moved", "operations", "kernels", "least")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jengine.bench.gpu_proof.report import table
+from jengine.pictures.page import Table, as_markdown
 
 # Name, then of each package: registers, spills, matmuls of warp groups, bulk copies.
 KERNEL_COLUMNS = (
@@ -27,12 +27,13 @@ STEP_COLUMNS = {
 def markdown(result: Mapping[str, Any], tritons: Mapping[str, Any]) -> str:
     """Kernels, then steps. `tritons`: the kept proof of Triton's kernels."""
     names = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    kernels = table(list(KERNEL_COLUMNS), kernel_rows(result, tritons))
-    steps = table(
-        list(STEP_COLUMNS.values()),
-        ([step[key] for key in STEP_COLUMNS] for step in result["steps"]),
+    steps = ([step[key] for key in STEP_COLUMNS] for step in result["steps"])
+    parts = (
+        f"Compiled without a GPU; nothing was run or timed. {names}.",
+        Table(KERNEL_COLUMNS, kernel_rows(result, tritons)),
+        Table(list(STEP_COLUMNS.values()), steps),
     )
-    return f"Compiled without a GPU; nothing was run or timed. {names}.\n\n{kernels}\n{steps}"
+    return as_markdown(*parts) + "\n"
 
 
 def kernel_rows(result: Mapping[str, Any], tritons: Mapping[str, Any]) -> Iterator[list[Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.bench.gpu_proof.groups import GROUPED, group_problems
+from jengine.pictures.page import Part, Section, Table, as_markdown
 
 STEP_COLUMNS = {
     "step": "step",
@@ -99,24 +100,17 @@ SLACK = 1.1
 def markdown(result: Mapping[str, Any]) -> str:
     """The whole result as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    parts = [f"Compiled without a GPU; nothing was run or timed. {versions}.\n"]
+    parts: list[Part] = [f"Compiled without a GPU; nothing was run or timed. {versions}."]
     if result["steps"]:
-        parts.append("## Steps on an H200\n\n" + step_table(result["steps"]))
+        rows = ([row.get(key, "") for key in STEP_COLUMNS] for row in result["steps"])
+        parts.append(Section("Steps on an H200", Table(list(STEP_COLUMNS.values()), rows)))
     if result["kernels"]:
-        parts.append(
-            "## Kernels\n\nRegisters a thread, spilled bytes a thread, shared memory a program.\n\n"
-            + kernel_table(result["kernels"])
-        )
-    return "\n".join(parts)
+        lead = "Registers a thread, spilled bytes a thread, shared memory a program."
+        parts.append(Section("Kernels", lead, kernel_table(result["kernels"])))
+    return as_markdown(*parts) + "\n"
 
 
-def step_table(steps: Sequence[Mapping[str, Any]]) -> str:
-    """One line per step."""
-    rows = ([row.get(key, "") for key in STEP_COLUMNS] for row in steps)
-    return table(list(STEP_COLUMNS.values()), rows)
-
-
-def kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
+def kernel_table(kernels: Sequence[Mapping[str, Any]]) -> Table:
     """One line per kernel and case, with a column per device."""
     capabilities = sorted({row["capability"] for row in kernels})
     lines: dict[tuple[Any, ...], dict[int, str]] = {}
@@ -126,13 +120,7 @@ def kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
         lines.setdefault(key, {})[row["capability"]] = cell
     head = [*KERNEL_COLUMNS.values(), *(f"sm_{capability}" for capability in capabilities)]
     body = ([*key, *(cells.get(c, "") for c in capabilities)] for key, cells in lines.items())
-    return table(head, body)
-
-
-def table(head: Sequence[str], body: Iterator[Sequence[Any]]) -> str:
-    """A Markdown table."""
-    rows = [head, ["---"] * len(head), *body]
-    return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in rows)
+    return Table(head, body)
 
 
 def worse(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:

@@ -5,14 +5,13 @@ In: the result of `jengine bench serve`. Out: HTML.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jengine.bench.machine import hardware_of
 from jengine.bench.serve.figures import CURVE, LATENCIES, LatencyMetric
-from jengine.pictures.page import curves, report, section, write
+from jengine.pictures.page import Columns, Items, Section, Table, curves, report, write
 
 FACTS = {
     "completed": "requests answered",
@@ -38,38 +37,31 @@ def page(result: dict[str, Any]) -> str:
     """The whole page."""
     about = f"{result['command']}, commit {result['commit']}, {hardware_of(result)}"
     title = f"{result['model_id']} on {result['server']}"
-    charts = [percentiles(metric, result) for metric in LATENCIES]
-    below = [over_time(result["timeline"])]
+    facts = [
+        (name, f"{result[key]:,.2f}") for key, name in FACTS.items() if result[key] is not None
+    ]
+    charts = [
+        percentiles(metric, values)
+        for metric in LATENCIES
+        if any(values := result["curves"][metric.key])
+    ]
+    parts = [Section("Figures", Table((), facts)), Columns(*charts)]
+    if result["timeline"]["tokens"]:
+        parts.append(over_time(result["timeline"]))
     if result["first_errors"]:
-        items = "".join(f"<li>{html.escape(error)}</li>" for error in result["first_errors"])
-        below.append(section("First errors", f"<ul>{items}</ul>"))
-    return report(title, [about], charts, above=[section("Figures", facts(result))], below=below)
+        parts.append(Section("First errors", Items(result["first_errors"])))
+    return report(title, [about], *parts)
 
 
-def facts(result: dict[str, Any]) -> str:
-    """The metrics as a table."""
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{result[key]:,.2f}</td></tr>"
-        for key, name in FACTS.items()
-        if result[key] is not None
-    )
-    return f"<table>{rows}</table>"
-
-
-def percentiles(metric: LatencyMetric, result: dict[str, Any]) -> str:
-    """Chart of one latency by percentile, unless it is all zero."""
-    values = result["curves"][metric.key]
-    if not any(values):
-        return ""
+def percentiles(metric: LatencyMetric, values: Sequence[float]) -> Section:
+    """Chart of one latency by percentile."""
     labels = [f"p{one:g}" for one in CURVE]
     return curves(metric.title, "Milliseconds, by percentile.", {metric.name: values}, labels)
 
 
-def over_time(timeline: dict[str, list[int]]) -> str:
+def over_time(timeline: dict[str, list[int]]) -> Section:
     """Chart of tokens and requests per second."""
     tokens, requests = timeline["tokens"], timeline["requests"]
-    if not tokens:
-        return ""
     every = -(-len(tokens) // PLACES)
     lines = {
         "tokens in a second": averages(tokens, every),

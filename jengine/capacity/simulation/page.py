@@ -10,7 +10,7 @@ from typing import Any
 
 from jengine.capacity.simulation.results import CURVE
 from jengine.pictures.charts import Series, bars
-from jengine.pictures.page import as_written, curves, report, section
+from jengine.pictures.page import Columns, Section, Written, curves, report
 
 # Longer lists of replicas are not shown one by one.
 MOST_BARS = 16
@@ -27,7 +27,7 @@ def page(results: Mapping[str, dict[str, Any]]) -> str:
     first = next(iter(results.values()))
     title = headline(first)
     others = (f"{name}: {headline(one)}" for name, one in results.items() if one is not first)
-    charts, figures = list[str](), {name: one["figures"] for name, one in results.items()}
+    charts, figures = list[Section](), {name: one["figures"] for name, one in results.items()}
     labels = [f"p{p:g}" for p in CURVE]
     for key, words in TITLES.items():
         lines = {name: one["curves_ms"][key] for name, one in figures.items()}
@@ -40,9 +40,9 @@ def page(results: Mapping[str, dict[str, Any]]) -> str:
         if len(one["busy"]) <= MOST_BARS:
             names = [str(index) for index in range(len(one["busy"]))]
             chart = bars(names, [Series("busy", "ours", one["busy"])], title="busy")
-            charts.append(section(f"Share of time busy, {name}", chart, "By replica."))
-    texts = [as_written(name, as_text(one), one["command"]) for name, one in results.items()]
-    return report(title, [first["command"], verdict(first), *others], charts, below=texts)
+            charts.append(Section(f"Share of time busy, {name}", "By replica.", chart))
+    texts = [Section(name, one["command"], Written(as_text(one))) for name, one in results.items()]
+    return report(title, [first["command"], verdict(first), *others], Columns(*charts), *texts)
 
 
 def headline(result: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from jengine.capacity.simulation.scenario import PoolPlan, Scenario, kind_of
 from jengine.capacity.simulation.trace import TraceSettings
 from jengine.capacity.timing import StepTime, StepWork
 from jengine.errors import ConfigError
+from jengine.pictures.page import Items, Section, Table, Written, as_markdown
 
 ENOUGH = 0.9  # of requests must be within the objectives
 FINER = 1.1  # bisection ends when rates differ by less
@@ -302,23 +303,27 @@ STEP_TIMES = (
 
 
 def printed(result: dict[str, Any]) -> str:
-    """A table in Markdown, the best split of each size first."""
+    return as_markdown(table(result))
+
+
+def table(result: dict[str, Any]) -> Table:
+    """The best split of each size first."""
     batch = result["assumed"]["prompts"]
     per = "prompts/s" if batch else "goodput, requests/s"
     head = ["GPUs", "split", per, "$ per million output tokens", "limited by"]
     head += ["hours, $"] * bool(batch)
-    lines = [row_of(head), row_of(["---"] * len(head))]
+    rows = []
     possible = [row for row in result["rows"] if "goodput" in row]
     for row in sorted(possible, key=lambda one: (one["gpus"], -one["goodput"])):
         cost = row["dollars_per_million_output_tokens"]
         cells = [f"{row['gpus']:,}", row["split"], f"{row['goodput']:,.1f}", f"{cost:.2f}",
                  limits(row)]  # fmt: skip
         cells += [f"{row['hours']:,.1f} h, ${row['dollars']:,.0f}"] if batch else []
-        lines.append(row_of(cells))
-    return "\n".join(lines)
+        rows.append(cells)
+    return Table(head, rows)
 
 
-def as_markdown(result: dict[str, Any]) -> str:
+def section(result: dict[str, Any]) -> Section:
     """A kept study as part of a page: its best splits, its table, and what was assumed."""
     possible = [row for row in result["rows"] if "goodput" in row]
     sizes = sorted({row["gpus"] for row in possible})
@@ -326,20 +331,15 @@ def as_markdown(result: dict[str, Any]) -> str:
             for gpus in sizes]  # fmt: skip
     given = (f"{name.replace('_', ' ')}: {value}" for name, value in result["assumed"].items()
              if value)  # fmt: skip
-    return "\n".join([
-        f"## {result['title']}\n",
-        *(f"- **{row['gpus']:,} GPUs: {row['split']}**, "
-          f"${row['dollars_per_million_output_tokens']:.2f} per million output tokens."
-          for row in best),
-        f"\n{printed(result)}\n",
-        f"Assumed: {'; '.join(given)}.\n",
-        f"```\n{result['command']}\n```\n",
-        f"Commit {result['commit']}.\n",
-    ])  # fmt: skip
-
-
-def row_of(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    splits = (
+        f"**{row['gpus']:,} GPUs: {row['split']}**, "
+        f"${row['dollars_per_million_output_tokens']:.2f} per million output tokens."
+        for row in best
+    )
+    return Section(
+        result["title"], Items(splits), table(result), f"Assumed: {'; '.join(given)}.",
+        Written(result["command"]), f"Commit {result['commit']}.",
+    )  # fmt: skip
 
 
 def limits(row: Mapping[str, Any]) -> str:
