@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jengine.bench.gpu import __main__ as check
-from jengine.bench.gpu import canary, clock, fa4, features, matmuls, steady, trace, vllm_race
+from jengine.bench.gpu import canary, clock, fa4, features, matmuls, steady, trace
 from jengine.bench.gpu.cases import DRY, REAL
 from jengine.bench.gpu.page import page
 from jengine.bench.gpu.part import Part, stage_parser
@@ -145,42 +145,6 @@ def test_a_soak_has_a_line_for_each_tenth(tmp_path: Path, monkeypatch: pytest.Mo
     assert [line["case"].partition("step ")[2] for line in part["lines"]] == [
         str(step) for step in range(2, 21, 2)
     ]
-
-
-def test_a_race_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[str] = []
-
-    class Peer:
-        version = "vllm 0"
-
-        def __enter__(self) -> Peer:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            turns.append("closed")
-
-        def run(self) -> tuple[float, int]:
-            turns.append("theirs")
-            return 2.0, 6
-
-    class Ours:
-        def __enter__(self) -> Ours:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    asked: list[Any] = []
-    monkeypatch.setattr(vllm_race, "trace_peer", lambda *a: asked.append(a) or Peer())
-    monkeypatch.setattr(vllm_race, "LLM", lambda *_, **settings: Ours())
-    monkeypatch.setattr(vllm_race, "run_once", lambda *_: turns.append("ours") or (1.0, 6))
-    part = measured(vllm_race, tmp_path, peer_python="/a/python")
-    (line,) = part["lines"]
-    assert (line["ratio"], line["peer"], line["tok_s"]) == (2.0, "vllm 0", 6.0)
-    assert turns == ["ours", "theirs"] * (vllm_race.ROUNDS + 1) + ["closed"]
-    name, python, settings = asked[0]
-    assert (name, python, settings.load_format) == ("vllm", "/a/python", "dummy")
-    assert 2 * settings.memory_share < 0.9
 
 
 # --- the profiler's trace --------------------------------------------------------------------

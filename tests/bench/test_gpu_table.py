@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,12 +43,16 @@ class FakePeer:
         return float(len(self.traces[-1])), sum(item.max_tokens for item in self.traces[-1])
 
 
-def measured(tmp_path: Path, engine: str) -> dict[str, Any]:
+def arguments(part: Part, engine: str, *, race: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(
+        part=part.path, dry_run=True, model="llama-8b", engine=engine, peer_python="a-python",
+        race=race,
+    )  # fmt: skip
+
+
+def measured(tmp_path: Path, engine: str, *, race: bool = False) -> dict[str, Any]:
     part = Part(tmp_path / f"table-{engine}.json", 1000)
-    arguments = argparse.Namespace(
-        part=part.path, dry_run=True, model="llama-8b", engine=engine, peer_python="a-python"
-    )
-    contender.measure(part, arguments)
+    contender.measure(part, arguments(part, engine, race=race))
     assert not part.failed, part.content["lines"]
     return part.content
 
@@ -82,11 +88,37 @@ def test_answers_that_are_cut_short_do_not_count(
     monkeypatch.setattr(contender, "trace_peer", FakePeer)
     monkeypatch.setattr(FakePeer, "run", lambda *_: (1.0, 0))
     part = Part(tmp_path / "table.json", 1000)
-    arguments = argparse.Namespace(
-        part=part.path, dry_run=True, model="llama-8b", engine="mlx", peer_python="a-python"
-    )
-    contender.measure(part, arguments)
+    contender.measure(part, arguments(part, "mlx"))
     assert ["failed" in line for line in part.content["lines"]] == [True, True]
+
+
+def test_a_race_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers: list[FakePeer] = []
+    turns: list[str] = []
+    shapes = SimpleNamespace(prompts=None, attention="cpu")
+    ours = SimpleNamespace(engine=SimpleNamespace(loaded=SimpleNamespace(shapes=shapes)))
+
+    class Peer(FakePeer):
+        def run(self, trace: Path | None = None) -> tuple[float, int]:
+            turns.append("theirs")
+            return super().run(trace)
+
+        def __exit__(self, *_: object) -> None:
+            turns.append("closed")
+
+    def start(*given: Any) -> FakePeer:
+        peers.append(Peer(*given))
+        return peers[-1]
+
+    monkeypatch.setattr(contender, "trace_peer", start)
+    monkeypatch.setattr(contender, "LLM", lambda *_, **settings: nullcontext(ours))
+    monkeypatch.setattr(contender, "run_once", lambda *_: turns.append("ours") or (1.0, 6))
+    (line,) = measured(tmp_path, "vllm", race=True)["lines"]
+    assert (line["ratio"], line["peer"], line["tok_s"]) == (2.0, "vllm 9", 6.0)
+    assert turns == ["ours", "theirs"] * (contender.ROUNDS + 1) + ["closed"]
+    name, python, settings = peers[0].given
+    assert (name, python, settings.load_format) == ("vllm", "a-python", "dummy")
+    assert 2 * settings.memory_share < 0.9
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ class Sizes:
     matmul_dtype: str
     mixed: tuple[tuple[int, int, int], ...]  # decode rows, their context, prompt tokens beside them
     soak_steps: int
-    race: tuple[tuple[int, int, int], ...]  # requests, prompt tokens, answer tokens
+    race: tuple[Requests, ...]  # which two engines run in turns
     table: tuple[Requests, ...]  # which each engine of the table runs
 
 
@@ -180,7 +180,7 @@ REAL = Sizes(
     matmul_dtype="bfloat16",
     mixed=((63, 1024, 256), (63, 1024, 2048), (7, 1024, 8192)),
     soak_steps=10_000,
-    race=((1, 1024, 128), (64, 1024, 128), (256, 256, 128)),
+    race=(Requests(1, 1024, 128), Requests(64, 1024, 128), Requests(256, 256, 128)),
     table=(
         *(Requests(1, prompt, 1) for prompt in (2048, 8192, 32_768)),
         *(Requests(rows, 128, 256) for rows in (1, 8, 64)),
@@ -231,7 +231,7 @@ DRY = Sizes(
     matmul_dtype="float32",
     mixed=((1, 32, 40),),
     soak_steps=20,
-    race=((2, 8, 3),),
+    race=(Requests(2, 8, 3),),
     table=(Requests(1, 40, 1), Requests(2, 8, 3)),
 )
 

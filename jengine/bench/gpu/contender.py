@@ -1,18 +1,22 @@
-"""Stage: one engine of the table that compares engines: prompts, decodes and both, on one device.
+"""Stage: engines on the same requests: one alone, for a table, or jengine and a peer in turns.
 
-Every engine runs the same requests with random weights of the same shapes, which take as long as
-real ones, and answers each to its full length. Lines say what must be read and computed at least,
-so that `report` can give times as multiples of what this device was seen to reach.
+Every engine has random weights of the same shapes, which take as long as real ones, draws no
+samples, and answers each request to its full length. Lines of the table say what must be read and
+computed at least, so that `report` can give times as multiples of what this device was seen to
+reach.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 import jengine
 from jengine.api.llm import LLM
@@ -20,7 +24,6 @@ from jengine.bench.against import PeerProcess, PeerWork, trace_peer
 from jengine.bench.gpu.cases import Requests, sizes
 from jengine.bench.gpu.models import write_config
 from jengine.bench.gpu.part import Part, run_stage
-from jengine.bench.gpu.vllm_race import made_up
 from jengine.bench.throughput import run_once
 from jengine.bench.workloads import Item, write_trace
 from jengine.config import ModelConfig
@@ -28,9 +31,9 @@ from jengine.models.parameter import named_parameters
 from jengine.models.registry import model_config
 from jengine.weights.abstract import abstract_model
 
-OURS = ("fa4", "triton")
-MEMORY = 0.85  # of the device's, for each engine in turn
-ROUNDS = 2  # that count, after one that does not
+OURS = ("auto", "fa4", "triton")
+MEMORY = 0.85  # of the device's, for all engines that are loaded at once
+ROUNDS = 3  # that count, after one that does not
 
 
 class Engine(Protocol):
@@ -66,50 +69,81 @@ class Theirs:
 def measure(part: Part, args: argparse.Namespace) -> None:
     """One line per set of requests."""
     chosen = sizes(dry_run=args.dry_run)
-    config = chosen.models[args.model]
-    folder = write_config(args.part.parent / "models" / args.model, config)
-    with part.attempt("start", args.engine), opened(args, folder, chosen.table, config) as engine:
-        for work in part.in_time(chosen.table):
-            with part.attempt("table", work):
-                part.add(**line(engine, work, model_config(config), args.engine))
+    names = ("auto", args.engine) if args.race else (args.engine,)
+    what, works = ("race", chosen.race) if args.race else ("table", chosen.table)
+    with part.attempt("start", args.engine), ExitStack() as stack:
+        engines = [stack.enter_context(opened(name, args, works, len(names))) for name in names]
+        for work in part.in_time(works):
+            with part.attempt(what, work):
+                config = model_config(chosen.models[args.model])
+                took = seconds_of_each(engines, work, config.vocab_size)
+                part.add(
+                    **raced(engines[1], work, *took) if args.race
+                    else line(engines[0], work, took[0], config, args.engine)
+                )  # fmt: skip
+
+
+def seconds_of_each(engines: Sequence[Engine], work: Requests, vocab: int) -> list[float]:
+    """The best round of each engine, which take turns."""
+    rounds = []
+    for _ in range(ROUNDS + 1):
+        items = made_up(work, vocab)
+        rounds.append([engine.seconds(items) for engine in engines])
+    return [min(took) for took in zip(*rounds[1:], strict=True)]
+
+
+def made_up(work: Requests, vocab: int) -> list[Item]:
+    """Random requests."""
+    ids = np.random.default_rng(time.time_ns()).integers(1, vocab, (work.count, work.prompt))
+    return [Item(prompt, work.answer) for prompt in ids.tolist()]
 
 
 @contextmanager
 def opened(
-    args: argparse.Namespace, folder: Path, table: tuple[Requests, ...], config: dict[str, Any]
+    name: str, args: argparse.Namespace, works: tuple[Requests, ...], share: int
 ) -> Iterator[Engine]:
-    """The engine, with room for the longest and the most requests."""
-    most, longest = max(one.count for one in table), max(one.tokens for one in table)
-    if args.engine in OURS:
-        backend = "auto" if args.dry_run else args.engine
+    """An engine with room for the longest and the most requests, one of so many that share the
+    device."""
+    config = sizes(dry_run=args.dry_run).models[args.model]
+    folder = write_config(args.part.parent / "models" / args.model, config)
+    most, longest = max(one.count for one in works), max(one.tokens for one in works)
+    if name in OURS:
+        backend = "auto" if args.dry_run else name
         with LLM(
             folder, load_format="dummy", skip_tokenizer_init=True, max_num_seqs=most,
-            max_model_len=longest, gpu_memory_utilization=MEMORY, show_progress=False,
+            max_model_len=longest, gpu_memory_utilization=MEMORY / share, show_progress=False,
             enable_prefix_caching=False, attention_backend=backend,
             compilation_config={"wait_for": "all"},
         ) as llm:  # fmt: skip
-            ours = Ours(llm, args.engine)
-            if not args.dry_run and ours.kernels != args.engine:
+            ours = Ours(llm, name)
+            if backend != "auto" and ours.kernels != name:
                 raise RuntimeError(f"the engine runs {ours.kernels}; its log says why")
             yield ours
         return
     with tempfile.TemporaryDirectory() as work:
         settings = PeerWork(
             str(folder), str(Path(work) / "trace.jsonl"), config["torch_dtype"], most, longest,
-            False, "dummy", MEMORY,
+            False, "dummy", MEMORY / share,
         )  # fmt: skip
         write_trace([Item([1], 1)], Path(settings.trace))
-        with trace_peer(args.engine, args.peer_python, settings) as peer:
+        with trace_peer(name, args.peer_python, settings) as peer:
             yield Theirs(peer, Path(work))
 
 
-def line(engine: Engine, work: Requests, config: ModelConfig, name: str) -> dict[str, Any]:
-    """The best round, and the least that it takes."""
-    took = [
-        engine.seconds(made_up(work.count, work.prompt, work.answer, config.vocab_size))
-        for _ in range(ROUNDS + 1)
-    ]
-    best = min(took[1:])
+def raced(peer: Engine, work: Requests, mine: float, other: float) -> dict[str, Any]:
+    """Both times, and the ratio."""
+    tokens = work.count * work.answer
+    return {
+        "what": "race", "case": str(work), "peer": peer.version, "ms": round(mine * 1e3, 1),
+        "peer_ms": round(other * 1e3, 1), "tok_s": round(tokens / mine, 1),
+        "peer_tok_s": round(tokens / other, 1), "ratio": round(other / mine, 3),
+    }  # fmt: skip
+
+
+def line(
+    engine: Engine, work: Requests, best: float, config: ModelConfig, name: str
+) -> dict[str, Any]:
+    """The time, and the least that it takes."""
     counted = work.prompt if work.is_prompts else work.answer
     return {
         "what": "table", "case": str(work), "engine": name, "version": engine.version,

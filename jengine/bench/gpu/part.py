@@ -105,6 +105,7 @@ def stage_parser() -> argparse.ArgumentParser:
     parser.add_argument("--after", type=Path, help="a kept run, whose cases come last")
     parser.add_argument("--soak", action="store_true", help="one size of step, for long")
     parser.add_argument("--engine", default="", help="of the table of engines")
+    parser.add_argument("--race", action="store_true", help="ours and that engine, in turns")
     parser.add_argument("--peer-python", default="", help="a Python that has vLLM, or torch")
     return parser
 

@@ -51,6 +51,7 @@ class Stage:
 
 
 PARALLEL = ("--model", "llama-8b", "--few", "--tensor-parallel")
+CONTENDER = ("--model", "llama-8b", "--engine")
 SOAK = ("--model", "llama-8b", "--tensor-parallel", "--soak")
 STAGES = (
     Stage("device", "device", 20, ("jax",), xla_flags=f"--xla_dump_to={{out}}/{COMPILED_FOR}"),
@@ -80,7 +81,7 @@ STAGES = (
           xla_flags=f"{UPDATES}=SKIP_PROFILED", oldest_jax=(0, 11)),
     Stage("torch", "torch_peer", 110, ()),
     Stage("compare", "compared", 60, ENGINE_NEEDS),
-    Stage("vllm", "vllm_race", 300, ENGINE_NEEDS, ("--model", "llama-8b"), peer="vllm"),
+    Stage("vllm", "contender", 300, ENGINE_NEEDS, (*CONTENDER, "vllm", "--race"), peer="vllm"),
     Stage("tensor-parallel", "models", 60, ENGINE_NEEDS, PARALLEL, devices=2),
     Stage("captured-collectives", "models", 60, ENGINE_NEEDS, (*PARALLEL, "--captured"), devices=2),
     Stage("long-graphs", "models", 60, ENGINE_NEEDS, (*PARALLEL, "--long-graphs"), devices=2),
@@ -88,7 +89,6 @@ STAGES = (
     Stage("captured-soak", "steady", 200, ENGINE_NEEDS, (*SOAK, "--captured"), devices=2),
 )  # fmt: skip
 
-CONTENDER = ("--model", "llama-8b", "--engine")
 # Instead of the others with --table: engines one after the other.
 TABLE = (
     Stage("table-triton", "contender", 120, (*ENGINE_NEEDS, "triton"), (*CONTENDER, "triton")),
