@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jengine.bench.cpu_kernels import ATTENTION, SCHEMES, bound, main
-from jengine.bench.table import cpu_kernels
+from jengine.bench.table.speeds import cpu_kernels
 from pallas_kernels.choice import cpu_problem
 
 RATES = {"threads": 2, "bytes_per_s": 20e9, "operations_per_s": {"bfloat16": 400e9}}

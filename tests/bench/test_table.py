@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jengine.bench import table
-from jengine.bench.ratio_chart import Compared, ratio_chart
+from jengine.bench.table import __main__ as table
+from jengine.bench.table.ratio_chart import Compared, ratio_chart
 from jengine.cli.bench import KINDS
 
 HARDWARE = {"processor": "Some CPU", "cores": 2, "memory_gb": 25.3, "devices": ["cpu"]}
@@ -113,7 +113,7 @@ def test_rows_of_fidelity() -> None:
     rows = [row, {**row, "implementation": "xla", "family": "gpt2"}, {**none, "family": "gpt2"},
             {**none, "implementation": "tp2"}]  # fmt: skip
     found = {"bench": "fidelity", **AROUND, "families": rows}
-    made, other = table.fidelity(found)
+    made, other = table.trials.fidelity(found)
     assert made.ours == "2.0e-05" and ", xla (AVX2)" in other.work
     assert made.work.startswith("4 random configs of 1 families, cpu (AVX2), beside transformers")
     assert made.work.endswith("of llama, draw 7; 0 failed, 1 ill-conditioned")

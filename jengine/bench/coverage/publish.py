@@ -5,17 +5,17 @@ python -m jengine.bench.coverage.publish [--check]
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jengine.bench.coverage.kept import OUTCOMES, named
+from jengine.bench.table.marked import is_check, settle, with_marked
 from jengine.models.importing import proven
 from jengine.pictures.page import Table, as_markdown
 
+COMMAND = "python -m jengine.bench.coverage.publish"
 RESULT = Path(__file__).parents[1] / "results" / "coverage.json"
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "models.md"
 BEGIN, END = "<!-- coverage -->\n", "<!-- end of coverage -->\n"
@@ -58,27 +58,10 @@ def shown(reason: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Write both files, or with --check report whether they are up to date."""
-    flags = argparse.ArgumentParser(prog="python -m jengine.bench.coverage.publish")
-    flags.add_argument("--check", action="store_true", help="only say whether they differ")
-    check = flags.parse_args(sys.argv[1:] if words is None else words).check
+    check = is_check(COMMAND, words)
     result = json.loads(RESULT.read_text(encoding="utf-8"))
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    texts = {
-        proven.FILE: proven_classes(result),
-        PAGE: f"{before}{BEGIN}{table(result)}{END}{rest.split(END)[1]}",
-    }
-    stale = [
-        file
-        for file, text in texts.items()
-        if not file.exists() or file.read_text(encoding="utf-8") != text
-    ]
-    for file in stale:
-        if check:
-            print(f"{file.name} is not what {RESULT.name} says: run without --check")
-        else:
-            file.write_text(texts[file], encoding="utf-8")
-    return int(check and bool(stale))
+    page = with_marked(PAGE, BEGIN, END, table(result))
+    return settle({proven.FILE: proven_classes(result), PAGE: page}, COMMAND, check=check)
 
 
 if __name__ == "__main__":

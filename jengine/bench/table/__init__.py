@@ -1,0 +1,1 @@
+"""Tables of benchmark figures for the documentation, made of kept results."""
