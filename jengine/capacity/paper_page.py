@@ -11,7 +11,7 @@ from jengine.capacity.paper import Paper
 from jengine.capacity.paper_report import advice, as_text, heading
 from jengine.pictures.chart_parts import Markup
 from jengine.pictures.charts import Series, bars
-from jengine.pictures.page import Columns, Section, Written, curves, report
+from jengine.pictures.page import Columns, Section, Verbatim, curves, report
 
 
 def as_page(paper: Paper) -> str:
@@ -23,7 +23,7 @@ def as_page(paper: Paper) -> str:
     return report(
         title, [f"{layout}. {verdict}"],
         Section("Memory of one device", "Shares of what is usable.", memory_chart(paper)),
-        Columns(*speed_charts(paper)), Section("The plan", Written(as_text(paper))),
+        Columns(*speed_charts(paper)), Section("The plan", Verbatim(as_text(paper))),
         name=f"jengine plan: {paper.name}",
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ class Table(NamedTuple):
     rows: Iterable[Sequence[Any]]
 
 
-class Written(NamedTuple):
+class Verbatim(NamedTuple):
     """Text as a terminal shows it."""
 
     text: str
@@ -55,7 +55,7 @@ class Columns:
 
 
 # Plain text is a paragraph.
-Part = str | Markup | Table | Written | Items | Figure | Section | Columns
+Part = str | Markup | Table | Verbatim | Items | Figure | Section | Columns
 
 
 def as_html(*parts: Part) -> Markup:
@@ -68,7 +68,7 @@ def _html(part: Part) -> str:
             head = f"<thead>{_row(part.head, 'th')}</thead>" if part.head else ""
             body = "".join(_row(row, "td") for row in part.rows)
             return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
-        case Written():
+        case Verbatim():
             return f"<pre>{html.escape(part.text)}</pre>"
         case Items():
             return f"<ul>{''.join(f'<li>{_escaped(item)}</li>' for item in part.items)}</ul>"
@@ -101,7 +101,7 @@ def _markdown(part: Part) -> str:
         case Table():
             lines = [_line(part.head), "|---" * len(part.head) + "|", *map(_line, part.rows)]
             return "\n".join(lines)
-        case Written():
+        case Verbatim():
             return f"```\n{part.text}\n```"
         case Items():
             return "\n".join(f"- {item}" for item in part.items)

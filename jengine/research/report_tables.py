@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from jengine.pictures.chart_parts import Markup, number
-from jengine.pictures.page import Items, Part, Table, Written
+from jengine.pictures.page import Items, Part, Table, Verbatim
 from jengine.research.metrics import quantiles
 from jengine.research.results import (
     LOGITS,
@@ -111,6 +111,6 @@ def made(
     command: str, environment: Mapping[str, str], remarks: Sequence[str] = ()
 ) -> Iterator[Part]:
     """The command, versions, and remarks."""
-    yield from ("To repeat it:", Written(command), Table((), environment.items()))
+    yield from ("To repeat it:", Verbatim(command), Table((), environment.items()))
     if remarks:
         yield Items(remarks)

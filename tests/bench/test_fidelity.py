@@ -28,7 +28,7 @@ from jengine.bench.fidelity.flags import SEARCHED
 from jengine.bench.fidelity.found import beside_float64
 from jengine.bench.fidelity.generic import GENERIC, drawn_generic
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
-from jengine.bench.fidelity.kept import FamilyRow, Table, stretches
+from jengine.bench.fidelity.kept import FamilyRow, FamilyTable, stretches
 from jengine.bench.fidelity.search import due
 from jengine.bench.fidelity.transformers_process import ConfigRefused, Routed, Transformers
 from jengine.bench.fidelity.worker import answer
@@ -311,11 +311,11 @@ RUN = {"command": "c", "commit": "abc", "versions": {}, "hardware": {"processor"
 
 def test_a_later_run_goes_on_where_one_was_interrupted(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    first = Table(file, RUN)
+    first = FamilyTable(file, RUN)
     for number, found in enumerate([PASSED, OFF, PASSED]):
         first.add(first.row("llama", "cpu"), number, found, 1.0)
     # Whatever ends the process here, all draws are in the file.
-    later = Table(file, {**RUN, "commit": "def"})
+    later = FamilyTable(file, {**RUN, "commit": "def"})
     row = later.row("llama", "cpu")
     assert row == first.row("llama", "cpu") and row.seconds == 4.5
     assert [number for _, number in due([row], range(5))] == [1, 3, 4]
@@ -328,10 +328,10 @@ def test_a_later_run_goes_on_where_one_was_interrupted(tmp_path: Path) -> None:
 
 def test_draws_of_another_processor_are_not_mixed(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    table = Table(file, RUN)
+    table = FamilyTable(file, RUN)
     table.add(table.row("llama", "cpu"), 0, PASSED, 1.0)
     with pytest.raises(ConfigError, match=r"was found on P, and this is Q.*another file"):
-        Table(file, {**RUN, "hardware": {"processor": "Q"}})
+        FamilyTable(file, {**RUN, "hardware": {"processor": "Q"}})
 
 
 def test_numbers_are_kept_as_stretches() -> None:

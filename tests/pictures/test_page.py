@@ -9,7 +9,7 @@ from jengine.pictures.page import (
     Items,
     Section,
     Table,
-    Written,
+    Verbatim,
     aligned,
     as_html,
     as_markdown,
@@ -19,7 +19,7 @@ from jengine.pictures.page import (
 CHART = Markup("<svg></svg>")
 PARTS = (
     "1 < 2",
-    Section("A & B", Table(("name", "n"), [("a|b", 1), (CHART, 2.5)]), Written("$ <x>")),
+    Section("A & B", Table(("name", "n"), [("a|b", 1), (CHART, 2.5)]), Verbatim("$ <x>")),
     Columns(Figure("a chart", CHART), Items(["one", "<two>"])),
 )
 

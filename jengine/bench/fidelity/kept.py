@@ -89,7 +89,7 @@ def again(row: FamilyRow, number: int) -> str:
     return f"python -m jengine.bench.fidelity {command}"
 
 
-class Table:
+class FamilyTable:
     """All rows, and the runs that produced them."""
 
     def __init__(self, file: Path | None, run: Mapping[str, Any]) -> None:

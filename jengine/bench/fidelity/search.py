@@ -10,7 +10,7 @@ from jengine.bench.fidelity.encoders import IMPLEMENTED
 from jengine.bench.fidelity.families import FAMILIES
 from jengine.bench.fidelity.flags import SEARCHED
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
-from jengine.bench.fidelity.kept import FamilyRow, Table
+from jengine.bench.fidelity.kept import FamilyRow, FamilyTable
 from jengine.bench.fidelity.workers import Workers
 from jengine.bench.machine import commit, machine, versions
 from jengine.bench.surroundings import shown_command
@@ -20,7 +20,7 @@ LIBRARIES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 
 def search(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Print and save results; returns 1 if a draw failed."""
-    table = Table(args.output_json, surroundings(words))
+    table = FamilyTable(args.output_json, surroundings(words))
     rows = [
         table.row(family, how)
         for family in args.family or SEARCHED

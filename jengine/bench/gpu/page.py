@@ -25,7 +25,7 @@ from jengine.pictures.chart_parts import (
     text,
     tip,
 )
-from jengine.pictures.page import Part, Section, Table, Written, report
+from jengine.pictures.page import Part, Section, Table, Verbatim, report
 
 Parts = Mapping[str, Mapping[str, Any]]
 STAGES_OF_STEPS = ("small-model", "large-model", "xla-matmuls", "tensor-parallel")
@@ -47,7 +47,7 @@ def page(whole: Mapping[str, Any]) -> str:
                 "was seen to read or to multiply.", roofline(parts)),
         Section("Decode steps", "Milliseconds a step, and what reading weights and cache alone "
                 "takes at the rate that was measured.", steps(parts)),
-        Section("Everything", Written(printed(whole))),
+        Section("Everything", Verbatim(printed(whole))),
     )  # fmt: skip
 
 

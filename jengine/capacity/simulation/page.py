@@ -10,7 +10,7 @@ from typing import Any
 
 from jengine.capacity.simulation.results import CURVE
 from jengine.pictures.charts import Series, bars
-from jengine.pictures.page import Columns, Section, Written, curves, report
+from jengine.pictures.page import Columns, Section, Verbatim, curves, report
 
 # Longer lists of replicas are not shown one by one.
 MOST_BARS = 16
@@ -41,7 +41,7 @@ def page(results: Mapping[str, dict[str, Any]]) -> str:
             names = [str(index) for index in range(len(one["busy"]))]
             chart = bars(names, [Series("busy", "ours", one["busy"])], title="busy")
             charts.append(Section(f"Share of time busy, {name}", "By replica.", chart))
-    texts = [Section(name, one["command"], Written(as_text(one))) for name, one in results.items()]
+    texts = [Section(name, one["command"], Verbatim(as_text(one))) for name, one in results.items()]
     return report(title, [first["command"], verdict(first), *others], Columns(*charts), *texts)
 
 

@@ -27,7 +27,7 @@ from jengine.capacity.simulation.scenario import PoolPlan, Scenario, kind_of
 from jengine.capacity.simulation.trace import TraceSettings
 from jengine.capacity.timing import StepTime, StepWork
 from jengine.errors import ConfigError
-from jengine.pictures.page import Items, Section, Table, Written, as_markdown
+from jengine.pictures.page import Items, Section, Table, Verbatim, as_markdown
 
 ENOUGH = 0.9  # of requests must be within the objectives
 FINER = 1.1  # bisection ends when rates differ by less
@@ -338,7 +338,7 @@ def section(result: dict[str, Any]) -> Section:
     )
     return Section(
         result["title"], Items(splits), table(result), f"Assumed: {'; '.join(given)}.",
-        Written(result["command"]), f"Commit {result['commit']}.",
+        Verbatim(result["command"]), f"Commit {result['commit']}.",
     )  # fmt: skip
 
 
