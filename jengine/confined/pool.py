@@ -7,10 +7,7 @@ much memory: its process is killed, and the next message gets a new one.
 from __future__ import annotations
 
 import math
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -19,7 +16,8 @@ from contextlib import suppress
 from typing import Final
 
 from jengine.confined import errand as errands
-from jengine.errors import CapacityError, RequestError
+from jengine.confined.owned_process import OwnedProcess
+from jengine.errors import CapacityError, EngineDead, RequestError
 from jengine.forks import not_in_forks
 from jengine.wire import frames
 
@@ -160,7 +158,6 @@ def end_all(processes: Sequence[ConfinedProcess]) -> None:
         one.kill()
 
 
-FIRST = "jengine.confined.bootstrap"
 START_SECONDS = 60.0
 # Libraries that would start a thread for each core, whose stacks are memory too.
 ONE_THREAD: Final = {
@@ -180,16 +177,20 @@ class ConfinedProcess:
     """A process that answers one message at a time."""
 
     def __init__(self, program: str, job: bytes) -> None:
-        self._program = program
-        self._sock, self._theirs = socket.socketpair()
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._failure: OSError | None = None
-        self._over = threading.Event()
-        self._begun = threading.Event()
         self.has_answered = False
-        threading.Thread(target=self._live, name="jengine-confined", daemon=True).start()
-        self._begun.wait()
-        self._prepare(job)
+        self._sock, theirs = socket.socketpair()
+        self._child = OwnedProcess(program, program, b"", ONE_THREAD, stdin=theirs.fileno())
+        wait = frames.until(time.monotonic() + START_SECONDS)
+        try:
+            with theirs:
+                self._child.start(lambda _: None)
+            frames.send(self._sock, frames.MESSAGE, (job,), wait)
+            frames.receive(self._sock, wait, MOST_ANSWER)
+        except (OSError, EngineDead) as error:
+            self.close()
+            raise NotStarted(
+                f"{program} did not start ({type(error).__name__}: {error}); the log says why"
+            ) from error
 
     def ask(self, asked: frames.Part, until: float | None) -> tuple[int, bytearray]:
         """The kind and the content of its answer; TimeoutError after the deadline, ConnectionError
@@ -203,56 +204,25 @@ class ConfinedProcess:
     @property
     def has_ended(self) -> bool:
         """Whether the process has exited."""
-        return self._over.is_set()
+        return self._child.has_ended
 
     @property
     def status(self) -> int:
         """Wait for the process to end; returns its exit status."""
-        self._over.wait()
-        return self._popen.returncode if self._popen is not None else 1
+        return self._child.status
 
     @property
     def pid(self) -> int:
-        return self._popen.pid if self._popen is not None else 0
+        return self._child.process
 
     def kill(self) -> None:
         """End it, whatever it is doing. Twice is harmless."""
-        if self._popen is not None and not self._over.is_set():
-            self._popen.kill()
+        self._child.kill_group()
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End it, and return when it has ended."""
         self.kill()
-        self._over.wait()
+        self._child.end()
         self._sock.close()
-
-    def _live(self) -> None:
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        try:
-            self._popen = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-P", "-m", FIRST, str(os.getpid()), self._program],
-                stdin=self._theirs.fileno(),
-                env={**os.environ, **ONE_THREAD, "PYTHONPATH": paths},
-            )
-        except OSError as error:
-            self._failure = error
-        self._theirs.close()
-        self._begun.set()
-        if self._popen is not None:
-            self._popen.wait()
-        self._over.set()
-
-    def _prepare(self, job: bytes) -> None:
-        wait = frames.until(time.monotonic() + START_SECONDS)
-        try:
-            if self._failure is not None:
-                raise self._failure
-            frames.send(self._sock, frames.MESSAGE, (job,), wait)
-            frames.receive(self._sock, wait, MOST_ANSWER)
-        except OSError as error:
-            self.close()
-            raise NotStarted(
-                f"{self._program} did not start ({type(error).__name__}: {error}); the log says why"
-            ) from error

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from jengine.confined.owned_process import OwnedProcess
 from jengine.engine.process.client import ProcessClient
-from jengine.engine.process.owned_process import OwnedProcess
 from jengine.errors import EngineDead, JengineError
 from jengine.server.peers.board import Board, BoardField
 from jengine.server.settings import ServerSettings

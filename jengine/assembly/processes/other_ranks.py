@@ -18,8 +18,8 @@ import msgspec
 
 import jengine
 from jengine.assembly.processes.deployment import Deployment
+from jengine.confined.owned_process import OwnedProcess
 from jengine.distributed.joining import JoinDesk
-from jengine.engine.process.owned_process import OwnedProcess
 from jengine.engine.process.startup import Tell
 from jengine.errors import ConfigError, EngineDead, JengineError
 from jengine.executor.choice import INSTALL

@@ -18,8 +18,8 @@ from jengine.assembly.processes.own_cores import OwnCores
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.setting import SERVER
 from jengine.cli.serving.api_process import BOARD, CORES, ApiJob
+from jengine.confined.owned_process import OwnedProcess
 from jengine.engine.process.client import ProcessClient
-from jengine.engine.process.owned_process import OwnedProcess
 from jengine.engine.process.private_folder import PrivateFolder
 from jengine.engine.process.startup import Tell
 from jengine.server.http.listening import listening_socket

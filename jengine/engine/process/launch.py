@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from jengine.confined.owned_process import OwnedProcess
 from jengine.engine.process.client import ProcessClient
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.owned_process import OwnedProcess
 from jengine.engine.process.private_folder import PrivateFolder
 from jengine.wire.doors import Door
 

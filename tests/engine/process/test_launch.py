@@ -210,7 +210,7 @@ def test_a_step_that_does_not_end_is_seen_while_the_process_lives() -> None:
 
 
 def test_a_stuck_core_is_killed_at_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jengine.engine.process.owned_process.END_SECONDS", 0.2)
+    monkeypatch.setattr("jengine.confined.owned_process.END_SECONDS", 0.2)
     with child_core() as client:
         os.kill(client.child.process, signal.SIGSTOP)
     assert is_gone(client.child.process)
