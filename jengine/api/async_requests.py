@@ -42,8 +42,8 @@ class AsyncRequests:
         self._paused = False
         self._ending = False  # a shutdown waits for nothing
         self._progress = threading.Condition()  # notified when outputs were made
-        self._under_way = False  # tokens have come whose readers have not been woken
-        self._after: list[tuple[asyncio.AbstractEventLoop, Call]] = []  # due when they have been
+        self._under_way = 0  # times that tokens came whose readers have not been woken
+        self._after: list[tuple[asyncio.AbstractEventLoop, Call]] = []  # due when some have been
         session.client.when_dead(self._died)
 
     def stream(self, submit: Submit, prepare: Prepare | None = None) -> AnswerStream:
@@ -73,11 +73,11 @@ class AsyncRequests:
     @property
     def outputs_under_way(self) -> bool:
         """Whether tokens have come whose readers have not been woken."""
-        return self._under_way
+        return self._under_way > 0
 
     def after_outputs(self, call: Call) -> None:
-        """Call this on the running event loop one pass after the readers of tokens under way have
-        run: uvloop sends at the end of a pass what was written in it."""
+        """Call this on the running event loop one pass after the next readers of tokens under way
+        have run: uvloop sends at the end of a pass what was written in it."""
         loop = asyncio.get_running_loop()
         with self._progress:
             if self._under_way:
@@ -141,6 +141,7 @@ class AsyncRequests:
             self._paused = True
             self._guard.wait_for(lambda: not self._stepping)
         self._session.receive_rest()
+        self._note_received()
         self._output.submit(self._make_outputs)
         with self._progress:
             self._progress.notify_all()
@@ -166,7 +167,7 @@ class AsyncRequests:
                 self._tell(self._session.fail_all(error))
                 dead = isinstance(error, EngineDead)
             else:
-                self._under_way = True
+                self._note_received()
                 if self._runs_steps:
                     self._output.submit(self._make_outputs)
                 else:
@@ -188,13 +189,24 @@ class AsyncRequests:
         except Exception as error:  # noqa: BLE001 - every reader gets it
             news = self._session.fail_all(error)
         self._tell(news)
+        self._note_told()
+
+    def _note_received(self) -> None:
+        with self._progress:
+            self._under_way += 1
+
+    def _note_told(self) -> None:
+        with self._progress:
+            self._under_way -= 1
+            after, self._after = self._after, []
+        for loop, call in after:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(loop.call_soon, loop.call_soon, call)
 
     def _tell(self, news: Iterable[Answer]) -> None:
         """Wake the readers of these answers: one call into each event loop."""
         with self._progress:
             self._progress.notify_all()
-            self._under_way = False
-            after, self._after = self._after, []
         by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = defaultdict(list)
         for answer in news:
             by_loop[answer.reader.loop].append(answer)
@@ -204,6 +216,3 @@ class AsyncRequests:
             except RuntimeError:  # the loop is closed, and its readers with it
                 for answer in answers:
                     self._session.discard(answer)
-        for loop, call in after:
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(loop.call_soon, loop.call_soon, call)

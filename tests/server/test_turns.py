@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -141,11 +142,14 @@ def test_requests_wait_for_tokens_and_questions_do_not(
     server: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, happened = server.engine.session, list[str]()
-    goes_on, made = threading.Event(), session.process
+    goes_on, holds, made = threading.Event(), threading.Event(), session.process
     begin, write = PatientProtocol._begin, ChunkWriter.write
+    calls = itertools.count()
 
     def process() -> Any:
-        assert goes_on.wait(60), "the test holds these tokens for ever"
+        if next(calls) > 3:
+            holds.set()
+            assert goes_on.wait(60), "the test holds these tokens for ever"
         return made()
 
     def begins(self: PatientProtocol, end: End) -> None:
@@ -157,12 +161,14 @@ def test_requests_wait_for_tokens_and_questions_do_not(
         await write(self, part)
 
     monkeypatch.setattr(ChunkWriter, "write", writes)
-    first = server.connect(prompt="a", max_tokens=200, stream=True, ignore_eos=True)
-    first.read_until(b"data: ")
     monkeypatch.setattr(session, "process", process)
+    first = server.connect(prompt="a", max_tokens=200, stream=True, ignore_eos=True)
     requests = server.service.live.requests
-    until(lambda: requests.outputs_under_way)
+    assert holds.wait(60) and requests.outputs_under_way
     monkeypatch.setattr(PatientProtocol, "_begin", begins)
+    first.read_until(b"data: ")
+    for _ in range(3):  # what was told of before is written
+        server.on_loop(lambda: None)
     written = len(happened)
     second = server.connect(prompt="b", max_tokens=1)
     until(lambda: requests._after)  # it has come, and waits
