@@ -17,7 +17,47 @@ Layout = Literal[
     "bitlinear", "autobitlinear", "online_bitlinear",
 ]  # fmt: skip
 
+# Numbers that codes of GGUF's IQ4 stand for.
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
 BITS: dict[Values, int] = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Integers of few bits: around 0 if signed, else from 0 on."""
+
+    bits: int
+    signed: bool = True
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """What GGUF's blocks store: weight = code * scale - least.
+
+    Scales and least values are float16, one per group, or integers that count a float16 unit.
+    """
+
+    codes: Integers  # declared as int8, or, up to 4 bits, in pairs
+    least: bool = False
+    unit: int | None = None  # inputs of an output that share a unit; None: there are none
+    scales: Integers | None = None
+    leasts: Integers | None = None
+    # Whether values are those of IQ4's table, which are stored by their places.
+    is_table: bool = False
+
+    def integers(self, name: str) -> Integers | None:
+        """Of "scale" or "least"; None if they are float16, as units are."""
+        return {"scale": self.scales, "least": self.leasts}.get(name)
+
+    @property
+    def shared_dtypes(self) -> dict[str, str]:
+        """Dtypes of what groups share, by tensor."""
+        names = ("scale", "least") if self.least else ("scale",)
+        if self.unit is None:
+            return dict.fromkeys(names, "float16")
+        units = dict.fromkeys([f"{name}_unit" for name in names], "float16")
+        return {**dict.fromkeys(names, "int8"), **units}
 
 
 @dataclass(frozen=True)
@@ -37,9 +77,11 @@ class WeightFormat:
     activation_groups: bool = False
     # Whether zeros are multiples of an eighth, which no file holds: of weights rounded at load.
     fine_zeros: bool = False
-    # Whether zeros are any float32: minimums of GGUF's blocks, counted in scales. No other file
+    # Whether zeros are any float32: least values of GGUF's blocks, counted in scales. No other file
     # holds them, so such weights are saved as plain ones.
     real_zeros: bool = False
+    # Scales as GGUF's blocks store them; there are no zeros then.
+    blocks: StoredBlocks | None = None
 
     @property
     def bits(self) -> int:
@@ -51,15 +93,32 @@ class WeightFormat:
         """The format in files: fine zeros are stored as int8 eighths."""
         return WeightFormat("int8", self.group) if self.fine_zeros else self
 
+    @property
+    def flat(self) -> WeightFormat:
+        """The format of the same values with one float32 scale per group, and zeros in scales."""
+        if self.blocks is None:
+            return self
+        least = self.blocks.least
+        return WeightFormat(self.values, self.group, least, real_zeros=least)
+
     def shared_dtypes(self, dtype: str) -> dict[str, str]:
-        """Dtypes of the scale and the zero, if any, of one group; `dtype` is the model's."""
+        """Dtypes of what a group's values share, by tensor; `dtype` is the model's."""
+        if self.blocks is not None:
+            return self.blocks.shared_dtypes
         kind = "float32" if self.real_zeros else "float16" if self.fine_zeros else "uint8"
         zero = {"zero": kind} if self.zeros else {}
         return {"scale": dtype if self.fine_zeros else "float32", **zero}
 
-    def groups(self, inputs: int) -> int:
-        """Number of scales per output."""
-        return 1 if self.group is None else -(-inputs // self.group)
+    def groups(self, inputs: int, name: str = "scale") -> int:
+        """Numbers per output of such a tensor, which groups share."""
+        size = self.shared_by(name)
+        return 1 if size is None else -(-inputs // size)
+
+    def shared_by(self, name: str) -> int | None:
+        """Inputs that share a number of such a tensor; None: all."""
+        if self.blocks is not None and name.endswith("_unit"):
+            return self.blocks.unit
+        return self.group
 
 
 @dataclass(frozen=True)

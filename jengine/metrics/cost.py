@@ -72,9 +72,13 @@ class CostModel:
 
     def _size_in(self, format: WeightFormat) -> float:
         """Bytes per weight in this format."""
-        config = self.config
-        shared = sum(ITEM_BYTES[name] for name in format.shared_dtypes(config.dtype).values())
-        return format.bits / 8 + shared / (format.group or config.hidden_size)
+        hidden = self.config.hidden_size
+        shared = sum(
+            ITEM_BYTES[dtype] / (format.shared_by(name) or hidden)
+            for name, dtype in format.shared_dtypes(self.config.dtype).items()
+        )
+        bits = format.bits if format.blocks is None else format.blocks.codes.bits
+        return bits / 8 + shared
 
 
 def kept_bytes(spec: CacheSpec, size: int, *, has_codes: bool) -> int:

@@ -85,9 +85,12 @@ def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization | None:
         if is_table(piece)
     }
     named = (
-        (tuple(name for name in targets if name not in tables), stored)
+        (
+            tuple(name for name in targets if name not in tables),
+            replace(stored, weights=stored.weights.flat),
+        )
         for targets, stored in quantization.groups
-        if not stored.weights.real_zeros
+        if not stored.weights.flat.real_zeros
     )
     groups = tuple(one for one in named if one[0])
     if not groups:

@@ -1,6 +1,7 @@
-"""int8 and int4 weights in CPU kernels.
+"""Weights of integers of few bits in CPU kernels.
 
-Prepared: packed codes, and float32 scales and zeros in panel order. Codes are dequantized in
+Prepared: packed codes, and scales and zeros in panel order: float32, or, of GGUF's blocks, in the
+bits of files. Codes are dequantized in
 registers, and sums per input group scaled, so weights are never rounded to the model's dtype. Where
 the format rounds activations to int8 as well, the kernel does it, and multiplies codes by codes:
 integer sums are exact, and results have the bits of XLA's.
@@ -17,6 +18,7 @@ from jax import Array
 
 from jengine.layers.initializer import Initializer
 from jengine.layers.norm import RowNorm
+from jengine.quantization.codes import paired, unpaired
 from jengine.quantization.cpu import PACKED, fused, grouped, groups_of
 from jengine.quantization.repacked import Repacked
 from jengine.quantization.scheme import (
@@ -26,7 +28,7 @@ from jengine.quantization.scheme import (
     TensorSpec,
     WeightShape,
 )
-from jengine.weight_formats import WeightFormat
+from jengine.weight_formats import IQ4_VALUES, Integers, WeightFormat
 from pallas_kernels.cpu import codes as kernels
 from pallas_kernels.cpu.matmul import ACTIVATIONS, PANEL, Scales
 
@@ -43,13 +45,19 @@ class CpuCodes(Repacked):
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
         """Packed codes and scales."""
-        own, (inputs, outputs) = self._factors, weight.matrix
-        codes = kernels.packed_codes_shape(inputs, outputs, self.format.bits, own, weight.gated)
-        scales = codes[0], self.format.groups(inputs), PANEL
-        kind = jnp.int8 if self.format.bits == 8 else jnp.uint8
-        shapes = {"weight": (codes, kind), "scale": (scales, jnp.float32)}
-        if self.format.zeros:
-            shapes["zero"] = shapes["scale"]
+        (inputs, outputs), gated = weight.matrix, weight.gated
+        bits = kernels.bits_of(self._codes)
+        codes = kernels.packed_codes_shape(inputs, outputs, bits, self._factors, gated)
+        shapes = {"weight": (codes, jnp.int8 if bits == 8 else jnp.uint8)}
+        for name, stored in self.format.shared_dtypes("float32").items():
+            groups, kind = self.format.groups(inputs, name), self._kind(name)
+            if kind is None:
+                dtype = stored if self.format.blocks else "float32"
+                shapes[name] = (codes[0], groups, PANEL), jnp.dtype(dtype)
+            else:
+                bits = kernels.bits_of(kind)
+                shape = kernels.packed_codes_shape(groups, outputs, bits, "float32", gated)
+                shapes[name] = shape, jnp.int8 if bits == 8 else jnp.uint8
         found = {
             name: TensorSpec(
                 (*groups_of(weight), *shape), (None,) * (len(groups_of(weight)) + 3), kind,
@@ -65,29 +73,60 @@ class CpuCodes(Repacked):
             name: array.reshape(*groups_of(weight), -1, weight.matrix[1])
             for name, array in self.rounded(weight, tensors).items()
         }
-        found = {
-            "weight": kernels.pack_codes(
-                flat["weight"], weight.matrix[0], self._factors, weight.gated
-            ),
-            "scale": kernels.pack_scales(flat["scale"], weight.gated),
-        }
-        if self.format.zeros:
-            zeros = flat["zero"].astype(jnp.float32) - MIDDLE[self.format.values]
-            found["zero"] = kernels.pack_scales(zeros, weight.gated)
+        found = {"weight": self._packed_codes(weight, flat["weight"])}
+        for name in self.format.shared_dtypes("float32"):
+            found[name] = self._packed_shared(name, flat[name], weight.gated)
         return {**found, **static_scale(tensors)}
+
+    def _packed_codes(self, weight: WeightShape, codes: Array) -> Array:
+        blocks, (inputs, _), gated = self.format.blocks, weight.matrix, weight.gated
+        if blocks is None or (self._declares_pairs and blocks.codes.bits == 4):
+            return kernels.pack_codes(codes, inputs, self._factors, gated)
+        if self._declares_pairs:
+            codes = unpaired(codes, codes.ndim - 2) - jnp.uint8(8 * blocks.codes.signed)
+        kind = self._codes
+        return kernels.pack_codes(unsigned(codes, kind), inputs, self._factors, gated, kind)
+
+    def _unpacked_codes(self, weight: WeightShape, packed: Array) -> Array:
+        blocks, (inputs, outputs), gated = self.format.blocks, weight.matrix, weight.gated
+        if blocks is None or (self._declares_pairs and blocks.codes.bits == 4):
+            return kernels.unpack_codes(packed, inputs, outputs, self._factors, gated)
+        kind = self._codes
+        codes = kernels.unpack_codes(packed, inputs, outputs, self._factors, gated, kind)
+        codes = numbers(codes, kind)
+        if self._declares_pairs:
+            return paired(
+                codes.astype(jnp.uint8) + jnp.uint8(8 * blocks.codes.signed), codes.ndim - 2
+            )
+        return codes
+
+    def _packed_shared(self, name: str, array: Array, gated: bool) -> Array:
+        """Scales, zeros, least values or units."""
+        if kind := self._kind(name):
+            return kernels.pack_codes(
+                unsigned(array, kind), array.shape[-2], "float32", gated, kind
+            )
+        if self.format.blocks is None:
+            array = array.astype(jnp.float32)
+        if name == "zero":
+            array = array - MIDDLE[self.format.values]
+        return kernels.pack_scales(array, gated)
+
+    def _unpacked_shared(self, weight: WeightShape, name: str, packed: Array) -> Array:
+        (inputs, outputs), gated = weight.matrix, weight.gated
+        if kind := self._kind(name):
+            groups = self.format.groups(inputs, name)
+            return numbers(
+                kernels.unpack_codes(packed, groups, outputs, "float32", gated, kind), kind
+            )
+        found = kernels.unpack_scales(packed, outputs, gated)
+        return found + MIDDLE[self.format.values] if name == "zero" else found
 
     def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Invert the packing."""
-        (inputs, outputs), gated = weight.matrix, weight.gated
-        found = {
-            "weight": kernels.unpack_codes(
-                tensors["weight"], inputs, outputs, self._factors, gated
-            ),
-            "scale": kernels.unpack_scales(tensors["scale"], outputs, gated),
-        }
-        if self.format.zeros:
-            zeros = kernels.unpack_scales(tensors["zero"], outputs, gated)
-            found["zero"] = zeros + MIDDLE[self.format.values]
+        found = {"weight": self._unpacked_codes(weight, tensors["weight"])}
+        for name in self.format.shared_dtypes("float32"):
+            found[name] = self._unpacked_shared(weight, name, tensors[name])
         specs = self.quantized.prepared(weight, self.given.dtype)
         unpacked = {
             name: array.astype(specs[name].dtype).reshape(specs[name].shape)
@@ -145,8 +184,35 @@ class CpuCodes(Repacked):
         if x_scale is not None:  # the largest of a weight, as in XLA
             x_scale = x_scale.reshape(weight.groups or 1, -1).max(1)
         return Scales(
-            tensors["scale"], tensors.get("zero"), self._group(weight), self._factors, x_scale
-        )
+            tensors["scale"], tensors.get("zero"), self._group(weight), self._factors, x_scale,
+            codes=self._codes, least=tensors.get("least"),
+            unit=self._unit,
+            scale_codes=self._kind("scale"), least_codes=self._kind("least"),
+            scale_unit=tensors.get("scale_unit"), least_unit=tensors.get("least_unit"),
+        )  # fmt: skip
+
+    def _kind(self, name: str) -> str | None:
+        """The kernels' name of what groups share, where it is integers."""
+        blocks = self.format.blocks
+        own = None if blocks is None else blocks.integers(name)
+        return None if own is None else kind_of(own)
+
+    @property
+    def _codes(self) -> str:
+        """The kernels' name of the weight's integers."""
+        blocks = self.format.blocks
+        if blocks is None:
+            return self.format.values
+        return "iq4" if blocks.is_table else kind_of(blocks.codes)
+
+    @property
+    def _unit(self) -> int:
+        blocks = self.format.blocks
+        return 0 if blocks is None or blocks.unit is None else blocks.unit
+
+    @property
+    def _declares_pairs(self) -> bool:
+        return self.format.bits == 4
 
     @property
     def _factors(self) -> Any:
@@ -160,6 +226,32 @@ class CpuCodes(Repacked):
 def static_scale(given: Mapping[str, Any]) -> dict[str, Any]:
     """The stored scale of activations if there is one: it stays as declared."""
     return {name: one for name, one in given.items() if name == "input_scale"}
+
+
+def unsigned(codes: Array, kind: str) -> Array:
+    """Numbers as codes of this kind; those of 8 bits are int8 in the kernels as well."""
+    if kind == "int8":
+        return codes.astype(jnp.int8)
+    if kind == "iq4":
+        return jnp.searchsorted(jnp.asarray(IQ4_VALUES), codes).astype(jnp.uint8)
+    return (codes.astype(jnp.int32) + zero_code(kind)).astype(jnp.uint8)
+
+
+def numbers(codes: Array, kind: str) -> Array:
+    """Invert `unsigned`."""
+    if kind == "int8":
+        return codes
+    if kind == "iq4":
+        return jnp.asarray(IQ4_VALUES)[codes]
+    return (codes.astype(jnp.int32) - zero_code(kind)).astype(jnp.int8)
+
+
+def kind_of(integers: Integers) -> str:
+    return f"{'' if integers.signed else 'u'}int{integers.bits}"
+
+
+def zero_code(kind: str) -> int:
+    return 0 if kind.startswith("u") else 2 ** (kernels.bits_of(kind) - 1)
 
 
 def kernels_take(format: WeightFormat) -> bool:

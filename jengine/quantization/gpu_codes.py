@@ -1,12 +1,12 @@
 """Quantized weights on NVIDIA GPUs, dequantized in registers by Triton kernels.
 
 XLA would write a dequantized copy in every step. Prepared: codes [*outputs, inputs], declared
-scales and zeros with inputs flattened.
+scales and zeros with inputs flattened. GGUF's scales become float32, and are kept to be restored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from jengine.layers.initializer import Initializer
 from jengine.layers.moe import Picked
 from jengine.quantization.codes import paired, rounded, scale_of, unpaired
 from jengine.quantization.gpu_experts import ExpertsLayer, mixed_on_devices
+from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.repacked import Repacked
 from jengine.quantization.scheme import (
     Around,
@@ -39,6 +40,7 @@ from pallas_kernels.quantized_matmul.coded import (
 )
 from sharding.placement import Placement
 
+KEPT = "declared_"  # begins the names of GGUF's declared scales
 # What tensor cores multiply numbers of codes in.
 NARROW = ("bfloat16", "float16")
 # The least inputs of a scale of FP8 by FP8, which are multiplied at once, and the most.
@@ -53,6 +55,15 @@ class GpuCodes(Repacked):
     placement: Placement
     exact: bool = False
     float8: bool = False
+
+    @property
+    def format(self) -> WeightFormat:
+        return self.given.format.flat
+
+    @property
+    def flat(self) -> QuantizedWeights:
+        """Scheme of the tensors that kernels read."""
+        return QuantizedWeights(self.format, self.given.dtype)
 
     def fits(self, weight: WeightShape) -> bool:
         """Whether kernels support shards of this weight and beat XLA."""
@@ -77,7 +88,7 @@ class GpuCodes(Repacked):
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
         """Codes [*outputs, inputs], and scales [groups of inputs, *outputs]."""
-        specs, lead = dict(self.quantized.prepared(weight, dtype)), leading(weight)
+        specs, lead = dict(self.flat.prepared(weight, dtype)), leading(weight)
         (axis, _), outputs = self._input_axes(weight), weight.axes[-len(weight.outputs) :]
         axes = weight.axes[: len(lead)]
         width = weight.matrix[0] * self.format.bits // 8
@@ -90,11 +101,12 @@ class GpuCodes(Repacked):
             own = axis if old.shape[len(lead)] > 1 else None
             kind = jnp.uint8 if self.format.values == "fp4" else old.dtype
             specs[name] = replace(old, axes=(*axes, own, *outputs), dtype=kind)
-        return specs
+        return {**specs, **self._kept(self.quantized.prepared(weight, dtype))}
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Quantize if needed, and lay out for the kernels."""
-        found, lead = dict(self.rounded(weight, tensors)), leading(weight)
+        given, lead = self.rounded(weight, tensors), leading(weight)
+        found = self.quantized.flat(weight, given)
         flat = found["weight"].reshape(*lead, -1, weight.matrix[1])
         if self.format.bits == 4:
             flat = unpaired(flat, len(lead))
@@ -104,7 +116,12 @@ class GpuCodes(Repacked):
         found["weight"] = codes.reshape(*lead, *weight.outputs, -1)
         if self.format.values == "fp4":
             found["scale"] = exponents(found["scale"])
-        return found
+        return {**found, **self._kept(given)}
+
+    def _kept(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        blocks = self.given.format.blocks
+        names = () if blocks is None else blocks.shared_dtypes
+        return {KEPT + name: tensors[name] for name in names}
 
     def unpack(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """Invert the layout."""
@@ -119,7 +136,10 @@ class GpuCodes(Repacked):
         found["weight"] = flat.reshape(shape)
         if self.format.values == "fp4":
             found["scale"] = powers_of_two(found["scale"])
-        return found
+        if self.given.format.blocks is None:
+            return found
+        names = self.given.format.blocks.shared_dtypes
+        return {"weight": found["weight"], **{name: found[KEPT + name] for name in names}}
 
     def outputs_at(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Tensors:
         """Codes have outputs first, scales and zeros last."""

@@ -32,6 +32,7 @@ from jengine.weight_formats import WeightFormat
 # Deviation of random values, for load_format="dummy".
 DEVIATION = {"int8": 40.0, "int4": 50.0, "fp8": 40.0, "fp4": 50.0}
 MIDDLE = {"int4": 128.0, "fp4": 128.0}  # of a byte that holds two values
+NO_STEP = 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,21 @@ class QuantizedWeights(WeightScheme):
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
         """Values and scales, and zeros and activation scales if the format has them."""
-        kind, scales = self.format.values, self._scale_shape(weight)
+        kind = self.format.values
         random = Initializer(MIDDLE.get(kind, 0.0), DEVIATION[kind])
         scale = Initializer(max(init.stddev, 1e-3) / (40.0 if self.format.bits == 8 else 4.0))
-        axes, shared = self._scale_axes(weight), self.format.shared_dtypes(self.dtype)
-        specs = {
-            "weight": TensorSpec(self._value_shape(weight), weight.axes, STORED[kind], random),
-            "scale": TensorSpec(scales, axes, jnp.dtype(shared["scale"]), scale),
-        }
-        if self.format.zeros:
-            middle = Initializer(2.0 ** (self.format.bits - 1))
-            specs["zero"] = TensorSpec(scales, axes, jnp.dtype(shared["zero"]), middle)
+        specs = {"weight": TensorSpec(self._value_shape(weight), weight.axes, STORED[kind], random)}
+        middle, count = Initializer(2.0 ** (self.format.bits - 1)), Initializer(1.0)
+        for name, stored in self.format.shared_dtypes(self.dtype).items():
+            own = middle if name == "zero" else count if stored == "int8" else scale
+            specs[name] = TensorSpec(
+                self._shared_shape(weight, name), self._shared_axes(weight, name),
+                jnp.dtype(stored), own,
+            )  # fmt: skip
         if self.format.static:
             first = 0 if weight.groups is None else 1
-            shape = (*scales[:first], 1, *weight.outputs)
-            axes = self._scale_axes(weight)
+            shape = (*specs["scale"].shape[:first], 1, *weight.outputs)
+            axes = specs["scale"].axes
             specs["input_scale"] = TensorSpec(
                 shape, (*axes[:first], None, *axes[first + 1 :]), jnp.float32, Initializer(0.05)
             )
@@ -109,7 +110,39 @@ class QuantizedWeights(WeightScheme):
 
     def dequantized(self, weight: WeightShape, tensors: Tensors) -> Array:
         """Dequantize to float32 [inputs, *outputs], with a leading group dimension if any."""
-        return self.steps(weight, tensors) * self._spread(weight, tensors["scale"])
+        if self.format.blocks is None:
+            return self.steps(weight, tensors) * self._spread(weight, tensors["scale"])
+        values = self._values(weight, tensors).astype(jnp.float32)
+        values = values * self._spread(weight, self._counted(weight, tensors, "scale"))
+        if not self.format.blocks.least:
+            return values
+        return values - self._spread(weight, self._counted(weight, tensors, "least"))
+
+    def flat(self, weight: WeightShape, tensors: Tensors) -> dict[str, Array]:
+        """Tensors of the flat format: float32 scales, and least values as zeros."""
+        blocks = self.format.blocks
+        if blocks is None:
+            return dict(tensors)
+        scale = self._counted(weight, tensors, "scale")
+        found = {"weight": tensors["weight"], "scale": scale}
+        if blocks.least:
+            least = self._counted(weight, tensors, "least")
+            # Beside a zero this far away, codes vanish in float32: all values are the least one.
+            far = jnp.where(scale == 0, least * NO_STEP, scale)
+            steps = jnp.where(far == 0, 0.0, least / jnp.where(far == 0, 1.0, far))
+            zero = 128.0 if self.format.bits == 8 else 8.0 * blocks.codes.signed
+            found |= {"scale": far, "zero": steps + zero}
+        return found
+
+    def _counted(self, weight: WeightShape, tensors: Tensors, name: str) -> Array:
+        """float32 scales or least values of groups."""
+        found = tensors[name].astype(jnp.float32)
+        unit, axis = tensors.get(f"{name}_unit"), 0 if weight.groups is None else 1
+        if unit is None:
+            return found
+        many = (self.format.shared_by(f"{name}_unit") or 1) // (self.format.group or 1)
+        wide = jnp.repeat(unit.astype(jnp.float32), many, axis)
+        return found * jax.lax.slice_in_dim(wide, 0, found.shape[axis], axis=axis)
 
     def plain(self, weight: WeightShape, tensors: Tensors) -> Tensors:
         """The plain weight, dequantized."""
@@ -139,10 +172,13 @@ class QuantizedWeights(WeightScheme):
         codes = unpaired(flat, axis)
         if kind == "fp4":
             return fp4_values(codes)
-        return codes if self.format.zeros else codes.astype(jnp.int8) - jnp.int8(8)
+        blocks = self.format.blocks
+        unsigned = self.format.zeros or (blocks is not None and not blocks.codes.signed)
+        return codes if unsigned else codes.astype(jnp.int8) - jnp.int8(8)
 
     def _is_grouped(self, weight: WeightShape) -> bool:
-        return self.format.zeros or self.format.groups(weight.matrix[0]) > 1
+        format = self.format
+        return format.zeros or format.blocks is not None or format.groups(weight.matrix[0]) > 1
 
     def few_bits(self, x: Array, tensors: Tensors) -> tuple[Array, Array]:
         """Quantize activations; returns values and scales [*tokens, 1]."""
@@ -188,14 +224,15 @@ class QuantizedWeights(WeightScheme):
             raise ValueError(f"{self.format.values}: {weight.shape[last]} inputs are no pairs")
         return (*weight.shape[:last], weight.shape[last] // 2, *weight.shape[last + 1 :])
 
-    def _scale_shape(self, weight: WeightShape) -> tuple[int, ...]:
+    def _shared_shape(self, weight: WeightShape, name: str) -> tuple[int, ...]:
         groups = () if weight.groups is None else (weight.groups,)
-        return (*groups, self.format.groups(weight.matrix[0]), *weight.outputs)
+        return (*groups, self.format.groups(weight.matrix[0], name), *weight.outputs)
 
-    def _scale_axes(self, weight: WeightShape) -> Axes:
-        """Scales are sharded like outputs, and like inputs if those are a single dimension."""
+    def _shared_axes(self, weight: WeightShape, name: str) -> Axes:
+        """What groups share is sharded like outputs, and like inputs if those are a single
+        dimension."""
         first = 0 if weight.groups is None else 1
         inputs = weight.axes[first : len(weight.axes) - len(weight.outputs)]
-        grouped = len(inputs) == 1 and self.format.groups(weight.matrix[0]) > 1
+        grouped = len(inputs) == 1 and self.format.groups(weight.matrix[0], name) > 1
         own = inputs[0] if grouped else None
         return (*weight.axes[:first], own, *weight.axes[len(weight.axes) - len(weight.outputs) :])

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from jengine.errors import CheckpointError
-from jengine.models.tensors.quantized_pieces import QuantizedModule
+from jengine.models.tensors.quantized_pieces import QuantizedModule, columns
 from jengine.weights import packed_values as packed
 from jengine.weights.stored_parameter import TypedTensor
 
@@ -100,11 +100,7 @@ class ModuleTensors:
         self, name: str, source: TypedTensor, decode: Callable[[], np.ndarray]
     ) -> DecodedTensor:
         """A decoded tensor with the declared shape."""
-        width = self.groups
-        if name == "weight":
-            width = self.module.inputs * self.format.bits // 8
-        elif name == "input_scale":
-            width = 1
+        width = columns(name, self.format, self.module.inputs)
         experts = () if self.module.experts is None else (self.module.experts,)
         shape = *experts, self.module.outputs, width
         return DecodedTensor(f"{self.module.name}.{name}", shape, source, decode)

@@ -26,6 +26,7 @@ from jengine.weights.quantized_files import (
 )
 from jengine.weights.stored_parameter import TypedTensor
 
+SHARED = {"int8": "I8", "float16": "F16", "float32": "F32"}  # of GGUF's scales, in files' words
 EXPONENTS = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
@@ -123,12 +124,14 @@ def _read_mxfp4(files: ModuleTensors) -> list[DecodedTensor]:
 
 
 def _read_gguf(files: ModuleTensors) -> list[DecodedTensor]:
-    """GGUF's blocks, already split into values, scales and zeros."""
-    found = _read_plain(files, "I8" if files.format.bits == 8 else "U8", "scale")
-    if not files.format.zeros:
-        return found
-    zeros = files.take("zero", ("F32",), (files.module.outputs, files.groups))
-    return [*found, files.made("zero", zeros, zeros.read)]
+    """GGUF's blocks, already split into values and what groups of them share."""
+    format, (outputs, inputs) = files.format, (files.module.outputs, files.module.inputs)
+    kind = "I8" if format.bits == 8 else "U8"
+    taken = {"weight": files.take("weight", (kind,), (outputs, inputs * format.bits // 8))}
+    for name, dtype in format.shared_dtypes("float32").items():
+        shape = outputs, format.groups(inputs, name)
+        taken[name] = files.take(name, (SHARED[dtype],), shape)
+    return [files.made(name, tensor, tensor.read) for name, tensor in taken.items()]
 
 
 def _read_gpt_oss(files: ModuleTensors) -> list[DecodedTensor]:

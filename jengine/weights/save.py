@@ -98,15 +98,18 @@ def saved_config(config: ModelConfig, format: Format) -> ModelConfig:
 
 def with_plain_weights(model: nnx.Module, values: Arrays) -> dict[str, jax.Array]:
     """Checkpoint parameters of a model, with weights dequantized that no folder holds in codes:
-    tables, and those whose zeros are any numbers."""
+    tables, and those whose zeros are any numbers. GGUF's scales become float32."""
     found = dict(values)
     for path, module in weighted(model).items():
-        if isinstance(module.scheme, QuantizedTable) or (
-            isinstance(module.scheme, QuantizedWeights) and module.scheme.format.real_zeros
-        ):
-            given = {name: found.pop(f"{path}.{name}") for name in module.declared_specs()}
-            plain = module.scheme.plain(module.shape, given)
-            found.update({f"{path}.{name}": array for name, array in plain.items()})
+        scheme = module.scheme
+        if not isinstance(scheme, QuantizedTable | QuantizedWeights):
+            continue
+        given = {name: found.pop(f"{path}.{name}") for name in module.declared_specs()}
+        if isinstance(scheme, QuantizedTable) or scheme.format.flat.real_zeros:
+            made = scheme.plain(module.shape, given)
+        else:
+            made = scheme.flat(module.shape, given)
+        found.update({f"{path}.{name}": array for name, array in made.items()})
     return found
 
 

@@ -1,7 +1,7 @@
-"""Packs int8 and 4-bit weights and their scales for the CPU matmul.
+"""Packs weights of integers of few bits, and their scales, for the CPU matmul.
 
-Packed codes are bytes [panels, steps, bytes per step], in the order documented in
-`pallas_kernels/cpu/source/codes.h`. Scales are [panels, input groups, 32 columns].
+Packed codes are bytes [panels, steps, bytes per step], in planes of bits, see
+`pallas_kernels/cpu/source/code_forms.h`. Scales are [panels, input groups, 32 columns].
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.cpu.library import load, target
-from pallas_kernels.cpu.matmul import PANEL, depth, number, packed_shape
+from pallas_kernels.cpu.matmul import PANEL, code_number, depth, number, packed_shape
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Float, Float32
+    from jaxtyping import Float
 
-COLUMNS_OF_PAIRS = PANEL // 4
+# Bits of the planes that codes are packed in, the lowest first: each divides a byte.
+PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 
 def packed_codes_shape(
@@ -38,76 +39,95 @@ def scales_fit(group: int, inputs: int, dtype: DTypeLike) -> bool:
     return group >= inputs or group % depth(dtype) == 0
 
 
-def pack_codes(codes: Array, inputs: int, dtype: DTypeLike, gated: bool = False) -> Array:
-    """Pack codes [*weights, inputs, outputs].
+def pack_codes(
+    codes: Array, inputs: int, dtype: DTypeLike, gated: bool = False, kind: str | None = None
+) -> Array:
+    """Pack codes [*weights, inputs, outputs] of a kind in `matmul.CODES`, one in a byte: int8 of
+    "int8", uint8 of others.
 
-    8-bit codes are int8. 4-bit codes are unsigned (8 is zero) with two inputs per uint8, the first
-    in the low bits.
+    Without a kind, int8 is "int8", and uint8 "int4" with two inputs in each, the first in the low
+    bits.
     """
     load()
+    in_pairs = kind is None and codes.dtype == jnp.uint8
+    kind = kind or ("int4" if in_pairs else "int8")
     *weights, _, outputs = codes.shape
-    shape = packed_codes_shape(inputs, outputs, bits_of(codes), dtype, gated)
+    shape = packed_codes_shape(inputs, outputs, bits_of(kind), dtype, gated)
     call = jax.ffi.ffi_call(
         target("pack_codes"), jax.ShapeDtypeStruct((math.prod(weights), *shape), codes.dtype)
     )
     packed = call(
         codes.reshape(-1, *codes.shape[-2:]), inputs=np.int64(inputs), gated=bool(gated),
-        number=number(dtype),
+        number=number(dtype), codes=code_number(kind), in_pairs=in_pairs,
     )  # fmt: skip
     return packed.reshape(*weights, *shape)
 
 
 def unpack_codes(
-    packed: Array, inputs: int, outputs: int, dtype: DTypeLike, gated: bool = False
+    packed: Array,
+    inputs: int,
+    outputs: int,
+    dtype: DTypeLike,
+    gated: bool = False,
+    kind: str | None = None,
 ) -> Array:
     """Invert `pack_codes`."""
     *weights, panels, steps, _ = packed.shape
     deep, flat = depth(dtype), packed.reshape(-1, panels, steps, packed.shape[-1])
-    if bits_of(packed) == 8:
-        columns = flat.reshape(-1, panels, steps, PANEL, deep)
-        codes = _matrix(columns, inputs, outputs, gated).reshape(*weights, inputs, outputs)
-        return codes ^ jnp.int8(-128) if deep == 4 else codes  # unsigned then, around 128
-    if deep == 2:  # [columns, k, 2 bytes, 2 halves], halves and bytes being columns apart
-        halves = _halves(flat.reshape(-1, panels, steps, COLUMNS_OF_PAIRS, deep, 2))
-        columns = jnp.moveaxis(halves.reshape(*halves.shape[:5], 4), -1, 3)
-    else:
-        columns = jnp.moveaxis(_halves(flat), -1, 3)
-    columns = columns.reshape(-1, panels, steps, PANEL, deep)
-    codes = _matrix(columns, inputs, outputs, gated)
-    pairs = codes[:, 0::2] | codes[:, 1::2] << 4
-    return pairs.reshape(*weights, inputs // 2, outputs)
+    in_pairs = kind is None and packed.dtype == jnp.uint8
+    bits, begin, codes = bits_of(kind or ("int4" if in_pairs else "int8")), 0, None
+    for first, own in zip((0, PLANES[bits][0]), PLANES[bits], strict=False):
+        end = begin + PANEL * deep * own // 8
+        plane = _plane(flat[..., begin:end], own, deep)
+        codes, begin = plane if codes is None else codes | plane << first, end
+    assert codes is not None, "there is a plane"
+    codes = _matrix(codes, inputs, outputs, gated)
+    if in_pairs:
+        codes = codes[:, 0::2] | codes[:, 1::2] << 4
+    elif bits == 8 and deep == 4:
+        codes = codes ^ jnp.int8(-128)  # unsigned then, around 128
+    return codes.reshape(*weights, -1, outputs)
+
+
+def _plane(packed: Array, bits: int, deep: int) -> Array:
+    """The codes [..., 32, depth] of one plane, which are in containers of a byte or, in pairs of k,
+    of two."""
+    if bits == 8:
+        return packed.reshape(*packed.shape[:-1], PANEL, deep)
+    width = 2 if deep == 2 else 1
+    apart = packed.shape[-1] // (width * deep)
+    parts = packed.reshape(*packed.shape[:-1], apart, deep, width)
+    each = [parts >> jnp.uint8(shift) & jnp.uint8(2**bits - 1) for shift in range(0, 8, bits)]
+    codes = jnp.stack(each, -1)  # [..., columns, k, bytes, codes in a byte]
+    columns = jnp.moveaxis(codes.reshape(*parts.shape[:-1], -1), -1, -3)
+    return columns.reshape(*packed.shape[:-1], PANEL, deep)
 
 
 def pack_scales(
     scales: Float[Array, "*weights groups outputs"], gated: bool = False
-) -> Float32[Array, "*weights panels groups 32"]:
+) -> Float[Array, "*weights panels groups 32"]:
     """Reorder scales or zero points to the order of a weight's panels."""
     *weights, groups, outputs = scales.shape
     halves = 2 if gated else 1
     width, results = PANEL // halves, outputs // halves
-    padded = scales.astype(jnp.float32).reshape(-1, groups, halves, results)
+    padded = scales.reshape(-1, groups, halves, results)
     padded = jnp.pad(padded, ((0, 0), (0, 0), (0, 0), (0, -results % width)))
     parts = padded.reshape(-1, groups, halves, padded.shape[-1] // width, width)
     return parts.transpose(0, 3, 1, 2, 4).reshape(*weights, parts.shape[3], groups, PANEL)
 
 
 def unpack_scales(
-    packed: Float32[Array, "*weights panels groups 32"], outputs: int, gated: bool = False
-) -> Float32[Array, "*weights groups outputs"]:
+    packed: Float[Array, "*weights panels groups 32"], outputs: int, gated: bool = False
+) -> Float[Array, "*weights groups outputs"]:
     """Invert `pack_scales`."""
     *weights, panels, groups, _ = packed.shape
     columns = packed.reshape(-1, panels, groups, PANEL, 1)
     return _matrix(columns, groups, outputs, gated).reshape(*weights, groups, outputs)
 
 
-def bits_of(codes: Array) -> int:
-    """Bits per code: packed 4-bit codes are uint8, 8-bit codes int8."""
-    return 8 if codes.dtype == jnp.int8 else 4
-
-
-def _halves(pairs: Array) -> Array:
-    """Split bytes into low and high nibble, in a new last dimension."""
-    return jnp.stack((pairs & 15, pairs >> 4), -1)
+def bits_of(kind: str) -> int:
+    """Bits of a kind of codes, which end its name."""
+    return int(kind[-1])
 
 
 def _matrix(columns: Array, inputs: int, outputs: int, gated: bool) -> Array:

@@ -29,6 +29,11 @@ GATES = (None, "halves", "pairs")
 # The kernels' numbers of dtypes, and how many values of consecutive k are stored together.
 NUMBERS = {"bfloat16": 0, "float16": 1, "float32": 2, "int8": 3}
 DEPTHS = {"bfloat16": 2, "int8": 4}
+# What integers of few bits stand for: themselves ("uint"), their distance from the middle code, or
+# numbers of a table.
+CODES = (
+    None, "int2", "int3", "int4", "int5", "int6", "int8", "uint2", "uint4", "uint5", "uint6", "iq4",
+)  # fmt: skip
 
 
 class RowNorm(NamedTuple):
@@ -42,15 +47,27 @@ class RowNorm(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Quantization scales of a packed weight: (integer - zero) * scale, per group of inputs."""
+    """What a packed weight's integers stand for, per group of inputs: (integer - zero) * scale, or
+    integer * scale - least.
 
-    scale: Float[Array, "*weights panels groups 32"]
+    Scales and least values are float32 or float16, or packed integers that count float16 units, of
+    which several groups share one.
+    """
+
+    scale: Array  # [*weights, panels, groups, 32 numbers or their bytes]
     zero: Float[Array, "*weights panels groups 32"] | None
     group: int  # inputs that share a scale
     # What x is rounded to: bfloat16 or float32, as for a weight of this type, or int8, with a scale
     # for each row. Integers then meet integers, and sums are exact before they are scaled.
     dtype: DTypeLike
     x_scale: Float[Array, " weights"] | None = None  # one of all rows, instead of their own
+    codes: str = "int8"
+    least: Array | None = None  # as `scale`
+    unit: int = 0  # inputs that share a unit
+    scale_codes: str | None = None
+    least_codes: str | None = None
+    scale_unit: Float[Array, "*weights panels units 32"] | None = None
+    least_unit: Float[Array, "*weights panels units 32"] | None = None
 
 
 def depth(dtype: DTypeLike) -> int:
@@ -61,6 +78,11 @@ def depth(dtype: DTypeLike) -> int:
 def number(dtype: DTypeLike) -> np.int32:
     """The kernels' number of what integers are multiplied as."""
     return np.int32(NUMBERS[jnp.dtype(dtype).name])
+
+
+def code_number(codes: str | None) -> np.int32:
+    """The kernels' number of a kind of integers."""
+    return np.int32(CODES.index(codes))
 
 
 def packed_shape(
@@ -147,6 +169,7 @@ def matmul(
     """
     load()
     results = outputs // 2 if gate else outputs
+    given = Scales(floats(None), None, 0, jnp.float32) if scales is None else scales
     call = jax.ffi.ffi_call(
         target("matmul"), jax.ShapeDtypeStruct((x.shape[0], results), jnp.dtype(dtype))
     )
@@ -160,9 +183,12 @@ def matmul(
         floats(residual),
         integers(positions),
         integers(sizes),
-        floats(None if scales is None else scales.scale),
-        floats(None if scales is None else scales.zero),
-        floats(None if scales is None else scales.x_scale),
+        given.scale,
+        floats(given.scale_unit),
+        floats(given.zero),
+        floats(given.least),
+        floats(given.least_unit),
+        floats(given.x_scale),
         storage=np.int32(STORAGES.index(storage)),
         outputs=np.int64(outputs),
         gate=np.int32(GATES.index(gate)),
@@ -170,8 +196,12 @@ def matmul(
         norm=np.int32(NORMS.index(None if norm is None else norm.kind)),
         eps=np.float32(0 if norm is None else norm.eps),
         norm_offset=np.float32(0 if norm is None else norm.offset),
-        group=np.int64(0 if scales is None else scales.group),
-        number=number(jnp.float32 if scales is None else scales.dtype),
+        group=np.int64(given.group),
+        unit=np.int64(given.unit),
+        number=number(given.dtype),
+        codes=code_number(None if scales is None else given.codes),
+        scale_codes=code_number(given.scale_codes),
+        least_codes=code_number(given.least_codes),
     )
 
 

@@ -120,15 +120,15 @@ def quantized_pieces(quantization: Quantization, pieces: Pieces) -> dict[str, tu
 
 def tensor_names(format: WeightFormat) -> tuple[str, ...]:
     """Tensor names of a weight in this format."""
-    zero = ("zero",) if format.zeros else ()
-    return ("weight", "scale", *zero, *(("input_scale",) if format.static else ()))
+    shared = format.shared_dtypes("float32")
+    return ("weight", *shared, *(("input_scale",) if format.static else ()))
 
 
 def columns(name: str, format: WeightFormat, inputs: int) -> int:
     """Second dimension of such a tensor [outputs, ...]."""
     if name == "weight":
         return inputs * format.bits // 8
-    return 1 if name == "input_scale" else format.groups(inputs)
+    return 1 if name == "input_scale" else format.groups(inputs, name)
 
 
 def is_dequantized(path: str) -> bool:

@@ -1,18 +1,19 @@
-"""GGUF's block formats as integers with scales: value = code * scale + least.
+"""GGUF's block formats as integers with scales: value = code * scale - least.
 
-In: bytes of rows. Out: float32, or codes, scales and zeros as `QuantizedWeights` declares them,
-outputs first. Must not know files. K-quants have blocks of 256 numbers with a scale per 16 or 32.
+In: bytes of rows. Out: float32, or codes and scales as `QuantizedWeights` declares them, outputs
+first. Must not know files. K-quants have blocks of 256 numbers with a scale per 16 or 32, which
+counts the block's unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from jengine.weight_formats import WeightFormat
+from jengine.weight_formats import IQ4_VALUES, Integers, StoredBlocks, WeightFormat
 from jengine.weights.gguf.header import PackedTensor
 from jengine.weights.packed_values import pairs
 
@@ -23,22 +24,34 @@ PLAIN = {
 }
 
 
+class Counted(NamedTuple):
+    """A number of each group: `counts` [blocks, groups] times their block's `unit` [blocks, 1], or,
+    without one, `counts` as they are."""
+
+    counts: np.ndarray
+    unit: np.ndarray | None = None
+
+    def numbers(self) -> np.ndarray:
+        """float32 [blocks, groups, 1]."""
+        found = self.counts.astype(np.float32)
+        return (found if self.unit is None else self.unit.astype(np.float32) * found)[..., None]
+
+
 class Coded(NamedTuple):
-    """Blocks as codes [blocks, groups, numbers], and float32 scales and least values [blocks,
-    groups, 1]. Codes are int8; with `least` they are unsigned, so that 0 stands for it."""
+    """Blocks as int8 codes [blocks, groups, numbers], their scales, and least values, if any."""
 
     codes: np.ndarray
-    scale: np.ndarray
-    least: np.ndarray | None = None
+    scale: Counted
+    least: Counted | None = None
 
     def dequantized(self) -> np.ndarray:
         """float32 values."""
-        values = self.scale * self.codes
-        return values if self.least is None else values + self.least
+        values = self.scale.numbers() * self.codes
+        return values if self.least is None else values - self.least.numbers()
 
 
 class BlockFormat(NamedTuple):
-    """How a type's blocks are decoded, and the format whose codes and scales are exactly theirs."""
+    """How a type's blocks are decoded, and the format that holds exactly what they do."""
 
     decode: Callable[[np.ndarray], Coded]
     weights: WeightFormat
@@ -53,67 +66,59 @@ def plain_array(tensor: PackedTensor) -> np.ndarray:
 
 
 def common_format(kinds: set[str]) -> WeightFormat | None:
-    """The format that holds codes of all these types exactly; None if some have none."""
+    """The format that holds blocks of all these types exactly; None if some have none, or none in
+    common."""
     if not kinds or not kinds <= FORMATS.keys():
         return None
-    formats = [FORMATS[kind].weights for kind in kinds]
-    zeros = any(one.zeros for one in formats)
-    return WeightFormat(
-        max(formats, key=lambda one: one.bits).values,
-        min(one.group or 0 for one in formats),
-        zeros,
-        real_zeros=zeros,
-    )
+    formats = list({FORMATS[kind].weights for kind in kinds})
+    blocks = [one.blocks for one in formats if one.blocks is not None]
+    if len(formats) == 1 or len(blocks) < len(formats):
+        return formats[0] if len(formats) == 1 else None
+    group, least = min(one.group or 0 for one in formats), any(one.least for one in blocks)
+    codes = holding([Integers(8) if one.is_table else one.codes for one in blocks], CODE_BITS)
+    units = [one.blocks.unit or one.group or 0 for one in formats if one.blocks is not None]
+    if all(one.unit is None for one in blocks):
+        return _format(codes, group, StoredBlocks(codes, least))
+    scales = holding([one.scales for one in blocks], SCALE_BITS)
+    leasts = holding([one.leasts for one in blocks], SCALE_BITS) if least else None
+    return _format(codes, group, StoredBlocks(codes, least, min(units), scales, leasts))
+
+
+# Bits of codes and of scales that kernels know.
+CODE_BITS, SCALE_BITS = (2, 3, 4, 5, 6, 8), (4, 6, 8)
+
+
+def holding(given: Sequence[Integers | None], known: tuple[int, ...]) -> Integers:
+    """The integers that hold all of these. None: only 1 and 0."""
+    every = [Integers(1, signed=False) if one is None else one for one in given]
+    signed = any(one.signed for one in every)
+    least = max(one.bits + (signed and not one.signed) for one in every)
+    return Integers(min(bits for bits in known if bits >= least), signed)
 
 
 def values_in(tensor: PackedTensor, format: WeightFormat) -> np.ndarray:
     """Codes [rows, inputs]: int8, or pairs of four bits."""
-    coded = _without_flat_groups(_coded(tensor))
-    codes = coded.codes.reshape(tensor.shape)
+    codes = _coded(tensor).codes.reshape(tensor.shape)
     if format.bits == 8:
         return codes
-    return pairs((codes + np.int8(_middle(coded, format))).view(np.uint8))
+    assert format.blocks is not None, "codes of four bits have blocks"
+    return pairs((codes + np.int8(8 if format.blocks.codes.signed else 0)).view(np.uint8))
 
 
-def scales_in(tensor: PackedTensor, format: WeightFormat) -> np.ndarray:
-    """float32 scales [rows, groups]."""
-    return _in_groups_of(tensor, format, _without_flat_groups(_coded(tensor)).scale)
-
-
-def zeros_in(tensor: PackedTensor, format: WeightFormat) -> np.ndarray:
-    """float32 zeros [rows, groups]: what codes are at which values are 0, where they are stored
-    unsigned."""
-    coded = _without_flat_groups(_coded(tensor))
-    middle = np.float32(_middle(coded, format))
-    if coded.least is None:
-        return _in_groups_of(tensor, format, np.full_like(coded.scale, middle))
-    steps = np.divide(coded.least, coded.scale, out=np.zeros_like(coded.least),
-                      where=coded.scale != 0)  # fmt: skip
-    return _in_groups_of(tensor, format, middle - steps)
-
-
-def _middle(coded: Coded, format: WeightFormat) -> int:
-    """What stored codes are larger by than `coded.codes`."""
-    if format.bits == 8:
-        return 128
-    return 8 if coded.least is None else 0
-
-
-def _without_flat_groups(coded: Coded) -> Coded:
-    """Groups whose scale is 0 hold their least value alone: it becomes the scale of ones, as zeros
-    are counted in scales."""
-    if coded.least is None:
-        return coded
-    flat = (coded.scale == 0) & (coded.least != 0)
-    codes = np.where(flat, coded.codes.dtype.type(0), coded.codes)
-    return Coded(codes, np.where(flat, coded.least, coded.scale), coded.least)
-
-
-def _in_groups_of(tensor: PackedTensor, format: WeightFormat, shared: np.ndarray) -> np.ndarray:
-    """A number of each of a block's groups, as [rows, groups of the format]."""
-    groups = tensor.shape[-1] // (format.group or tensor.shape[-1])
-    own = shared.reshape(tensor.shape[0], -1)
-    return np.repeat(own, groups // own.shape[1], axis=1)
+def shared_in(name: str, tensor: PackedTensor, format: WeightFormat) -> np.ndarray:
+    """What groups share, [rows, groups of the format]: "scale", "least" or their units."""
+    what, _, is_unit = name.partition("_")
+    coded, dtype = _coded(tensor), np.dtype(format.shared_dtypes("float32")[name])
+    found: Counted | None = getattr(coded, what)
+    if found is None:  # the type has no least values
+        found = Counted(np.zeros_like(coded.scale.counts), coded.scale.unit)
+    if format.blocks is not None and format.blocks.unit is not None and found.unit is None:
+        found = Counted(np.ones(found.counts.shape, np.int8), found.counts)
+    numbers = found.unit if is_unit else found.counts
+    assert numbers is not None, "formats with units have those of all their types"
+    many = tensor.shape[-1] // (format.shared_by(name) or tensor.shape[-1])
+    own = numbers.reshape(tensor.shape[0], -1)
+    return np.repeat(own, many // own.shape[1], axis=1).astype(dtype)
 
 
 def _coded(tensor: PackedTensor) -> Coded:
@@ -122,18 +127,18 @@ def _coded(tensor: PackedTensor) -> Coded:
 
 
 def _single(blocks: np.ndarray, at: int) -> np.ndarray:
-    """A float16 field of each block as float32, [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+    """A float16 field of each block, [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")
 
 
 def _one_group(
     codes: np.ndarray, middle: int, scale: np.ndarray, least: np.ndarray | None = None
 ) -> Coded:
-    """Blocks that share one scale, of unsigned codes [blocks, numbers]."""
+    """Blocks that share one scale, of unsigned codes [blocks, numbers]. A least value is added."""
     return Coded(
         codes.astype(np.int8)[:, None] - np.int8(middle),
-        scale[:, None],
-        None if least is None else least[:, None],
+        Counted(scale),
+        None if least is None else Counted(-least),
     )
 
 
@@ -176,8 +181,8 @@ def _with_least(blocks: np.ndarray, codes: np.ndarray) -> Coded:
     first, second, third = given[:, :4], given[:, 4:8], given[:, 8:]
     scales = np.concatenate([first & 63, third & 15 | (first >> 6) << 4], axis=1)
     least = np.concatenate([second & 63, third >> 4 | (second >> 6) << 4], axis=1)
-    scale, offset = _single(blocks, 0) * scales, -(_single(blocks, 2) * least)
-    return Coded(codes.view(np.int8), scale[..., None], offset[..., None])
+    shared = Counted(scales, _single(blocks, 0)), Counted(least, _single(blocks, 2))
+    return Coded(codes.view(np.int8), *shared)
 
 
 def _q4_k(blocks: np.ndarray) -> Coded:
@@ -200,16 +205,18 @@ def _q6_k(blocks: np.ndarray) -> Coded:
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     codes = _nibbles(low).reshape(-1, 2, 4, 32) | (high >> shifts & 3) << 4
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _single(blocks, 208)
     values = (codes.view(np.int8) - np.int8(32)).reshape(-1, 16, 16)
-    return Coded(values, scales[..., None])
+    return Coded(values, Counted(blocks[:, 192:208].view(np.int8), _single(blocks, 208)))
 
 
 def _q2_k(blocks: np.ndarray) -> Coded:
     """Q2_K: sixteen groups of 16 with a 4-bit scale and minimum each."""
     given, codes = blocks[:, :16], _pairs_of_bits(blocks[:, 16:80])
-    scale, least = _single(blocks, 80) * (given & 15), -(_single(blocks, 82) * (given >> 4))
-    return Coded(codes.view(np.int8), scale[..., None], least[..., None])
+    scale, least = (
+        Counted(given & 15, _single(blocks, 80)),
+        Counted(given >> 4, _single(blocks, 82)),
+    )
+    return Coded(codes.view(np.int8), scale, least)
 
 
 def _q3_k(blocks: np.ndarray) -> Coded:
@@ -220,8 +227,8 @@ def _q3_k(blocks: np.ndarray) -> Coded:
     low = np.concatenate([given[:, :8] & 15, given[:, :8] >> 4], axis=1)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     top = (given[:, None, 8:] >> shifts & 3).reshape(-1, 16)
-    scales = _single(blocks, 108) * ((low | top << 4).view(np.int8) - np.int8(32))
-    return Coded(codes.view(np.int8) - np.int8(4), scales[..., None])
+    scales = Counted((low | top << 4).view(np.int8) - np.int8(32), _single(blocks, 108))
+    return Coded(codes.view(np.int8) - np.int8(4), scales)
 
 
 def _pairs_of_bits(codes: np.ndarray) -> np.ndarray:
@@ -232,7 +239,7 @@ def _pairs_of_bits(codes: np.ndarray) -> np.ndarray:
 
 
 # Numbers that codes of four bits stand for; those of FP4 are doubled.
-IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+IQ4 = np.array(IQ4_VALUES, np.int8)
 FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
@@ -244,8 +251,8 @@ def _iq4_xs(blocks: np.ndarray) -> Coded:
     """IQ4_XS: eight groups of 32 with 6-bit scales stored in two parts."""
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
     top = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2) & 3
-    scales = _single(blocks, 0) * ((low | top << 4).astype(np.float32) - 32)
-    return Coded(IQ4[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))], scales[..., None])
+    scales = Counted((low | top << 4).astype(np.int8) - np.int8(32), _single(blocks, 0))
+    return Coded(IQ4[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))], scales)
 
 
 def _mxfp4(blocks: np.ndarray) -> Coded:
@@ -253,23 +260,38 @@ def _mxfp4(blocks: np.ndarray) -> Coded:
     return _one_group(FP4[_nibbles(blocks[:, 1:])], 0, exponents.astype(np.float32) / 2)
 
 
-def _format(bits: int, group: int, *, least: bool = False) -> WeightFormat:
-    return WeightFormat("int4" if bits == 4 else "int8", group, least, real_zeros=least)
+def _format(codes: Integers, group: int, blocks: StoredBlocks) -> WeightFormat:
+    in_pairs = codes.bits <= 4 and not blocks.is_table
+    return WeightFormat("int4" if in_pairs else "int8", group, blocks=blocks)
 
 
-# Codes of five and six bits, and those that stand for others, are bytes.
+def _single_scales(bits: int, *, least: bool = False, is_table: bool = False) -> WeightFormat:
+    """float16 scales per 32 numbers; with least values, codes are unsigned."""
+    codes = Integers(bits, signed=not least)
+    return _format(codes, 32, StoredBlocks(codes, least, is_table=is_table))
+
+
+def _counted_scales(
+    bits: int, group: int, scale_bits: int, *, least: bool = False, is_table: bool = False
+) -> WeightFormat:
+    """K-quants: integers that count units of 256 numbers; with least values, all are unsigned."""
+    codes, scales = Integers(bits, signed=not least), Integers(scale_bits, signed=not least)
+    blocks = StoredBlocks(codes, least, 256, scales, scales if least else None, is_table)
+    return _format(codes, group, blocks)
+
+
 FORMATS: dict[str, BlockFormat] = {
-    "Q4_0": BlockFormat(_q4_0, _format(4, 32)),
-    "Q4_1": BlockFormat(_q4_1, _format(4, 32, least=True)),
-    "Q5_0": BlockFormat(_q5_0, _format(8, 32)),
-    "Q5_1": BlockFormat(_q5_1, _format(8, 32, least=True)),
-    "Q8_0": BlockFormat(_q8_0, _format(8, 32)),
-    "Q2_K": BlockFormat(_q2_k, _format(4, 16, least=True)),
-    "Q3_K": BlockFormat(_q3_k, _format(4, 16)),
-    "Q4_K": BlockFormat(_q4_k, _format(4, 32, least=True)),
-    "Q5_K": BlockFormat(_q5_k, _format(8, 32, least=True)),
-    "Q6_K": BlockFormat(_q6_k, _format(8, 16)),
-    "IQ4_NL": BlockFormat(_iq4_nl, _format(8, 32)),
-    "IQ4_XS": BlockFormat(_iq4_xs, _format(8, 32)),
-    "MXFP4": BlockFormat(_mxfp4, _format(8, 32)),
+    "Q4_0": BlockFormat(_q4_0, _single_scales(4)),
+    "Q4_1": BlockFormat(_q4_1, _single_scales(4, least=True)),
+    "Q5_0": BlockFormat(_q5_0, _single_scales(5)),
+    "Q5_1": BlockFormat(_q5_1, _single_scales(5, least=True)),
+    "Q8_0": BlockFormat(_q8_0, _single_scales(8)),
+    "Q2_K": BlockFormat(_q2_k, _counted_scales(2, 16, 4, least=True)),
+    "Q3_K": BlockFormat(_q3_k, _counted_scales(3, 16, 6)),
+    "Q4_K": BlockFormat(_q4_k, _counted_scales(4, 32, 6, least=True)),
+    "Q5_K": BlockFormat(_q5_k, _counted_scales(5, 32, 6, least=True)),
+    "Q6_K": BlockFormat(_q6_k, _counted_scales(6, 16, 8)),
+    "IQ4_NL": BlockFormat(_iq4_nl, _single_scales(4, is_table=True)),
+    "IQ4_XS": BlockFormat(_iq4_xs, _counted_scales(4, 32, 6, is_table=True)),
+    "MXFP4": BlockFormat(_mxfp4, WeightFormat("int8", 32)),  # scales of any exponent are float32
 }

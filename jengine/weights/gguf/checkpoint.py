@@ -1,7 +1,7 @@
 """A GGUF file as a checkpoint: config, and tensors under Hugging Face names.
 
 In: a file, or the first of several. Out: a ModelConfig and tensors. Matrices stay in the codes of
-their blocks, with float32 scales and zeros, as do tables that are heads as well; other tables,
+their blocks, with scales as they are stored, as do tables that are heads as well; other tables,
 experts and what a family stores in another order are dequantized when read.
 """
 
@@ -26,7 +26,7 @@ from jengine.models.tensors.latent_pieces import MODULES
 from jengine.models.tensors.quantized_pieces import columns, tensor_names
 from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 from jengine.weights.gguf.architectures import Architecture
-from jengine.weights.gguf.blocks import common_format, scales_in, values_in, zeros_in
+from jengine.weights.gguf.blocks import common_format, shared_in, values_in
 from jengine.weights.gguf.config import config_of
 from jengine.weights.gguf.files import open_gguf
 from jengine.weights.gguf.header import GgufHeader, PackedTensor
@@ -36,6 +36,7 @@ from jengine.weights.gguf.stacked import stacked_names, stacked_tensors
 from jengine.weights.gguf.tensor import GgufTensor, Turn, plain_tensor
 from jengine.weights.gguf.value_heads import grouped_values
 from jengine.weights.quantized_files import finite
+from jengine.weights.quantized_tensors import SHARED
 
 # Matrices that are multiplied as one, in a format that holds the codes of each.
 JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("attn_output",), ("ffn_down",))
@@ -171,8 +172,14 @@ class Translation:
         turn = self._turn(name) if self.shapes.get(own) == packed.shape else None
         for tensor in tensor_names(format):
             shape = rows, columns(tensor, format, inputs)
-            dtype = ("I8" if format.bits == 8 else "U8") if tensor == "weight" else "F32"
-            decode = partial(_decoded, DECODE[tensor], format)
+            if tensor == "weight":
+                read, dtype = values_in, "I8" if format.bits == 8 else "U8"
+            else:
+                read, dtype = (
+                    partial(shared_in, tensor),
+                    SHARED[format.shared_dtypes("float32")[tensor]],
+                )
+            decode = partial(_decoded, read, format)
             made = f"{own.removesuffix('.weight')}.{tensor}"
             yield GgufTensor(made, dtype, shape, (packed,), decode, turn)
 
@@ -217,9 +224,6 @@ def _decoded(decode: Decoder, format: WeightFormat, packed: PackedTensor) -> np.
 
 
 Decoder = Callable[[PackedTensor, WeightFormat], np.ndarray]
-DECODE: dict[str, Decoder] = {"weight": values_in, "scale": scales_in, "zero": zeros_in}
-
-
 SHORT_CONV = ("conv", "in_proj", "out_proj")
 RECURRENT = {
     "ssm_in": "in_proj",

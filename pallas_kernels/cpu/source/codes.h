@@ -7,13 +7,22 @@
 // row's own sum. Integers have no rounding: sums are exact in every order.
 #pragma once
 
-#include "micro_kernel.h"
+#include "code_forms.h"
 
 namespace jengine {
 
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
-constexpr int INT4_MIDDLE = 8;  // codes of 4 bits are unsigned: 0 stands for -8
+// Signed bytes as integers. The compiler would take each out of its vector.
+inline Ints from_bytes(const char* at) {
+#if defined(JENGINE_AVX512)
+  return (Ints)_mm512_cvtepi8_epi32(load<__m128i>(at));
+#elif defined(JENGINE_AVX2)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(load<long long>(at)));
+#else
+  return __builtin_convertvector(load<Bytes>(at), Ints);
+#endif
+}
 
 inline Floats from_integers(Ints values) { return __builtin_convertvector(values, Floats); }
 
@@ -22,16 +31,86 @@ inline Words to_pair(Ints low, Ints high) {
   return ((Words)from_integers(low) >> 16) | (Words)from_integers(high);
 }
 
-#if defined(JENGINE_AVX512)
-// -8 ... 7 in bfloat16, twice: the lowest 5 bits of an index count, and a code has 4.
-inline __m512i int4_table() {
-  alignas(64) static constexpr uint16_t VALUES[32] = {
-      0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
-      0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
-      0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-  return _mm512_load_si512(VALUES);
+// The bits of an integer of at most 8 bits as bfloat16.
+constexpr uint16_t bfloat16_of(int value) {
+  const int size = value < 0 ? -value : value;
+  if (size == 0) return 0;
+  int exponent = 0;
+  while (size >> (exponent + 1)) exponent++;
+  return (uint16_t)((value < 0) << 15 | (127 + exponent) << 7 | ((size << (7 - exponent)) & 127));
 }
+
+// A vector's codes of a plane of BITS bits, each at the bottom of its half of a word, below other bits.
+template <int BITS>
+inline Words plane_of_pairs(const char* at, int v) {
+  constexpr int COLUMNS = columns_apart(BITS, 2);
+#if defined(JENGINE_AVX512)
+  struct Shifts {
+    alignas(64) uint16_t of[VECTORS][32] = {};
+    constexpr Shifts() {
+      for (int i = 0; i < VECTORS * 32; i++) of[i / 32][i % 32] = (uint16_t)(i / 2 / COLUMNS * BITS);
+    }
+  };
+  static constexpr Shifts SHIFTS;
+  __m512i words;
+  if constexpr (BITS == 4) words = _mm512_broadcast_i64x4(load<__m256i>(at));
+  if constexpr (BITS == 2) words = _mm512_broadcast_i32x4(load<__m128i>(at));
+  if constexpr (BITS == 1) words = _mm512_set1_epi64(load<long long>(at));
+  return (Words)_mm512_srlv_epi16(words, load<__m512i>(SHIFTS.of[v]));
+#else
+  if constexpr (COLUMNS >= LANES) {
+    return load<Words>(at + v * LANES % COLUMNS * 4) >> (v * LANES / COLUMNS * BITS);
+  } else {
+    Words words, shifts;
+    for (int i = 0; i < LANES; i++) {
+      words[i] = load<uint32_t>(at + i % COLUMNS * 4);
+      shifts[i] = (v * LANES + i) / COLUMNS * BITS;
+    }
+    return words >> shifts;
+  }
 #endif
+}
+
+// The same of single numbers of k.
+template <int BITS>
+inline Ints plane_of_singles(const char* at, int v) {
+  constexpr int COLUMNS = columns_apart(BITS, 1);
+  Ints shifts;
+  for (int i = 0; i < LANES; i++) shifts[i] = (v * LANES + i) / COLUMNS * BITS;
+#if defined(JENGINE_AVX512)
+  __m128i bytes;
+  if constexpr (BITS == 4) bytes = load<__m128i>(at);
+  if constexpr (BITS == 2) bytes = _mm_set1_epi64x(load<long long>(at));
+  if constexpr (BITS == 1) bytes = _mm_set1_epi32(load<int>(at));
+  return (Ints)_mm512_srlv_epi32(_mm512_cvtepu8_epi32(bytes), (__m512i)shifts);
+#else
+  constexpr int RUN_OF_CODES = COLUMNS < LANES ? COLUMNS : LANES;
+  char bytes[LANES];
+  for (int i = 0; i < LANES; i += RUN_OF_CODES)
+    std::memcpy(bytes + i, at + v * LANES % COLUMNS, RUN_OF_CODES);
+  return from_bytes(bytes) >> shifts;
+#endif
+}
+
+// The low bits of one plane with those of another above them. Bits above are others'.
+template <int LOW>
+inline Words joined(Words low, Words high) {
+  constexpr uint32_t MASK = ((1u << LOW) - 1) * 0x10001u;
+  return (low & MASK) | (high << LOW & ~MASK);
+}
+
+// Numbers that codes stand for.
+template <Codes CODES>
+inline Floats values_of(Ints codes) {
+  codes &= (1 << form_of(CODES).bits) - 1;
+  if constexpr (CODES == Codes::IQ4) {
+    Floats found;
+    for (int i = 0; i < LANES; i++) found[i] = (float)IQ4_VALUES[codes[i]];
+    return found;
+  } else {
+    return from_integers(codes - form_of(CODES).middle());
+  }
+}
 
 #if defined(JENGINE_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define JENGINE_BYTE_TABLES 1
@@ -39,10 +118,8 @@ inline __m512i int4_table() {
 struct Bfloat16Bytes {
   alignas(64) uint8_t low[128] = {}, positive[128] = {}, negative[128] = {};
   constexpr Bfloat16Bytes() {
-    for (int value = 1; value < 128; value++) {
-      int exponent = 0;
-      while (value >> (exponent + 1)) exponent++;
-      const int bits = (127 + exponent) << 7 | ((value << (7 - exponent)) & 127);
+    for (int value = 0; value < 128; value++) {
+      const int bits = bfloat16_of(value);
       low[value] = bits & 255, positive[value] = bits >> 8, negative[value] = bits >> 8 | 128;
     }
     negative[0] = 0xc3;  // no negative number but -128 is found there
@@ -91,43 +168,63 @@ struct OfFewRows<Int8Pairs> {
 };
 #endif
 
-// [8 columns][2 k] of 16 bits each, in which columns 8 apart follow each other, lowest bits first.
-struct Int4Pairs : Bfloat16 {
+// Planes of [columns][2 k] of 16 bits each, in which columns so many apart follow each other, lowest
+// bits first.
+template <Codes CODES>
+struct CodePairs : Bfloat16 {
+  static constexpr int BITS = form_of(CODES).bits, LOW = low_bits(BITS);
   static constexpr bool IS_CODES = true;
-  static constexpr int64_t STEP_BYTES = PANEL;
+  static constexpr int64_t STEP_BYTES = 2 * PANEL * BITS / 8;
   static Words read(const char* at, int v) {
+    Words codes = plane_of_pairs<LOW>(at, v);
+    if constexpr (BITS > LOW)
+      codes = joined<LOW>(codes, plane_of_pairs<BITS - LOW>(at + 2 * PANEL * LOW / 8, v));
 #if defined(JENGINE_AVX512)
-    const __m512i both = _mm512_broadcast_i64x4(load<__m256i>(at));
-    const __m256i low = _mm256_set1_epi16((short)(8 * v)), high = _mm256_set1_epi16((short)(8 * v + 4));
-    const __m512i shifts = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-    return (Words)_mm512_permutexvar_epi16(_mm512_srlv_epi16(both, shifts), int4_table());
+    // As many bits of an index count as a table of one or two registers has; codes may have fewer.
+    struct Table {
+      alignas(64) uint16_t bits[BITS > 5 ? 64 : 32] = {};
+      constexpr Table() {
+        for (int i = 0; i < (BITS > 5 ? 64 : 32); i++)
+          bits[i] = bfloat16_of(value_of(CODES, i % (1 << BITS)));
+      }
+    };
+    static constexpr Table TABLE;
+    const __m512i first = load<__m512i>(TABLE.bits);
+    if constexpr (BITS > 5)
+      return (Words)_mm512_permutex2var_epi16(first, (__m512i)codes, load<__m512i>(TABLE.bits + 32));
+    else
+      return (Words)_mm512_permutexvar_epi16((__m512i)codes, first);
 #else
-    constexpr int PARTS = 8 / LANES;
-    const Words both = load<Words>(at + v % PARTS * 4 * LANES) >> (4 * (v / PARTS));
-    return to_pair((Ints)(both & 15u) - INT4_MIDDLE, (Ints)((both >> 16) & 15u) - INT4_MIDDLE);
+    const Words low = (Words)values_of<CODES>((Ints)codes);
+    return (low >> 16) | (Words)values_of<CODES>((Ints)(codes >> 16));
 #endif
   }
 };
+using Int4Pairs = CodePairs<Codes::INT4>;
 
 // [32 columns] of int8.
 struct Int8Singles : Float32 {
   static constexpr bool IS_CODES = true;
   static constexpr int64_t STEP_BYTES = PANEL;
   static Floats read(const char* at, int v) {
-    return from_integers(__builtin_convertvector(load<Bytes>(at + LANES * v), Ints));
+    return from_integers(from_bytes(at + LANES * v));
   }
 };
 
-// [16 columns] of 8 bits each, the lower half of which belongs to columns 0 to 15.
-struct Int4Singles : Float32 {
+// Planes of [columns] of 8 bits each, in which columns so many apart follow each other.
+template <Codes CODES>
+struct CodeSingles : Float32 {
+  static constexpr int BITS = form_of(CODES).bits, LOW = low_bits(BITS);
   static constexpr bool IS_CODES = true;
-  static constexpr int64_t STEP_BYTES = PANEL / 2;
+  static constexpr int64_t STEP_BYTES = PANEL * BITS / 8;
   static Floats read(const char* at, int v) {
-    const int column = LANES * v;
-    const Ints both = __builtin_convertvector(load<Bytes>(at + column % 16), Ints);
-    return from_integers(((both >> (4 * (column / 16))) & 15) - INT4_MIDDLE);
+    Words codes = (Words)plane_of_singles<LOW>(at, v);
+    if constexpr (BITS > LOW)
+      codes = joined<LOW>(codes, (Words)plane_of_singles<BITS - LOW>(at + PANEL * LOW / 8, v));
+    return values_of<CODES>((Ints)codes);
   }
 };
+using Int4Singles = CodeSingles<Codes::INT4>;
 
 // [32 columns][4 k] of bytes, larger by 128 than what they stand for. Sums are the bits of integers.
 struct Int8Quads {
@@ -174,17 +271,7 @@ void multiply_two(const uint32_t* left, const char* right, int64_t bytes, int64_
   const int64_t distance = ahead.at - right;
   while (steps) {
     const char* soon = right + distance + (right + distance < second ? 0 : bytes);
-    Floats acc[2][ROWS][VECTORS];
-#pragma GCC unroll 2
-    for (int p = 0; p < 2; p++)
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++)
-#pragma GCC unroll 3
-        for (int r = 0; r < ROWS; r++)
-          acc[p][r][v] = scaling.begin(r, p * scale_pitch + v * LANES);
-    if (scaling.zeros)
-      for (int p = 2; p < 4; p++)
-        for (int v = 0; v < VECTORS; v++) prefetch(scaling.zeros + p * scale_pitch + v * LANES);
+    Floats acc[2][ROWS][VECTORS] = {};
     const int64_t size = scaling.steps < steps ? scaling.steps : steps;
     for (int64_t step = 0; step < size; step++) {
       prefetch(soon);
@@ -211,7 +298,7 @@ void multiply_two(const uint32_t* left, const char* right, int64_t bytes, int64_
 #pragma GCC unroll 3
         for (int r = 0; r < ROWS; r++) all[p][r][v] = fma(acc[p][r][v], scale, all[p][r][v]);
       }
-    if (steps -= size) scaling = scaling.next(ROWS);
+    if (steps -= size) scaling = scaling.next();
   }
   for (int p = 0; p < 2; p++)
     for (int r = 0; r < ROWS; r++)
@@ -230,11 +317,19 @@ MultiplyTwo multiply_two_for(int rows) {
   return table[rows - 1];
 }
 
-extern template Multiply multiply_for<Int8Pairs, 0>(int);
-extern template Multiply multiply_for<Int4Pairs, 0>(int);
-extern template Multiply multiply_for<Int8Singles, 0>(int);
-extern template Multiply multiply_for<Int4Singles, 0>(int);
-extern template Multiply multiply_for<Int8Quads, 0>(int);
-extern template Multiply multiply_for<Int4Quads, 0>(int);
+// Which kinds have kernels of their own. Tiles of the others are converted first, into the same bits.
+template <class Kind>
+constexpr bool HAS_KERNEL = !std::is_base_of_v<Float32, Kind>;
+template <>
+inline constexpr bool HAS_KERNEL<Int8Singles> = true;
+template <>
+inline constexpr bool HAS_KERNEL<Int4Singles> = true;
+
+#define JENGINE_CODE_KERNELS(MACRO)                                                        \
+  MACRO(Int8Pairs) MACRO(Int8Singles) MACRO(Int8Quads) MACRO(Int4Singles) MACRO(Int4Quads) \
+  MACRO(CodePairs<Codes::INT2>) MACRO(CodePairs<Codes::INT3>) MACRO(CodePairs<Codes::INT4>) \
+  MACRO(CodePairs<Codes::INT5>) MACRO(CodePairs<Codes::INT6>) MACRO(CodePairs<Codes::IQ4>)
+#define JENGINE_COMPILED_ONCE(KIND) extern template Multiply multiply_for<KIND, 0>(int);
+JENGINE_CODE_KERNELS(JENGINE_COMPILED_ONCE)
 
 }  // namespace jengine

@@ -32,7 +32,7 @@ class Strip {
         weight_(call.weight), first_(panel), panels_(panels),
         blocks_(task.last_block - task.first_block),
         copies_(weight_.storage != Storage::PACKED ||
-                (Kind::IS_CODES && blocks_ >= BLOCKS_OF_COPY)) {
+                (Kind::IS_CODES && (!HAS_KERNEL<Kind> || blocks_ >= BLOCKS_OF_COPY))) {
     weight_.data = group_.weight;
   }
 
@@ -41,9 +41,11 @@ class Strip {
     const int64_t tiles = !copies_ && blocks_ == 1 ? 1 : (all + TILE_STEPS - 1) / TILE_STEPS;
     const int64_t most = tile_steps((all + tiles - 1) / tiles);
     const size_t num_sums = (tiles == 1 ? together() : panels_ * blocks_) * BLOCK_SUMS;
-    Arena memory(task_scratch().take(Arena::bytes<float>(num_sums) +
+    const size_t widened = num_scales() + num_offsets();
+    Arena memory(task_scratch().take(Arena::bytes<float>(num_sums) + Arena::bytes<float>(widened) +
                                      (copies_ ? panels_ * most * Converted::STEP_BYTES : 0)));
     sums_ = memory.array<float>(num_sums);
+    if constexpr (Kind::IS_CODES) widen_scales(memory.array<float>(widened));
     char* filled = copies_ ? memory.array<char>(panels_ * most * Converted::STEP_BYTES) : nullptr;
     for (int64_t step = 0; step < all; step += most) {
       const int64_t steps = std::min(most, all - step);
@@ -59,6 +61,31 @@ class Strip {
 
  private:
   static constexpr int64_t BLOCK_SUMS = MOST_ROWS * PANEL;
+
+  // Numbers that a group shares are widened once for all rows; scales that are float32 stay in place.
+  int64_t num_scales() const {
+    return Kind::IS_CODES && !weight_.scales.scale.is_floats()
+               ? panels_ * weight_.scale_groups() * PANEL
+               : 0;
+  }
+  int64_t num_offsets() const {
+    return Kind::IS_CODES && weight_.has_offsets() ? panels_ * weight_.scale_groups() * PANEL : 0;
+  }
+  void widen_scales(float* to) {
+    const int64_t count = weight_.scale_groups() * PANEL;
+    float* offsets = num_offsets() ? to + num_scales() : nullptr;
+    for (int64_t p = 0; p < panels_; p++) {
+      const Scales own = weight_.later(group_.scales, first_ + p);
+      const float* scales = reinterpret_cast<const float*>(own.scale.data);
+      if (num_scales()) {
+        widen(own.scale, weight_.scale_groups(), weight_.groups_of_unit(), panels_, to + p * count);
+        scales = to + p * count;
+      }
+      if (p == 0) scales_ = scales;
+      if (offsets) write_offsets(weight_, own, scales, panels_, offsets + p * count);
+    }
+    offsets_ = offsets;
+  }
 
   // A tile has whole groups of k, unless there is only one.
   int64_t tile_steps(int64_t least) const {
@@ -80,20 +107,36 @@ class Strip {
     for (int64_t q = p; is_last && q < p + together(); q++) expect(call_, block, columns_of(q));
     const uint32_t* words = left_.wait_for(task_.group, task_.first_block + b);
     words += step * block.count;
-    const GroupScaling scaling = scaling_of(step, steps, p, b, block.count);
+    const GroupScaling scaling = scaling_of(step, steps);
     const Ahead ahead = ahead_of(tile, p, b, steps);
     if (together() == 2) {
       multiply_two(words, block.count, tile, steps, sums, ahead, scaling);
     } else {
-      const Multiply kernel =
-          copies_ ? multiply_for<Converted>(block.count) : multiply_for<Kind>(block.count);
-      kernel(words, tile, steps, sums, PANEL, step == 0, ahead, scaling);
+      kernel(block.count)(words, tile, steps, sums, PANEL, step == 0, ahead, scaling);
     }
     if (is_last && weight_.rounds_rows())
       scale_integers(left_.sums(task_.group, task_.first_block + b), block.count,
-                     group_.scales.scales + (first_ + p) * PANEL, sums);
-    for (int64_t q = 0; is_last && q < together(); q++)
+                     reinterpret_cast<const float*>(group_.scales.scale.data) + (first_ + p) * PANEL,
+                     sums);
+    for (int64_t q = 0; is_last && q < together(); q++) {
+      if (offsets_) add_offsets(b, block.count, p + q, sums + q * BLOCK_SUMS);
       finish(call_, group_.bias, block, columns_of(p + q), sums + q * BLOCK_SUMS);
+    }
+  }
+
+  // The sums of a row's groups times the offsets of a panel: a matmul over groups.
+  void add_offsets(int64_t b, int rows, int64_t p, float* sums) const {
+    const float* row_sums = left_.sums(task_.group, task_.first_block + b);
+    const int64_t groups = weight_.scale_groups();
+    multiply_for<Float32>(rows)(reinterpret_cast<const uint32_t*>(row_sums),
+                                reinterpret_cast<const char*>(offsets_ + p * groups * PANEL),
+                                groups, sums, PANEL, false, {}, {});
+  }
+
+  Multiply kernel(int rows) const {
+    if constexpr (HAS_KERNEL<Kind>)
+      if (!copies_) return multiply_for<Kind>(rows);
+    return multiply_for<Converted>(rows);
   }
 
   Columns columns_of(int64_t p) const {
@@ -106,22 +149,17 @@ class Strip {
 
   void multiply_two(const uint32_t* words, int rows, const char* tile, int64_t steps, float* sums,
                     Ahead ahead, const GroupScaling& scaling) const {
-    if constexpr (Kind::IS_CODES)
+    if constexpr (Kind::IS_CODES && HAS_KERNEL<Kind>)
       multiply_two_for<Kind>(rows)(words, tile, weight_.steps() * Kind::STEP_BYTES, steps, sums,
                                    BLOCK_SUMS, ahead, scaling, weight_.scale_groups() * PANEL);
   }
 
   // How the sums of a tile are scaled. Only a group that is the only one has several tiles.
-  GroupScaling scaling_of(int64_t step, int64_t steps, int64_t p, int64_t b, int rows) const {
+  GroupScaling scaling_of(int64_t step, int64_t steps) const {
     if constexpr (!Kind::IS_CODES) return {};
     const int64_t groups = weight_.scale_groups(), size = weight_.group_steps();
-    const auto [scales, zeros, _] = group_.scales;
-    const int64_t g = step / size, at = ((first_ + p) * groups + g) * PANEL;
-    const float* row_sums =
-        zeros ? left_.sums(task_.group, task_.first_block + b) + g * rows : nullptr;
     const bool ends = groups > 1 || step + steps == weight_.steps();
-    return {ends ? scales + at : nullptr, zeros ? zeros + at : nullptr, row_sums, size,
-            groups == 1 && step > 0};
+    return {ends ? scales_ + step / size * PANEL : nullptr, size, groups == 1 && step > 0};
   }
 
   // What to prefetch while a block of rows meets a tile: for the first block more of this tile; for
@@ -143,30 +181,45 @@ class Strip {
   const int64_t first_, panels_, blocks_;
   const bool copies_;  // tiles are brought into order, or converted, in memory of this task
   float* sums_ = nullptr;
+  const float* scales_ = nullptr;   // of integers, for each panel [groups][32]
+  const float* offsets_ = nullptr;  // of the same shape, or null
 };
 
 template <class Kind>
 void run(const Matmul& call, const Left& left, const MatmulTask& task) {
   const bool is_few = task.last_block - task.first_block == 1 &&
                       left.block(task.group, task.first_block).count <= MOST_ROWS_OF_TWO;
+  constexpr bool TAKES_TWO = Kind::IS_CODES && HAS_KERNEL<Kind>;
   const int64_t most = call.weight.storage != Storage::PACKED ? PANELS_IN_PLACE
-                       : Kind::IS_CODES && is_few             ? 2
+                       : TAKES_TWO && is_few                  ? 2
                                                               : 1;
   for (int64_t panel = task.first_panel; panel < task.last_panel; panel += most)
     Strip<Kind>(call, left, task, panel, std::min(most, task.last_panel - panel)).run();
 }
 
-template <class Quads, class Pairs, class Singles>
+template <class Pairs, class Singles>
 void run_codes(const Matmul& call, const Left& left, const MatmulTask& task) {
-  if (call.weight.rounds_rows()) return run<Quads>(call, left, task);
   call.weight.depth() == 2 ? run<Pairs>(call, left, task) : run<Singles>(call, left, task);
+}
+template <Codes CODES>
+void run_codes(const Matmul& call, const Left& left, const MatmulTask& task) {
+  run_codes<CodePairs<CODES>, CodeSingles<CODES>>(call, left, task);
 }
 
 void run(const Matmul& call, const Left& left, const MatmulTask& task) {
-  switch (call.weight.codes) {
-    case Codes::INT8: return run_codes<Int8Quads, Int8Pairs, Int8Singles>(call, left, task);
-    case Codes::INT4: return run_codes<Int4Quads, Int4Pairs, Int4Singles>(call, left, task);
-    case Codes::NONE: break;
+  const Codes around = call.weight.form().around;
+  if (call.weight.rounds_rows())
+    return around == Codes::INT8 ? run<Int8Quads>(call, left, task)
+                                 : run<Int4Quads>(call, left, task);
+  switch (around) {
+    case Codes::INT2: return run_codes<Codes::INT2>(call, left, task);
+    case Codes::INT3: return run_codes<Codes::INT3>(call, left, task);
+    case Codes::INT4: return run_codes<Codes::INT4>(call, left, task);
+    case Codes::INT5: return run_codes<Codes::INT5>(call, left, task);
+    case Codes::INT6: return run_codes<Codes::INT6>(call, left, task);
+    case Codes::IQ4: return run_codes<Codes::IQ4>(call, left, task);
+    case Codes::INT8: return run_codes<Int8Pairs, Int8Singles>(call, left, task);
+    default: break;
   }
   switch (call.weight.number) {
     case Number::BFLOAT16: return run<Bfloat16>(call, left, task);

@@ -24,9 +24,9 @@ std::vector<int32_t> live_rows(int64_t rows, const AnyBuffer& positions, char* o
 // The scales of one of several weights of integers.
 Scales scales_of(const Weight& weight, int64_t group) {
   if (weight.codes == Codes::NONE) return {};
-  const int64_t at = group * weight.scale_count();
-  return {weight.scales.scales + at, weight.scales.zeros ? weight.scales.zeros + at : nullptr,
-          weight.scales.x_scale ? weight.scales.x_scale + group : nullptr};
+  Scales found = weight.later(weight.scales, group * weight.panels());
+  if (found.x_scale) found.x_scale += group;
+  return found;
 }
 
 // The rows that share a weight. Rows beyond all groups are padding.
@@ -72,55 +72,90 @@ int64_t duration(const Weight& weight, const std::vector<RowGroup>& groups) {
          groups.back().end * weight.inputs * weight.outputs / MULTIPLY_ADDS_PER_NS;
 }
 
-Codes codes_of(const AnyBuffer& data) {
-  switch (data.element_type()) {
-    case DataType::S8: return Codes::INT8;
-    case DataType::U8: return Codes::INT4;
-    default: return Codes::NONE;
-  }
-}
+Codes codes_of(int32_t number) { return one_of(number, Codes::IQ4, "no such codes"); }
 
 // A weight of integers, for x rounded to `number`.
-Weight codes_weight(const AnyBuffer& data, int32_t number, int64_t inputs, int64_t outputs,
-                    Gate gate) {
+Weight codes_weight(const AnyBuffer& data, Codes codes, int32_t number, int64_t inputs,
+                    int64_t outputs, Gate gate) {
   const Number as = one_of(number, Number::INT8, "x is rounded to bfloat16, float32 or int8");
   require(as != Number::FLOAT16, "x is rounded to bfloat16, float32 or int8");
-  return {bytes_of(data), as, Storage::PACKED, inputs, outputs, gate, codes_of(data)};
+  require(as != Number::INT8 || codes == Codes::INT8 || codes == Codes::INT4,
+          "int8 rows meet integers of 8 or 4 bits");
+  require(data.element_type() == (codes == Codes::INT8 ? DataType::S8 : DataType::U8),
+          "integers of 8 bits are int8, others uint8");
+  return {bytes_of(data), as, Storage::PACKED, inputs, outputs, gate, codes};
+}
+
+// What groups share, of `weights` weights: numbers, or integers that count units.
+Shared shared_of(const Weight& weight, const AnyBuffer& data, const AnyBuffer& units,
+                 int32_t codes, int64_t weights) {
+  Shared found{bytes_of(data), Number::FLOAT32, codes_of(codes), nullptr};
+  const int64_t panels = weights * weight.panels(), groups = panels * weight.scale_groups();
+  if (found.codes != Codes::NONE) {
+    const Codes around = form_of(found.codes).around;
+    require(around == Codes::INT4 || around == Codes::INT6 || around == Codes::INT8,
+            "scales are integers of 4, 6 or 8 bits");
+    require(weight.unit > 0 && units.element_type() == DataType::F16 &&
+                (int64_t)units.element_count() == panels * weight.unit_groups() * PANEL,
+            "units must be float16, one for each output and group of groups");
+    found.units = bytes_of(units);
+  } else {
+    found.number = number_of(data);
+    require(found.number != Number::BFLOAT16, "scales are float32 or float16");
+  }
+  const int64_t bytes = codes ? (int64_t)data.element_count() : bytes_in(data);
+  require(bytes == groups * found.group_bytes(), "an operand has another size");
+  return found;
 }
 
 // The scales of a weight of integers, which all have `group` inputs.
-void add_scales(Weight& weight, const AnyBuffer& scales, const AnyBuffer& zeros,
-                const AnyBuffer& x_scale, int64_t group, int64_t groups) {
+struct GivenScales {
+  const AnyBuffer &scales, &units, &zeros, &leasts, &least_units, &x_scale;
+  int64_t group, unit;
+  int32_t codes, least_codes;
+};
+void add_scales(Weight& weight, const GivenScales& given, int64_t weights) {
+  const auto& [scales, units, zeros, leasts, least_units, x_scale, group, unit, codes, least_codes] =
+      given;
   require(group > 0 && (group >= weight.inputs || group % weight.depth() == 0),
           "a step must not have two scales");
-  require(!weight.rounds_rows() || (group >= weight.inputs && !is_given(zeros)),
-          "where x is rounded to int8, an output has one scale and no zero");
+  require(unit >= 0 && unit % group == 0, "a unit is that of whole groups");
+  const bool is_single = group >= weight.inputs && scales.element_type() == DataType::F32 &&
+                         !is_given(zeros) && !is_given(leasts);
+  require(!weight.rounds_rows() || is_single,
+          "where x is rounded to int8, an output has one float32 scale and no zero");
   require(weight.rounds_rows() || !is_given(x_scale), "only int8 rows have a scale");
-  weight.group = group;
-  const int64_t count = groups * weight.scale_count();
-  weight.scales.scales = floats_of(scales, count);
-  if (is_given(zeros)) weight.scales.zeros = floats_of(zeros, count);
-  if (is_given(x_scale)) weight.scales.x_scale = floats_of(x_scale, groups);
+  require(!is_given(zeros) || !is_given(leasts), "either zeros or least values");
+  weight.group = group, weight.unit = unit;
+  Scales& found = weight.scales;
+  found.scale = shared_of(weight, scales, units, codes, weights);
+  if (is_given(zeros)) found.zero = shared_of(weight, zeros, units, 0, weights);
+  if (is_given(leasts)) found.least = shared_of(weight, leasts, least_units, least_codes, weights);
+  if (is_given(x_scale)) found.x_scale = floats_of(x_scale, weights);
 }
 
 void handle(XlaPool pool, AnyBuffer x, AnyBuffer data, AnyBuffer norm_weight, AnyBuffer norm_bias,
             AnyBuffer bias, AnyBuffer addend, AnyBuffer residual, AnyBuffer positions,
-            AnyBuffer sizes, AnyBuffer scales, AnyBuffer zeros, AnyBuffer x_scale, Result out,
-            int32_t storage, int64_t outputs, int32_t gate, int32_t activation, int32_t norm,
-            float eps, float norm_offset, int64_t group, int32_t number) {
+            AnyBuffer sizes, AnyBuffer scales, AnyBuffer units, AnyBuffer zeros, AnyBuffer leasts,
+            AnyBuffer least_units, AnyBuffer x_scale, Result out, int32_t storage, int64_t outputs,
+            int32_t gate, int32_t activation, int32_t norm, float eps, float norm_offset,
+            int64_t group, int64_t unit, int32_t number, int32_t codes, int32_t scale_codes,
+            int32_t least_codes) {
   require(x.dimensions().size() == 2, "x must be [rows, inputs]");
   const int64_t rows = dimension(x, 0), inputs = dimension(x, 1);
   const Gate gates = one_of(gate, Gate::PAIRS, "gate must be 0, 1 or 2");
   const int64_t weights = is_given(sizes) ? (int64_t)sizes.element_count() : 1;
-  Weight weight = codes_of(data) == Codes::NONE
+  Weight weight = codes_of(codes) == Codes::NONE
                       ? Weight{bytes_of(data), number_of(data), storage_of(storage), inputs,
                                outputs, gates}
-                      : codes_weight(data, number, inputs, outputs, gates);
+                      : codes_weight(data, codes_of(codes), number, inputs, outputs, gates);
   const NormKind kind = one_of(norm, NormKind::LAYER, "norm must be 0, 1 or 2");
   const Activation function =
       one_of(activation, Activation::GELU, "activation must be 0, 1, 2 or 3");
   check(weight, data, bias, weights);
-  if (weight.codes != Codes::NONE) add_scales(weight, scales, zeros, x_scale, group, weights);
+  if (weight.codes != Codes::NONE)
+    add_scales(weight, {scales, units, zeros, leasts, least_units, x_scale, group, unit,
+                        scale_codes, least_codes}, weights);
   const int64_t results = weight.results();
   require(dimension(*out, 0) == rows && dimension(*out, 1) == results, "wrong result shape");
   require(!is_given(residual) || (residual.element_type() == DataType::F32 &&
@@ -173,21 +208,22 @@ void handle_pack(XlaPool pool, AnyBuffer data, Result out, bool gated, int32_t s
 }
 
 void handle_pack_codes(XlaPool pool, AnyBuffer data, Result out, int64_t inputs, bool gated,
-                       int32_t number) {
+                       int32_t number, int32_t codes, bool in_pairs) {
   require(data.dimensions().size() == 3, "the weight must be a matrix per group");
-  require(codes_of(data) != Codes::NONE, "integers must be int8, or two of 4 bits in a uint8");
+  require(codes_of(codes) != Codes::NONE, "no such codes");
   const int64_t groups = dimension(data, 0);
-  Weight weight = codes_weight(data, number, inputs, dimension(data, 2),
+  Weight weight = codes_weight(data, codes_of(codes), number, inputs, dimension(data, 2),
                                gated ? Gate::HALVES : Gate::NONE);
-  const int64_t rows = weight.codes == Codes::INT4 ? inputs / 2 : inputs;
+  require(!in_pairs || weight.form().bits == 4, "pairs in a byte have 4 bits");
+  const int64_t rows = in_pairs ? inputs / 2 : inputs;
   require(weight.inputs > 0 && weight.outputs > 0, "a weight cannot be empty");
-  require(dimension(data, 1) == rows && inputs % (weight.codes == Codes::INT4 ? 2 : 1) == 0,
+  require(dimension(data, 1) == rows && inputs % (in_pairs ? 2 : 1) == 0,
           "the weight has another number of inputs");
   require(!gated || weight.outputs % 2 == 0, "a gated weight has an even number of outputs");
   require((int64_t)out->element_count() == groups * weight.packed_bytes(), "wrong result size");
   char* to = static_cast<char*>(out->untyped_data());
   for (int64_t g = 0; g < groups; g++) {
-    pack_codes(pool, weight, to + g * weight.packed_bytes());
+    pack_codes(pool, weight, in_pairs, to + g * weight.packed_bytes());
     weight.data += rows * weight.outputs;
   }
 }
@@ -215,7 +251,8 @@ void handle_norm(XlaPool pool, AnyBuffer x, AnyBuffer weight, AnyBuffer bias, An
 }  // namespace jengine
 
 JENGINE_HANDLER(pack, jengine::handle_pack, "gated", "storage")
-JENGINE_HANDLER(pack_codes, jengine::handle_pack_codes, "inputs", "gated", "number")
+JENGINE_HANDLER(pack_codes, jengine::handle_pack_codes, "inputs", "gated", "number", "codes",
+                "in_pairs")
 JENGINE_HANDLER(normalize, jengine::handle_norm, "norm", "eps", "offset")
 JENGINE_HANDLER(matmul, jengine::handle, "storage", "outputs", "gate", "activation", "norm", "eps",
-                "norm_offset", "group", "number")
+                "norm_offset", "group", "unit", "number", "codes", "scale_codes", "least_codes")

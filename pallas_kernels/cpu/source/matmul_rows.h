@@ -45,12 +45,11 @@ class Left {
     const Block rows = block(group, b);
     if (call_.weight.rounds_rows())
       return pack_rounded_rows(call_.x, rows.rows, rows.count, call_.groups[group].scales.x_scale,
-                               call_.weight.middle(), words(group, b), sums(group, b));
+                               call_.weight.form().zero, words(group, b), sums(group, b));
     pack_rows(call_.x, rows.rows, rows.count, call_.weight.number, words(group, b));
-    if (call_.weight.scales.zeros)
-      sum_negative_groups(words(group, b), rows.count, call_.weight.steps(),
-                          call_.weight.group_steps(), call_.weight.number,
-                          sums(group, b));
+    if (call_.weight.has_offsets())
+      sum_groups(words(group, b), rows.count, call_.weight.steps(), call_.weight.group_steps(),
+                 call_.weight.number, sums(group, b));
   }
   Block block(int64_t group, int64_t b) const {
     const RowBlocks blocks = blocks_of(group);
@@ -61,7 +60,7 @@ class Left {
     wait_until([&] { return ready.load(std::memory_order_acquire); });
     return words(group, b);
   }
-  // Of a ready block's rows: their negative sums over groups of k, as [group of k][rows], or what
+  // Of a ready block's rows: their sums over groups of k, as [group of k][rows], or what
   // pack_rounded_rows() says of them.
   float* sums(int64_t group, int64_t b) const {
     return sums_ + first_row(group, b) * sums_of_row(call_);
@@ -74,7 +73,7 @@ class Left {
   static size_t words_in(const Matmul& call) { return rows_in(call) * call.weight.steps(); }
   static int64_t sums_of_row(const Matmul& call) {
     if (call.weight.rounds_rows()) return 2;
-    return call.weight.scales.zeros ? call.weight.scale_groups() : 0;
+    return call.weight.has_offsets() ? call.weight.scale_groups() : 0;
   }
   static size_t sums_in(const Matmul& call) { return rows_in(call) * sums_of_row(call); }
   int64_t first_row(int64_t group, int64_t b) const {

@@ -65,22 +65,13 @@ struct Ahead {
   int64_t bytes = 0;
 };
 
-// How sums over groups of k of integers become a row's: sums += (part - zeros * row sums) * scales.
+// How sums over groups of k of integers become a row's: sums += part * scales.
 struct GroupScaling {
-  const float* scales = nullptr;    // [groups][32], or null: the last group goes on after this tile
-  const float* zeros = nullptr;     // of the same shape, or null
-  const float* row_sums = nullptr;  // [groups][rows], negative
-  int64_t steps = INT64_MAX;        // of a group
-  bool continues = false;           // sums hold the beginning of the first group, not yet scaled
+  const float* scales = nullptr;  // [groups][32], or null: the last group goes on after this tile
+  int64_t steps = INT64_MAX;      // of a group
+  bool continues = false;         // sums hold the beginning of the first group, not yet scaled
 
-  // What the sum of a row's group begins with: it is in the order of sums over k.
-  Floats begin(int row, int64_t at) const {
-    return zeros ? load<Floats>(zeros + at) * splat(row_sums[row]) : Floats{};
-  }
-  GroupScaling next(int rows) const {
-    return {scales + PANEL, zeros ? zeros + PANEL : nullptr, zeros ? row_sums + rows : nullptr,
-            steps};
-  }
+  GroupScaling next() const { return {scales + PANEL, steps}; }
 };
 
 template <int ROWS>
@@ -119,8 +110,7 @@ void multiply(const uint32_t* left, const char* right, int64_t steps, float* sum
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++)
-        acc[r][v] = is_begun ? load<Floats>(sums + r * pitch + v * LANES)
-                             : scaling.begin(r, v * LANES);
+        acc[r][v] = is_begun ? load<Floats>(sums + r * pitch + v * LANES) : Floats{};
     const int64_t size = scaling.steps < steps ? scaling.steps : steps;
     for (int64_t step = 0; step < size; step++) {
       typename Kind::Vector columns[VECTORS];
@@ -144,7 +134,7 @@ void multiply(const uint32_t* left, const char* right, int64_t steps, float* sum
     add_scaled(acc, scaling.scales, fresh || scaling.continues, sums);
     if (!(steps -= size)) return;
     fresh = false;
-    scaling = scaling.next(ROWS);
+    scaling = scaling.next();
   }
 }
 

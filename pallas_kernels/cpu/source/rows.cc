@@ -160,8 +160,8 @@ void pack_rounded_rows(const Activations& x, const int32_t* rows, int count, con
   interleave_rows(words, count, pitch, steps, to);
 }
 
-void sum_negative_groups(const uint32_t* words, int count, int64_t steps, int64_t size,
-                         Number number, float* to) {
+void sum_groups(const uint32_t* words, int count, int64_t steps, int64_t size, Number number,
+                float* to) {
   for (int64_t begin = 0; begin < steps; begin += size) {
     const int64_t end = std::min(steps, begin + size);
     for (int r = 0; r < count; r++) {
@@ -176,7 +176,7 @@ void sum_negative_groups(const uint32_t* words, int count, int64_t steps, int64_
           sums += (Floats)some;
         }
       }
-      *to++ = -total(sums);
+      *to++ = total(sums);
     }
   }
 }

@@ -4,6 +4,7 @@
 // same bits without a second copy of the weight.
 #pragma once
 
+#include "scales.h"
 #include "tasks.h"
 #include "transpose.h"
 
@@ -23,40 +24,42 @@ enum class Gate : int32_t {
   PAIRS = 2,   // a gate, what it multiplies, the next gate: a panel's columns are those of the weight
 };
 
-// What a packed weight holds: numbers, or integers of few bits. Those stand for
-// (integer - zero) * scale, with a scale and a zero for each output and group of inputs.
-enum class Codes : int32_t { NONE = 0, INT8 = 1, INT4 = 2 };
-
-struct Scales {
-  const float* scales = nullptr;  // [panels, groups of inputs, 32 columns]
-  const float* zeros = nullptr;   // of the same shape, or null
-  const float* x_scale = nullptr;  // that rows are rounded to int8 with; null: each has its own
-};
-
 struct Weight {
   const char* data;
   Number number;  // of integers: those they are converted into; INT8: rows are rounded instead
   Storage storage;
   int64_t inputs, outputs;
   Gate gate;
-  Codes codes = Codes::NONE;
-  int64_t group = 0;  // inputs that share a scale
+  Codes codes = Codes::NONE;  // what a packed weight holds instead of numbers
+  int64_t group = 0;          // inputs that share a scale
+  int64_t unit = 0;           // inputs whose scales count one unit, if scales are integers
   Scales scales = {};
 
   int64_t number_bytes() const { return size_of(number); }
   bool rounds_rows() const { return number == Number::INT8; }
-  uint32_t middle() const { return codes == Codes::INT4 ? 8 : 128; }  // the unsigned code of zero
+  CodeForm form() const { return form_of(codes); }
   int64_t depth() const {  // numbers of k in a step
     return number == Number::BFLOAT16 ? 2 : rounds_rows() ? 4 : 1;
   }
   int64_t steps() const { return (inputs + depth() - 1) / depth(); }
   int64_t step_bytes() const {
-    return codes == Codes::NONE ? PANEL * number_bytes() * depth()
-                                : PANEL * depth() / (codes == Codes::INT4 ? 2 : 1);
+    return PANEL * depth() * (codes == Codes::NONE ? 8 * number_bytes() : form().bits) / 8;
   }
   int64_t group_steps() const { return (group + depth() - 1) / depth(); }
   int64_t scale_groups() const { return (inputs + group - 1) / group; }
-  int64_t scale_count() const { return panels() * scale_groups() * PANEL; }
+  int64_t unit_groups() const { return unit ? (inputs + unit - 1) / unit : 0; }
+  int64_t groups_of_unit() const { return unit ? unit / group : 1; }
+  // Whether weight = code * scale + an offset of a group, for codes as kernels convert them.
+  bool has_offsets() const {
+    return scales.zero.data || scales.least.data || form().zero != form().middle();
+  }
+  // What the panels from `first` on share.
+  Scales later(const Scales& given, int64_t first) const {
+    const auto later = [&](const Shared& one) {
+      return one.later(first, scale_groups(), unit_groups());
+    };
+    return {later(given.scale), later(given.zero), later(given.least), given.x_scale};
+  }
   bool gated() const { return gate != Gate::NONE; }
   int64_t results() const { return gated() ? outputs / 2 : outputs; }
   int64_t results_in_panel() const { return gated() ? PANEL / 2 : PANEL; }
@@ -80,12 +83,16 @@ struct Weight {
   }
 };
 
+// Writes one panel's offsets, [groups][32], for its scales as float32; see widen().
+void write_offsets(const Weight& weight, const Scales& given, const float* scales, int64_t soon,
+                   float* to);
+
 // Packs a weight that is stored otherwise, panels in parallel.
 void pack(Pool& pool, const Weight& weight, char* to);
 
-// Packs integers that are stored as [inputs, outputs], or, of 4 bits, as pairs of inputs in a byte,
-// the first in its lower half.
-void pack_codes(Pool& pool, const Weight& weight, char* to);
+// Packs integers that are stored as [inputs, outputs] of bytes, or, if `in_pairs`, with two inputs in a
+// byte, the first in its lower half.
+void pack_codes(Pool& pool, const Weight& weight, bool in_pairs, char* to);
 
 // Writes the tiles of panels [first, last) for steps [step, step + steps), a panel after the other.
 void fill_tiles(const Weight& weight, int64_t first, int64_t last, int64_t step, int64_t steps,

@@ -73,6 +73,7 @@ class Case:
             None if self.zeros is None else pack_scales(jnp.asarray(self.zeros), gated),
             group,
             dtype,
+            codes=f"int{bits}",
         )
 
 

@@ -52,6 +52,7 @@ class Case:
             inputs,
             "int8",
             self.x_scale if is_static else None,
+            codes=f"int{bits}",
         )
 
     def by_xla(self, x: Array) -> np.ndarray:
@@ -147,7 +148,7 @@ def test_a_row_that_is_not_finite_stays_so_alone() -> None:
 def test_scales_that_rounded_rows_cannot_have_are_refused() -> None:
     case, x = Case(64, 40), random(2, 64, seed=0)
     refused = {
-        "one scale and no zero": (
+        "one float32 scale and no zero": (
             case.scales._replace(zero=case.scales.scale),
             case.scales._replace(group=32, scale=jnp.tile(case.scales.scale, (1, 2, 1))),
         ),

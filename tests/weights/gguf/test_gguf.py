@@ -81,11 +81,11 @@ def test_blocks_stay_codes_where_all_parts_of_a_matrix_have_them(tmp_path: Path)
     file = write_gguf_model(tmp_path / "mixed", "llama", mixed).gguf
     declared = dict(named_parameters(load_model(file)))
     assert declared["layers.0.mlp.gate_up.weight"].dtype == jnp.uint8  # pairs of four bits
-    assert declared["layers.0.mlp.gate_up.zero"].dtype == jnp.float32
+    assert declared["layers.0.mlp.gate_up.least_unit"].dtype == jnp.float16
     assert declared["head.weight"].dtype == jnp.int8
     # Queries and keys of four bits beside values of six, which share a scale in groups of 16.
     assert declared["layers.0.attention.qkv.weight"].dtype == jnp.int8
-    assert declared["layers.0.attention.qkv.zero"].shape[0] == 256 // 16
+    assert declared["layers.0.attention.qkv.least"].shape[0] == 256 // 16
 
 
 @pytest.mark.slow
