@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from jengine.errors import ConfigError, JengineError
 
@@ -104,16 +104,17 @@ class PeerProcess:
             )  # fmt: skip
         except OSError as error:
             raise ConfigError(f"{name}: {command[0]} cannot be run: {error}.") from error
-        ready = self._ask(asdict(settings))
+        ready = self.ask(asdict(settings))
         self.version, self.startup_s = ready["ready"], ready["startup_s"]
 
     def run(self, trace: Path | None = None) -> tuple[float, int]:
         """Run the trace once, or another one if the peer reads several; returns (seconds, generated
         tokens)."""
-        answer = self._ask({"run": True} if trace is None else {"run": True, "trace": str(trace)})
+        answer = self.ask({"run": True} if trace is None else {"run": True, "trace": str(trace)})
         return answer["seconds"], answer["generated"]
 
-    def _ask(self, words: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, words: dict[str, Any]) -> dict[str, Any]:
+        """Send one line, and wait for the answer's. Raises PeerFailed if the process has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(words) + "\n")
@@ -130,7 +131,7 @@ class PeerProcess:
             )
         return json.loads(line)
 
-    def __enter__(self) -> PeerProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -196,6 +196,25 @@ def conversations(result: dict[str, Any]) -> Iterator[TableRow]:
         again = f"{times[other]['mean_ms']:.1f} ms, computed again"
         mean = f"{times[ours]['mean_ms']:.1f} ms"
         yield TableRow(f"{work}; {what}", mean, again, f"{result['of_recompute'][name]:.2f}")
+    for what, ours, other in PEER_CONVERSATIONS if "peer" in result else ():
+        if other in times:
+            mine, theirs = times[ours]["mean_ms"], times[other]["mean_ms"]
+            yield TableRow(
+                f"{work}; {what}", f"{mine:.1f} ms", f"{theirs:.1f} ms, {result['peer']}",
+                f"{mine / theirs:.2f}",
+            )  # fmt: skip
+
+
+# Of conversations with a peer: what is compared, our figure and the peer's.
+PEER_CONVERSATIONS = (
+    ("both compute again", "recompute", "vllm, recompute"),
+    ("blocks from the host's memory, which the peer's build refuses: it computes again", "host",
+     "vllm, recompute"),
+    ("last turns, blocks from a folder after a restart; the peer computes again",
+     "folder after a restart, last turn", "vllm, recompute, last turn"),
+    ("last prompts once more after a restart, both from a folder", "folder, the same prompts again",
+     "vllm, folder, the same prompts again"),
+)  # fmt: skip
 
 
 def embeddings(result: dict[str, Any]) -> Iterator[TableRow]:
