@@ -25,6 +25,7 @@ from jengine.runner.plans.rows import Rows
 from jengine.runner.variants.buckets import StepShapes
 from jengine.runner.variants.features import Features, holds, variants
 from jengine.runner.variants.parts import Part
+from jengine.runner.variants.program_list import of_part
 from jengine.sampling.features import SamplingFeatures
 
 VOCAB = 50
@@ -115,6 +116,19 @@ def test_with_drafts_common_variants_come_in_two_kinds() -> None:
     assert known["greedy"] == without["greedy"] and known["sampled"] == without["sampled"]
     assert all(known["scored"].covers(one) for one in known.values())
     assert not known["sampled"].covers(known["greedy+drafts"])
+
+
+@pytest.mark.parametrize("part", [Part.SAMPLE, Part.LOGITS, Part.SCORE])
+def test_a_head_without_adapters_has_the_programs_of_an_engine_without(part: Part) -> None:
+    plain, own, adapted = (
+        of_part(variants(20, "raw_logprobs", **given).values(), part)
+        for given in ({}, {"adapters": True}, {"adapters": True, "adapts_head": False})
+    )
+    assert len(adapted) == len(plain) and len(own) == 2 * len(plain)
+    for less in own:
+        assert adapted[-1].covers(less)
+    bare = variants(20, "raw_logprobs", adapters=True, adapts_head=False)
+    assert len(of_part(bare.values(), Part.FORWARD)) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from jengine.assembly.settings.groups import Groups
 from jengine.config import ModelConfig
 from jengine.errors import UnsupportedFeature
 from jengine.lora.peft_files import places_of
-from jengine.lora.weights import wanted_places
+from jengine.lora.weights import HEAD, wanted_places
 from jengine.runner.runner_config import AdapterConfig
 from jengine.runner.variants.features import Features, with_adapters
 
@@ -23,6 +23,14 @@ def adapter_config(asked: Groups, config: ModelConfig) -> AdapterConfig | None:
     return AdapterConfig(
         limits.max_loras, limits.rank, limits.max_rank, limits.dtype, limits.target_modules
     )
+
+
+def adapts_head(adapters: AdapterConfig | None, config: ModelConfig) -> bool:
+    """Whether adapters may change the output head. It needs programs of its own then."""
+    if adapters is None:
+        return False
+    places = wanted_places(places_of(config), adapters.modules)
+    return any(place.path == HEAD for own in places.values() for place in own)
 
 
 def refuse_moving_experts(config: ModelConfig, modules: Sequence[str] | None) -> None:

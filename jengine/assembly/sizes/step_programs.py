@@ -47,15 +47,16 @@ def step_programs(
     defaults: DeviceDefaults,
     *,
     adapted: bool,
+    adapts_head: bool,
     penalises: bool,
 ) -> StepPrograms:
-    """The programs of steps. `adapted`: requests may have LoRA adapters. `penalises`: requests
-    have penalties unless they say otherwise."""
+    """The programs of steps. `adapted`: requests may have LoRA adapters, `adapts_head`: of the
+    output head too. `penalises`: requests have penalties unless they say otherwise."""
     compilation, most = asked.steps.compilation, asked.steps.max_logprobs
     most = config.vocab_size if most < 0 else min(most, config.vocab_size)
     known = variants(
-        most, asked.steps.logprobs_mode, adapters=adapted, drafts=schedule.most_drafts > 0,
-        own_ids=shapes.chained,
+        most, asked.steps.logprobs_mode, adapters=adapted, adapts_head=adapts_head,
+        drafts=schedule.most_drafts > 0, own_ids=shapes.chained,
     )  # fmt: skip
     if schedule.one_segment:
         return one_program(schedule, shapes, known, compilation)

@@ -18,7 +18,7 @@ from jengine.assembly.sizes.device_defaults import (
     device_defaults,
 )
 from jengine.assembly.sizes.encoder_sizes import patch_sizes, refuse_beside_images, takes_images
-from jengine.assembly.sizes.step_adapters import adapter_config
+from jengine.assembly.sizes.step_adapters import adapter_config, adapts_head
 from jengine.assembly.sizes.step_experts import chosen_experts
 from jengine.assembly.sizes.step_programs import step_programs
 from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, cache_groups
@@ -61,7 +61,8 @@ def runner_config(
     adapters = adapter_config(asked, config)
     programs = step_programs(
         asked, config, schedule, shapes, defaults,
-        adapted=adapters is not None, penalises=penalises,
+        adapted=adapters is not None, adapts_head=adapts_head(adapters, config),
+        penalises=penalises,
     )  # fmt: skip
     shapes = replace(shapes, slot_rungs=slot_rungs(programs.ladders, shapes))
     return RunnerConfig(

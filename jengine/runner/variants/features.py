@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from jengine.runner.variants.parts import FEATURES_OF, IN_WORDS, Part
+from jengine.runner.variants.parts import FEATURES_OF, IN_WORDS, RUNS_TOKENS, Part
 from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
 from jengine.sampling.processor_sets import ProcessorSet
@@ -24,11 +24,17 @@ class Features:
     adapters: bool = False
     drafts: bool = False  # decode rows may be drafts, and a model that drafts reads the step
     embeds: bool = False  # some tokens come as embeddings
+    # Of an engine: whether adapters may change the output head. If none may, one program of a head
+    # serves rows with and without.
+    adapts_head: bool = True
     part: Part = Part.STEP  # the program of a step that has them
 
     def of(self, part: Part) -> Features:
         """Restrict to the features that this part of the step depends on."""
-        found = Features(part=part, **{name: getattr(self, name) for name in FEATURES_OF[part]})
+        kept = {name: getattr(self, name) for name in FEATURES_OF[part]}
+        if "adapters" in kept and part not in RUNS_TOKENS and not self.adapts_head:
+            kept["adapters"] = True
+        found = Features(part=part, **kept)
         if part is not Part.DRAFT:
             return found
         return replace(found, sampling=SamplingFeatures(random=self.sampling.random))
@@ -121,15 +127,16 @@ def variants(
     mode: LogprobsMode,
     *,
     adapters: bool = False,
+    adapts_head: bool = True,
     drafts: bool = False,
     own_ids: bool = False,
 ) -> dict[str, Features]:
     """The variants an engine may compile, cheapest first; the last covers all others.
 
     Each covers those before it. With `adapters` each exists twice, so that batches without adapters
-    do not pay for them. With `drafts` the common ones exist twice, with and without; the others
-    always support drafts. With `own_ids`, variants with log-probabilities also score ids that rows
-    name.
+    do not pay for them (`adapts_head`: in the output head too). With `drafts` the common ones exist
+    twice, with and without; the others always support drafts. With `own_ids`, variants with
+    log-probabilities also score ids that rows name.
     """
     known = plain_variants(max_logprobs, mode, own_ids=own_ids)
     if drafts:
@@ -143,11 +150,11 @@ def variants(
         }
     if not adapters:
         return known
-    both = {name: replace(features, adapters=True) for name, features in known.items()}
+    known = {name: replace(value, adapts_head=adapts_head) for name, value in known.items()}
     return {
         name: features
         for own, value in known.items()
-        for name, features in ((own, value), (with_adapters(own), both[own]))
+        for name, features in ((own, value), (with_adapters(own), replace(value, adapters=True)))
     }
 
 
