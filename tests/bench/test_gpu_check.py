@@ -67,8 +67,7 @@ def test_numerics_are_right(tmp_path: Path) -> None:
 def test_codes_cost_attention_no_more_than_rounding_does(codes: str) -> None:
     """The reference holds what the cache holds, not what encoding that again would make of it."""
     case = AttentionCase(2, 300, 100, kv_heads=2, codes=codes)
-    check = numerics.Check(case, numerics.Options())
-    assert numerics.attention_error(check, (17, 300), "xla") < 5e-3
+    assert numerics.attention_error(case, (17, 300), "xla") < 5e-3
 
 
 @pytest.mark.slow
@@ -110,7 +109,7 @@ def test_kernels_are_called_as_engines_call_them() -> None:
     assert (tables[:, :2] == tables[0, :2]).all()
     assert len(set(tables[:, 2:].ravel().tolist())) == tables[:, 2:].size
     assert shared.cache_bytes == (3 * 32 + 32) * 2 * 2 * 8 * 4
-    assert any(check.case.shared for check in numerics.checks(dry_run=False))
+    assert any(check.shared for check in numerics.checks(dry_run=False))
 
 
 @pytest.mark.parametrize(("passed", "status"), [(True, 0), (False, 1), (False, 2)])
@@ -149,11 +148,11 @@ def test_every_token_counts_by_its_own_size() -> None:
 
 def test_numerics_cover_what_kernels_promise() -> None:
     found = numerics.checks(dry_run=False)
-    assert {check.case.head_dim for check in found} == {64, 80, 96, 128, 256}
-    assert {check.case.dtype for check in found} == {"float32", "float16", "bfloat16"}
-    assert {check.case.group for check in found} >= {1, 4, 7, 16}
-    assert {check.case.new_tokens == 1 for check in found} == {True, False}
-    assert any(check.options.sinks for check in found)
+    assert {check.head_dim for check in found} == {64, 80, 96, 128, 256}
+    assert {check.dtype for check in found} == {"float32", "float16", "bfloat16"}
+    assert {check.group for check in found} >= {1, 4, 7, 16}
+    assert {check.new_tokens == 1 for check in found} == {True, False}
+    assert any(check.sinks for check in found)
 
 
 @pytest.mark.slow

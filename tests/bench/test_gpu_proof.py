@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from jengine.bench.attention_shapes import attention_shapes
 from jengine.bench.gpu_proof import assembly
 from jengine.bench.gpu_proof.__main__ import with_kept
 from jengine.bench.gpu_proof.cases import (
@@ -25,7 +26,6 @@ from jengine.bench.gpu_proof.cases import (
     coded_cases,
     expert_cases,
     is_compiled,
-    kernel_cases,
     latent_cases,
     recurrent_cases,
     sample_cases,
@@ -143,7 +143,7 @@ def test_the_committed_results_are_good(result: dict[str, Any]) -> None:
     assert worse(result, result) == []
     assert {row["step"] for row in result["steps"]} == {str(case) for case in step_cases()}
     kinds = (
-        kernel_cases, latent_cases, recurrent_cases, sample_cases, expert_cases, coded_cases
+        attention_shapes, latent_cases, recurrent_cases, sample_cases, expert_cases, coded_cases
     )  # fmt: skip
     cases = {str(case) for kind in kinds for case in kind()}
     assert {row["case"] for row in result["kernels"]} == cases

@@ -12,7 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
+from jengine.bench.attention_shapes import HEAD_DIMS
+
 BLOCK_SIZES = (16, 24, 32, 64, 128)
 # By how much weights of the softmax may be rounded before they meet the values.
 ROUNDING = {"float32": 1e-5, "float16": 2.0**-10, "bfloat16": 2.0**-8}

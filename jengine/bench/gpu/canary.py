@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.bench.gpu.arrays import implementation_here
-from jengine.bench.gpu.cases import AttentionCase, sampling_cases, sizes
+from jengine.bench.gpu.cases import sampling_cases, sizes
 from jengine.bench.gpu.numerics import (
     Check,
-    Options,
     add,
     attention_error,
     relative_error,
@@ -47,8 +46,9 @@ def measure(part: Part, args: argparse.Namespace) -> None:
         add(part, "rotate and write", dtype, write_error(dtype, implementation), dtype)
     for new_tokens, codes in itertools.product((1, 9), ("", "fp8", "int8")):
         dtype_of = "bfloat16" if codes else dtype
-        case = AttentionCase(2, 40, new_tokens, 2, 2, head_dim, BLOCK_SIZE, dtype_of, codes=codes)
-        check = Check(case, Options())
+        check = Check(
+            2, 40, new_tokens, kv_heads=2, group=2, head_dim=head_dim, dtype=dtype_of, codes=codes
+        )
         with part.attempt("attention", check):
             add(part, "attention", str(check), attention_error(check, LENGTHS, implementation),
                 dtype_of)  # fmt: skip

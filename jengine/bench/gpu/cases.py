@@ -5,24 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jengine.bench.attention_shapes import AttentionShape
 from jengine.bench.gpu_proof.cases import MODELS as REAL_MODELS
 
 
 @dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(AttentionShape):
     """Rows of equal context, each with this many new tokens (1: decode)."""
 
     rows: int
     context: int  # new tokens included
     new_tokens: int = 1
-    kv_heads: int = 8
-    group: int = 4
-    head_dim: int = 128
-    block_size: int = 16
-    dtype: str = "bfloat16"
     longest: int = 0  # tokens that the tables have room for; 0: those of the context
     shared: int = 0  # first tokens that all rows find in the same blocks
-    codes: str = ""  # what the cache holds in place of plain numbers
 
     def __str__(self) -> str:
         new = f", {self.new_tokens} of them new" * (self.new_tokens > 1)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jengine.api.llm import LLM
+from jengine.bench.attention_shapes import fa4_shapes
 from jengine.bench.gpu.cases import Sizes, sizes
 from jengine.bench.gpu.features import Answers, answers
 from jengine.bench.gpu.kernels import rates, time_attention
@@ -23,18 +24,21 @@ from jengine.sampling_params import SamplingParams
 from pallas_kernels.fa4.rules import BULK_BLOCK, missing
 from pallas_kernels.fa4.trial import TOLERANCES, Trial, errors, first_difference
 
-KV_HEADS = 4
-USUAL = Trial(4 * KV_HEADS, KV_HEADS, 128, BULK_BLOCK, None, None, False, "bfloat16")
+COMPILED = [
+    Trial(one.group * one.kv_heads, one.kv_heads, one.head_dim, one.block_size, one.window, None,
+          one.sinks, one.dtype)
+    for one in fa4_shapes(BULK_BLOCK)
+]  # fmt: skip
+FIRST = COMPILED[0]
+# What is compiled without a device, windows within its short rows, and what is left to Triton.
 TRIALS = (
-    USUAL,
-    *(USUAL._replace(heads=group * KV_HEADS) for group in (1, 7, 8)),
-    *(USUAL._replace(head_dim=size) for size in (64, 96, 80, 256)),
-    *(USUAL._replace(head_dim=size, heads=7 * KV_HEADS) for size in (64, 96)),
-    *(USUAL._replace(window=window) for window in (100, 300)),
-    USUAL._replace(head_dim=64, heads=8 * KV_HEADS, has_sinks=True),
-    USUAL._replace(head_dim=64, heads=8 * KV_HEADS, has_sinks=True, window=128),
-    USUAL._replace(scale=0.2, dtype="float16"),
-    *(USUAL._replace(block_size=size) for size in (16, 64)),
+    *COMPILED,
+    *(FIRST._replace(head_dim=size, heads=7 * FIRST.kv_heads) for size in (64, 96)),
+    *(FIRST._replace(window=window) for window in (100, 300)),
+    FIRST._replace(head_dim=64, heads=8 * FIRST.kv_heads, has_sinks=True),
+    FIRST._replace(scale=0.2, dtype="float16"),
+    *(FIRST._replace(head_dim=size) for size in (80, 256)),
+    *(FIRST._replace(block_size=size) for size in (16, 64)),
 )
 # Of log-probabilities in bfloat16, where answers are the same or begin to differ.
 TOLERANCE = 0.05

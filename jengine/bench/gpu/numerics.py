@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jengine.bench.attention_shapes import AttentionShape, attention_shapes
 from jengine.bench.gpu.arrays import (
     attend,
     implementation_here,
@@ -37,69 +38,58 @@ LENGTHS = (1, 17, 300, 1000)
 SHARING, SHARED = (1000, 280, 700, 1000, 513, 300), 256
 
 
-class Options(NamedTuple):
-    window: int | None = None
-    soft_cap: float | None = None
-    sinks: bool = False
+# Of options, for short rows; and fewer heads than engines have.
+SHORT: dict[str, Any] = {"window": 100, "soft_cap": 20.0, "sinks": True}
+# Checked, but not compiled without a device.
+MORE = (
+    AttentionShape(dtype="float32"), AttentionShape(dtype="float32", **SHORT),
+    AttentionShape(block_size=32),
+)  # fmt: skip
 
-    def __str__(self) -> str:
-        given = [f"{k} {v}" for k, v in self._asdict().items() if v]
-        return ", ".join(given) or "plain"
 
-
-class Check(NamedTuple):
+@dataclass(frozen=True)
+class Check(AttentionCase):
     """One attention comparison."""
 
-    case: AttentionCase
-    options: Options
-
     def __str__(self) -> str:
-        case = self.case
-        kind = "decode" if case.new_tokens == 1 else f"prefill of {case.new_tokens}"
+        kind = "decode" if self.new_tokens == 1 else f"prefill of {self.new_tokens}"
+        options = {"window": self.window, "soft_cap": self.soft_cap, "sinks": self.sinks}
+        given = ", ".join(f"{name} {value}" for name, value in options.items() if value) or "plain"
         return (
-            f"{kind} {case.dtype} dim {case.head_dim} group {case.group} "
-            f"block {case.block_size}, {self.options}"
-            + ", shared blocks" * (case.shared > 0)
-            + f", cache of {case.codes}" * bool(case.codes)
+            f"{kind} {self.dtype} dim {self.head_dim} group {self.group} "
+            f"block {self.block_size}, {given}"
+            + ", shared blocks" * (self.shared > 0)
+            + f", cache of {self.codes}" * bool(self.codes)
         )
 
 
 def checks(*, dry_run: bool) -> list[Check]:
     """Comparisons, most informative first, since the stage may run out of time."""
-    plain, all_options = Options(), Options(100, 20.0, True)
-    base = AttentionCase(len(LENGTHS), max(LENGTHS), kv_heads=2)
     if dry_run:
-        base = AttentionCase(2, 40, kv_heads=2, group=2, head_dim=16, dtype="float32")
+        base = Check(2, 40, kv_heads=2, group=2, head_dim=16, dtype="float32")
         return [
             *(
-                Check(replace(base, new_tokens=new), options)
+                replace(one, new_tokens=new)
                 for new in (1, 20)
-                for options in (plain, Options(10, 20.0, True))
+                for one in (base, replace(base, window=10, soft_cap=20.0, sinks=True))
             ),
-            Check(replace(base, shared=SHARED), Options(None, 20.0, True)),
-            Check(replace(base, dtype="bfloat16", codes="fp8"), plain),
-            Check(replace(base, dtype="bfloat16", codes="int8", new_tokens=20), plain),
+            replace(base, shared=SHARED, soft_cap=20.0, sinks=True),
+            replace(base, dtype="bfloat16", codes="fp8"),
+            replace(base, dtype="bfloat16", codes="int8", new_tokens=20),
         ]
-    found = [Check(replace(base, dtype=dtype), plain) for dtype in TOLERANCES]
-    found += [
-        Check(replace(base, codes=codes, head_dim=dim), plain)
-        for dim in (128, 64, 256)
-        for codes in CODES
-    ]
-    found += [Check(replace(base, head_dim=dim), plain) for dim in (64, 80, 96, 256)]
-    found += [Check(replace(base, group=group), plain) for group in (1, 7, 16)]
-    found += [Check(replace(base, block_size=size), plain) for size in (32, 128)]
-    found += [Check(replace(base, dtype=dtype), all_options) for dtype in ("bfloat16", "float32")]
-    shared = [
-        Check(replace(base, dtype=dtype, shared=SHARED), options)
-        for dtype, options in (("bfloat16", plain), ("float32", Options(None, 20.0, True)))
-    ]
-    return shared + [
-        Check(replace(check.case, new_tokens=new), check.options)
-        for check in found
+    base = Check(len(LENGTHS), max(LENGTHS), kv_heads=2)
+    shared = replace(base, shared=SHARED)
+    return [shared, replace(shared, dtype="float32", soft_cap=20.0, sinks=True)] + [
+        Check(base.rows, base.context, new, **small(shape))
+        for shape in (*MORE, *attention_shapes())
         # Long chunks over codes are read from copies, short ones beside them are not.
-        for new in ((1, 100, 300) if check.case.codes else (1, 100))
-    ]
+        for new in ((1, 100, 300) if shape.codes else (1, 100))
+    ]  # fmt: skip
+
+
+def small(shape: AttentionShape) -> dict[str, Any]:
+    """The shape for short rows and few heads."""
+    return {**vars(shape), "kv_heads": 2, **(SHORT if shape.sinks else {})}
 
 
 def measure(part: Part, args: argparse.Namespace) -> None:
@@ -119,11 +109,11 @@ def measure(part: Part, args: argparse.Namespace) -> None:
             part.add(what="sampling", case=str(case), **sampling_differences(case, implementation))
     for check in part.in_time(checks(dry_run=args.dry_run)):
         lengths = (7, 40) if args.dry_run else LENGTHS
-        if check.case.shared:
+        if check.shared:
             lengths = SHARING[:2] if args.dry_run else SHARING
         with part.attempt("attention", check):
             error = attention_error(check, lengths, implementation)
-            add(part, "attention", str(check), error, check.case.dtype)
+            add(part, "attention", str(check), error, check.dtype)
 
 
 def add(part: Part, what: str, case: str, error: float, dtype: str) -> None:
@@ -208,18 +198,17 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     return np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32))
 
 
-def attention_error(check: Check, lengths: tuple[int, ...], implementation: str) -> float:
+def attention_error(case: AttentionCase, lengths: tuple[int, ...], implementation: str) -> float:
     """Largest relative error of decode or prefill attention."""
-    case, options = check
     data = paged(case, lengths, implementation)
     rng = np.random.default_rng(1)
     heads = case.kv_heads * case.group
-    sinks = rng.normal(size=heads).astype(np.float32) if options.sinks else None
+    sinks = rng.normal(size=heads).astype(np.float32) if case.sinks else None
     tile = tile_of(case)
     owners, positions = tiles_of(lengths, case.new_tokens, tile)
     q = rng.normal(size=(positions.size, heads, case.head_dim)).astype(np.float32)
     run = attend(
-        case, implementation, window=options.window, soft_cap=options.soft_cap,
+        case, implementation, window=case.window, soft_cap=case.soft_cap,
         sinks=None if sinks is None else jnp.asarray(sinks),
     )  # fmt: skip
     last = positions.reshape(-1)
@@ -234,7 +223,7 @@ def attention_error(check: Check, lengths: tuple[int, ...], implementation: str)
     for token in np.flatnonzero(last >= 0):
         row = owners[token // tile]
         expected[token] = attended(
-            exact[token], data.keys[row], data.values[row], int(last[token]), options, sinks
+            exact[token], data.keys[row], data.values[row], int(last[token]), case, sinks
         )
     return relative_error(np.asarray(found), expected)
 
@@ -252,16 +241,16 @@ def tiles_of(lengths: tuple[int, ...], new_tokens: int, tile: int) -> tuple[np.n
 
 
 def attended(
-    q: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, options: Options,
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, case: AttentionShape,
     sinks: np.ndarray | None,
 ) -> np.ndarray:  # fmt: skip
     """Reference attention of one token's queries [heads, dim], in float64."""
-    first = 0 if options.window is None else max(position + 1 - options.window, 0)
+    first = 0 if case.window is None else max(position + 1 - case.window, 0)
     kv_heads, dim = keys.shape[1:]
     k, v = (x[first : position + 1].transpose(1, 0, 2) for x in (keys, values))  # [KV, S, D]
     scores = q.reshape(kv_heads, -1, dim) @ k.transpose(0, 2, 1) * dim**-0.5  # [KV, G, S]
-    if options.soft_cap is not None:
-        scores = options.soft_cap * np.tanh(scores / options.soft_cap)
+    if case.soft_cap is not None:
+        scores = case.soft_cap * np.tanh(scores / case.soft_cap)
     highest = scores.max(axis=2, keepdims=True)
     weights = np.exp(scores - highest)
     total = weights.sum(axis=2, keepdims=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from jengine.bench.attention_shapes import AttentionShape
 from jengine.models.reading.published import PUBLISHED
 from jengine.runner.variants.parts import Part
 from pallas_kernels.cuda_devices import DEVICES
@@ -13,48 +14,12 @@ from pallas_kernels.cuda_devices import DEVICES
 CAPABILITIES = tuple(DEVICES)
 # Devices that all cases are compiled for. The others have what is `common`.
 FULL = (80, 89, 90)
-KV_HEADS = 8
 ROWS = 64
 PAGES = 256
 
 
-@dataclass(frozen=True)
-class KernelCase:
-    """A shape to compile attention and cache writes for."""
-
-    dtype: str
-    head_dim: int
-    group: int
-    block_size: int = 16
-    options: bool = False  # sliding window, soft cap and sinks, all at once
-    codes: str = ""  # what the cache holds in place of plain numbers
-
-    def __str__(self) -> str:
-        more = " all options" * self.options + f" cache of {self.codes}" * bool(self.codes)
-        return f"{self.dtype} dim {self.head_dim} group {self.group} block {self.block_size}{more}"
-
-
-# This case's decode attention is also compiled for as many rows as an engine has, with long tables.
-USUAL = KernelCase("bfloat16", 128, 4)
 MANY_ROWS = 256
 LONGEST = 131_072
-
-
-def kernel_cases() -> Iterator[KernelCase]:
-    """Every head size, group sizes with different padding, every dtype, and the options."""
-    for head_dim in (64, 80, 96, 128, 256):
-        for group in (1, 4, 7, 16):
-            yield KernelCase("bfloat16", head_dim, group)
-    yield KernelCase("bfloat16", 64, 8)
-    yield KernelCase("bfloat16", 128, 4, block_size=128)
-    for head_dim in (64, 128, 256):
-        yield KernelCase("bfloat16", head_dim, 8, options=True)
-        yield KernelCase("float32", head_dim, 1)
-        yield KernelCase("float32", head_dim, 8)
-    yield KernelCase("float16", 128, 4)
-    for codes in ("int8", "fp8"):
-        for head_dim, group in ((64, 8), (128, 1), (128, 4), (256, 16)):
-            yield KernelCase("bfloat16", head_dim, group, codes=codes)
 
 
 @dataclass(frozen=True)
@@ -185,7 +150,7 @@ def coded_cases() -> Iterator[CodedCase]:
 
 COMMON = frozenset(map(str, (
     *(
-        KernelCase("bfloat16", head_dim, group, codes=codes)
+        AttentionShape(head_dim=head_dim, group=group, codes=codes)
         for head_dim, group in ((64, 8), (128, 4))
         for codes in ("", "fp8")
     ),

@@ -25,6 +25,7 @@ from typing import Any
 
 import triton
 
+from jengine.bench.attention_shapes import fa4_shapes
 from jengine.bench.gpu_proof.__main__ import PACKAGES, RESULTS, versions
 from jengine.bench.gpu_proof.cases import StepCase
 from jengine.bench.gpu_proof.device import environment
@@ -32,7 +33,7 @@ from jengine.bench.gpu_proof.fa4_report import markdown, named
 from jengine.bench.gpu_proof.steps import compiled_step, program_facts
 from jengine.bench.machine import commit, machine
 from pallas_kernels.fa4.kernel import Geometry, compiled
-from pallas_kernels.fa4.rules import CAPABILITIES
+from pallas_kernels.fa4.rules import BULK_BLOCK, CAPABILITIES
 from pallas_kernels.fa4.rules import PACKAGES as PINNED
 
 # In the machine code: matmuls, bulk copies and small asynchronous ones, spills.
@@ -42,19 +43,16 @@ INSTRUCTIONS = {
     "small_copies": r"\bLDGSTS\b",
     "spills": r"\b(?:STL|LDL)\b",
 }
-KV_HEADS = 8
 ROW = "row: "  # before a row, among what compilers print
 
 
 def geometries(capability: int) -> Iterator[Geometry]:
-    """Odd groups, head sizes, a window, a dtype, and sinks with a window."""
-    usual = Geometry(capability, 4 * KV_HEADS, KV_HEADS, 128, 128, None, 1.0, "bfloat16", False)
-    yield usual
-    yield from (usual._replace(heads=group * KV_HEADS) for group in (1, 7, 8))
-    yield from (usual._replace(head_dim=size) for size in (64, 96))
-    yield usual._replace(window=1000)
-    yield usual._replace(dtype="float16")
-    yield usual._replace(head_dim=64, heads=8 * KV_HEADS, window=128, has_sinks=True)
+    """The shapes on one device."""
+    for one in fa4_shapes(BULK_BLOCK):
+        yield Geometry(
+            capability, one.group * one.kv_heads, one.kv_heads, one.head_dim, one.block_size,
+            one.window, 1.0, one.dtype, one.sinks,
+        )  # fmt: skip
 
 
 MIXED = StepCase("llama-8b", 64, 2048, "fa4", matmuls="xla")

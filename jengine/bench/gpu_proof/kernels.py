@@ -21,22 +21,19 @@ import jax.numpy as jnp
 import triton
 
 from jengine.assembly.sizes.device_defaults import JOINED_TILE, SHORTEST_TILE
+from jengine.bench.attention_shapes import USUAL, AttentionShape, attention_shapes
 from jengine.bench.gpu_proof import assembly
 from jengine.bench.gpu_proof.cases import (
-    KV_HEADS,
     LONGEST,
     MANY_ROWS,
     PAGES,
     ROWS,
-    USUAL,
     ExpertsCase,
-    KernelCase,
     LatentCase,
     RecurrentCase,
     coded_cases,
     expert_cases,
     is_compiled,
-    kernel_cases,
     latent_cases,
     recurrent_cases,
     sample_cases,
@@ -100,22 +97,23 @@ def resources(ptx: str, shared_bytes: int, capability: int) -> Resources:
     return Resources(int(registers[1]), int(spilled[1]) + int(spilled[2]), shared_bytes)
 
 
-def calls(case: KernelCase) -> Iterator[Any]:
+def calls(case: AttentionShape) -> Iterator[Any]:
     """Kernel calls of a case's operations, as equations of a jaxpr."""
-    heads = KV_HEADS * case.group
+    heads = case.kv_heads * case.group
     kind = CODES[case.codes] if case.codes else jnp.dtype(case.dtype)
-    sizes = 2, 10_000, case.block_size, KV_HEADS, case.head_dim
+    sizes = 2, 10_000, case.block_size, case.kv_heads, case.head_dim
     cache = shape(cache_shape(*sizes, kind), kind.name)
     integer = partial(shape, dtype="int32")
-    options: dict[str, Any] = {"head_dim": case.head_dim, "implementation": "triton"}
-    options |= {"dtype": case.dtype}  # as steps ask for it
-    if case.options:
-        options |= {"window": 1000, "soft_cap": 50.0, "sinks": jnp.zeros(heads)}
+    options: dict[str, Any] = {
+        "head_dim": case.head_dim, "dtype": case.dtype, "implementation": "triton",
+        "window": case.window, "soft_cap": case.soft_cap,
+        "sinks": jnp.zeros(heads) if case.sinks else None,
+    }  # fmt: skip
     run = max(tokens_of_tile(case.group), SHORTEST_TILE)
     tokens, tiles = ROWS * run, ROWS * run // JOINED_TILE
-    new = shape((ROWS, KV_HEADS, case.head_dim), "float32")
+    new = shape((ROWS, case.kv_heads, case.head_dim), "float32")
     made = "bfloat16" if case.dtype == "bfloat16" else "float32"  # as `GpuWeights` does
-    qkv = shape((ROWS, KV_HEADS, case.group + 2, case.head_dim), made)
+    qkv = shape((ROWS, case.kv_heads, case.group + 2, case.head_dim), made)
     half = shape((ROWS, case.head_dim // 2), "float32")
     weight = shape((case.head_dim,), case.dtype)
     decode = partial(decode_attention, reads_together=True, **options)
@@ -132,7 +130,7 @@ def calls(case: KernelCase) -> Iterator[Any]:
     yield from traced(
         lambda *arrays: prefill_attention(
             *arrays[:6], runs=arrays[6], joined=run // JOINED_TILE,
-            ends=arrays[7] if case.options else None, **options,
+            ends=arrays[7] if case.sinks else None, **options,
         ),
         shape((tokens, heads, case.head_dim), case.dtype), cache, integer(()),
         integer((tiles, PAGES)), integer((tiles,)), integer((tokens,)), integer((2 * ROWS + 1,)),
@@ -249,7 +247,7 @@ def measured(equation: Any, capability: int) -> dict[str, Any]:
 def all_cases(capability: int, *, every: bool) -> Iterator[tuple[Any, Callable[[], Iterator[Any]]]]:
     """The device's cases, or every case, and what gives the kernel calls of each."""
     makers: list[tuple[Iterable[Any], Callable[[Any], Iterator[Any]]]] = [
-        (kernel_cases(), calls),
+        (attention_shapes(), calls),
         (latent_cases(), latent_calls),
         (recurrent_cases(), recurrent_calls),
         (sample_cases(), lambda case: sampling_calls(case.rows, case.vocab)),
