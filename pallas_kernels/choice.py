@@ -147,10 +147,17 @@ def triton_problem(platform: str, head_dims: Iterable[int]) -> str | None:
             f"the kernels need compute capability {OLDEST_CAPABILITY} or newer; "
             f"{device.device_kind} has {capability}."
         )
-    too_large = [head_dim for head_dim in head_dims if head_dim > LARGEST_HEAD]
-    if too_large:
-        return f"the kernels take head dimensions up to {LARGEST_HEAD}, not {too_large[0]}."
-    return None
+    return too_large(head_dims)
+
+
+def too_large(head_dims: Iterable[int]) -> str | None:
+    """Which head size Triton kernels do not take, in words, or None."""
+    found = next((head_dim for head_dim in head_dims if head_dim > LARGEST_HEAD), None)
+    return (
+        None
+        if found is None
+        else (f"the kernels take head dimensions up to {LARGEST_HEAD}, not {found}.")
+    )
 
 
 def unserved_device(platform: str) -> str | None:

@@ -14,29 +14,40 @@ import jax.numpy as jnp
 
 from jengine.assembly.settings.groups import Groups
 from jengine.config import AttentionConfig, ModelConfig
-from jengine.runner.step.attention_backend import BASES, CODES, available_backend
-from pallas_kernels.choice import fa4_unchosen
-from pallas_kernels.fa4.rules import BULK_BLOCK, Asked, missing, refused
+from jengine.runner.step.attention_backend import BASES, CODES, available_backend, heads_of
+from pallas_kernels.choice import fa4_unchosen, too_large
+from pallas_kernels.fa4.rules import BULK_BLOCK, Asked, missing, refused, unchosen
 
 logger = logging.getLogger(__name__)
 
 
 def with_prompt_kernels(asked: Groups, config: ModelConfig) -> Groups:
     """`auto` as "fa4" where its kernels run some layer here, for all else as it is."""
-    # A deterministic GPU computes prompts in the shape of decodes.
-    if asked.steps.attention_backend != "auto" or asked.steps.deterministic:
-        return asked
     heads = served_heads(asked, config)
     if not heads or missing() or available_backend("auto", config.groups)[0] != BASES["fa4"]:
         return asked
     if problem := fa4_unchosen(jax.default_backend(), heads):
         logger.info("Prompts do not run on FlashAttention-4's kernels: %s", problem)
         return asked
+    return named(asked)
+
+
+def on_paper(asked: Groups, config: ModelConfig, capability: int) -> Groups:
+    """The same on a device that need not be here, of a capability such as 90, with the packages
+    that are installed here."""
+    runs = served_heads(asked, config) and not too_large(heads_of(config.groups))
+    return named(asked) if runs and unchosen(capability) is None else asked
+
+
+def named(asked: Groups) -> Groups:
     return replace(asked, steps=replace(asked.steps, attention_backend="fa4"))
 
 
 def served_heads(asked: Groups, config: ModelConfig) -> set[int]:
-    """Head sizes of the layers that no rule sends elsewhere."""
+    """Head sizes of the layers that no rule sends elsewhere; none if `auto` was not asked for."""
+    # A deterministic GPU computes prompts in the shape of decodes.
+    if asked.steps.attention_backend != "auto" or asked.steps.deterministic:
+        return set()
     codes = asked.cache.cache_codes
     dtype = jnp.dtype(config.dtype) if codes is None else CODES[codes]
     block_size = asked.cache.block_size or BULK_BLOCK

@@ -22,12 +22,15 @@ class Accelerator:
     host_link: float = 64e9  # bytes per second from the host's memory: PCIe 5, 16 lanes
     source: str = "vendor's data sheet"
     cores: int = 0  # of a memory node of a CPU
+    capability: int = 0  # 90 for NVIDIA's 9.0; 0 for other devices
 
 
 ACCELERATORS = {
-    "b200": Accelerator("B200 180 GB", 180e9, 8.0e12, 2250e12, 900e9),
-    "h200": Accelerator("H200 SXM 141 GB", 141e9, 4.8e12, 989e12, 450e9),
-    "h100": Accelerator("H100 SXM 80 GB", 80e9, 3.35e12, 989e12, 450e9),
-    "a100": Accelerator("A100 SXM 80 GB", 80e9, 2.039e12, 312e12, 300e9, host_link=32e9),
-    "l40s": Accelerator("L40S 48 GB", 48e9, 0.864e12, 362e12, 32e9, "PCIe", 32e9),
+    "b200": Accelerator("B200 180 GB", 180e9, 8.0e12, 2250e12, 900e9, capability=100),
+    "h200": Accelerator("H200 SXM 141 GB", 141e9, 4.8e12, 989e12, 450e9, capability=90),
+    "h100": Accelerator("H100 SXM 80 GB", 80e9, 3.35e12, 989e12, 450e9, capability=90),
+    "a100": Accelerator(
+        "A100 SXM 80 GB", 80e9, 2.039e12, 312e12, 300e9, host_link=32e9, capability=80
+    ),
+    "l40s": Accelerator("L40S 48 GB", 48e9, 0.864e12, 362e12, 32e9, "PCIe", 32e9, capability=89),
 }

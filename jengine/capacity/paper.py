@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jengine.assembly.mesh_placement import check_divided, unstriped
+from jengine.assembly.prompt_kernels import on_paper
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.combinations import refuse_together
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, block_tokens
@@ -124,7 +125,7 @@ def paper_plan(
     if layout.pp > len(config.layers):
         raise ConfigError(f"--pp {layout.pp}: this model has only {len(config.layers)} layers.")
     usable = int(device.memory * args.gpu_memory_utilization)
-    block_size = block_tokens(args.groups) * layout.dcp
+    block_size = block_tokens(on_paper(args.groups, config, device.capability)) * layout.dcp
     if args.cpu_offload_gb and layout.pp > 1:
         raise UnsupportedFeature(
             f"--cpu-offload-gb with --pp {layout.pp}: stages keep their layers on their devices."

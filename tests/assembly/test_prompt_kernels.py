@@ -12,9 +12,12 @@ import pytest
 
 import jengine
 from jengine.assembly import device_side, prompt_kernels
-from jengine.assembly.prompt_kernels import with_prompt_kernels
+from jengine.assembly.prompt_kernels import on_paper, with_prompt_kernels
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import block_tokens
+from jengine.capacity.accelerators import ACCELERATORS
+from jengine.capacity.layout import DeviceLayout
+from jengine.capacity.paper import paper_plan
 from jengine.config import AttentionConfig, CacheGroup, CacheSpec
 from jengine.runner.step import attention_backend
 from pallas_kernels import choice
@@ -78,6 +81,23 @@ def test_it_is_chosen_where_a_layer_has_use(
 ) -> None:
     found = with_prompt_kernels(asked(**settings), config)
     assert (found.steps.attention_backend, block_tokens(found)) == (chosen, block_size)
+    assert on_paper(asked(**settings), config, 90) == found
+    assert on_paper(asked(**settings), config, 100).steps.attention_backend != "fa4"
+
+
+@pytest.mark.parametrize(("name", "block_size"), [("h100", 128), ("h200", 128), ("a100", 16)])
+def test_plans_have_the_blocks_of_engines_there(
+    name: str, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned() -> int:
+        layout, work = DeviceLayout(1, 1, 1), (1, 1024)
+        paper = paper_plan("llama-8b", {}, ACCELERATORS[name], layout, work, network=100.0)
+        return paper.memory.block_size
+
+    monkeypatch.setattr(rules, "missing", lambda: "fa4-jax is not installed.")
+    assert planned() == 16
+    monkeypatch.setattr(rules, "missing", lambda: None)
+    assert planned() == block_size
 
 
 @pytest.mark.parametrize("capability", ["10.0", "10.3"])

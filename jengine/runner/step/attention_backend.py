@@ -57,9 +57,7 @@ def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str,
         return wanted, None
     own = ("cpu" if platform == "cpu" else "triton") if wanted == "auto" else wanted
     kernels = BASES.get(own, own)
-    # Kernels of latent attention take entries of any length.
-    heads = {group.spec.head_dim for group in groups if not group.spec.shares_heads}
-    problem = kernels_problem(own, platform, heads)
+    problem = kernels_problem(own, platform, heads_of(groups))
     if kernels == "triton" and problem is None and (refused := unserved_device(platform)):
         # XLA may be unable to compile for it as well, and would be slow.
         raise ConfigError(f"{refused} Or set attention_backend='xla', which is slower.")
@@ -68,6 +66,11 @@ def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str,
             f"attention_backend={wanted!r}: {problem} Use attention_backend='auto' or 'xla'."
         )
     return "xla" if problem else kernels, problem
+
+
+def heads_of(groups: tuple[CacheGroup, ...]) -> set[int]:
+    """Head sizes that kernels must take. Those of latent attention take entries of any length."""
+    return {group.spec.head_dim for group in groups if not group.spec.shares_heads}
 
 
 def kernels_problem(backend: str, platform: str, head_dims: set[int]) -> str | None:
