@@ -222,6 +222,16 @@ def test_who_waits_is_told_when_the_worker_is_lost(pair: Pair) -> None:
     pair.workers.go_on.set()
 
 
+def test_an_answer_that_nobody_asked_for_ends_what_waits(pair: Pair) -> None:
+    pair.workers.go_on.clear()
+    core = pair.core()
+    core.add(make_wire(3))
+    threading.Timer(0.1, pair.connection.send, [encode(Health([]))]).start()
+    with pytest.raises(EngineDead, match="a worker does not send Health to its driver"):
+        finish(core)
+    pair.workers.go_on.set()
+
+
 def test_the_reason_of_a_worker_arrives(pair: Pair) -> None:
     pair.workers.fail_step = 1
     core = pair.core()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -89,19 +90,19 @@ class RemoteExecutor:
         self._step = -1
         self.in_flight: list[RemoteStep] = []  # whose results have not been read
         self._changing = threading.Lock()
-        self._steps: deque[Future[StepOutput]] = deque()
-        self._answers: deque[Future[list[bytes]]] = deque()
-        self._health: deque[Future[list[WorkerHealth]]] = deque()
-        self._ready: Future[Capacity] = Future()
+        # By kind of answer, which come in the order of the questions.
+        self._waiting: dict[type[Message], deque[Future[Any]]] = defaultdict(deque)
+        ready: Future[Capacity] = Future()
+        self._waiting[Ready].append(ready)
         self._peer = Peer(0, connection, settings)
         self._peer.start(self._receive, self._fail, lambda: self._step)
         self._at_exit = not_in_forks(self.shutdown)
         atexit.register(self._at_exit)
-        self.capacity = self.wait(self._ready, READY_SECONDS, "the first message")
+        self.capacity = self.wait(ready, READY_SECONDS, "the first message")
 
     def submit(self, plan: Plan) -> RemoteStep:
         self._step = plan.step
-        step = RemoteStep(self, self._ask(RunPlan(plan), self._steps))
+        step = RemoteStep(self, self._ask(RunPlan(plan), StepResult))
         self.in_flight.append(step)
         return step
 
@@ -113,13 +114,12 @@ class RemoteExecutor:
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        return self.wait(
-            self._ask(CallWorkers(method, arguments), self._answers), CALLS[method].seconds, method
-        )
+        answers = self._ask(CallWorkers(method, arguments), WorkerAnswers)
+        return self.wait(answers, CALLS[method].seconds, method)
 
     def health(self) -> list[WorkerHealth]:
         """Health of all workers, as known to the first one."""
-        answer = self._ask(AskHealth(), self._health)
+        answer = self._ask(AskHealth(), Health)
         found = self.wait(answer, self.settings.silence, "a question after their health")
         return [structs.replace(one, where=self.workers[one.rank]) for one in found]
 
@@ -138,38 +138,32 @@ class RemoteExecutor:
             self._fail(f"workers have not answered {what} for {seconds:g} s")
             return arrived.result(READY_SECONDS)  # failed meanwhile, or arriving just now
 
-    def _ask(self, message: Message, waiting: deque[Future[T]]) -> Future[T]:
-        arrived: Future[T] = Future()
-        with self._changing:  # answers arrive in the order of the requests
+    def _ask(self, message: Message, answer: type[Message]) -> Future[Any]:
+        arrived: Future[Any] = Future()
+        with self._changing:
             if self._failure is not None:
                 raise EngineDead(self._failure)
-            waiting.append(arrived)
+            self._waiting[answer].append(arrived)
             self._peer.send(encode(message))
         return arrived
 
     def _receive(self, _rank: int, message: Message) -> None:
         match message:
-            case StepResult(output):
-                self._deliver(self._steps, output)
-            case StepRefused(problem):
-                self._deliver(self._steps, UnexpectedCompile(problem))
-            case WorkerAnswers(answers):
-                self._deliver(self._answers, answers)
-            case Health(workers):
-                self._deliver(self._health, workers)
-            case Ready(capacity):
-                self._deliver(deque([self._ready]), capacity)
             case Goodbye(reason):
                 self._fail(f"the workers have left: {reason}")
+            case StepRefused(problem):
+                self._deliver(StepResult, UnexpectedCompile(problem))
             case _:
-                self._fail(f"a worker does not send {type(message).__name__} to its driver")
+                self._deliver(type(message), *structs.astuple(message))
 
-    def _deliver(self, waiting: deque[Future[T]], answer: T | Exception) -> None:
-        """Resolve the oldest waiting future, unless it has already failed."""
+    def _deliver(self, kind: type[Message], *answer: Any) -> None:
+        """Resolve the oldest future that waits for such an answer, unless it has already failed."""
         with self._changing:
-            arrived = waiting.popleft()
-            if self._failure is None:
-                settle(arrived, answer)
+            arrived = self._waiting[kind].popleft() if self._waiting[kind] else None
+            if arrived is not None and self._failure is None:
+                settle(arrived, *answer)
+        if arrived is None:
+            self._fail(f"a worker does not send {kind.__name__} to its driver")
 
     def _fail(self, reason: str) -> None:
         """Fail every waiting future and stop the workers. The first reason is kept."""
@@ -179,7 +173,7 @@ class RemoteExecutor:
             self._failure = reason
             where = ", ".join(f"process {i}: {name}" for i, name in enumerate(self.workers))
             error = EngineDead(f"{reason}. Workers were {where}. Create a new engine.")
-            for arrived in (*self._steps, *self._answers, *self._health, self._ready):
+            for arrived in chain.from_iterable(self._waiting.values()):
                 if not arrived.done():
                     settle(arrived, error)
         self._peer.leave(reason)
