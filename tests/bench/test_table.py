@@ -49,6 +49,7 @@ def test_every_bench_has_rows() -> None:
         "disaggregated",
         "first_uses",
         "marathon",
+        "ray_rows",
         "rounding",
         "schemes",
         "simulation proof",

@@ -6,6 +6,7 @@ In: the JSON of a benchmark. Out: rows. Must not measure.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Any, NamedTuple
 
 from jengine.bench.workloads import WORKLOADS
@@ -254,6 +255,16 @@ def first_uses(result: dict[str, Any]) -> Iterator[TableRow]:
         yield TableRow(work, f"{first:.1f}", f"{second:.1f}, second uses")
 
 
+def ray_rows(result: dict[str, Any]) -> Iterator[TableRow]:
+    """Medians of rows a second by Ray Data with one actor against one process's."""
+    by_ray, alone = (
+        f"{median(result[rates]):.0f} rows/s" for rates in ("ray_rows_per_s", "process_rows_per_s")
+    )
+    work = f"{result['rows']:,} conversations, answers of {result['tokens']}, by Ray Data with one "
+    work += f"actor; medians of {len(result['load'])} turns, and of their ratios"
+    yield TableRow(work, by_ray, f"{alone}, one process", f"{result['ratio']:.2f}")
+
+
 def speed(tokens: float) -> str:
     """Format to about three significant digits."""
     return f"{tokens:,.0f} tok/s" if tokens >= 100 else f"{tokens:.1f} tok/s"
@@ -269,6 +280,6 @@ def in_short(count: int) -> str:
 
 MEASURED = (
     throughput, latency, startup, load, host, growth, serve, grammars, adapters, cpu_kernels,
-    waiting, conversations, embeddings, images, first_uses,
+    waiting, conversations, embeddings, images, first_uses, ray_rows,
 )  # fmt: skip
 KINDS = {rows.__name__: rows for rows in MEASURED}
