@@ -13,7 +13,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jengine.bench.fidelity.draws import TWO_ROPES, drawn_from
+from jengine.bench.fidelity.draws import drawn_from
+from jengine.bench.fidelity.own_variations import TWO_ROPES
 from jengine.bench.fidelity.tiny import FLIPPED, VARIED, tiny
 from jengine.bench.fidelity.variations import (
     CHOICES,
