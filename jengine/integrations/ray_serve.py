@@ -36,7 +36,8 @@ from starlette.routing import Route
 
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.integrations.ray_serve_decode import DecodeServer, check_apart
-from jengine.integrations.ray_serve_engine import Asked, JengineServer, replica_of
+from jengine.integrations.ray_serve_engine import JengineServer, replica_of
+from jengine.integrations.ray_serve_requests import Asked
 from jengine.server.app import ENDPOINTS, refused
 from jengine.server.errors import ApiError, api_error
 from jengine.server.http.auth import Access, Authentication, Keys

@@ -20,7 +20,8 @@ from ray.serve.handle import DeploymentHandle
 
 from jengine.connectors.settings import ROLES
 from jengine.errors import ConfigError
-from jengine.integrations.ray_serve_engine import Asked, JengineServer, replica_of
+from jengine.integrations.ray_serve_engine import JengineServer, replica_of
+from jengine.integrations.ray_serve_requests import Asked
 from jengine.routing.prefill import GENERATE, fields_of, gone_on, prompt_only, told_in
 
 logger = logging.getLogger(__name__)

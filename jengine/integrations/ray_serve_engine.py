@@ -12,12 +12,10 @@ import copy
 import json
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, get_type_hints
 from urllib.parse import urlencode
 
-import msgspec
 from ray import serve
 from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.llm._internal.serve.core.configs.llm_config import LLMConfig
@@ -36,6 +34,7 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.values import check_types
 from jengine.errors import ConfigError, EngineDead, RequestError, UnsupportedFeature
 from jengine.integrations.ray_actor import RayMetrics, own_blocks_address, resources
+from jengine.integrations.ray_serve_requests import Asked, form_of, scope_of
 from jengine.server.app import make_app
 from jengine.server.errors import api_error
 from jengine.server.phase import Phase
@@ -68,34 +67,6 @@ DRAIN_SECONDS = 600
 METRICS_SECONDS = 10.0
 # Headers of a request that are another body's.
 OF_BODY = ("host", "content-length", "content-type", "transfer-encoding")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request being forwarded to a replica."""
-
-    method: str
-    path: str
-    headers: list[tuple[bytes, bytes]]
-    body: bytes = b""
-    query: bytes = b""
-
-    @property
-    def prompt(self) -> str:
-        """What Ray's prefix-aware router compares: the prompt as it is written in the body."""
-        try:
-            found = msgspec.json.decode(self.body, type=Written)
-        except msgspec.MsgspecError:
-            return self.path
-        return bytes(found.messages or found.prompt or found.input or self.path.encode()).decode()
-
-
-class Written(msgspec.Struct):
-    """The prompt fields of a request body, undecoded."""
-
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
 
 
 def replica_of(config: LLMConfig, admin_key: str = "") -> tuple[EngineArgs, ServerSettings]:
@@ -365,27 +336,6 @@ class AdapterFirst:
             await api_error(error).response(scope, receive, send)
         else:
             await self.app(scope, receive, send)
-
-
-def scope_of(asked: Asked) -> Scope:
-    return {
-        "type": "http", "method": asked.method, "path": asked.path, "headers": asked.headers,
-        "query_string": asked.query,
-    }  # fmt: skip
-
-
-async def form_of(request: Any) -> tuple[str, bytes]:
-    """A request with a file as a form, and its content type."""
-    line = secrets.token_hex(16)
-    fields = request.model_dump(mode="json", exclude={"file"}, exclude_unset=True)
-    body = b""
-    for name, value in fields.items():
-        for one in value if isinstance(value, list) else [value]:
-            body += f'--{line}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode()
-            body += (one if isinstance(one, str) else json.dumps(one)).encode() + b"\r\n"
-    head = f'--{line}\r\nContent-Disposition: form-data; name="file"; filename="audio"\r\n\r\n'
-    body += head.encode() + await request.file.read() + f"\r\n--{line}--\r\n".encode()
-    return f"multipart/form-data; boundary={line}", body
 
 
 async def published(metrics: RayMetrics) -> None:
