@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 # What tests import is compiled once for all their processes, and for the next run.
 sys.dont_write_bytecode = False
 
+import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from jengine.assembly.settings import warm_up  # noqa: E402
@@ -58,6 +60,20 @@ settings.load_profile("any time")
 
 # A shell that starts something in the background lets it ignore Ctrl-C, which some tests press.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let a test that changes functions share no program with engines of other tests: they may have
+    traced what it changes, or would run what it has changed."""
+    shared = sys.modules.get("jengine.runner.step.shared")
+    if shared is None or "monkeypatch" not in getattr(item, "fixturenames", ()):
+        return (yield)
+    kept, shared._KEPT = shared._KEPT, type(shared._KEPT)()  # pyrefly: ignore[missing-attribute]
+    try:
+        return (yield)
+    finally:
+        shared._KEPT = kept  # pyrefly: ignore[missing-attribute]
 
 
 def pytest_collection_finish() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -38,6 +38,7 @@ from jengine.runner.step.parts import (
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.step.program import AdapterProgram, DrafterProgram, Program, Stages
 from jengine.runner.step.prompt_chunk import PromptChunk
+from jengine.runner.step.shared import shared
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import packed_size, section_size
 from jengine.runner.variants.buckets import (
@@ -54,6 +55,7 @@ from sharding.jax_settings import engine_context
 from sharding.placement import Placement
 
 Compiled = Any  # jax.stages.Compiled
+Size = Bucket | Slots
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,28 @@ class StepCompiler:
         """Return the executable and its compile cost. `measures`: allow autotuning on the
         device."""
         began = time.perf_counter()
+        compiled = shared(
+            self._key(size, features), lambda: self._compiled(size, features, measures)
+        )
+        memory = compiled.memory_analysis()
+        return compiled, LedgerEntry(
+            size,
+            features,
+            seconds=time.perf_counter() - began,
+            temp_bytes=taken_bytes(memory) if memory else 0,
+            code_bytes=memory.generated_code_size_in_bytes if memory else 0,
+        )
+
+    def _key(self, size: Size, features: Features) -> Hashable | None:
+        """All that its program depends on; None: it is this engine's alone."""
+        if not self.placement.is_cpu or features.own_functions or features.adapters:
+            return None
+        # What is not part of a program would only be kept by the key, or cannot be compared.
+        placement = replace(self.placement, observe=None)
+        of_all = replace(self, adapters=None, kernels=None, placement=placement)
+        return of_all, size, features
+
+    def _compiled(self, size: Size, features: Features, measures: bool) -> Compiled:
         device = self.placement.mesh.devices.flat[0]
         options = self.choices.options(device, size.num_tokens, measures=measures)
         traced = self.trace(size, features)
@@ -99,14 +123,7 @@ class StepCompiler:
         with explained(jax.errors.JaxRuntimeError, Doing.COMPILE):
             compiled = lowered.compile(compiler_options=options)
         give_back_freed_memory()
-        memory = compiled.memory_analysis()
-        return compiled, LedgerEntry(
-            size,
-            features,
-            seconds=time.perf_counter() - began,
-            temp_bytes=taken_bytes(memory) if memory else 0,
-            code_bytes=memory.generated_code_size_in_bytes if memory else 0,
-        )
+        return compiled
 
     def lower(self, size: Bucket | Slots, features: Features) -> jax.stages.Lowered:
         """Lower one program. The HLO names no devices, so it is equal for all replicas."""
@@ -230,7 +247,6 @@ def taken_bytes(memory: Any) -> int:
 
 # Makes the abstract value of a replicated array.
 Shape = Callable[..., Any]
-Size = Bucket | Slots
 
 
 def slot_input(compiler: StepCompiler, size: Size, shape: Shape) -> SlotInput:

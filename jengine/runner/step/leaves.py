@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_variables
 from jengine.models.stages import LAYER_PATH
+from jengine.runner.step.shared import shared
 from jengine.runner.step.weight_offload import OffloadedLayers
 from jengine.weights.abstract import NamedArray, declaration
 from jengine.weights.prepared import PreparedForm
@@ -29,6 +31,23 @@ from jengine.weights.stages import StagePlaces, layer_of
 from sharding.axes import STAGES
 
 Leaves = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True, eq=False)  # of `shared`: to compare graphs takes long
+class Rebuild:
+    """Makes the model, or the layers of one stage, of its leaves. The same object for equal models
+    of this process."""
+
+    graph: Any  # nnx.GraphDef
+    tree: Any  # of its parameters
+    on_host: frozenset[int]  # layers whose parameters are in the host's memory
+
+    def __call__(self, leaves: Any) -> Any:
+        model = nnx.merge(self.graph, jax.tree.unflatten(self.tree, leaves))
+        if self.on_host:
+            assert isinstance(model, Decoder), "layers arrive in the loop of decoders"
+            model.arrived = OffloadedLayers(model.layers, self.on_host).arrived
+        return model
 
 
 class LeafOrder:
@@ -44,8 +63,9 @@ class LeafOrder:
         prepared = self._form.module
         self._prepared = dict(named_variables(nnx.state(prepared)))
         stage = first_layers(prepared, self._layout.num_slots) if self._in_stages else prepared
-        self._graph, parameters = nnx.split(stage)
-        _, self._tree = jax.tree.flatten(parameters)
+        graph, parameters = nnx.split(stage)
+        given = graph, jax.tree.structure(parameters), places.on_host
+        self.rebuild = shared((Rebuild, *given), lambda: Rebuild(*given))
         self.names = tuple(name for name, _ in named_variables(parameters))
         # Whether a leaf is split by stage.
         self.staged = tuple(
@@ -55,14 +75,6 @@ class LeafOrder:
     @property
     def _in_stages(self) -> bool:
         return self._layout.num_stages > 1
-
-    def rebuild(self, leaves: Any) -> Any:
-        """The model, or the layers of one stage, with these leaves."""
-        model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
-        if self.places.on_host:
-            assert isinstance(model, Decoder), "layers arrive in the loop of decoders"
-            model.arrived = OffloadedLayers(model.layers, self.places.on_host).arrived
-        return model
 
     def layer_bytes(self) -> dict[int, int]:
         """Parameter bytes per layer, on one of the devices that hold it."""
