@@ -89,6 +89,26 @@ def test_a_file_that_is_removed_while_it_is_read_stays_readable(tmp_path: Path) 
     assert store.read(KEY, "") is None and data == b"content"
 
 
+def test_a_block_costs_no_path_objects_and_no_buffered_file(
+    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt looks up and reads hundreds of them before its first token."""
+    index = FolderIndex(tmp_path, "model")
+    store.write(KEY, b"content")
+    made: list[str] = []
+    for name in ("__truediv__", "open", "__fspath__"):
+        used = getattr(Path, name)
+
+        def counted(*args: object, used: object = used, name: str = name) -> object:
+            made.append(name)
+            assert callable(used)
+            return used(*args)
+
+        monkeypatch.setattr(Path, name, counted)
+    assert index.holds(KEY, "") and store.read(KEY, "") == b"content"
+    assert made == []
+
+
 PIECES = ("-left", "-right")
 
 
