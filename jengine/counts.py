@@ -203,14 +203,14 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     cache_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    outside_queries: int = 0  # tokens that the device lacked, looked up in other memory
-    outside_hits: int = 0  # of these, loaded from there
+    external_queries: int = 0  # tokens that the device lacked, looked up in other memory
+    external_hits: int = 0  # of these, loaded from there
     sleep_level: int = 0  # 1: parameters on the host or the cache dropped, 2: all dropped
     weights_version: int = 0  # how often the parameters were replaced
     corrupted: int = 0  # requests ended by logits that are not finite, or by impossible tokens
     prompt_tokens: int = 0  # of requests that got their first token
     cached_prompt_tokens: int = 0  # of these, found in the prefix cache
-    outside_prompt_tokens: int = 0  # of these, loaded for the request from outside of the device
+    external_prompt_tokens: int = 0  # of these, loaded for the request from outside of the device
     generation_tokens: int = 0
     steps: int = 0  # a multi-step decode counts as often as it runs
     query_tokens: int = 0  # tokens that steps have run

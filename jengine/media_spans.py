@@ -61,29 +61,29 @@ def end_beside_images(spans: Sequence[MediaSpan], start: int, end: int, most: in
     return end
 
 
-def planes_of(spans: Sequence[MediaSpan], length: int) -> np.ndarray:
+def mrope_positions(spans: Sequence[MediaSpan], length: int) -> np.ndarray:
     """i32[3, length]: positions of a row's tokens by frame, row and column of an image.
 
     Outside of images all three are the same and grow by one. Behind an image they go on after the
     largest number within it.
     """
-    planes = np.empty((3, max(length, spans[-1].end if spans else 0)), np.int32)
+    positions = np.empty((3, max(length, spans[-1].end if spans else 0)), np.int32)
     end = position = 0
     for span in spans:
         text = max(span.offset - end, 0)
-        planes[:, end : end + text] = position + np.arange(text)
+        positions[:, end : end + text] = position + np.arange(text)
         position += text
         frames, rows, columns = np.indices(span.steps).reshape(3, -1)
         times = (frames.astype(np.float32) * np.float32(span.interval)).astype(np.int32)
         within = np.stack([times, rows, columns])
-        planes[:, span.offset : span.end] = position + within
+        positions[:, span.offset : span.end] = position + within
         position += int(within.max()) + 1
         end = span.end
-    planes[:, end:] = position + np.arange(planes.shape[1] - end)
-    return planes[:, :length]
+    positions[:, end:] = position + np.arange(positions.shape[1] - end)
+    return positions[:, :length]
 
 
 def offset_after(spans: Sequence[MediaSpan]) -> int:
     """Difference between rotation position and token position after all spans."""
     end = spans[-1].end if spans else 0
-    return int(planes_of(spans, end + 1)[0, -1]) - end
+    return int(mrope_positions(spans, end + 1)[0, -1]) - end

@@ -86,7 +86,7 @@ class Request:
         "num_cached_tokens",
         "num_computed",
         "num_in_flight",
-        "num_outside_tokens",
+        "num_external_tokens",
         "num_preemptions",
         "num_processed",
         "prompt_length",
@@ -133,7 +133,7 @@ class Request:
         self.records: Any = None  # what steps say of its tokens: see kvcache.token_records
         self.num_preemptions = 0
         self.num_cached_tokens = -1
-        self.num_outside_tokens = -1  # loaded from outside of the device; -1: not looked up there
+        self.num_external_tokens = -1  # loaded from outside of the device; -1: not looked up there
         self.weights_version = prompt.weights_version
         # Computed tokens whose step has been committed: what no step in flight still has to do.
         self.num_processed = 0

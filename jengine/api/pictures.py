@@ -17,7 +17,7 @@ from jengine.assembly.front_side import AROUND_IMAGES
 from jengine.config import VisionConfig
 from jengine.errors import RequestError, UnsupportedFeature
 from jengine.media.processor import MediaProcessor
-from jengine.media_spans import MediaSpan, planes_of
+from jengine.media_spans import MediaSpan, mrope_positions
 from jengine.models.language_model import LanguageModel
 from jengine.models.vision_language import Pictures, VisionDecoder
 from jengine.runner.step.patches import PatchPacker
@@ -76,7 +76,7 @@ def picture_batch(
     pictures = Pictures(
         jax.tree.map(lambda *each: np.stack(each), *(one.given for one in packed)),
         np.stack([one.rows for one in packed]),
-        np.stack([planes_of(spans, length) for _, spans in read], axis=1),
+        np.stack([mrope_positions(spans, length) for _, spans in read], axis=1),
     )
     tokens = np.zeros((len(read), length), np.int32)
     for row, (ids, _) in zip(tokens, read, strict=True):

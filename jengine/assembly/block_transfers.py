@@ -44,7 +44,7 @@ MOST_LOADED = 64 * 2**20
 PIECES, PIECE = 16, 4096
 
 
-def with_room_outside(
+def with_external_blocks(
     runners: Sequence[PlanRunner],
     cache: CacheConfig,
     asked: Groups,

@@ -16,7 +16,7 @@ from flax import nnx
 
 import jengine
 from jengine.assembly.backend import await_kernels, start_backend
-from jengine.assembly.block_transfers import transfers_of, with_room_outside
+from jengine.assembly.block_transfers import transfers_of, with_external_blocks
 from jengine.assembly.drafter import DrafterSource, open_drafter, with_draft_cost
 from jengine.assembly.engine import DeviceSide
 from jengine.assembly.grammars import CoreGrammars, core_grammars
@@ -170,8 +170,8 @@ def ready_runners(
         runner.loaded.processors.number_of(engine_processors(asked.steps.logits_processors))
     serve_weights(asked.model.weight_settings, runners[0].loaded)
     cache = replace(cache, measured_blocks=asked.cache.measured_blocks)
-    runners, cache = with_room_outside(runners, cache, asked, source, settings.placement)
-    if cache.keeps_tails:
+    runners, cache = with_external_blocks(runners, cache, asked, source, settings.placement)
+    if cache.keeps_partial_blocks:
         runners = tuple(map(ForkRunner, runners))
     return runners, cache
 

@@ -1,7 +1,7 @@
 """CPU offload (`cpu_offload_gb`): layers that stay in host memory.
 
-In: GiB to spare on each device. Out: parameter placement with these layers on the host, or an error
-about incompatible settings.
+In: GiB of weights to offload from each device. Out: parameter placement with these layers on the
+host, or an error about incompatible settings.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def with_layers_on_host(
             "nothing to offload. All weights stay where they are.", asked.cpu_offload_gb,
         )  # fmt: skip
         return places
-    return spared(asked.cpu_offload_gb, abstract_model(config), places, matmuls)
+    return offloaded(asked.cpu_offload_gb, abstract_model(config), places, matmuls)
 
 
-def spared(gib: float, model: nnx.Module, places: StagePlaces, matmuls: str | None) -> StagePlaces:
+def offloaded(
+    gib: float, model: nnx.Module, places: StagePlaces, matmuls: str | None
+) -> StagePlaces:
     """Placement with enough layers in host memory."""
     refuse_other_loops(model, places)
     sizes = LeafOrder(model, places, matmuls).layer_bytes()

@@ -54,7 +54,7 @@ def placement_for(asked: Groups, config: ModelConfig) -> Placement:
     if parallel.joint_replicas:
         check_joint(asked, config, placement)
     if groups > 1:
-        check_striped(asked, config, placement)
+        check_context_parallel(asked, config, placement)
     if balance is not None:
         check_balance(asked, placement)
     if len(replicas) > 1 and len(placement.processes) > 1:
@@ -128,7 +128,7 @@ def check_joint(asked: Groups, config: ModelConfig, placement: Placement) -> Non
     refuse_together("joint_replicas", others)
 
 
-def check_striped(asked: Groups, config: ModelConfig, placement: Placement) -> None:
+def check_context_parallel(asked: Groups, config: ModelConfig, placement: Placement) -> None:
     """Raise for features that prefill context parallelism does not support."""
     others = {
         f"pipeline_parallel_size={placement.num_stages}": placement.num_stages > 1,
@@ -144,10 +144,12 @@ def check_striped(asked: Groups, config: ModelConfig, placement: Placement) -> N
         ),
     }
     groups = asked.parallel.prefill_context_parallel_size
-    refuse_together(f"prefill_context_parallel_size={groups}", {**others, **unstriped(config)})
+    refuse_together(
+        f"prefill_context_parallel_size={groups}", {**others, **beyond_context_parallel(config)}
+    )
 
 
-def unstriped(config: ModelConfig) -> dict[str, bool]:
+def beyond_context_parallel(config: ModelConfig) -> dict[str, bool]:
     """Properties of a model that prevent dividing a step's tokens, and whether it has each."""
     attention = all(not (spec.in_parts or spec.in_chunks) for spec in config.cache_specs)
     return {

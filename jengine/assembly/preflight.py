@@ -72,9 +72,9 @@ def check_memory(asked: CacheSettings, devices: int, config: ModelConfig) -> Non
     device = jax.local_devices()[0]
     # Devices of a CPU share its memory.
     count = 1 if device.platform == "cpu" else devices
-    spared = int(asked.cpu_offload_gb * GIB) * count
+    offloaded = int(asked.cpu_offload_gb * GIB) * count
     free = available_bytes(device, asked.gpu_memory_utilization) * count
-    if needed - spared > free:
+    if needed - offloaded > free:
         narrower = "dtype='bfloat16', " if config.dtype == "float32" else ""
         raise CapacityError(
             f"its weights take {needed / GIGA:.1f} GB as {config.dtype}, and there are "

@@ -69,7 +69,7 @@ class Memory:
     block_size: int
     usable: int  # bytes of one device that the engine may take
     codes: str | None = None  # what the cache holds in place of plain numbers
-    spared: float = 0  # GiB of layers that stay in the host's memory
+    offloaded: float = 0  # GiB of layers that stay in the host's memory
 
     @cached_property
     def placement(self) -> Placement:
@@ -129,7 +129,7 @@ class Memory:
     @cached_property
     def host_layers(self) -> list[int]:
         """The layers in the host's memory."""
-        return layers_to_offload(self._layer_bytes, self.spared)
+        return layers_to_offload(self._layer_bytes, self.offloaded)
 
     @property
     def arriving(self) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jengine.assembly.mesh_placement import check_divided, unstriped
+from jengine.assembly.mesh_placement import beyond_context_parallel, check_divided
 from jengine.assembly.prompt_kernels import on_paper
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.combinations import refuse_together
@@ -154,7 +154,7 @@ def check_context(config: ModelConfig, layout: DeviceLayout) -> None:
     """Refuse to divide tokens of a model for which engines do not."""
     check_divided(config, layout.dcp)
     if layout.pcp > 1:
-        refuse_together(f"--pcp {layout.pcp}", unstriped(config))
+        refuse_together(f"--pcp {layout.pcp}", beyond_context_parallel(config))
 
 
 def config_of(model: str) -> ModelConfig:

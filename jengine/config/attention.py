@@ -45,7 +45,7 @@ class RopeConfig:
     sections: tuple[int, ...] = ()
     interleaved: bool = False  # whether pairs take turns, as far as rows and columns have any
 
-    def planes_of_pairs(self, pairs: int) -> tuple[int, ...]:
+    def mrope_axes(self, pairs: int) -> tuple[int, ...]:
         """Which of the three position axes (MRoPE) rotates each pair."""
         if not self.interleaved:
             return tuple(plane for plane, count in enumerate(self.sections) for _ in range(count))

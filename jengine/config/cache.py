@@ -134,7 +134,7 @@ class CacheConfig:
     # Whether steps say more of each token, which is kept for those that are found in the cache.
     keeps_records: bool = False
     # Whether requests may begin with copies of others' partly filled blocks.
-    keeps_tails: bool = False
+    keeps_partial_blocks: bool = False
     # Of each group, blocks that have room in the host's memory. Empty: none leave the device.
     host_slots: tuple[int, ...] = ()
     # Bytes of a block of each group on all devices; empty: not known where none leave them.

@@ -90,7 +90,7 @@ class Contents:
         keys = (extra_keys(wire, first + index, size) for index in range(len(tokens) // size))
         return block_hashes(hashes[-1] if hashes else self._root, tokens, size, keys)
 
-    def of_tail(self, request: Request, num_tokens: int) -> bytes:
+    def of_partial_block(self, request: Request, num_tokens: int) -> bytes:
         """Hash of the block, full or partial, that ends at `num_tokens`."""
         size = self._block_size
         index = (num_tokens - 1) // size

@@ -14,7 +14,7 @@ from jengine.config import CacheConfig
 from jengine.counts import BlockTimes
 from jengine.errors import ConfigError
 from jengine.kvcache.content_listeners import ContentListeners
-from jengine.kvcache.group_cache import Elsewhere, GroupCache, Reach, nowhere
+from jengine.kvcache.group_cache import GroupCache, IsExternal, Reach, never_external
 from jengine.kvcache.kinds import blocks_needed, group_cache
 from jengine.kvcache.last_refusal import LastRefusal, any_lacks
 from jengine.kvcache.leases import Leases
@@ -57,10 +57,10 @@ class CacheCoordinator:
         if config.keeps_records:
             self.records = TokenRecords(config.block_size, max(config.num_blocks))
         self._prefixes = PrefixLookup(config, self.groups, self.records, weights_version)
-        self._tails = PartialBlocks(self.groups, self._prefixes, config.block_size)
+        self._partial_blocks = PartialBlocks(self.groups, self._prefixes, config.block_size)
         self._forks: dict[int, Forks] = {}  # by group
         self.listeners = ContentListeners(config, self.groups)
-        self._holdings = Leases()
+        self._leases = Leases()
         self._refusal = LastRefusal(self.groups, self._prefixes)
 
     @property
@@ -91,14 +91,14 @@ class CacheCoordinator:
         """Hash a prompt for later lookups. The only thread-safe method."""
         return self._prefixes.read(wire)
 
-    def find_prefix(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
+    def find_prefix(self, request: Request, is_external: IsExternal = never_external) -> int:
         """Length of the cached prefix of a request that has no blocks, in tokens.
 
-        Full blocks, or all but the last token for a fork. `elsewhere` tells which contents could be
-        loaded from outside the device.
+        Full blocks, or all but the last token for a fork. `is_external` tells which contents could
+        be loaded from outside the device.
         """
-        hit = self._prefixes.find(request, elsewhere)
-        return self._tails.begins_at(request, hit)
+        hit = self._prefixes.find(request, is_external)
+        return self._partial_blocks.begins_at(request, hit)
 
     def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
         """Per group, keys of the blocks that a request reads after a prefix hit of `hit` tokens."""
@@ -126,18 +126,18 @@ class CacheCoordinator:
 
         `hit`: result of `find_prefix`, for a request without blocks.
         """
-        holding = self._holdings.get(request)
+        lease = self._leases.get(request)
         start = request.num_computed + hit
         end = start + num_new_tokens + self._lookahead
-        found, tail = ([], b"") if holding else self._tails.parts_of_hit(request, hit)
-        holder = self._holdings.next_holder if holding is None else holding.holder
-        reach = Reach(holder, end, request.num_processed, found, start, self._lookahead, tail)
+        found, partial = ([], b"") if lease else self._partial_blocks.parts_of_hit(request, hit)
+        holder = self._leases.next_holder if lease is None else lease.holder
+        reach = Reach(holder, end, request.num_processed, found, start, self._lookahead, partial)
         demands = [group.demand(reach) for group in self.groups]
         if any_lacks(self.groups, demands):
-            if holding is None:
+            if lease is None:
                 self._refusal.note(request, hit, demands)
             return None
-        if holding is None:
+        if lease is None:
             self._begin(request, hit)
         added = []
         for index, group in enumerate(self.groups):
@@ -171,7 +171,7 @@ class CacheCoordinator:
         """
         reaches = [
             Reach(
-                self._holdings.of(request).holder,
+                self._leases.of(request).holder,
                 request.num_computed + num_new_tokens + self._lookahead,
                 request.num_processed,
                 start=request.num_computed,
@@ -186,43 +186,43 @@ class CacheCoordinator:
 
     def publish(self, request: Request, up_to: int) -> None:
         """Make the full blocks among the first `up_to` known tokens findable."""
-        holding = self._holdings.of(request)
-        if not holding.findable:
+        lease = self._leases.of(request)
+        if not lease.findable:
             request.publish_at = NEVER
             return
         full = min(up_to, request.num_known) // self.block_size
         contents = self._prefixes.contents(request, full)
         for group in self.groups:
-            group.publish(holding.holder, contents, full)
+            group.publish(lease.holder, contents, full)
         self.listeners.explain(request)
         if self.records is not None:
             self.records.publish(request, contents, full)
         request.publish_at = max(request.publish_at, (full + 1) * self.block_size)
 
-    def keep_tail(self, request: Request) -> None:
+    def keep_partial_block(self, request: Request) -> None:
         """Make the partial last block of a finishing request findable for forks, unless steps in
         flight extend it."""
         is_settled = request.num_computed == request.num_processed
-        holding = self._holdings.of(request)
-        if self.config.keeps_tails and holding.findable and is_settled:
-            self._tails.keep(request, holding.holder)
+        lease = self._leases.of(request)
+        if self.config.keeps_partial_blocks and lease.findable and is_settled:
+            self._partial_blocks.keep(request, lease.holder)
 
     def free(self, request: Request, after_step: int | None = None) -> None:
         """Free all blocks, at once or after step `after_step`. Published contents stay cached until
         reuse."""
-        holder = self._holdings.end(request)
+        holder = self._leases.end(request)
         request.capacity = 0
         if after_step is None:
             self._release(holder)
         else:
-            self._holdings.pin(holder, after_step)
+            self._leases.pin(holder, after_step)
 
     def step_ended(self, step: int) -> None:
         """Free the blocks that waited for this step or an earlier one."""
         for group in self.groups:
             group.step_ended()
         self.listeners.step_ended()
-        for holder in self._holdings.due(step):
+        for holder in self._leases.due(step):
             self._release(holder)
 
     def distrust(self, request: Request) -> None:
@@ -230,11 +230,11 @@ class CacheCoordinator:
 
         Also blocks that left its window, and equal contents computed by other requests.
         """
-        self._tails.forget_all()
+        self._partial_blocks.forget_all()
         for content in request.block_hashes:
             for group in self.groups:
                 group.forget(content)
-        self._holdings.hide(request)
+        self._leases.hide(request)
 
     def set_weights_version(self, version: int) -> None:
         """Invalidate blocks of other weights; they age out.
@@ -244,13 +244,13 @@ class CacheCoordinator:
         if version == self.weights_version:
             return
         self._prefixes.set_weights_version(version)
-        self._holdings.hide_all()
+        self._leases.hide_all()
 
     def reset_prefix_cache(self) -> bool:
         """Clear the cache. False, with nothing changed, while any block is in use."""
-        if self._holdings:
+        if self._leases:
             return False
-        self._tails.forget_all()
+        self._partial_blocks.forget_all()
         for group in self.groups:
             group.forget_all()
         self.listeners.cleared()
@@ -261,7 +261,7 @@ class CacheCoordinator:
 
         Only while no request holds any.
         """
-        assert not self._holdings, "requests hold blocks"
+        assert not self._leases, "requests hold blocks"
         for group, count in zip(self.groups, num_blocks, strict=True):
             group.resize(count)
         self.config = replace(self.config, num_blocks=tuple(num_blocks))
@@ -269,8 +269,8 @@ class CacheCoordinator:
 
     def table(self, request: Request, group: int) -> list[int]:
         """A copy of a request's block table, empty if it holds none."""
-        holding = self._holdings.get(request)
-        return self.groups[group].table(holding.holder) if holding else []
+        lease = self._leases.get(request)
+        return self.groups[group].table(lease.holder) if lease else []
 
     def check(self) -> None:
         """Assert that every group's units are accounted for."""
@@ -278,7 +278,7 @@ class CacheCoordinator:
             group.check()
 
     def _begin(self, request: Request, hit: int) -> None:
-        self._holdings.begin(request, findable=self.config.enable_prefix_caching)
+        self._leases.begin(request, findable=self.config.enable_prefix_caching)
         request.publish_at = (hit // self.block_size + 1) * self.block_size
         if self.records is not None:
             self.records.begin(request, request.block_hashes[: hit // self.block_size])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from jengine.config import CacheSpec
 from jengine.kvcache.block_pool import BlockPool
 from jengine.kvcache.content_journal import ContentJournal
-from jengine.kvcache.group_cache import Elsewhere, NewUnits, Reach, nowhere
+from jengine.kvcache.group_cache import IsExternal, NewUnits, Reach, never_external
 from jengine.kvcache.residency import BlockResidency
 
 NO_LIMIT = 2**62
@@ -43,7 +43,7 @@ class EncoderGroup:
         return 0
 
     def longest_hit(
-        self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
+        self, contents: Sequence[bytes], most: int, is_external: IsExternal = never_external
     ) -> int:
         return 0
 
@@ -71,13 +71,13 @@ class EncoderGroup:
     def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
         """Do nothing: nothing is cached."""
 
-    def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
+    def has_partial_block(self, contents: Sequence[bytes], partial: bytes) -> bool:
         return False
 
-    def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
+    def publish_partial_block(self, holder: int, contents: Sequence[bytes], partial: bytes) -> None:
         """Do nothing: nothing is cached."""
 
-    def forget_tail(self, tail: bytes) -> None:
+    def forget_partial_block(self, partial: bytes) -> None:
         """Do nothing: nothing is cached."""
 
     def step_ended(self) -> None:

@@ -26,7 +26,7 @@ class Reach(NamedTuple):
     ahead: int = 0  # tokens up to `end` that do not run: a drafter writes its drafts there
     # Of a new holder: the content of the block behind those of the hit that it begins with a copy
     # of, which need not be full; empty: none.
-    tail: bytes = b""
+    partial: bytes = b""
 
 
 class NewUnits(NamedTuple):
@@ -34,15 +34,15 @@ class NewUnits(NamedTuple):
 
     first: int
     units: list[int]
-    # The unit with the content of the holder's tail, and the new one that it must be copied to.
+    # The unit with the content of the holder's partial block, and the new one to copy it to.
     copied: tuple[int, int] | None = None
 
 
 # Whether a content key can be found outside of the device.
-Elsewhere = Callable[[bytes], bool]
+IsExternal = Callable[[bytes], bool]
 
 
-def nowhere(key: bytes) -> bool:
+def never_external(key: bytes) -> bool:
     """Predicate of an engine without offloading: no content is available outside the device."""
     return False
 
@@ -69,9 +69,9 @@ class GroupCache(Protocol):
         """Whether some published contents become findable only after the planned steps."""
 
     def longest_hit(
-        self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
+        self, contents: Sequence[bytes], most: int, is_external: IsExternal = never_external
     ) -> int:
-        """Number of leading blocks, at most `most`, that are cached or, by `elsewhere`, could be
+        """Number of leading blocks, at most `most`, that are cached or, by `is_external`, could be
         loaded."""
 
     def read_by_hit(self, contents: Sequence[bytes]) -> list[bytes]:
@@ -102,15 +102,15 @@ class GroupCache(Protocol):
     def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
         """Make the holder's first `count` full blocks findable."""
 
-    def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
+    def has_partial_block(self, contents: Sequence[bytes], partial: bytes) -> bool:
         """Whether these blocks, followed by this partial block, are cached."""
 
-    def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
+    def publish_partial_block(self, holder: int, contents: Sequence[bytes], partial: bytes) -> None:
         """Let others find the holder's last block, behind these, which need not be full. No step in
         flight still writes to it."""
 
-    def forget_tail(self, tail: bytes) -> None:
-        """Make a tail unfindable, if it is still there; not the full blocks of prefixes."""
+    def forget_partial_block(self, partial: bytes) -> None:
+        """Make a partial block unfindable, if it is still there; full blocks of prefixes stay."""
 
     def step_ended(self) -> None:
         """Steps planned from now on may read all contents published so far."""

@@ -64,11 +64,11 @@ class Leases:
 
     def hide(self, request: Request) -> None:
         """Stop publishing blocks of a request."""
-        holding = self.get(request)
-        if holding is not None:
-            holding.findable = False
+        lease = self.get(request)
+        if lease is not None:
+            lease.findable = False
 
     def hide_all(self) -> None:
         """Stop publishing blocks of all running requests."""
-        for holding in self._running.values():
-            holding.findable = False
+        for lease in self._running.values():
+            lease.findable = False

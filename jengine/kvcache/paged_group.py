@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jengine.config import CacheSpec
 from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
 from jengine.kvcache.content_journal import ContentJournal
-from jengine.kvcache.group_cache import Elsewhere, NewUnits, Reach, nowhere
+from jengine.kvcache.group_cache import IsExternal, NewUnits, Reach, never_external
 from jengine.kvcache.hashing import group_suffix
 from jengine.kvcache.residency import BlockResidency
 from jengine.kvcache.specs import rules_for
@@ -60,11 +60,11 @@ class PagedGroup:
         return self.pool.find(content + self._suffix)
 
     def longest_hit(
-        self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
+        self, contents: Sequence[bytes], most: int, is_external: IsExternal = never_external
     ) -> int:
         def present(index: int) -> bool:
             key = contents[index] + self._suffix
-            return self.pool.find(key) is not None or elsewhere(key)
+            return self.pool.find(key) is not None or is_external(key)
 
         return self.rules.longest_hit(present, most)
 
@@ -119,17 +119,17 @@ class PagedGroup:
                 self.pool.publish(block, contents[index] + self._suffix)
         table.published = max(table.published, count)
 
-    def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
+    def has_partial_block(self, contents: Sequence[bytes], partial: bytes) -> bool:
         count = len(contents)
-        return self.longest_hit(contents, count) == count and self.find(tail) is not None
+        return self.longest_hit(contents, count) == count and self.find(partial) is not None
 
-    def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
+    def publish_partial_block(self, holder: int, contents: Sequence[bytes], partial: bytes) -> None:
         block = self._tables[holder].blocks[len(contents)]
         if not self.pool.is_findable(block):
-            self.pool.publish(block, tail + self._suffix, told=False)
+            self.pool.publish(block, partial + self._suffix, told=False)
 
-    def forget_tail(self, tail: bytes) -> None:
-        self.pool.forget_untold(tail + self._suffix)
+    def forget_partial_block(self, partial: bytes) -> None:
+        self.pool.forget_untold(partial + self._suffix)
 
     def step_ended(self) -> None:
         """Nothing: a step writes what it publishes before any of its rows reads."""
@@ -174,7 +174,7 @@ class PagedGroup:
         table = self._tables[reach.holder] = BlockTable(self._hit_blocks(reach.hit))
         self.pool.touch(block for block in table.blocks if block != NULL_BLOCK)
         # The new block may be the very one that is copied: nothing else writes to it before.
-        source = self.find(reach.tail) if reach.tail else None
+        source = self.find(reach.partial) if reach.partial else None
         last = table.blocks[-1] if table.blocks else NULL_BLOCK
         table.blocks += self.pool.allocate(length - len(table.blocks), last)
         copied = None if source is None else (source, table.blocks[len(reach.hit)])

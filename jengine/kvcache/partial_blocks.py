@@ -14,13 +14,13 @@ from jengine.kvcache.group_cache import GroupCache
 from jengine.kvcache.prefix_lookup import PrefixLookup
 from jengine.request import Request
 
-# Share of the smallest group that tails may fill before the oldest is forgotten: they are read by
+# Share of the smallest group that they may fill before the oldest is forgotten: they are read by
 # the next step of a search or never, and would push out prefixes that others read.
 SHARE = 1 / 2
 
 
 class PartialBlocks:
-    """The tails that can be found, oldest first. Groups keep them as they keep full blocks."""
+    """The partial blocks that can be found, oldest first. Groups keep them as full blocks."""
 
     def __init__(
         self, groups: Sequence[GroupCache], prefixes: PrefixLookup, block_size: int
@@ -30,43 +30,44 @@ class PartialBlocks:
         self._kept: dict[bytes, None] = {}
 
     def begins_at(self, request: Request, hit: int) -> int:
-        """Tokens that a request need not compute: those of its prefix hit, or more by a tail."""
+        """Tokens that a request need not compute: those of its prefix hit, or more by a
+        partial block."""
         tokens = request.num_known - 1
         if not request.wire.forks or hit >= tokens or not self._prefixes.may_read(request):
             return hit
-        before, tail = self._parts(request, tokens)
-        has_tail = tail in self._kept and all(
-            group.has_tail(before, tail) for group in self._groups
+        before, partial = self._parts(request, tokens)
+        has_partial_block = partial in self._kept and all(
+            group.has_partial_block(before, partial) for group in self._groups
         )
-        return tokens if has_tail else hit
+        return tokens if has_partial_block else hit
 
     def parts_of_hit(self, request: Request, hit: int) -> tuple[list[bytes], bytes]:
         """Contents of the full blocks that a request with this hit shares, and of the partial block
         it copies (empty: none)."""
-        if self._is_by_tail(request, hit):
+        if self._is_by_partial_block(request, hit):
             return self._parts(request, hit)
         return self._prefixes.contents_of_hit(request, hit), b""
 
     def keep(self, request: Request, holder: int) -> None:
         """Publish a request's computed tokens up to its partial block. No step in flight may extend
         that."""
-        before, tail = self._parts(request, request.num_computed)
+        before, partial = self._parts(request, request.num_computed)
         for group in self._groups:
-            group.publish_tail(holder, before, tail)
-        self._kept.pop(tail, None)
-        self._kept[tail] = None
+            group.publish_partial_block(holder, before, partial)
+        self._kept.pop(partial, None)
+        self._kept[partial] = None
         most = max(1, int(min(group.num_units for group in self._groups) * SHARE))
         while len(self._kept) > most:
             self._forget(next(iter(self._kept)))
 
     def forget_all(self) -> None:
-        """Make every tail unfindable."""
-        for tail in list(self._kept):
-            self._forget(tail)
+        """Make every partial block unfindable."""
+        for partial in list(self._kept):
+            self._forget(partial)
 
-    def _is_by_tail(self, request: Request, hit: int) -> bool:
-        """Whether the hit is a partial block. A full prefix hit ends with a full block, as a tail
-        may too."""
+    def _is_by_partial_block(self, request: Request, hit: int) -> bool:
+        """Whether the hit is a partial block. A full prefix hit ends with a full block, as a
+        partial one may too."""
         if hit % self._block_size:
             return True
         is_whole = request.wire.forks and hit == request.num_known - 1
@@ -74,10 +75,10 @@ class PartialBlocks:
 
     def _parts(self, request: Request, tokens: int) -> tuple[list[bytes], bytes]:
         """Contents of the blocks of the first `tokens` tokens: all but the last, and the last."""
-        tail = self._prefixes.tail(request, tokens)
-        return self._prefixes.contents_of_hit(request, tokens - 1), tail
+        partial = self._prefixes.partial_block(request, tokens)
+        return self._prefixes.contents_of_hit(request, tokens - 1), partial
 
-    def _forget(self, tail: bytes) -> None:
-        del self._kept[tail]
+    def _forget(self, partial: bytes) -> None:
+        del self._kept[partial]
         for group in self._groups:
-            group.forget_tail(tail)
+            group.forget_partial_block(partial)

@@ -11,7 +11,7 @@ from itertools import cycle
 
 from jengine.config import CacheConfig
 from jengine.kvcache.contents import Contents
-from jengine.kvcache.group_cache import Elsewhere, GroupCache, nowhere
+from jengine.kvcache.group_cache import GroupCache, IsExternal, never_external
 from jengine.kvcache.token_records import TokenRecords
 from jengine.request import ReadPrompt, Request, WireRequest
 
@@ -49,10 +49,10 @@ class PrefixLookup:
         """Hash a prompt for later lookups. Thread-safe."""
         return self._contents.read(wire, hashes=self._enabled)
 
-    def find(self, request: Request, elsewhere: Elsewhere = nowhere) -> int:
+    def find(self, request: Request, is_external: IsExternal = never_external) -> int:
         """Tokens of a request without blocks that are cached already, in whole blocks.
 
-        The last known token is never among them: it must run again to give logits. `elsewhere`
+        The last known token is never among them: it must run again to give logits. `is_external`
         says what could be brought here from outside of the device.
         """
         if not self.may_read(request):
@@ -63,7 +63,7 @@ class PrefixLookup:
             blocks = self._records.longest_hit(contents, blocks)
         agreeing = 0
         for group in cycle(self._groups):  # to a fixed point: a group can only shorten the hit
-            found = group.longest_hit(contents, blocks, elsewhere)
+            found = group.longest_hit(contents, blocks, is_external)
             agreeing = agreeing + 1 if found == blocks else 1
             blocks = found
             if agreeing == len(self._groups):
@@ -75,9 +75,9 @@ class PrefixLookup:
         blocks = hit // self._block_size
         return self.contents(request, blocks)[:blocks]
 
-    def tail(self, request: Request, tokens: int) -> bytes:
+    def partial_block(self, request: Request, tokens: int) -> bytes:
         """Hash of the last, possibly partial block of the first `tokens` tokens."""
-        return self._contents.of_tail(request, tokens)
+        return self._contents.of_partial_block(request, tokens)
 
     def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
         """Per group the keys of what a request reads that begins after so many cached tokens."""

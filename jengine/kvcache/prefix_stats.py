@@ -28,4 +28,4 @@ class PrefixStats:
             self.preempted_hits += hit
         else:
             self.queries += request.num_known
-            self.hits += max(hit - max(request.num_outside_tokens, 0), 0)
+            self.hits += max(hit - max(request.num_external_tokens, 0), 0)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jengine.config import CacheSpec
 from jengine.kvcache.block_pool import NULL_BLOCK, BlockPool
 from jengine.kvcache.content_journal import ContentJournal
-from jengine.kvcache.group_cache import Elsewhere, NewUnits, Reach, nowhere
+from jengine.kvcache.group_cache import IsExternal, NewUnits, Reach, never_external
 from jengine.kvcache.hashing import group_suffix
 from jengine.kvcache.residency import BlockResidency
 
@@ -100,14 +100,14 @@ class RecurrentGroup:
         return 1 if every is None or num_tokens <= every else 2
 
     def longest_hit(
-        self, contents: Sequence[bytes], most: int, elsewhere: Elsewhere = nowhere
+        self, contents: Sequence[bytes], most: int, is_external: IsExternal = never_external
     ) -> int:
         if self._every is None:
             return 0
         step = self._every // self._block_size
         for blocks in range(most // step * step, 0, -step):
             key = contents[blocks - 1] + self._suffix
-            if self.pool.find(key) is not None or elsewhere(key):
+            if self.pool.find(key) is not None or is_external(key):
                 return blocks
         return 0
 
@@ -140,7 +140,7 @@ class RecurrentGroup:
     def demand(self, reach: Reach) -> int:
         table = self._tables.get(reach.holder)
         if table is None:
-            from_snapshot = bool(reach.hit) and not reach.tail
+            from_snapshot = bool(reach.hit) and not reach.partial
             return 1 + (from_snapshot and self.pool.owners(self._snapshot(reach.hit)) == 0)
         if self._length(reach) <= len(table.blocks):
             return 0
@@ -153,7 +153,7 @@ class RecurrentGroup:
         table = self._tables.get(reach.holder)
         if table is None:
             table = self._tables[reach.holder] = self._start(reach)
-            source = self._find(reach.tail) if reach.tail else None
+            source = self._find(reach.partial) if reach.partial else None
             unit = self.pool.allocate(1)[0]
             table.grow(length, unit)
             copied = None if source is None else (source, unit)
@@ -188,18 +188,18 @@ class RecurrentGroup:
                 self._writers.clear()
         table.published = max(table.published, count)
 
-    def has_tail(self, contents: Sequence[bytes], tail: bytes) -> bool:
-        return self._find(tail) is not None
+    def has_partial_block(self, contents: Sequence[bytes], partial: bytes) -> bool:
+        return self._find(partial) is not None
 
-    def publish_tail(self, holder: int, contents: Sequence[bytes], tail: bytes) -> None:
+    def publish_partial_block(self, holder: int, contents: Sequence[bytes], partial: bytes) -> None:
         unit = self._tables[holder].spans[-1].unit
         # A snapshot has the same content, and is found by it at the latest when it is given back.
         is_snapshot = any(waiting.unit == unit for waiting in self._unwritten)
         if not is_snapshot and not self.pool.is_findable(unit):
-            self.pool.publish(unit, tail + self._suffix, told=False)
+            self.pool.publish(unit, partial + self._suffix, told=False)
 
-    def forget_tail(self, tail: bytes) -> None:
-        self.pool.forget_untold(tail + self._suffix)
+    def forget_partial_block(self, partial: bytes) -> None:
+        self.pool.forget_untold(partial + self._suffix)
 
     def step_ended(self) -> None:
         """Snapshots are read by later steps only: a step reads all states before it writes any."""
@@ -289,7 +289,7 @@ class RecurrentGroup:
         return found
 
     def _start(self, reach: Reach) -> StateTable:
-        if reach.tail:  # the copied state takes the place of a snapshot
+        if reach.partial:  # the copied state takes the place of a snapshot
             return StateTable([NULL_BLOCK] * len(reach.hit), [], reach.ahead)
         if not reach.hit:
             return StateTable([], [], reach.ahead)

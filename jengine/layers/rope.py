@@ -96,15 +96,15 @@ def rotation(
     config: RopeConfig,
     head_dim: int,
     longest: int,
-    planes: Int[Array, "planes ..."] | None = None,
+    mrope_positions: Int[Array, "axes ..."] | None = None,
 ) -> tuple[Float32[Array, "*tokens pairs"], Float32[Array, "*tokens pairs"]]:
     """Return (cos, sin) per position, head_dim / 2 pairs each.
 
-    `planes` are positions by (frame, row, column) for multimodal rotary embedding (sections).
+    `mrope_positions` are positions by (frame, row, column), for multimodal RoPE (sections).
     """
     frequencies = jnp.asarray(inverse_frequencies(config, head_dim, longest))
-    if planes is not None and config.sections:
-        own = planes[jnp.asarray(config.planes_of_pairs(head_dim // 2))].astype(
+    if mrope_positions is not None and config.sections:
+        own = mrope_positions[jnp.asarray(config.mrope_axes(head_dim // 2))].astype(
             jnp.float32
         )  # [pairs, tokens]
         angles = jnp.einsum("d...,d->...d", own, frequencies)

@@ -224,8 +224,8 @@ def prompt_tokens_by_source(counts: Counts) -> Values:
     """Prompt tokens; they add up to `prompt_tokens`."""
     return {
         "local_compute": counts.prompt_tokens - counts.cached_prompt_tokens,
-        "local_cache_hit": counts.cached_prompt_tokens - counts.outside_prompt_tokens,
-        "external_kv_transfer": counts.outside_prompt_tokens,
+        "local_cache_hit": counts.cached_prompt_tokens - counts.external_prompt_tokens,
+        "external_kv_transfer": counts.external_prompt_tokens,
     }
 
 
@@ -266,8 +266,8 @@ FROM_COUNTS: dict[str, Callable[[Counts], Values]] = {
     "num_preemptions": lambda counts: plain(counts.preemptions),
     "prefix_cache_queries": lambda counts: plain(counts.prefix_queries),
     "prefix_cache_hits": lambda counts: plain(counts.prefix_hits),
-    "external_prefix_cache_queries": lambda counts: plain(counts.outside_queries),
-    "external_prefix_cache_hits": lambda counts: plain(counts.outside_hits),
+    "external_prefix_cache_queries": lambda counts: plain(counts.external_queries),
+    "external_prefix_cache_hits": lambda counts: plain(counts.external_hits),
     "kv_offload_load_bytes": lambda counts: plain(counts.copies.loaded_bytes),
     "kv_offload_store_bytes": lambda counts: plain(counts.copies.stored_bytes),
     "kv_connector_fetched_blocks": lambda counts: plain(counts.copies.fetched),

@@ -75,8 +75,8 @@ class StatsLog:
         parts.append(f"{self.device} KV cache usage: {now.cache_usage:.1%}")
         if now.prefix_queries:
             parts.append(f"Prefix cache hit rate: {now.prefix_hits / now.prefix_queries:.1%}")
-        if now.outside_queries:
-            share = now.outside_hits / now.outside_queries
+        if now.external_queries:
+            share = now.external_hits / now.external_queries
             parts.append(f"External prefix cache hit rate: {share:.1%}")
         if now.drafts.drafted > before.drafts.drafted:
             parts += drafts_in_words(before.drafts, now.drafts)

@@ -82,7 +82,7 @@ class StepContext:
         live: Array | None = None,
         keep: tuple[str, ...] = (),
         given: Sequence[GivenEmbeddings] = (),
-        planes: Array | None = None,
+        mrope_positions: Array | None = None,
         cross: CrossReader | None = None,
         *,
         keeps_experts: bool = False,
@@ -94,7 +94,7 @@ class StepContext:
         self.live = live
         self.given = given  # the other tokens are looked up
         # i32[3, ...]: by frame, row and column of an image. None: as `positions`.
-        self.planes = planes
+        self.mrope_positions = mrope_positions
         self.cross = cross  # None: there is no encoder
         self.caches = caches
         # What the last layer with biases by distance has left for those behind it.
@@ -136,7 +136,7 @@ class StepContext:
         key = (rope, head_dim)
         if key in self._rotations:
             return self._rotations[key]
-        found = rotation(self.positions, rope, head_dim, self._longest, self.planes)
+        found = rotation(self.positions, rope, head_dim, self._longest, self.mrope_positions)
         if self._trace.is_valid():
             self._rotations[key] = found
         return found

@@ -26,7 +26,7 @@ class Pictures(NamedTuple):
 
     patches: PatchInput  # of each sequence, along a leading axis
     places: Any  # i32[batch, embeddings] in the sequence; out of range: of padding
-    planes: Any  # i32[3, batch, length] positions by frame, row and column
+    mrope_positions: Any  # i32[3, batch, length] positions by frame, row and column
 
 
 class VisionDecoder(Decoder):
@@ -49,7 +49,7 @@ class VisionDecoder(Decoder):
         context = whole_sequences(tokens.shape)
         if pictures is not None:
             length = tokens.shape[1]
-            context.planes = pictures.planes[..., :length]
+            context.mrope_positions = pictures.mrope_positions[..., :length]
             given = jax.vmap(lambda *one: self._stands_at(length, *one))(
                 pictures.patches, pictures.places
             )

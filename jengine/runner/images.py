@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jengine.media_spans import MediaSpan, offset_after, planes_of
+from jengine.media_spans import MediaSpan, mrope_positions, offset_after
 from jengine.plan import NewRow, Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.packing import PackedStep, chunk_places
@@ -55,13 +55,13 @@ class Images:
     def beside(self, plan: Plan, packed: PackedStep) -> ImagesInput:
         """The encoder's array, and the row of it that each token takes."""
         tokens = packed.bucket.num_tokens
-        index, planes = np.full(tokens, -1, np.int32), np.full((3, tokens), -1, np.int32)
+        index, positions = np.full(tokens, -1, np.int32), np.full((3, tokens), -1, np.int32)
         ahead = np.zeros(tokens, np.int32)
         for row, start, places in chunk_places(plan, packed):
             if (spans := self._spans.get(row)) is not None:
                 index[places], ahead[places] = self._embeddings(spans, start, len(places))
-                planes[:, places] = planes_of(spans, start + len(places))[:, start:]
-        return ImagesInput(self._encoders.rows, index, planes, ahead)
+                positions[:, places] = mrope_positions(spans, start + len(places))[:, start:]
+        return ImagesInput(self._encoders.rows, index, positions, ahead)
 
     def _embeddings(
         self, spans: list[MediaSpan], start: int, length: int

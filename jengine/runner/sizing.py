@@ -162,7 +162,7 @@ class Sizing:
             shapes.groups, shapes.block_size, blocks, caches,
             stored_as=stored_as(self.config.cache_dtype, self.placement, shapes.prompts),
             lookahead=shapes.lookahead,
-            keeps_records=keeps_records, keeps_tails=copies and not keeps_records,
+            keeps_records=keeps_records, keeps_partial_blocks=copies and not keeps_records,
         )  # fmt: skip
 
     def _largest(self, cache: CacheConfig) -> list[tuple[Compiled, LedgerEntry]]:

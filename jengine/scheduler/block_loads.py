@@ -45,7 +45,7 @@ class BlockLoads:
         self,
         cache: CacheCoordinator,
         hosts: Sequence[HostSlots],
-        outside: ExternalBlocks,
+        external: ExternalBlocks,
         fetches: SlotFetches,
         pins: BlockPins,
         most_loads: int,
@@ -56,7 +56,7 @@ class BlockLoads:
         self.hits = ExternalHits()
         self._costs = costs
         self._cache, self._hosts = cache, hosts
-        self._outside, self._fetches, self._pins = outside, fetches, pins
+        self._external, self._fetches, self._pins = external, fetches, pins
         self._most_loads = most_loads
         self._loading: dict[str, Loading] = {}
         # Request and its preemptions -> questions until it is looked up again.
@@ -137,10 +137,10 @@ class BlockLoads:
         if self._not_before.get(asked, 0) > 0:
             self._not_before[asked] -= 1
             return None
-        source = self._outside.source(request)
+        source = self._external.source(request)
         if self._tries.get(name, 0) >= MOST_TRIES:
             source = None
-        known = partial(self._is_outside, source=source)
+        known = partial(self._is_external, source=source)
         hit, here = self._cache.find_prefix(request, known), self._cache.find_prefix(request)
         self.hits.looked_up(request, here)
         if hit <= here:
@@ -174,10 +174,10 @@ class BlockLoads:
             self._not_before.clear()  # of requests that have ended
         self._not_before[asked] = ASK_AGAIN
 
-    def _is_outside(self, key: bytes, source: str | None) -> bool:
+    def _is_external(self, key: bytes, source: str | None) -> bool:
         if self._hosts[group_of(key)].find(key) is not None:
             return True
-        return self._outside.holds(key, source)
+        return self._external.holds(key, source)
 
     def _fetch(self, loading: Loading) -> bool:
         """Start fetches of the contents that no slot holds. False: not all of them have room."""

@@ -149,7 +149,7 @@ class Committer:
         delta.times = self._recorder.times(request)
         delta.kv_transfer = self._transfers.finished(request)
         if request.wire.forks and request.status is RUNNING:
-            self._cache.keep_tail(request)
+            self._cache.keep_partial_block(request)
         self._requests.finish(request)
 
     def _pool(self, request: Request, delta: TokenDelta) -> None:

@@ -21,14 +21,14 @@ class ExternalHits:
 
     def looked_up(self, request: Request, hit: int) -> None:
         """A request is looked up outside; the device has its first `hit` tokens."""
-        if self._counts(request) and request.num_outside_tokens < 0:
-            request.num_outside_tokens = 0
+        if self._counts(request) and request.num_external_tokens < 0:
+            request.num_external_tokens = 0
             self.queries += request.num_known - hit
 
     def loaded(self, request: Request, tokens: int) -> None:
         """Count a request's loaded tokens as hits, once per request."""
-        if self._counts(request) and request.num_outside_tokens == 0:
-            request.num_outside_tokens = tokens
+        if self._counts(request) and request.num_external_tokens == 0:
+            request.num_external_tokens = tokens
             self.hits += tokens
 
     @staticmethod

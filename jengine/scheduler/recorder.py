@@ -22,7 +22,7 @@ from jengine.scheduler.flights import Flight
 PROMPT_STEPS = 32
 STEPS_AT_ONCE = 256  # that are put into histograms together
 NUMBERS = (
-    "corrupted", "prompt_tokens", "cached_prompt_tokens", "outside_prompt_tokens",
+    "corrupted", "prompt_tokens", "cached_prompt_tokens", "external_prompt_tokens",
     "generation_tokens", "steps",
     "query_tokens", "attended_tokens", "loaded_tokens", "last_step_age",
 )  # fmt: skip
@@ -42,7 +42,7 @@ class Recorder:
         self.corrupted = 0
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
-        self.outside_prompt_tokens = 0
+        self.external_prompt_tokens = 0
         self.generation_tokens = 0
         self.query_tokens = 0
         self.attended_tokens = 0
@@ -119,7 +119,7 @@ class Recorder:
                 self.prompt_tokens += request.prompt_length
                 cached = min(request.num_cached_tokens, request.prompt_length)
                 self.cached_prompt_tokens += cached
-                self.outside_prompt_tokens += min(max(request.num_outside_tokens, 0), cached)
+                self.external_prompt_tokens += min(max(request.num_external_tokens, 0), cached)
         return answered
 
     def end_commit(self, flight: Flight, ends: list[int], deltas: list[TokenDelta]) -> None:

@@ -264,7 +264,7 @@ class Scheduler:
     def counts(self, programs: ProgramTotals) -> Counts:
         """Numbers of requests, steps and the cache, beside those of the compiled programs."""
         recorder, prefixes, waiting = self.recorder, self.cache.stats, self.num_waiting
-        outside = self._transfers.hits
+        external = self._transfers.hits
         return Counts(
             running=self.num_running,
             waiting=waiting,
@@ -273,8 +273,8 @@ class Scheduler:
             cache_usage=self.cache.usage,
             prefix_queries=prefixes.queries,
             prefix_hits=prefixes.hits,
-            outside_queries=outside.queries,
-            outside_hits=outside.hits,
+            external_queries=external.queries,
+            external_hits=external.hits,
             weights_version=self.cache.weights_version,
             drafts=self._lengthening.counts,
             copies=self._transfers.counts,

@@ -18,9 +18,9 @@ from jengine.scheduler.external_blocks import ExternalBlocks
 class SlotFetches:
     """The fetches that have not ended. Each keeps its slot pinned."""
 
-    def __init__(self, hosts: Sequence[HostSlots], outside: ExternalBlocks) -> None:
+    def __init__(self, hosts: Sequence[HostSlots], external: ExternalBlocks) -> None:
         self.fetched = self.failed = 0  # blocks
-        self._hosts, self._outside = hosts, outside
+        self._hosts, self._external = hosts, external
         self._new: list[Fetch] = []  # that begin with the plan in the making
         self._open: dict[int, Fetch] = {}
         self._arriving: set[tuple[int, int]] = set()  # the slots of those
@@ -64,7 +64,7 @@ class SlotFetches:
             if not succeeded:
                 self.failed += 1
                 self._forget_slot(fetch)
-                self._outside.lost(fetch.key, fetch.source)
+                self._external.lost(fetch.key, fetch.source)
 
     def reset(self) -> None:
         """The plans in flight are forgotten, and their fetches with them."""

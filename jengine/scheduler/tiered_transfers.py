@@ -59,14 +59,14 @@ class TieredTransfers:
         self._costs = costs or CopyCosts()
         self._hosts = [HostSlots(count) for count in slots]
         self._may_load = loads
-        self._outside = ExternalBlocks(cache, connector)
+        self._external = ExternalBlocks(cache, connector)
         self._pins = BlockPins(cache, self._hosts)
-        self._saves = BlockSaves(cache, self._hosts, self._outside.forget, saves=saves)
-        self._fetches = SlotFetches(self._hosts, self._outside)
+        self._saves = BlockSaves(cache, self._hosts, self._external.forget, saves=saves)
+        self._fetches = SlotFetches(self._hosts, self._external)
         self._loads = BlockLoads(
             cache,
             self._hosts,
-            self._outside,
+            self._external,
             self._fetches,
             self._pins,
             most_loads,
@@ -133,7 +133,7 @@ class TieredTransfers:
         blocks = [(one.group, one.block) for one in saves]
         slots = [(one.group, one.slot) for one in (*copies, *saves)]
         self._pins.planned(step, blocks, slots)
-        named = self._outside.are_named
+        named = self._external.are_named
         return Transfers(by_group(copies), by_group(saves, named=named), fetches, reset)
 
     def done(self, step: int, output: StepOutput) -> None:
@@ -143,7 +143,7 @@ class TieredTransfers:
             self._loads.fetched()
 
     def finished(self, request: Request) -> dict[str, Any] | None:
-        return self._outside.finished(request)
+        return self._external.finished(request)
 
     def withdraw(self, *, idle: bool) -> None:
         self._loads.end_all()
@@ -153,7 +153,7 @@ class TieredTransfers:
     def forget(self) -> None:
         self.withdraw(idle=False)
         self._loads.ask_anew()
-        self._outside.forget_all()
+        self._external.forget_all()
 
     def reset(self) -> None:
         self._loads.end_all()

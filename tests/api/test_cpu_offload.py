@@ -12,7 +12,7 @@ import pytest
 
 import jengine
 from jengine.assembly import device_side
-from jengine.assembly.host_weights import refuse_other_loops, spared, with_layers_on_host
+from jengine.assembly.host_weights import offloaded, refuse_other_loops, with_layers_on_host
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.models.language_model import LanguageModel
@@ -47,7 +47,7 @@ def offloads_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(args: Any, config: ModelConfig, places: StagePlaces, matmuls: Any) -> StagePlaces:
         if not args.cpu_offload_gb:
             return places
-        return spared(args.cpu_offload_gb, abstract_model(config), places, matmuls)
+        return offloaded(args.cpu_offload_gb, abstract_model(config), places, matmuls)
 
     monkeypatch.setattr(device_side, "with_layers_on_host", chosen)
 

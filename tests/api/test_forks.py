@@ -46,7 +46,7 @@ def test_a_step_runs_one_token_of_each_beam(kind: str, tmp_path: Path) -> None:
     ) as llm:
         tokens, scores = found(llm, prompts)
     with tiny_engine(folder, **settings) as llm:
-        assert llm.engine.cache.keeps_tails
+        assert llm.engine.cache.keeps_partial_blocks
         before = llm.stats()
         own_tokens, own_scores = found(llm, prompts)
         after = llm.stats()

@@ -128,8 +128,8 @@ def test_the_hosts_memory_gives_back_what_left_the_device(plain: list[Answer]) -
         assert found == plain
         assert cached == [0] * 4 + [96, 64, 96, 80]
         counts = llm.engine.client.state().counts
-        assert counts.outside_hits + counts.prefix_hits == sum(cached), "each is counted once"
-        assert counts.outside_hits >= 160 and counts.prefix_queries == 2 * 370
+        assert counts.external_hits + counts.prefix_hits == sum(cached), "each is counted once"
+        assert counts.external_hits >= 160 and counts.prefix_queries == 2 * 370
         assert transfers(llm).loaded >= 10 and transfers(llm).fetched == 0
         assert_counts_are_right(llm)
         llm.reset_prefix_cache()

@@ -280,10 +280,10 @@ def chosen_experts(config: ModelConfig) -> ChosenExperts | None:
 
 def with_images(config: ModelConfig, bucket: Bucket) -> ImagesInput:
     """Some tokens of a plan stand for embeddings of images."""
-    index, planes = (
+    index, positions = (
         jax.ShapeDtypeStruct((*shape, bucket.num_tokens), jnp.int32) for shape in ((), (3,))
     )
-    return ImagesInput(kept_embeddings(config), index, planes, index)
+    return ImagesInput(kept_embeddings(config), index, positions, index)
 
 
 def across(config: ModelConfig, positions: int) -> CrossInput:

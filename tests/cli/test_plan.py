@@ -70,15 +70,15 @@ def test_weights_and_cache_in_few_bits() -> None:
 
 def test_layers_in_the_hosts_memory() -> None:
     work = ("llama-8b", "--batch", "8")
-    plain, spared = plan(*work), plan(*work, "--cpu-offload-gb", "4")
+    plain, offloaded = plan(*work), plan(*work, "--cpu-offload-gb", "4")
     layer = 2 * (4096 * (6144 + 4096 + 3 * 14336) + 2 * 4096)
-    before, after = (one["bytes_a_device"] for one in (plain, spared))
+    before, after = (one["bytes_a_device"] for one in (plain, offloaded))
     assert after["on_host"] == 10 * layer  # nine are less than 4 GiB
     assert after["weights"] == before["weights"] - 10 * layer
     assert after["arriving"] == 2 * layer
     assert after["cache"] == before["cache"] + 8 * layer
-    assert spared["decode"]["floor"] == pytest.approx(10 * layer / 64e9)
-    assert spared["prefill"] == {**plain["prefill"], "host_read": 10 * layer}
+    assert offloaded["decode"]["floor"] == pytest.approx(10 * layer / 64e9)
+    assert offloaded["prefill"] == {**plain["prefill"], "host_read": 10 * layer}
     assert (
         "4.4 GB in the host's memory, 10 of 32 layers"
         in planned(*work, "--cpu-offload-gb", "4").out

@@ -160,7 +160,7 @@ def test_the_busiest_experts_slow_all_down() -> None:
 
 
 @pytest.mark.slow
-def test_prompts_are_striped_where_they_run_and_caches_where_answers_do() -> None:
+def test_prompts_are_divided_where_they_run_and_caches_where_answers_do() -> None:
     words = ("qwen3-0.6b", "--tp", "4", "--dcp", "2", "--pcp", "2", "--prefill-replicas", "1",
              "--prefill-tp", "1", "--requests", "5", "--json")  # fmt: skip
     found = json.loads(run(FakeLLM(), "simulate", *words).out)

@@ -11,7 +11,7 @@ from collections import Counter
 from jengine.config import CacheSpec
 from jengine.kvcache.block_pool import BlockPool
 from jengine.kvcache.content_journal import ContentJournal
-from jengine.kvcache.group_cache import Elsewhere, NewUnits, Reach, nowhere
+from jengine.kvcache.group_cache import IsExternal, NewUnits, Reach, never_external
 from jengine.kvcache.hashing import group_suffix
 from jengine.kvcache.residency import BlockResidency
 
@@ -63,10 +63,12 @@ class SlotGroup:
     def units_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
         return 2 + num_tokens // (EVERY * block_size)
 
-    def longest_hit(self, contents: list[bytes], most: int, elsewhere: Elsewhere = nowhere) -> int:
+    def longest_hit(
+        self, contents: list[bytes], most: int, is_external: IsExternal = never_external
+    ) -> int:
         for blocks in range(most // EVERY * EVERY, 0, -EVERY):
             key = contents[blocks - 1] + self._suffix
-            if self.pool.find(key) is not None or elsewhere(key):
+            if self.pool.find(key) is not None or is_external(key):
                 return blocks
         return 0
 
@@ -118,13 +120,13 @@ class SlotGroup:
                 self.pool.publish(snapshot, contents[blocks - 1] + self._suffix)
                 held.published.add(blocks)
 
-    def has_tail(self, contents: list[bytes], tail: bytes) -> bool:
+    def has_partial_block(self, contents: list[bytes], partial: bytes) -> bool:
         return False
 
-    def publish_tail(self, holder: int, contents: list[bytes], tail: bytes) -> None:
+    def publish_partial_block(self, holder: int, contents: list[bytes], partial: bytes) -> None:
         pass
 
-    def forget_tail(self, tail: bytes) -> None:
+    def forget_partial_block(self, partial: bytes) -> None:
         pass
 
     def step_ended(self) -> None:

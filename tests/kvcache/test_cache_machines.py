@@ -131,7 +131,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def slots(self, request):
         """What a request holds in recurrent groups."""
-        holder = self.cache._holdings.of(request).holder
+        holder = self.cache._leases.of(request).holder
         for index, group in enumerate(self.cache.groups):
             if isinstance(group, SlotGroup):
                 yield index, group.held[holder]

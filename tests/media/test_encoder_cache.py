@@ -8,7 +8,7 @@ import pytest
 
 from jengine.errors import RequestError
 from jengine.kvcache.hashing import extra_keys
-from jengine.media_spans import MediaSpan, end_beside_images, offset_after, planes_of
+from jengine.media_spans import MediaSpan, end_beside_images, mrope_positions, offset_after
 from jengine.request import RUNNING, Request
 from jengine.scheduler.encoder_cache import EncoderCache
 from tests.scheduler.scheduler_loop import Loop, make_wire
@@ -81,12 +81,12 @@ def test_a_preempted_request_takes_its_images_again() -> None:
 
 def test_positions_within_and_behind_images() -> None:
     spans = [span(2, (1, 2, 3)), span(9, (2, 1, 2))]
-    planes = planes_of(spans, 15)
-    assert planes[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 7, 7, 8, 9]
-    assert planes[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 6, 6, 6, 8, 9]
-    assert planes[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9]
+    positions = mrope_positions(spans, 15)
+    assert positions[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 7, 7, 8, 9]
+    assert positions[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 6, 6, 6, 8, 9]
+    assert positions[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9]
     assert offset_after(spans) == 8 - 13 and offset_after([]) == 0
-    np.testing.assert_array_equal(planes_of(spans, 5), planes[:, :5])
+    np.testing.assert_array_equal(mrope_positions(spans, 5), positions[:, :5])
 
 
 def test_blocks_with_images_are_named_by_them() -> None:

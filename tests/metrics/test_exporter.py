@@ -214,8 +214,8 @@ def test_copies_of_replicas_add_up_and_their_usage_does_not() -> None:
 
 def test_tokens_from_outside_of_the_device() -> None:
     counts = Counts(
-        prompt_tokens=100, cached_prompt_tokens=40, outside_prompt_tokens=30, outside_queries=90,
-        outside_hits=32,
+        prompt_tokens=100, cached_prompt_tokens=40, external_prompt_tokens=30, external_queries=90,
+        external_hits=32,
     )  # fmt: skip
     values = core_values(counts, None)
     assert values["external_prefix_cache_queries"] == {"": 90}

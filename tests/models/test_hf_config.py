@@ -371,12 +371,12 @@ def test_pairs_take_turns_as_far_as_there_are_any(sections: tuple[int, int, int]
     for plane in (1, 2):
         found[plane : sections[plane] * 3 : 3] = plane
     rope = RopeConfig(1e4, sections=sections, interleaved=True)
-    assert rope.planes_of_pairs(64) == tuple(found)
+    assert rope.mrope_axes(64) == tuple(found)
 
 
 def test_sections_one_after_the_other_are_those_of_a_head() -> None:
     config = with_sections(read("llama", head_dim=8), (1, 1, 2))
-    assert config.layers[0].mixer.rope.planes_of_pairs(4) == (0, 1, 2, 2)
+    assert config.layers[0].mixer.rope.mrope_axes(4) == (0, 1, 2, 2)
     with pytest.raises(CheckpointError, match=r"'mrope_section': given \[2, 1, 2\].* the 4 pairs"):
         with_sections(config, (2, 1, 2))
 

@@ -68,7 +68,7 @@ def staged(folder: Path, rank: int) -> None:
     everything(engine(folder, pipeline_parallel_size=2))
 
 
-def striped(folder: Path, rank: int) -> None:
+def prefill_context(folder: Path, rank: int) -> None:
     """The tokens of a step divided among groups of devices, one in each process."""
     everything(engine(folder, prefill_context_parallel_size=2))
 
@@ -362,7 +362,7 @@ SCENARIOS = {
     for function in (
         same,
         staged,
-        striped,
+        prefill_context,
         ruled,
         adapting,
         encoding,

@@ -151,7 +151,7 @@ def test_stages_of_layers(folder: Path, on_one: list[Any], processes: int, devic
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_tokens_are_divided_among_processes(folder: Path, on_one: list[Any], devices: int) -> None:
-    found = said("striped", folder, devices=devices)
+    found = said("prefill_context", folder, devices=devices)
     assert found["tokens"] == found["again"] == on_one
     assert found["hits"] > 0
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 
-from jengine.runner.step.context_parallel import Stripes
+from jengine.runner.step.context_parallel import ContextShards
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from sharding.placement import Placement
 
@@ -28,9 +28,9 @@ class Divided(Placement):
         return getattr(self, "groups")  # noqa: B009 (the base class is frozen)
 
 
-def stripes_of(groups: int, rows: int, tiles: int, tile: int) -> Stripes:
+def shards_of(groups: int, rows: int, tiles: int, tile: int) -> ContextShards:
     shapes = StepShapes((), 16, tile, 8, 64)
-    return Stripes(Bucket(rows, tiles * tile, 4), shapes, Divided(groups))
+    return ContextShards(Bucket(rows, tiles * tile, 4), shapes, Divided(groups))
 
 
 @settings(max_examples=8, deadline=None)
@@ -39,20 +39,20 @@ def stripes_of(groups: int, rows: int, tiles: int, tile: int) -> Stripes:
     st.data(),
 )  # fmt: skip
 def test_there_and_back(groups: int, rows: int, tiles: int, tile: int, data: st.DataObject) -> None:
-    stripes = stripes_of(groups, rows * groups, tiles * groups, tile)
+    shards = shards_of(groups, rows * groups, tiles * groups, tile)
     count = (rows + tiles * tile) * groups
     tokens = jnp.arange(2 * count).reshape(count, 2)
-    striped = stripes.of_tokens(tokens)
-    np.testing.assert_array_equal(stripes.in_order(striped), tokens)
+    sharded = shards.of_tokens(tokens)
+    np.testing.assert_array_equal(shards.in_order(sharded), tokens)
     if count:
         some = jnp.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=5)))
-        np.testing.assert_array_equal(stripes.taken(striped, some), tokens[some])
+        np.testing.assert_array_equal(shards.taken(sharded, some), tokens[some])
 
 
 def test_a_device_has_rows_and_tiles_in_turn() -> None:
-    stripes = stripes_of(2, 4, 4, 2)
-    assert stripes.bucket == Bucket(2, 4, 4)
-    first, second = stripes.of_tokens(jnp.arange(12)).reshape(2, 6).tolist()
+    shards = shards_of(2, 4, 4, 2)
+    assert shards.bucket == Bucket(2, 4, 4)
+    first, second = shards.of_tokens(jnp.arange(12)).reshape(2, 6).tolist()
     assert first == [0, 2, 4, 5, 8, 9] and second == [1, 3, 6, 7, 10, 11]
-    first, second = stripes.of_tiles(jnp.arange(8)).reshape(2, 4).tolist()
+    first, second = shards.of_tiles(jnp.arange(8)).reshape(2, 4).tolist()
     assert first == [0, 2, 4, 6] and second == [1, 3, 5, 7]

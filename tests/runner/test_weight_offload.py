@@ -65,7 +65,7 @@ def test_a_copy_begins_when_the_layer_of_the_one_before_is_about_to_run() -> Non
         assert arrived.outvars[0] in barrier.invars, "the copy before has ended by then"
 
 
-def test_few_layers_are_spared_and_spread_evenly() -> None:
+def test_few_layers_are_offloaded_and_spread_evenly() -> None:
     sizes = dict.fromkeys(range(8), GIB // 2)
     assert layers_to_offload(sizes, 0) == []
     assert layers_to_offload(sizes, 0.1) == [7]

@@ -140,7 +140,7 @@ class Loop:
         drafts = proposer is not None or device_wrong is not None
         config = CacheConfig(
             groups, block_size, counts, prefix, lookahead=lookahead,
-            keeps_tails=prefix and spacing == 1 and not drafts,
+            keeps_partial_blocks=prefix and spacing == 1 and not drafts,
         )  # fmt: skip
         settings = {
             "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64,

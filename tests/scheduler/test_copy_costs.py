@@ -67,8 +67,8 @@ def test_tokens_from_outside_are_counted_once() -> None:
     assert hits.hits >= 20 and hits.hits % 4 == 0
     assert hits.queries == 32 + 32 + 32 - (28 - hits.hits)
     counts = loop.scheduler.counts(ProgramTotals())
-    assert (counts.outside_queries, counts.outside_hits) == (hits.queries, hits.hits)
-    assert counts.outside_prompt_tokens == hits.hits <= counts.cached_prompt_tokens
+    assert (counts.external_queries, counts.external_hits) == (hits.queries, hits.hits)
+    assert counts.external_prompt_tokens == hits.hits <= counts.cached_prompt_tokens
 
 
 def test_processes_need_not_measure_the_same() -> None:

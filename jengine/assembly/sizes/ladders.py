@@ -57,7 +57,7 @@ def ladders_for(
     return ladders
 
 
-def striped_ladders(ladders: Ladders, ways: int, tile: int) -> Ladders:
+def context_parallel_ladders(ladders: Ladders, ways: int, tile: int) -> Ladders:
     """Round decode rows up to multiples of `ways`, and prefill tokens to multiples of `ways`
     tiles."""
 

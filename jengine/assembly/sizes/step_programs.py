@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from jengine.assembly.settings.groups import Groups
 from jengine.assembly.sizes.device_defaults import SHORTEST_TILE, DeviceDefaults
-from jengine.assembly.sizes.ladders import ladders_for, striped_ladders
+from jengine.assembly.sizes.ladders import context_parallel_ladders, ladders_for
 from jengine.assembly.sizes.step_adapters import with_adapted
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import ConfigError, nearest_name
@@ -61,7 +61,7 @@ def step_programs(
     if schedule.one_segment:
         return one_program(schedule, shapes, known, compilation)
     ladders = ladders_for(schedule, shapes, compilation, defaults.first_rungs)
-    ladders = striped_ladders(
+    ladders = context_parallel_ladders(
         ladders, asked.parallel.prefill_context_parallel_size, shapes.prefill_tile
     )
     usual = tuple(known) if asked.steps.strict else usual_variants(defaults.variants, penalises)

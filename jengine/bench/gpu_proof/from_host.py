@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from jengine.assembly.host_weights import spared
+from jengine.assembly.host_weights import offloaded
 from jengine.bench.gpu_proof.cases import StepCase
 from jengine.config import ModelConfig
 from jengine.runner.step.leaves import LeafOrder
@@ -52,7 +52,7 @@ def places_for(
     """Shardings of parameters, with as many layers on the host as the case says."""
     if not case.on_host:
         return places
-    return spared(case.on_host, abstract_model(config), places, matmuls)
+    return offloaded(case.on_host, abstract_model(config), places, matmuls)
 
 
 def shapes_for(order: LeafOrder) -> tuple[jax.ShapeDtypeStruct, ...]:

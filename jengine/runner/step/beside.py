@@ -18,7 +18,7 @@ class Beside(NamedTuple):
     """What the model reads of the inputs beside a plan."""
 
     given: tuple[GivenEmbeddings, ...] = ()  # later ones replace earlier ones
-    planes: Array | None = None  # as in ImagesInput
+    mrope_positions: Array | None = None  # as in ImagesInput
     ahead: Array | None = None
     cross: CrossReader | None = None
 
@@ -62,10 +62,12 @@ class ImagesInput(NamedTuple):
     kept: Any  # f32[rows, hidden] the encoder's array
     index: Any  # i32[tokens] which of its rows each token stands for, -1: none
     # i32[3, tokens] by which frame, row and column a token is rotated, -1: by its position.
-    planes: Any
+    mrope_positions: Any
     ahead: Any  # i32[tokens] to how many later tokens of its image a token attends
 
     def added(self, found: Beside, inputs: StepInput, program: Program, model: Any) -> Beside:
         kept = self.kept.at[self.index].get(mode="fill", fill_value=0)
         images = GivenEmbeddings(kept, self.index >= 0, is_final=True)
-        return found._replace(given=(*found.given, images), planes=self.planes, ahead=self.ahead)
+        return found._replace(
+            given=(*found.given, images), mrope_positions=self.mrope_positions, ahead=self.ahead
+        )

@@ -24,7 +24,7 @@ from sharding.placement import Placement
 TOKENS = "tokens"  # the logical axis of arrays in the order of devices
 
 
-class Stripes:
+class ContextShards:
     """The order of one bucket's tokens."""
 
     def __init__(self, bucket: Bucket, shapes: StepShapes, placement: Placement) -> None:
@@ -42,11 +42,11 @@ class Stripes:
 
     def of_tokens(self, array: Array) -> Array:
         """Reorder an array over tokens."""
-        return self._striped(array, self._tile)
+        return self._sharded(array, self._tile)
 
     def of_tiles(self, array: Array) -> Array:
         """Reorder an array over query tiles: decode rows, then prefill tiles."""
-        return self._striped(array, 1)
+        return self._sharded(array, 1)
 
     def of_view(self, view: GroupView) -> GroupView:
         """Reorder a view without joined tiles."""
@@ -77,7 +77,7 @@ class Stripes:
         found = [in_turn(parts[:, :rows], 1), in_turn(parts[:, rows:], self._tile)]
         return (np if isinstance(array, np.ndarray) else jnp).concatenate(found)
 
-    def _striped(self, array: Array, tile: int) -> Array:
+    def _sharded(self, array: Array, tile: int) -> Array:
         if self.ways == 1:
             return array
         axes = (TOKENS, *(None,) * (array.ndim - 1))

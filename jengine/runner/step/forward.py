@@ -20,7 +20,7 @@ from jengine.runner.step.batch import (
     with_new_blocks,
 )
 from jengine.runner.step.beside import Given
-from jengine.runner.step.context_parallel import Stripes
+from jengine.runner.step.context_parallel import ContextShards
 from jengine.runner.step.draft_input import (
     RunDrafts,
     run_drafts,
@@ -78,7 +78,7 @@ def passed(
 ) -> tuple[StepState, Passed]:
     """Run the model on the step's tokens; returns the state with K and V written, and outputs."""
     model, bucket, shapes = models.model, program.bucket, program.shapes
-    embeds, planes, ahead, cross = given.beside(inputs, program, model)
+    embeds, mrope_positions, ahead, cross = given.beside(inputs, program, model)
     drafts = run_drafts(
         inputs.drafts, row_lengths(inputs, state), row_drafts(inputs, state), shapes,
         runs_any=program.has_drafts,
@@ -90,34 +90,36 @@ def passed(
     attention = paged_attention(batch, bucket, shapes, program.placement, held)
     positions = jnp.maximum(batch.positions, 0)
     rows = tile_of_token(bucket, shapes)
-    stripes = Stripes(bucket, shapes, program.placement)
+    shards = ContextShards(bucket, shapes, program.placement)
     tap = None
     if program.features.taps:
         tap = StepTaps(program.features.taps, inputs.tiles.taps[rows], positions, models.tap_arrays)
     context = StepContext(
-        stripes.of_tokens(positions),
-        stripes.of_tokens(rows),
+        shards.of_tokens(positions),
+        shards.of_tokens(rows),
         attention,
         shapes.max_model_len,
         state.caches,
         tap,
-        stripes.of_tokens(batch.positions),
+        shards.of_tokens(batch.positions),
         program.kept_points,
         embeds,
-        rotary_planes(positions, row_of_token(inputs, bucket, shapes), state.offsets, planes),
+        rotary_positions(
+            positions, row_of_token(inputs, bucket, shapes), state.offsets, mrope_positions
+        ),
         cross,
         keeps_experts=shapes.experts is not None,
     )
-    striped = model(stripes.of_tokens(tokens), context)
-    hidden = stripes.in_order(striped)
+    sharded = model(shards.of_tokens(tokens), context)
+    hidden = shards.in_order(sharded)
     prompts = hidden[shapes.first_prompt(bucket) :]
     state = state._replace(caches=context.caches)
     state = with_sums(state, prompts, batch, model.config.pooling, program)
-    ends = stripes.taken(striped, inputs.heads.logit_index)
+    ends = shards.taken(sharded, inputs.heads.logit_index)
     ran = None
     if program.makes_drafts:
         kept = {
-            point: stripes.in_order(found.astype(jnp.float32))
+            point: shards.in_order(found.astype(jnp.float32))
             for point, found in context.kept.items()
         }
         ran = Ran(given.packed, tokens, hidden, batch.positions, kept)
@@ -189,7 +191,7 @@ def row_of_token(inputs: StepInput, bucket: Bucket, shapes: StepShapes) -> Int32
     return jnp.concatenate([inputs.tokens.decode_rows, tiles])
 
 
-def rotary_planes(
+def rotary_positions(
     positions: Int32[Array, " tokens"],
     rows: Int32[Array, " tokens"],
     offsets: Int32[Array, " rows"] | None,
@@ -201,5 +203,5 @@ def rotary_planes(
     if offsets is None:
         return None
     shifted = positions + offsets.at[rows].get(mode="fill", fill_value=0)
-    planes = jnp.broadcast_to(shifted, (3, *shifted.shape))
-    return planes if given is None else jnp.where(given >= 0, given, planes)
+    mrope_positions = jnp.broadcast_to(shifted, (3, *shifted.shape))
+    return mrope_positions if given is None else jnp.where(given >= 0, given, mrope_positions)

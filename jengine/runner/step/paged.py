@@ -21,7 +21,7 @@ from jengine.layers.recurrent import RecurrentInputs, StateView
 from jengine.models.context import Mixer, MixInputs
 from jengine.runner.step.batch import Batch
 from jengine.runner.step.block_share import BlockShare, scattered_dimension
-from jengine.runner.step.context_parallel import TOKENS, Stripes, view_spec
+from jengine.runner.step.context_parallel import TOKENS, ContextShards, view_spec
 from jengine.runner.step.encoder_attention import reach_of, step_blocks, whole_view
 from jengine.runner.step.group_arrays import attention_axes
 from jengine.runner.step.image_attention import Later, with_later
@@ -60,10 +60,10 @@ def paged_attention(
 ) -> Mixer:
     """The mixer of one step: write a layer's keys and values, then attend to the cache.
 
-    Each device attends with its heads, and with its tokens where a step is striped over devices: it
+    Each device attends with its heads, and with its tokens where a step is sharded over devices: it
     gets the keys and values of the others'. `held` is told of recurrent layers.
     """
-    stripes = Stripes(bucket, shapes, placement)
+    shards = ContextShards(bucket, shapes, placement)
     place = {
         (layer, group.spec.is_state): (group_index, index)
         for group_index, group in enumerate(shapes.groups)
@@ -77,8 +77,8 @@ def paged_attention(
         elif group.spec.is_state:
             state_views[index] = state_view(batch, index, bucket, shapes, placement)
         else:
-            views[index] = stripes.of_view(group_view(batch, index, bucket, shapes))
-    reading = stripes.bucket, shapes, placement, Counters()  # the bucket of what a device runs
+            views[index] = shards.of_view(group_view(batch, index, bucket, shapes))
+    reading = shards.bucket, shapes, placement, Counters()  # the bucket of what a device runs
 
     def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
         group, index = place[layer, isinstance(inputs, RecurrentInputs)]
@@ -93,7 +93,7 @@ def paged_attention(
         elif isinstance(inputs, ReadInputs):
             mixed = _attend(inputs.q, cache, index, inputs, views[group], *reading)
         elif inputs.config.bidirectional:
-            blocks = step_blocks(inputs.config, stripes.bucket, shapes)
+            blocks = step_blocks(inputs.config, shards.bucket, shapes)
             mixed, _ = _write_and_attend(blocks, 0, inputs, views[group], *reading)
         else:
             mixed, cache = _write_and_attend(cache, index, inputs, views[group], *reading)
@@ -124,7 +124,7 @@ def _write(
     norms = inputs.norms
     options = {} if norms is None else {"eps": norms.eps, "weight_offset": norms.offset}
     weights = None if norms is None else (norms.q_weight, norms.k_weight)
-    is_striped = placement.ways(TOKENS) > 1
+    is_sharded = placement.ways(TOKENS) > 1
     travels = jnp.float32 if has_scales(cache.dtype) else held_dtype(cache)
     finite = shapes.prompts is not None and not has_scales(cache.dtype)
 
@@ -132,7 +132,7 @@ def _write(
         cache: Array, qkv: Array, slots: Array, rotation: Rotation, weights: Rotation
     ) -> tuple[Array, Array]:
         own = share.slots(slots)
-        if is_striped:
+        if is_sharded:
             qkv = with_finite_values(qkv, travels) if finite else qkv
             q, k, v = rotated_heads(qkv, rotation, weights, **options)
             k, v = (of_all_tokens(x.astype(travels)) for x in (k, v))

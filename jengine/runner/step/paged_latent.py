@@ -190,10 +190,10 @@ def _write(
 ) -> Array:  # fmt: skip
     """Store entries, on every device that has their place: all heads share them."""
 
-    is_striped = placement.ways(TOKENS) > 1
+    is_sharded = placement.ways(TOKENS) > 1
 
     def own_copy(cache: Array, entries: Array, slots: Array) -> Array:
-        if is_striped:
+        if is_sharded:
             entries = of_all_tokens(entries.astype(held_dtype(cache)))
         return write_entries(cache, layer, entries, share.slots(slots))
 

@@ -11,7 +11,7 @@ from jax import Array
 from jengine.lora.weights import HEAD, LowRankWeight
 from jengine.models.stages import StageLayout
 from jengine.runner.step.adapters import HeadAdapters, add_adapters, token_slots
-from jengine.runner.step.context_parallel import Stripes
+from jengine.runner.step.context_parallel import ContextShards
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.step_input import StepInput
 from jengine.runner.variants.buckets import Bucket, StepShapes
@@ -105,7 +105,7 @@ class Program:
         model, slots = self.rebuild(own[:first]), None
         if self.adapters is not None:
             slots = token_slots(inputs.adapters.slots, self.bucket, self.shapes)
-            own_slots = Stripes(self.bucket, self.shapes, self.placement).of_tokens(slots)
+            own_slots = ContextShards(self.bucket, self.shapes, self.placement).of_tokens(slots)
             self.adapters.install(model, self.adapters.arrays(leaves[end:]), own_slots)
         return Models(model, slots, of_taps)
 

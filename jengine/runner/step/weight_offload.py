@@ -7,7 +7,7 @@ layers compute.
 
 Host leaves have memory kind `pinned_host`; an optimization barrier delays each copy. By default XLA
 runs two copies at a time and kernels wait for the rest; a compiler option allows those of a whole
-layer. `weights.spared` chooses the layers.
+layer. `weights.weight_offload` chooses the layers.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class ProgramList:
             (Slots(count), tier)
             for part in slot_parts(self.shapes.pooling, splits=self.splits)
             for tier in of_part(self.tiers, part)
-            for count in (decodes if self._is_spared(tier) else (*decodes, most))
+            for count in (decodes if self._is_served_by_random(tier) else (*decodes, most))
             if self.shapes.chained
         )
         of_prompts = dict.fromkeys(
@@ -96,7 +96,7 @@ class ProgramList:
         )
         return (*of_slots, *of_prompts)
 
-    def _is_spared(self, tier: Features) -> bool:
+    def _is_served_by_random(self, tier: Features) -> bool:
         """Whether the same variant with random sampling serves the largest size."""
         drawn = replace(tier, sampling=replace(tier.sampling, random=True))
         return drawn != tier and drawn in of_part(self.tiers, tier.part)

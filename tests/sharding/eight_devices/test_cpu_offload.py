@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jengine.assembly import device_side
-from jengine.assembly.host_weights import spared
+from jengine.assembly.host_weights import offloaded
 from jengine.weights.abstract import abstract_model
 from sharding.placement import HOST
 from tests.api.engines import answers, tiny_engine
@@ -33,7 +33,7 @@ def test_same_answers_as_from_the_devices(
     # As on GPUs: CPUs have nothing to offload to.
     monkeypatch.setattr(
         device_side, "with_layers_on_host",
-        lambda args, config, places, matmuls: spared(1, abstract_model(config), places, matmuls),
+        lambda args, config, places, matmuls: offloaded(1, abstract_model(config), places, matmuls),
     )  # fmt: skip
     with tiny_engine(folder, cpu_offload_gb=1, **mesh) as llm:
         for runner in llm.engine.runners:

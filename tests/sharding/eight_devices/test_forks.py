@@ -46,7 +46,7 @@ def test_the_same_beams_as_on_one_device(how: str, tmp_path: Path) -> None:
     with tiny_engine(folder, **sizes) as one:
         tokens, scores = found(one)
     with tiny_engine(folder, **sizes, **settings) as llm:
-        assert llm.engine.cache.keeps_tails == (how in DIVIDED)
+        assert llm.engine.cache.keeps_partial_blocks == (how in DIVIDED)
         own_tokens, own_scores = found(llm)
     assert own_tokens == tokens
     np.testing.assert_allclose(own_scores, scores, atol=1e-3)

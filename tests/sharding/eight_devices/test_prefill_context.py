@@ -26,7 +26,7 @@ from tests.sharding.eight_devices.same_answers import (
 )
 
 
-def striped(folder: Path, groups: int, tensor: int = 1, **settings: Any) -> jengine.LLM:
+def context_parallel(folder: Path, groups: int, tensor: int = 1, **settings: Any) -> jengine.LLM:
     sizes = {"tensor_parallel_size": tensor, "prefill_context_parallel_size": groups}
     return tiny_engine(folder, **sizes, **settings)
 
@@ -43,7 +43,7 @@ def striped(folder: Path, groups: int, tensor: int = 1, **settings: Any) -> jeng
 def test_same_tokens_in_any_number_of_groups(
     folder: Path, on_one: list[Any], groups: int, tensor: int
 ) -> None:
-    with striped(folder, groups, tensor) as llm:
+    with context_parallel(folder, groups, tensor) as llm:
         assert dict(llm.mesh.shape)["pcp"] == groups
         same_in_every_way(llm, on_one)
 
@@ -84,7 +84,7 @@ def test_prompts_are_scored(folder: Path) -> None:
     prompts = [list(range(3, 3 + length)) for length in (5, 40, 77)]
     found = []
     for groups in (1, 4):
-        with striped(folder, groups) as llm:
+        with context_parallel(folder, groups) as llm:
             found.append([one.prompt_logprobs for one in llm.generate(prompts, params)])
     for ours, theirs in zip(*found, strict=True):
         for own, other in zip(ours[1:], theirs[1:], strict=True):
@@ -95,7 +95,7 @@ def test_prompts_are_scored(folder: Path) -> None:
 
 def test_what_devices_exchange(folder: Path) -> None:
     """Keys and values go to all devices, nothing else of a layer does."""
-    with striped(folder, 4, attention_backend="xla") as llm:
+    with context_parallel(folder, 4, attention_backend="xla") as llm:
         programs = llm.engine.loaded.programs
         bucket = next(b for b in llm.engine.loaded.ladders.buckets() if b.prefill_tokens)
         forward = programs.tiers[0].of(Part.FORWARD)
@@ -133,9 +133,9 @@ def test_what_is_refused(
 def test_layers_that_need_tokens_in_order_are_refused(tmp_path: Path) -> None:
     folder = write_tiny_native(tmp_path, "qwen3_next")
     with pytest.raises(UnsupportedFeature, match="layers are not all of attention"):
-        striped(folder, 2)
+        context_parallel(folder, 2)
 
 
 @pytest.mark.slow
 def test_a_prompt_of_131k_tokens(tmp_path: Path) -> None:
-    same_after_131k_tokens(tmp_path, partial(striped, block_size=128))
+    same_after_131k_tokens(tmp_path, partial(context_parallel, block_size=128))

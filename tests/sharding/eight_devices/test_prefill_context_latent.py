@@ -14,7 +14,7 @@ from jengine.runner.variants.parts import Part
 from tests.api.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native
 from tests.sharding.eight_devices.same_answers import run, same_beside, same_in_every_way
-from tests.sharding.eight_devices.test_prefill_context import striped
+from tests.sharding.eight_devices.test_prefill_context import context_parallel
 
 SIZES = {"max_position_embeddings": 1024, "vocab_size": 128}
 
@@ -43,7 +43,7 @@ def latent_on_one(latent: Path) -> list[Any]:
 def test_same_tokens_in_any_number_of_groups(
     latent: Path, latent_on_one: list[Any], groups: int, tensor: int, context: int
 ) -> None:
-    with striped(latent, groups, tensor, decode_context_parallel_size=context) as llm:
+    with context_parallel(latent, groups, tensor, decode_context_parallel_size=context) as llm:
         cache = llm.engine.loaded.state.caches[0]
         assert cache.size // cache.addressable_shards[0].data.size == context
         same_in_every_way(llm, latent_on_one, few_blocks=20 // context)
@@ -73,7 +73,7 @@ def test_families(tmp_path: Path, family: str) -> None:
 def test_what_devices_exchange(tmp_path: Path) -> None:
     """Entries go to all devices; they are smaller than the keys and values of all heads."""
     folder = write_tiny_native(tmp_path, "minicpm3")
-    with striped(folder, 4, max_model_len=256, attention_backend="xla") as llm:
+    with context_parallel(folder, 4, max_model_len=256, attention_backend="xla") as llm:
         programs = llm.engine.loaded.programs
         bucket = next(b for b in llm.engine.loaded.ladders.buckets() if b.prefill_tokens)
         forward = programs.tiers[0].of(Part.FORWARD)
