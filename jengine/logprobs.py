@@ -53,7 +53,7 @@ class Logprob:
 Table = dict[int, Logprob]
 
 
-class TokenTexts(Protocol):
+class TextsOfTokens(Protocol):
     """The texts of tokens that could each follow the same tokens."""
 
     def of(self, token_ids: list[int], context: Sequence[int]) -> Sequence[str | None]:
@@ -82,7 +82,7 @@ class LogprobTables(Sequence[Any]):
         scores: StepLogprobs,
         tokens: Sequence[int],
         first: int,
-        texts: TokenTexts,
+        texts: TextsOfTokens,
         *,
         opens_prompt: bool = False,
     ) -> None:

@@ -15,7 +15,7 @@ from jax import Array, lax
 FAR_BELOW = -1e30  # finite: a chunk in which all keys of a query are masked gives no NaN
 
 
-class Running(NamedTuple):
+class SoftmaxState(NamedTuple):
     """State of the online softmax: running maximum, sum of exponentials, and weighted values."""
 
     highest: Array  # f32 [batch, KV, q]
@@ -23,7 +23,7 @@ class Running(NamedTuple):
     mixed: Array  # f32 [batch, KV, q, D of values]
 
     @classmethod
-    def of_nothing(cls, queries: Array, dim: int | None = None) -> Running:
+    def of_nothing(cls, queries: Array, dim: int | None = None) -> SoftmaxState:
         """Initial state; `dim` is the width of values where it differs from that of queries."""
         lowest = jnp.full(queries.shape[:-1], FAR_BELOW, jnp.float32)
         mixed = jnp.zeros((*lowest.shape, dim or queries.shape[-1]), jnp.float32)
@@ -38,7 +38,7 @@ class Running(NamedTuple):
         scale: float,
         soft_cap: float | None,
         bias: Array | None = None,
-    ) -> Running:
+    ) -> SoftmaxState:
         """Add a chunk. `seen` [batch, 1, q or 1, S] masks keys; `bias` [batch, KV, q, S] is added
         to scores.
 
@@ -52,7 +52,7 @@ class Running(NamedTuple):
         weights = jnp.exp(scores - highest[..., None])
         added = einsum("bkqs,bksd->bkqd", weights.astype(values.dtype), values)
         shrink = jnp.exp(self.highest - highest)
-        return Running(
+        return SoftmaxState(
             highest,
             self.total * shrink + jnp.sum(weights, axis=-1),
             self.mixed * shrink[..., None] + added,
@@ -77,7 +77,7 @@ class Running(NamedTuple):
 
 
 def in_groups(
-    sizes: Sequence[int], used: Array, attend: Callable[..., Running], sinks: Array | None,
+    sizes: Sequence[int], used: Array, attend: Callable[..., SoftmaxState], sinks: Array | None,
     queries: Array, *others: Array, dim: int | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Apply `attend` to the first `used` entries of all arrays, a group at a time; others give

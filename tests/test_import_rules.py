@@ -177,14 +177,8 @@ LAZY_TARGETS = {
     "jengine.weights.gguf.header": "numpy, for settings that `--help` reads without it",
 }
 
-# Most of these are messages between processes, and what a server says in its OpenAPI document.
-SHARED_CLASS_NAMES = {
-    "AbortRequest", "Answer", "Ask", "AskHealth", "Asked", "Attention", "Batch", "CallWorkers",
-    "Choice", "Counts", "Engine", "Failure", "Given", "Groups", "Health", "Histogram", "Kernel",
-    "Load", "Message", "Options", "Order", "Part", "Pause", "Pool", "Progress", "Ready",
-    "Refusal", "Refused", "Resume", "RowNorm", "Running", "Sleep", "Sources", "StepClock",
-    "TilesLaunch", "TokenTexts", "Told", "Trace", "Usage", "Where",
-}  # fmt: skip
+# Schemas of the API, and what has the same name in the engine.
+SHARED_CLASS_NAMES = {"AbortRequest", "Counts", "Histogram", "Message", "Usage"}
 
 
 class Import(NamedTuple):

@@ -27,7 +27,7 @@ from jengine.engine.input_processor import InputProcessor
 from jengine.engine.limits import Limits
 from jengine.engine.pooling_input import PoolingInput
 from jengine.engine.session import Session
-from jengine.engine.source_renderer import Sources
+from jengine.engine.source_renderer import SourceRules
 from jengine.errors import ConfigError, RequestError
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.hub.names import shown_name
@@ -113,7 +113,7 @@ def engine_of(
 
 def media_processor(
     asked: MediaSettings, source: ModelSource, room: Room
-) -> MediaProcessor | SpeechProcessor | Sources | None:
+) -> MediaProcessor | SpeechProcessor | SourceRules | None:
     """Media processor or text-encoder limits of the model; None if it takes only text."""
     given = {"mm_processor_kwargs": asked.mm_processor_kwargs,
              "mm_encoder_tp_mode": None if asked.mm_encoder_tp_mode == "weights" else "data",
@@ -127,7 +127,7 @@ def media_processor(
             )
         speech, encoder = source.config.speech, source.config.source_encoder
         if encoder is not None:
-            return Sources(encoder.positions, encoder.start_token, forced_token(source))
+            return SourceRules(encoder.positions, encoder.start_token, forced_token(source))
         return None if speech is None else SpeechProcessor(speech, limits)
     try:
         options = checked_options(asked.mm_processor_kwargs, vision.family)

@@ -16,7 +16,7 @@ from jengine.assembly.settings.groups import Groups
 from jengine.config import AttentionConfig, ModelConfig
 from jengine.runner.step.attention_backend import BASES, CODES, available_backend, heads_of
 from pallas_kernels.choice import fa4_unchosen, too_large
-from pallas_kernels.fa4.rules import BULK_BLOCK, Asked, missing, refused, unchosen
+from pallas_kernels.fa4.rules import BULK_BLOCK, PrefillCall, missing, refused, unchosen
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def served_heads(asked: Groups, config: ModelConfig) -> set[int]:
         for mixer in layer.mixers
         if isinstance(mixer, AttentionConfig)
         and not runs_elsewhere(mixer)
-        and refused(Asked(dtype, mixer.head_dim, block_size, None, has_ends=False)) is None
+        and refused(PrefillCall(dtype, mixer.head_dim, block_size, None, has_ends=False)) is None
     }
 
 

@@ -60,7 +60,7 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 4, 64, 16
 FEWEST = 5  # timings of each kind
 
 
-class Kernel(NamedTuple):
+class KernelCalls(NamedTuple):
     """Calls of one kernel that follow each other through memory, and what each has to do."""
 
     run: Callable[[], Any]
@@ -68,7 +68,7 @@ class Kernel(NamedTuple):
     operations: int
 
 
-def matmul(scheme: WeightScheme, rows: int, sizes: tuple[int, int], memory: int) -> Kernel:
+def matmul(scheme: WeightScheme, rows: int, sizes: tuple[int, int], memory: int) -> KernelCalls:
     """A matmul with one of as many equal weights as fill this memory."""
     weight = WeightShape((sizes[0],), (sizes[1],), (None, None))
     declared = scheme.declared(weight, jnp.bfloat16, Initializer())
@@ -78,7 +78,7 @@ def matmul(scheme: WeightScheme, rows: int, sizes: tuple[int, int], memory: int)
     multiply = jax.jit(lambda x, tensors: scheme.multiply(weight, x, tensors))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(rows, sizes[0])), jnp.float32)
     moved = size + 4 * rows * sum(sizes)
-    return Kernel(lambda: multiply(x, next(weights)), moved, 2 * rows * sizes[0] * sizes[1])
+    return KernelCalls(lambda: multiply(x, next(weights)), moved, 2 * rows * sizes[0] * sizes[1])
 
 
 def random_tensors(specs: Specs) -> Tensors:
@@ -92,7 +92,7 @@ def random_tensors(specs: Specs) -> Tensors:
     return found
 
 
-def attention(rows: int, context: int, memory: int) -> Kernel:
+def attention(rows: int, context: int, memory: int) -> KernelCalls:
     """Decode attention to one of as many layers of a cache as fill this memory."""
     pages, width = -(-context // BLOCK), KV_HEADS * HEAD_DIM
     size = 4 * rows * pages * BLOCK * width
@@ -111,7 +111,7 @@ def attention(rows: int, context: int, memory: int) -> Kernel:
             implementation="cpu",
         )  # fmt: skip
 
-    return Kernel(run, size, 4 * rows * context * HEADS * HEAD_DIM)
+    return KernelCalls(run, size, 4 * rows * context * HEADS * HEAD_DIM)
 
 
 def fastest(run: Callable[[], Any], seconds: float) -> float:
@@ -165,7 +165,7 @@ def multiply_rate(scheme: WeightScheme, seconds: float) -> float:
     return kernel.operations / fastest(kernel.run, seconds)
 
 
-def cases(args: argparse.Namespace, memory: int) -> Iterator[tuple[str, int, Kernel]]:
+def cases(args: argparse.Namespace, memory: int) -> Iterator[tuple[str, int, KernelCalls]]:
     """Each kernel at each number of rows, made when it is asked for."""
     for rows in args.rows:
         for name, scheme in SCHEMES.items():

@@ -23,8 +23,8 @@ from jengine.errors import (
 from jengine.executor.multihost.channel import FollowerChannel, failing_together, reports
 from jengine.executor.multihost.executors import FollowingExecutor
 from jengine.executor.multihost.messages import (
-    AbortRequest,
-    CallWorkers,
+    CallProcesses,
+    FollowerAbort,
     Report,
     ReportDue,
     RequestAborted,
@@ -107,7 +107,7 @@ class FollowingCore:
         if name is None:
             return None
         if self.failure is None and name not in self._ended:
-            self.channel.send(AbortRequest(name))
+            self.channel.send(FollowerAbort(name))
             while name not in self._ended:
                 self._take(self._next())
         delta = self._ended.get(name)
@@ -241,7 +241,7 @@ class FollowingCore:
                     self.executor.read_up_to(read)
             case RequestAborted(request_id, delta):
                 self._note_end(request_id, delta)
-            case CallWorkers(method, arguments):  # of a driver, which asks all through the leader
+            case CallProcesses(method, arguments):  # of a driver, which asks all through the leader
                 self._report(self.executor.report(method, arguments))
             case ReportDue():
                 if not self.channel.answers(message):

@@ -43,13 +43,13 @@ class Joined(Message, frozen=True):
     """Front end to host: the ranks are replicas now."""
 
 
-class Refused(Message, frozen=True):
+class JoinRefused(Message, frozen=True):
     """Front end to host: the ranks cannot join."""
 
     why: str
 
 
-class Taken(Refused, frozen=True, tag=True):
+class Taken(JoinRefused, frozen=True, tag=True):
     """Refused because another connection, not yet known to be closed, holds these ranks."""
 
 
@@ -57,7 +57,7 @@ class AreYouThere(Message, frozen=True):
     """Keepalive without an answer: sending it reveals a closed connection."""
 
 
-FromDesk = Joined | Refused | Taken | AreYouThere
+FromDesk = Joined | JoinRefused | Taken | AreYouThere
 _from_host = Reader[Join](Join, "a host")
 _from_desk = Reader[FromDesk](FromDesk, "the front")
 
@@ -145,7 +145,7 @@ class JoinDesk:
         try:
             join = _from_host(parts[1])
         except (BadFrame, IndexError) as error:
-            answer: Joined | Refused = Refused(f"this is not how a host joins: {error}")
+            answer: Joined | JoinRefused = JoinRefused(f"this is not how a host joins: {error}")
         else:
             answer = self._joined(parts[0], join)
         self._socket.send([parts[0], encode(answer)])
@@ -156,14 +156,14 @@ class JoinDesk:
         for rank in ranks:
             del self._connections[rank]
 
-    def _joined(self, connection: bytes, join: Join) -> Joined | Refused | Taken:
+    def _joined(self, connection: bytes, join: Join) -> Joined | JoinRefused | Taken:
         ranks = sorted(join.addresses)
         if join.version != self._version:
-            return Refused(f"it runs jengine {join.version}, and the front {self._version}")
+            return JoinRefused(f"it runs jengine {join.version}, and the front {self._version}")
         with self._changed:
             strange = [rank for rank in ranks if rank not in self._ranks]
             if strange or not ranks:
-                return Refused(f"ranks {ranks}: expected some of {list(self._ranks)}")
+                return JoinRefused(f"ranks {ranks}: expected some of {list(self._ranks)}")
             twice = [rank for rank in ranks if rank in self._connections]
             for other in {self._connections[rank] for rank in twice}:
                 self._socket.send([other, encode(AreYouThere())])
@@ -187,7 +187,7 @@ class JoinedHost:
         self.address = front.address
         self._left = left
         self._answered = threading.Event()
-        self._answer: Joined | Refused | Taken | None = None
+        self._answer: Joined | JoinRefused | Taken | None = None
         self._socket = SocketLoop(
             zmq.DEALER, front,
             receive=self._receive, failed=self._failed, lost=self._lost,
@@ -207,7 +207,7 @@ class JoinedHost:
             self._answered.clear()
             self._offer(addresses, version, seconds)
         match self._answer:
-            case Refused(why):
+            case JoinRefused(why):
                 raise ConfigError(f"the front at {self.address} refused this host: {why}.")
             case None:
                 raise ConfigError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from jengine.engine.timing import CompletionTiming
-from jengine.logprobs import TEXT_CONTEXT, LogprobTables, ScoreBuffer, StepLogprobs, TokenTexts
+from jengine.logprobs import TEXT_CONTEXT, LogprobTables, ScoreBuffer, StepLogprobs, TextsOfTokens
 from jengine.outputs import CompletionOutput, TokenDelta
 from jengine.request import WireRequest
 from jengine.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ class Completion:
         wire: WireRequest,
         params: SamplingParams,
         tokenizer: Tokenizer | None,
-        texts: TokenTexts,
+        texts: TextsOfTokens,
         timing: CompletionTiming,
     ) -> None:
         self.index = index

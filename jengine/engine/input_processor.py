@@ -18,7 +18,7 @@ from jengine.config import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from jengine.engine.limits import Limits
 from jengine.engine.pooling_input import PoolingInput
 from jengine.engine.prompt_renderer import PromptRenderer
-from jengine.engine.source_renderer import SourceRenderer, Sources
+from jengine.engine.source_renderer import SourceRenderer, SourceRules
 from jengine.engine.speech_renderer import SpeechRenderer
 from jengine.errors import RequestError, UnsupportedFeature
 from jengine.grammar.compiler import GrammarCompiler
@@ -70,7 +70,7 @@ class InputProcessor:
         grammars: GrammarCompiler,
         structured: StructuredOutputsDefaults = USUAL,
         processors: Processors | None = None,
-        media: MediaProcessor | SpeechProcessor | Sources | None = None,
+        media: MediaProcessor | SpeechProcessor | SourceRules | None = None,
         pooling: PoolingInput | None = None,
         marks: ReasoningMarks | None = None,
     ) -> None:
@@ -318,10 +318,10 @@ def bad_word_ids(tokenizer: Tokenizer, word: str) -> list[list[int]]:
 def renderer_for(
     limits: Limits,
     tokenizer: Tokenizer | None,
-    media: MediaProcessor | SpeechProcessor | Sources | None,
+    media: MediaProcessor | SpeechProcessor | SourceRules | None,
 ) -> PromptRenderer:
     """Renderer for a model with this media processor or text encoder; None for neither."""
-    if isinstance(media, Sources):
+    if isinstance(media, SourceRules):
         return SourceRenderer(limits, tokenizer, media)
     if isinstance(media, SpeechProcessor):
         return SpeechRenderer(limits, tokenizer, media)

@@ -40,13 +40,13 @@ class CoreQuestion(Question[A], Generic[A], frozen=True):
         raise NotImplementedError
 
 
-class Order(CoreQuestion[None], frozen=True):
+class CoreOrder(CoreQuestion[None], frozen=True):
     """A question without a result: the answer confirms that it was done."""
 
     def together(self, answers: Collection[None]) -> None: ...
 
 
-class Settle(Order, frozen=True):
+class Settle(CoreOrder, frozen=True):
     """Pass everything queued so far to the scheduler."""
 
     def answer(self, client: InProcessClient) -> None:
@@ -101,7 +101,7 @@ class AskHealth(CoreQuestion[list[WorkerHealth]], frozen=True):
         return list(chain.from_iterable(answers))
 
 
-class Probe(Order, frozen=True):
+class Probe(CoreOrder, frozen=True):
     """Run an empty step to completion; only while no request runs."""
 
     def answer(self, client: InProcessClient) -> None:
@@ -115,7 +115,7 @@ class Probe(Order, frozen=True):
         client.core.probe()
 
 
-class Pause(Order, frozen=True):
+class Pause(CoreOrder, frozen=True):
     """Run no steps until `Resume`; answered when the current one has ended."""
 
     waits = False
@@ -126,7 +126,7 @@ class Pause(Order, frozen=True):
         client.ring()
 
 
-class Resume(Order, frozen=True):
+class Resume(CoreOrder, frozen=True):
     """Run steps again. Raises EngineAsleep if memory is asleep."""
 
     waits = False
@@ -136,7 +136,7 @@ class Resume(Order, frozen=True):
         client.sleeping.check_awake()
 
 
-class Sleep(Order, frozen=True):
+class Sleep(CoreOrder, frozen=True):
     """Free the memory named by the tags; level 1 keeps parameters on the host, level 2 drops them.
 
     Steps in flight end first; running requests are preempted until everything is awake. No steps
@@ -167,7 +167,7 @@ class WakeUp(CoreQuestion[bool], frozen=True):
         return all(answers)
 
 
-class ReloadWeights(Order, frozen=True):
+class ReloadWeights(CoreOrder, frozen=True):
     """Reload parameters from the model's folder; running requests are preempted, as cached blocks
     may belong to other parameters."""
 
@@ -177,7 +177,7 @@ class ReloadWeights(Order, frozen=True):
         client.sleeping.note(decoded_answers("reload_weights", answers))
 
 
-class ResizeCache(Order, frozen=True):
+class ResizeCache(CoreOrder, frozen=True):
     """Resize the KV cache, keeping as much of its contents as fits."""
 
     num_bytes: int

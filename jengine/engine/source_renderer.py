@@ -26,7 +26,7 @@ KEYS = {"encoder_prompt", "decoder_prompt"}
 
 
 @dataclass(frozen=True)
-class Sources:
+class SourceRules:
     """Encoder length limit and decoder start tokens.
 
     `forced` is `forced_bos_token_id`: as in transformers it follows a prompt that is only the start
@@ -45,7 +45,7 @@ class SourceRenderer(PromptRenderer):
     special tokens, which are meant for encoders.
     """
 
-    def __init__(self, limits: Limits, tokenizer: Tokenizer | None, sources: Sources) -> None:
+    def __init__(self, limits: Limits, tokenizer: Tokenizer | None, sources: SourceRules) -> None:
         super().__init__(limits, tokenizer)
         self.source = sources
         longest = replace(limits, max_model_len=sources.positions, answer_room=0)

@@ -31,7 +31,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
 
 
-class Sleep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SleepCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Level 1 keeps parameters on the host, level 2 drops them; `tags` name what sleeps (weights,
     KV cache)."""
 
@@ -89,7 +89,7 @@ CALLS = {
     "stop_profile": WorkerCall(Nothing, None),
     "memory_profile": WorkerCall(Nothing, bytes),
     # Each returns the tags of what sleeps now.
-    "sleep": WorkerCall(Sleep, list[str], each_replica=True, seconds=600, by="sleep"),
+    "sleep": WorkerCall(SleepCall, list[str], each_replica=True, seconds=600, by="sleep"),
     "wake_up": WorkerCall(Wake, list[str], each_replica=True, seconds=600, by="wake_up"),
     "resize_cache": WorkerCall(Resize, list[int], by="resize_cache"),
     "reload_weights": WorkerCall(

@@ -37,7 +37,7 @@ from starlette.routing import Route
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.integrations.ray_serve_decode import DecodeServer, check_apart
 from jengine.integrations.ray_serve_engine import JengineServer, replica_of
-from jengine.integrations.ray_serve_requests import Asked
+from jengine.integrations.ray_serve_requests import ForwardedRequest
 from jengine.server.app import ENDPOINTS, refused
 from jengine.server.errors import ApiError, api_error
 from jengine.server.http.auth import Access, Authentication, Keys
@@ -206,7 +206,7 @@ class Ingress:
         try:
             body = await whole_body(http)
             headers = [(name, value) for name, value in http.headers.raw if name != b"host"]
-            asked = Asked("POST", route_path(http.scope), headers, body)
+            asked = ForwardedRequest("POST", route_path(http.scope), headers, body)
             server = self._server_of(model_in(body, http.headers.get("content-type", "")))
             answer = server.http.remote(asked)
             status, head = await anext(answer)

@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from jengine.connectors.settings import ROLES
 from jengine.errors import ConfigError
 from jengine.integrations.ray_serve_engine import JengineServer, replica_of
-from jengine.integrations.ray_serve_requests import Asked
+from jengine.integrations.ray_serve_requests import ForwardedRequest
 from jengine.routing.prefill import GENERATE, fields_of, gone_on, prompt_only, told_in
 
 logger = logging.getLogger(__name__)
@@ -36,11 +36,11 @@ class DecodeServer(JengineServer):
         await super().__init__(llm_config)
         self._prefill = prefill_server.options(stream=True)
 
-    async def _exchanged(self, asked: Asked) -> AsyncGenerator[Any, None]:
+    async def _exchanged(self, asked: ForwardedRequest) -> AsyncGenerator[Any, None]:
         async for part in super()._exchanged(await self._with_prompt(asked)):
             yield part
 
-    async def _with_prompt(self, asked: Asked) -> Asked:
+    async def _with_prompt(self, asked: ForwardedRequest) -> ForwardedRequest:
         """The request with the place of its prompt's blocks. Without them, if no prefill replica
         has computed it: then this one does, and says what is wrong with a request."""
         body = fields_of(asked.body) if asked.path in GENERATE else None
@@ -55,7 +55,7 @@ class DecodeServer(JengineServer):
         told = told_in(answer) if status == 200 else None
         return replace(asked, body=gone_on(body, told)) if told else asked
 
-    async def _prefilled(self, asked: Asked) -> tuple[int, bytes]:
+    async def _prefilled(self, asked: ForwardedRequest) -> tuple[int, bytes]:
         """Status and body of a prefill replica's answer."""
         adapter = serve.get_multiplexed_model_id()
         server = self._prefill.options(multiplexed_model_id=adapter) if adapter else self._prefill

@@ -34,7 +34,7 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.values import check_types
 from jengine.errors import ConfigError, EngineDead, RequestError, UnsupportedFeature
 from jengine.integrations.ray_actor import RayMetrics, own_blocks_address, resources
-from jengine.integrations.ray_serve_requests import Asked, form_of, scope_of
+from jengine.integrations.ray_serve_requests import ForwardedRequest, form_of, scope_of
 from jengine.server.app import make_app
 from jengine.server.errors import api_error
 from jengine.server.phase import Phase
@@ -177,12 +177,12 @@ class JengineServer(LLMServerProtocol):
         """The application itself, for `serve.ingress()(JengineServer)`."""
         return self.app
 
-    async def http(self, asked: Asked) -> AsyncGenerator[Any, None]:
+    async def http(self, asked: ForwardedRequest) -> AsyncGenerator[Any, None]:
         """Answer a request: status and headers, then parts of the body."""
         async for part in self._exchanged(asked):
             yield part
 
-    async def _exchanged(self, asked: Asked) -> AsyncGenerator[Any, None]:
+    async def _exchanged(self, asked: ForwardedRequest) -> AsyncGenerator[Any, None]:
         """Ask the application, which sees a disconnect when the reader of this generator ends."""
         unread: list[Message] = [{"type": "http.request", "body": asked.body, "more_body": False}]
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -228,7 +228,7 @@ class JengineServer(LLMServerProtocol):
         kept = {one: text for one, text in given.items() if one.lower() not in OF_BODY}
         headers = [(b"content-type", kind.encode())]
         headers += [(one.lower().encode(), (text or "").encode()) for one, text in kept.items()]
-        parts = self._exchanged(Asked("POST", path, headers, body))
+        parts = self._exchanged(ForwardedRequest("POST", path, headers, body))
         status, head = await anext(parts)
         kind = dict(head).get(b"content-type", b"").decode()
         if status < 400 and kind.startswith("text/"):
@@ -275,7 +275,7 @@ class JengineServer(LLMServerProtocol):
         given = {name: value for name, value in options.items() if value is not None}
         key = f"Bearer {self._admin_key}".encode()
         query = urlencode(given, doseq=True).encode()
-        asked = Asked(method, path, [(b"authorization", key)], b"", query)
+        asked = ForwardedRequest(method, path, [(b"authorization", key)], b"", query)
         (status, _), *parts = [one async for one in self._exchanged(asked)]
         said = json.loads(b"".join(parts))
         if status >= 400:

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 
 @dataclass(frozen=True)
-class Asked:
+class ForwardedRequest:
     """A request being forwarded to a replica."""
 
     method: str
@@ -42,7 +42,7 @@ class Written(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-def scope_of(asked: Asked) -> Scope:
+def scope_of(asked: ForwardedRequest) -> Scope:
     return {
         "type": "http", "method": asked.method, "path": asked.path, "headers": asked.headers,
         "query_string": asked.query,

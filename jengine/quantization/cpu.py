@@ -192,10 +192,10 @@ def groups_of(weight: WeightShape) -> tuple[int, ...]:
     return () if weight.groups is None else (weight.groups,)
 
 
-def kernel_norm(norm: RowNorm) -> kernels.RowNorm:
+def kernel_norm(norm: RowNorm) -> kernels.FusedNorm:
     """Convert a norm to the kernels' description."""
     kind = "rms" if norm.bias is None else "layer"
-    return kernels.RowNorm(kind, norm.weight, norm.bias, norm.eps, norm.offset)
+    return kernels.FusedNorm(kind, norm.weight, norm.bias, norm.eps, norm.offset)
 
 
 PACKED, IN_PLACE = CpuWeights(packed=True), CpuWeights(packed=False)

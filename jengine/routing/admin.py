@@ -19,7 +19,7 @@ from jengine.client.address import Address
 from jengine.errors import ConfigError
 from jengine.routing.answers import body_of, failed
 from jengine.routing.exchange import look
-from jengine.routing.pool import Backend, Pool
+from jengine.routing.pool import Backend, ServerPool
 
 PATH = "/route/servers"
 ROLES = ("decode", "prefill")
@@ -31,7 +31,7 @@ FIRST_LOOK = 5.0
 class Admin:
     """Adds servers to the router's pools and removes them."""
 
-    def __init__(self, pools: dict[str, Pool], key: str | None) -> None:
+    def __init__(self, pools: dict[str, ServerPool], key: str | None) -> None:
         """`pools`: by role."""
         self._pools = pools
         self._key = key
@@ -71,7 +71,7 @@ class Admin:
             return False
         return hmac.compare_digest(given.strip().encode(), self._key.encode())
 
-    def _removed(self, pool: Pool, url: str) -> Response:
+    def _removed(self, pool: ServerPool, url: str) -> Response:
         backend = pool.remove(url)
         if backend is None:
             return failed(404, f"{url} is none of the servers of this role.")

@@ -26,7 +26,7 @@ from jengine.errors import RETRY_AFTER, ConfigError
 from jengine.routing.admin import Admin
 from jengine.routing.answers import body_of, failed
 from jengine.routing.exchange import HOP, Reply, encoded, watch
-from jengine.routing.pool import Backend, Pool, pieces_of
+from jengine.routing.pool import Backend, ServerPool, pieces_of
 from jengine.routing.prefill import GENERATE, fields_of, gone_on, prompt_only, told_in
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class RouterApp:
 
     def __init__(
         self,
-        workers: Pool,
-        prefillers: Pool,
+        workers: ServerPool,
+        prefillers: ServerPool,
         health_every: float,
         prefill_seconds: float,
         wait_seconds: float,
@@ -204,7 +204,7 @@ def make_router(
 ) -> Starlette:
     """Build the router in front of these servers. `wait_seconds`: the longest wait of a prompt for
     an available server. With an admin key servers may be added and removed."""
-    pools = {"decode": Pool(workers), "prefill": Pool(prefillers)}
+    pools = {"decode": ServerPool(workers), "prefill": ServerPool(prefillers)}
     router = RouterApp(
         pools["decode"], pools["prefill"], health_every, prefill_seconds, wait_seconds
     )

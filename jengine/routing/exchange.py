@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from jengine.client.errors import ServerFailed
 from jengine.client.response_reader import ResponseReader
-from jengine.routing.pool import Backend, Pool
+from jengine.routing.pool import Backend, ServerPool
 
 # Headers of requests and responses that are between two hosts only.
 HOP = {
@@ -102,7 +102,7 @@ async def look(backend: Backend, seconds: float, path: str = "/health") -> None:
     backend.is_up = 0 < await asked(backend, path, seconds) < 500
 
 
-async def watch(pool: Pool, every: float) -> None:
+async def watch(pool: ServerPool, every: float) -> None:
     """Check all servers every `every` seconds, until cancelled."""
     while True:
         await asyncio.gather(*(look(backend, max(every, 1.0)) for backend in pool.backends))

@@ -77,7 +77,7 @@ class Backend:
             self.connections.close()
 
 
-class Pool:
+class ServerPool:
     """Interchangeable servers."""
 
     def __init__(self, urls: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found
 from jengine.runner.runner import PlanRunner
-from jengine.runner.step.beside import Given
+from jengine.runner.step.beside import StepGiven
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.variants.buckets import Bucket
@@ -161,7 +161,9 @@ class JointGroup:
                 jax.block_until_ready((results, state.last_token))
             return results
 
-        forwarded = run(parts[Part.FORWARD], joined.given([Given(one.buffer) for one in packed]))
+        forwarded = run(
+            parts[Part.FORWARD], joined.given([StepGiven(one.buffer) for one in packed])
+        )
         output = run(parts[Part.SAMPLE], forwarded.slots)
         scores = None
         if (score := parts.get(Part.SCORE)) is not None:

@@ -21,7 +21,7 @@ from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.runner import score_nothing, with_prompts
-from jengine.runner.step.beside import Given
+from jengine.runner.step.beside import StepGiven
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.variants.buckets import Bucket
 from jengine.runner.variants.features import Features
@@ -136,7 +136,7 @@ class PipelineRunner:
                     prompt_tokens=sum(plan.num_prompt_tokens for plan in plans) // len(running),
                 )
 
-    def _input(self, packed: Sequence[PackedStep | None], bucket: Bucket) -> Given:
+    def _input(self, packed: Sequence[PackedStep | None], bucket: Bucket) -> StepGiven:
         """The packed input of all stages, on the devices."""
         rows = joined(packed, bucket, self.loaded.shapes)
-        return Given(put(rows, self.loaded.placement.sharding(PACKED_AXES, rows.shape)))
+        return StepGiven(put(rows, self.loaded.placement.sharding(PACKED_AXES, rows.shape)))

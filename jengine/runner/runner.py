@@ -21,7 +21,7 @@ from jengine.runner.plans.rows import Rows
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found
-from jengine.runner.step.beside import BesideInput, Given
+from jengine.runner.step.beside import BesideInput, StepGiven
 from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.hidden import Forwarded
 from jengine.runner.variants.buckets import Bucket
@@ -141,7 +141,7 @@ class Runner:
         main = parts.get(Part.STEP) or parts[Part.FORWARD]
         embeds, companions = main.entry.features.embeds, self._companions
         beside = [one.beside(plan, packed) for one in companions if embeds or one.in_every_step]
-        ran = self.loaded.run(main, Given(packed.buffer, tuple(beside)))
+        ran = self.loaded.run(main, StepGiven(packed.buffer, tuple(beside)))
         if Part.STEP in parts:
             forwarded, output = ran
         else:

@@ -36,7 +36,7 @@ CODES = (
 )  # fmt: skip
 
 
-class RowNorm(NamedTuple):
+class FusedNorm(NamedTuple):
     """A norm over a row of x: `kind` is "rms" or "layer"."""
 
     kind: str
@@ -146,7 +146,7 @@ def matmul(
     storage: str = "packed",
     gate: str | None = None,
     activation: str | None = None,
-    norm: RowNorm | None = None,
+    norm: FusedNorm | None = None,
     bias: Float[Array, "... outputs"] | None = None,
     addend: Float[Array, "rows outputs"] | None = None,
     residual: Float[Array, "rows outputs"] | None = None,
@@ -206,7 +206,7 @@ def matmul(
 
 
 def normalize(
-    x: Float[Array, "rows width"], norm: RowNorm, positions: Int[Array, " rows"] | None = None
+    x: Float[Array, "rows width"], norm: FusedNorm, positions: Int[Array, " rows"] | None = None
 ) -> Float[Array, "rows width"]:
     """Apply only the norm of `matmul`; float32."""
     load()

@@ -84,7 +84,7 @@ def part_list(
     return parts_between(split, first, jnp.maximum(lengths - starts - first, 0), teams)
 
 
-class Sources(NamedTuple):
+class PartSources(NamedTuple):
     """Contexts to be split: of single rows, or shared by a team. All i32."""
 
     row: Array  # the first that reads it
@@ -112,7 +112,7 @@ def parts_between(
     if teams is not None:
         shared = shared_contexts(split, own, teams)
         shared_parts = shared.parts[teams.leaders]
-        sources = Sources(*map(jnp.concatenate, zip(shared, own, strict=True)))
+        sources = PartSources(*map(jnp.concatenate, zip(shared, own, strict=True)))
     # Over a mask: for so few rows it is one fusion, unlike a cumulative sum.
     source = jnp.arange(sources.parts.size, dtype=jnp.int32)
     earlier = source[None, :] < source[:, None]
@@ -131,7 +131,7 @@ def parts_between(
     )
 
 
-def own_contexts(split: Split, first: Array, count: Array, teams: Teams | None) -> Sources:
+def own_contexts(split: Split, first: Array, count: Array, teams: Teams | None) -> PartSources:
     """Contexts that each row reads by itself."""
     if teams is not None:
         shared = teams.shared[teams.leaders]
@@ -139,16 +139,16 @@ def own_contexts(split: Split, first: Array, count: Array, teams: Teams | None) 
     length = part_length(count, split.least, split.most)
     parts = jnp.maximum(-(-count // length), 1)
     rows = jnp.arange(split.rows, dtype=jnp.int32)
-    return Sources(rows, jnp.ones_like(rows), first, first + count, length, parts)
+    return PartSources(rows, jnp.ones_like(rows), first, first + count, length, parts)
 
 
-def shared_contexts(split: Split, own: Sources, teams: Teams) -> Sources:
+def shared_contexts(split: Split, own: PartSources, teams: Teams) -> PartSources:
     """Contexts shared by teams, split into as many parts as their rows' budgets allow."""
     led = teams.leaders[None, :] == own.row[:, None]
     most = split.of_row(split.tokens) - jnp.max(jnp.where(led, own.parts, 0), axis=1)
     length = part_length(teams.shared, split.least * teams.sizes, jnp.maximum(most, 1))
     parts = -(-teams.shared // length)
-    return Sources(own.row, teams.sizes, jnp.zeros_like(own.row), teams.shared, length, parts)
+    return PartSources(own.row, teams.sizes, jnp.zeros_like(own.row), teams.shared, length, parts)
 
 
 def part_length(

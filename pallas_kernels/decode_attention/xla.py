@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, kv_heads_of, pad_pages, read_heads
-from pallas_kernels.running_softmax import Running, biased, in_groups, sloped
+from pallas_kernels.running_softmax import SoftmaxState, biased, in_groups, sloped
 
 ROWS_AT_ONCE = 8, 4
 TOKENS_AT_ONCE = 64
@@ -53,7 +53,7 @@ def decode_attention_xla(
         grouped = biases.reshape(kv_heads, -1, biases.shape[-1])
         biases = jnp.pad(grouped, ((0, 0), (0, missing), (0, 0)))
 
-    def some_rows(q: Array, tables: Array, starts: Array, lengths: Array) -> Running:
+    def some_rows(q: Array, tables: Array, starts: Array, lengths: Array) -> SoftmaxState:
         return _attend_rows(
             q, cache, layer, tables, starts, lengths, pages, window, scale, soft_cap, slopes, biases
         )
@@ -81,12 +81,12 @@ def _attend_rows(
     soft_cap: float | None,
     slopes: Array | None,
     biases: Array | None,
-) -> Running:
+) -> SoftmaxState:
     """Online softmax over chunks of pages for a few rows; q is [r, KV, G, D], slopes [KV, G],
     biases [KV, G, distances]."""
     span = pages * cache.shape[3]
 
-    def some_pages(index: Array, running: Running) -> Running:
+    def some_pages(index: Array, running: SoftmaxState) -> SoftmaxState:
         blocks = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
         position = starts[:, None] + index * span + jnp.arange(span, dtype=jnp.int32)[None, :]
         seen = position < lengths[:, None]
@@ -98,4 +98,4 @@ def _attend_rows(
         return running.with_chunk(q, keys, values, seen[:, None, None, :], scale, soft_cap, bias)
 
     runs = -(-jnp.max(lengths - starts) // span)
-    return lax.fori_loop(0, runs, some_pages, Running.of_nothing(q))
+    return lax.fori_loop(0, runs, some_pages, SoftmaxState.of_nothing(q))

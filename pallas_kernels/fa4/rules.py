@@ -22,7 +22,7 @@ PROVED = (90,)
 BULK_BLOCK = 128
 
 
-class Asked(NamedTuple):
+class PrefillCall(NamedTuple):
     """One call of prefill attention."""
 
     cache_dtype: np.dtype
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
     """One reason to run a call on Triton."""
 
     why: str
-    holds: Callable[[Asked], bool]
+    holds: Callable[[PrefillCall], bool]
 
 
 RULES: dict[str, Rule] = {
@@ -66,7 +66,7 @@ RULES: dict[str, Rule] = {
 WHY_NOT_AUTO = "no device of this kind has run them yet; `attention_backend='fa4'` takes them"
 
 
-def refused(asked: Asked) -> str | None:
+def refused(asked: PrefillCall) -> str | None:
     """Which rule sends this call to Triton, or None."""
     return next((name for name, rule in RULES.items() if rule.holds(asked)), None)
 

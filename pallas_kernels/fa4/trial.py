@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from pallas_kernels.choice import choose
-from pallas_kernels.fa4.rules import Asked, refused
+from pallas_kernels.fa4.rules import PrefillCall, refused
 from pallas_kernels.layout import KEYS, VALUES, cache_shape
 from pallas_kernels.prefill_attention import IMPLEMENTATIONS
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
@@ -54,7 +54,7 @@ class Trial(NamedTuple):
     def rule(self) -> str | None:
         """Which rule sends these layers to Triton, or None."""
         dtype = jnp.dtype(self.dtype)
-        return refused(Asked(dtype, self.head_dim, self.block_size, None, has_ends=False))
+        return refused(PrefillCall(dtype, self.head_dim, self.block_size, None, has_ends=False))
 
 
 def difference(trial: Trial) -> str | None:

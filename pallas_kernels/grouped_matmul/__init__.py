@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.choice import choose
-from pallas_kernels.grouped_matmul.groups import Groups as Groups
+from pallas_kernels.grouped_matmul.groups import RowGroups as Groups
 from pallas_kernels.grouped_matmul.xla import ACTIVATIONS as ACTIVATIONS
 from pallas_kernels.grouped_matmul.xla import (
     combine_rows_xla,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int
 
 
-class Groups(NamedTuple):
+class RowGroups(NamedTuple):
     """A permutation of rows by group, with padding at the end."""
 
     order: Int[Array, " rows"]  # the row at each place

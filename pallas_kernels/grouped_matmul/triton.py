@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.grouped_matmul.coded_kernel import multiply_coded_tiles
-from pallas_kernels.grouped_matmul.groups import Groups, addend_dtype
+from pallas_kernels.grouped_matmul.groups import RowGroups, addend_dtype
 from pallas_kernels.grouped_matmul.kernels import ENTRY, count_parts, multiply_tiles, place_rows
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.quantized_matmul.coded import CodedWeight
@@ -58,7 +58,7 @@ class TilesLaunch:
         return Launch(grid, constants, best["warps"], best["stages"])
 
 
-def sort_by_group_triton(groups: Array, num_groups: int) -> Groups:
+def sort_by_group_triton(groups: Array, num_groups: int) -> RowGroups:
     """See `sort_by_group`."""
     (rows,) = groups.shape
     sizes = table(OPERATION)
@@ -97,11 +97,11 @@ def sort_by_group_triton(groups: Array, num_groups: int) -> Groups:
         ],
         launch=Launch((programs,), constants),
     )  # fmt: skip
-    return Groups(order, found, entries)
+    return RowGroups(order, found, entries)
 
 
 def multiply_tokens_triton(
-    x: Array, weight: Array | CodedWeight, groups: Groups, activation: str | None
+    x: Array, weight: Array | CodedWeight, groups: RowGroups, activation: str | None
 ) -> Array:
     """See `multiply_tokens`."""
     rows = groups.order.shape[0]
@@ -116,7 +116,7 @@ def multiply_tokens_triton(
 
 
 def combine_rows_triton(
-    x: Array, weight: Array | CodedWeight, groups: Groups, scales: Array
+    x: Array, weight: Array | CodedWeight, groups: RowGroups, scales: Array
 ) -> Array:
     """See `combine_rows`."""
     rows, width = x.shape[0], weight.shape[2]
@@ -129,7 +129,7 @@ def combine_rows_triton(
 def multiplied(
     x: Array,
     weight: Array | CodedWeight,
-    groups: Groups,
+    groups: RowGroups,
     scales: Array,
     out: jax.ShapeDtypeStruct,
     flags: dict[str, Any],

@@ -6,22 +6,22 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.grouped_matmul.groups import Groups, addend_dtype
+from pallas_kernels.grouped_matmul.groups import RowGroups, addend_dtype
 from pallas_kernels.quantized_matmul.coded import CodedWeight
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
 
 
-def sort_by_group_xla(groups: Array, num_groups: int) -> Groups:
+def sort_by_group_xla(groups: Array, num_groups: int) -> RowGroups:
     """See `sort_by_group`."""
     known = (groups >= 0) & (groups < num_groups)
     groups = jnp.where(known, groups, num_groups)
     sizes = jnp.bincount(groups, length=num_groups + 1)[:num_groups]
-    return Groups(jnp.argsort(groups).astype(jnp.int32), sizes.astype(jnp.int32))
+    return RowGroups(jnp.argsort(groups).astype(jnp.int32), sizes.astype(jnp.int32))
 
 
 def multiply_tokens_xla(
-    x: Array, weight: Array | CodedWeight, groups: Groups, activation: str | None
+    x: Array, weight: Array | CodedWeight, groups: RowGroups, activation: str | None
 ) -> Array:
     """See `multiply_tokens`."""
     choices = groups.order.shape[0] // x.shape[0]
@@ -31,7 +31,9 @@ def multiply_tokens_xla(
     return made.astype(weight.dtype)
 
 
-def combine_rows_xla(x: Array, weight: Array | CodedWeight, groups: Groups, scales: Array) -> Array:
+def combine_rows_xla(
+    x: Array, weight: Array | CodedWeight, groups: RowGroups, scales: Array
+) -> Array:
     """See `combine_rows`."""
     made = multiplied(x, weight, groups.sizes)
     real = jnp.arange(x.shape[0]) < jnp.sum(groups.sizes)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from pallas_kernels.running_softmax import Running
+from pallas_kernels.running_softmax import SoftmaxState
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
@@ -42,7 +42,7 @@ def chunk_attention(
     tokens, heads, dim = values.shape
     count = -(-tokens // TOKENS_AT_ONCE)
     padding = count * TOKENS_AT_ONCE - tokens
-    # [1, heads, tokens, dim], as in `Running`.
+    # [1, heads, tokens, dim], as in `SoftmaxState`.
     q, keys, values = (
         jnp.pad(x, ((0, padding), (0, 0), (0, 0))).swapaxes(0, 1)[None] for x in (q, keys, values)
     )
@@ -56,7 +56,7 @@ def chunk_attention(
         own_q = _block(q, index, 2)
         limits = _block(lowest, index, 0), _block(own, index, 0)
 
-        def some_keys(key_block: Array, running: Running) -> Running:
+        def some_keys(key_block: Array, running: SoftmaxState) -> SoftmaxState:
             at = key_block * TOKENS_AT_ONCE
             key = at + jnp.arange(TOKENS_AT_ONCE, dtype=jnp.int32)[None, :]
             seen = (key >= limits[0][:, None]) & (key <= limits[1][:, None])
@@ -64,7 +64,7 @@ def chunk_attention(
             return running.with_chunk(own_q, *some, seen[None, None], scale, None)
 
         first = jnp.min(limits[0]) // TOKENS_AT_ONCE
-        made = lax.fori_loop(first, block + 1, some_keys, Running.of_nothing(own_q, dim))
+        made = lax.fori_loop(first, block + 1, some_keys, SoftmaxState.of_nothing(own_q, dim))
         mixed, lse = made.result(None)
         return (
             lax.dynamic_update_slice_in_dim(out[0], mixed[0], index, 1),

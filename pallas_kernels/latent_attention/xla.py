@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, pad_pages, read_entries
-from pallas_kernels.running_softmax import Running, in_groups
+from pallas_kernels.running_softmax import SoftmaxState, in_groups
 
 ROWS_AT_ONCE = 8, 4, 2
 TOKENS_AT_ONCE = 64
@@ -44,7 +44,9 @@ def latent_attention_xla(
         for one in (begins, ends)
     ]
 
-    def some_rows(q: Array, tables: Array, starts: Array, begins: Array, ends: Array) -> Running:
+    def some_rows(
+        q: Array, tables: Array, starts: Array, begins: Array, ends: Array
+    ) -> SoftmaxState:
         return _attend_rows(q, cache, layer, tables, starts, begins, ends, pages, rank, scale)
 
     attends = jnp.any((ends > begins).reshape(rows, each), axis=1)
@@ -68,12 +70,12 @@ def _attend_rows(
     pages: int,
     rank: int,
     scale: float,
-) -> Running:
+) -> SoftmaxState:
     """Online softmax over chunks of pages for a few rows; q is [r, 1, queries, width]."""
     span = pages * cache.shape[2]
     until = jnp.max(ends, axis=1)  # [r]
 
-    def some_pages(index: Array, running: Running) -> Running:
+    def some_pages(index: Array, running: SoftmaxState) -> SoftmaxState:
         blocks = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
         position = starts[:, None] + index * span + jnp.arange(span, dtype=jnp.int32)[None, :]
         entries = read_entries(cache, layer, blocks, position < until[:, None])[:, None]
@@ -82,4 +84,4 @@ def _attend_rows(
         return running.with_chunk(q, entries, entries[..., :rank], seen, scale, None)
 
     runs = -(-jnp.max(until - starts) // span)
-    return lax.fori_loop(0, runs, some_pages, Running.of_nothing(q, rank))
+    return lax.fori_loop(0, runs, some_pages, SoftmaxState.of_nothing(q, rank))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.fa4.rules import Asked, refused
+from pallas_kernels.fa4.rules import PrefillCall, refused
 from pallas_kernels.layout import PLANES
 from pallas_kernels.prefill_attention.chunks import chunks
 from pallas_kernels.prefill_attention.triton import prefill_attention_triton
@@ -44,7 +44,7 @@ def prefill_attention_fa4(
     options = {"head_dim": head_dim, "window": window, "sinks": sinks}
     rest = {"scale": scale, "soft_cap": soft_cap, "runs": runs, "joined": joined, "ends": ends}
     room = positions.size // LONG  # for chunks that long
-    asked = Asked(cache.dtype, head_dim, cache.shape[3], soft_cap, ends is not None)
+    asked = PrefillCall(cache.dtype, head_dim, cache.shape[3], soft_cap, ends is not None)
     if not room or refused(asked):
         return prefill_attention_triton(
             q, cache, layer, tables, starts, positions, dtype=dtype, into=into, **options, **rest

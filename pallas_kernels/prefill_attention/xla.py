@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from pallas_kernels.layout import held_dtype, kv_heads_of, pad_pages, read_heads
-from pallas_kernels.running_softmax import Running, biased, in_groups, sloped
+from pallas_kernels.running_softmax import SoftmaxState, biased, in_groups, sloped
 
 TOKENS_AT_ONCE = 128
 # Consecutive tiles mostly belong to one prompt, so they need about the same number of keys.
@@ -56,7 +56,7 @@ def prefill_attention_xla(
 
     def some_tiles(
         q: Array, tables: Array, starts: Array, positions: Array, ends: Array
-    ) -> Running:
+    ) -> SoftmaxState:
         return _attend_tiles(
             q, cache, layer, tables, starts, positions, ends, pages, window, scale, soft_cap,
             spread_slopes, spread_biases,
@@ -97,14 +97,14 @@ def _attend_tiles(
     soft_cap: float | None,
     slopes: Array | None,
     biases: Array | None,
-) -> Running:
+) -> SoftmaxState:
     """Online softmax of q [t, KV, tile * G, D] over the blocks of each tile's row. Slopes are [KV,
     tile * G], biases [KV, tile * G, distances]."""
     span = pages * cache.shape[3]
     group = q.shape[2] // positions.shape[1]
     own_position = jnp.repeat(positions, group, axis=1)[:, None, :, None]  # [t, 1, tile * G, 1]
 
-    def some_pages(index: Array, running: Running) -> Running:
+    def some_pages(index: Array, running: SoftmaxState) -> SoftmaxState:
         blocks = lax.dynamic_slice_in_dim(tables, index * pages, pages, axis=1)
         position = starts[:, None] + index * span + jnp.arange(span, dtype=jnp.int32)[None, :]
         keys, values = read_heads(cache, layer, blocks, q.shape[-1], position < ends[:, None])
@@ -118,4 +118,4 @@ def _attend_tiles(
         return running.with_chunk(q, keys, values, seen, scale, soft_cap, bias)
 
     runs = -(-jnp.max(ends - starts) // span)
-    return lax.fori_loop(0, runs, some_pages, Running.of_nothing(q))
+    return lax.fori_loop(0, runs, some_pages, SoftmaxState.of_nothing(q))

@@ -23,7 +23,7 @@ OPERATION = "quantized_matmul"
 
 
 @dataclass(frozen=True)
-class TilesLaunch:
+class QuantizedTilesLaunch:
     """Sizes of one matmul. A callable: the rest depends on the device, known at lowering."""
 
     rows: int
@@ -92,7 +92,7 @@ def run(
     (made,) = call_kernel(
         kernel, *arrays,
         out=[jax.ShapeDtypeStruct((split, rows, columns), kept)],
-        launch=TilesLaunch(*sizes, tuple(constants.items())),
+        launch=QuantizedTilesLaunch(*sizes, tuple(constants.items())),
     )  # fmt: skip
     return made[0] if split == 1 else jnp.sum(made, axis=0).astype(dtype)
 

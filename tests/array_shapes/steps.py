@@ -34,7 +34,7 @@ from jengine.models.vision_language import Pictures
 from jengine.runner.build import cross_packer
 from jengine.runner.programs.encoders import encoding
 from jengine.runner.step.attention_backend import cache_dtype
-from jengine.runner.step.beside import Given, ImagesInput
+from jengine.runner.step.beside import ImagesInput, StepGiven
 from jengine.runner.step.cross_attention import CrossInput
 from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.drafters import METHODS, ParallelDraftModel
@@ -206,7 +206,7 @@ def trace_step(
         head_leaves=tuple(range(count)), num_leaves=count,
     )  # fmt: skip
     leaves += program.adapters.leaves if program.adapters else ()
-    given = Given(jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32))
+    given = StepGiven(jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32))
     if config.vision is not None:
         given = given._replace(inputs=(with_images(config, bucket),))
     if config.cross_encoder is not None:
@@ -244,7 +244,7 @@ def trace_chain(config: ModelConfig, bucket: Bucket, features: Features) -> None
         return found
 
     packed = jax.ShapeDtypeStruct((packed_size(bucket, shapes),), jnp.int32)
-    slots = run(Part.FORWARD, Given(packed)).slots
+    slots = run(Part.FORWARD, StepGiven(packed)).slots
     number, targets = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1,), (8,)))
     chunk = PromptChunk(number, targets, None)
     if config.pooling is not None:

@@ -22,7 +22,7 @@ from jengine.bench.gpu import __main__ as check
 from jengine.bench.gpu import arrays, ceilings, compared, kernels, models, numerics, stages
 from jengine.bench.gpu.cases import DRY, REAL, AttentionCase
 from jengine.bench.gpu.kept import markdown
-from jengine.bench.gpu.part import Part, stage_parser
+from jengine.bench.gpu.part import StageResult, stage_parser
 from jengine.bench.gpu.report import printed, shares, succeeded
 from jengine.bench.gpu.stages import STAGES, Settings, Stage
 from pallas_kernels.tuning import first_match, table
@@ -36,7 +36,7 @@ def measured(
     module: Any, tmp_path: Path, *, seconds: float = 1000.0, **arguments: Any
 ) -> dict[str, Any]:
     """What a stage writes in a dry run, in this process."""
-    part = Part(tmp_path / "part.json", seconds)
+    part = StageResult(tmp_path / "part.json", seconds)
     given = stage_parser().parse_args(["--part", str(part.path), "--dry-run"])
     module.measure(part, argparse.Namespace(**{**vars(given), **arguments}))
     written = json.loads(part.path.read_text())
@@ -125,7 +125,7 @@ def test_the_engine_is_compared_with_torch(
         return SimpleNamespace(returncode=status, stderr="no such model")
 
     monkeypatch.setattr(compared.subprocess, "run", run)
-    part = Part(tmp_path / "part.json", 100)
+    part = StageResult(tmp_path / "part.json", 100)
     args = argparse.Namespace(dry_run=False, peer_python="a-python")
     compared.measure(part, args)
     assert [words[words.index("--dtype") + 1] for words in asked] == ["bfloat16", "float32"]
@@ -332,8 +332,8 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 WRITES_AND = """
 import sys, time
 from pathlib import Path
-from jengine.bench.gpu.part import Part
-part = Part(Path(sys.argv[1]), 5)
+from jengine.bench.gpu.part import StageResult
+part = StageResult(Path(sys.argv[1]), 5)
 part.add(what="copy", gb_s=1.0)
 """
 
@@ -375,7 +375,7 @@ def test_an_error_is_a_line_and_the_next_case_runs(
 
     monkeypatch.setattr(numerics, "attention_error", broken)
     monkeypatch.setattr(numerics, "sampling_cases", lambda *_: ())
-    part = Part(tmp_path / "part.json", 100)
+    part = StageResult(tmp_path / "part.json", 100)
     arguments = argparse.Namespace(part=part.path, dry_run=True)
     numerics.measure(part, arguments)
     assert len(attempted) == 7

@@ -15,14 +15,14 @@ from jengine.bench.gpu import __main__ as check
 from jengine.bench.gpu import canary, clock, fa4, features, matmuls, steady, trace
 from jengine.bench.gpu.cases import DRY, REAL
 from jengine.bench.gpu.page import page
-from jengine.bench.gpu.part import Part, stage_parser
+from jengine.bench.gpu.part import StageResult, stage_parser
 from jengine.bench.gpu.stages import STAGES, Settings, command, environment, obstacle
 from pallas_kernels.tuning import first_match, table
 
 
 def measured(module: Any, tmp_path: Path, **arguments: Any) -> dict[str, Any]:
     """What a stage writes in a dry run, in this process."""
-    part = Part(tmp_path / "part.json", 1000)
+    part = StageResult(tmp_path / "part.json", 1000)
     given = stage_parser().parse_args(
         ["--part", str(part.path), "--dry-run", "--model", "llama-8b"]
     )
@@ -186,7 +186,7 @@ def test_a_cpu_has_no_time_on_a_device() -> None:
 
 
 def test_the_device_s_clock_counts_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = trace.Trace({"kernel": trace.Kernel(4, 8e-6)}, trace.Counter())
+    seen = trace.DeviceTrace({"kernel": trace.KernelRuns(4, 8e-6)}, trace.Counter())
     monkeypatch.setattr(clock, "traced", lambda _: seen)
     took = clock.seconds_of(lambda: None, repeats=1, calls=4, profiled=True)
     assert took.best == pytest.approx(2e-6)
@@ -234,7 +234,7 @@ def test_what_an_earlier_run_has_measured_comes_last(tmp_path: Path) -> None:
     lines = [{"what": "x", "case": "1"}, {"what": "x", "case": "2", "failed": "no memory"}]
     kept.write_text(json.dumps({"parts": {"numerics": {"lines": lines}}}))
     for stage, order in (("numerics", [2, 3, 1]), ("features", [1, 2, 3])):
-        assert list(Part(tmp_path / f"{stage}.json", 100, kept).in_time([1, 2, 3])) == order
+        assert list(StageResult(tmp_path / f"{stage}.json", 100, kept).in_time([1, 2, 3])) == order
     settings = Settings(tmp_path, False, "python", after=kept)
     assert ["--after", str(kept)] == command(STAGES[2], settings, 10)[-2:]
 

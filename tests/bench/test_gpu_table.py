@@ -16,7 +16,7 @@ from jengine.bench.gpu import __main__ as check
 from jengine.bench.gpu import contender
 from jengine.bench.gpu.cases import DRY, REAL, Requests
 from jengine.bench.gpu.page import page
-from jengine.bench.gpu.part import Part
+from jengine.bench.gpu.part import StageResult
 from jengine.bench.gpu.report import roofline_seconds, shares
 from jengine.bench.gpu.stages import STAGES, TABLE, Settings, command, obstacle
 from jengine.bench.workloads import Item, read_trace
@@ -43,7 +43,7 @@ class FakePeer:
         return float(len(self.traces[-1])), sum(item.max_tokens for item in self.traces[-1])
 
 
-def arguments(part: Part, engine: str, *, race: bool = False) -> argparse.Namespace:
+def arguments(part: StageResult, engine: str, *, race: bool = False) -> argparse.Namespace:
     return argparse.Namespace(
         part=part.path, dry_run=True, model="llama-8b", engine=engine, peer_python="a-python",
         race=race,
@@ -51,7 +51,7 @@ def arguments(part: Part, engine: str, *, race: bool = False) -> argparse.Namesp
 
 
 def measured(tmp_path: Path, engine: str, *, race: bool = False) -> dict[str, Any]:
-    part = Part(tmp_path / f"table-{engine}.json", 1000)
+    part = StageResult(tmp_path / f"table-{engine}.json", 1000)
     contender.measure(part, arguments(part, engine, race=race))
     assert not part.failed, part.content["lines"]
     return part.content
@@ -87,7 +87,7 @@ def test_answers_that_are_cut_short_do_not_count(
 ) -> None:
     monkeypatch.setattr(contender, "trace_peer", FakePeer)
     monkeypatch.setattr(FakePeer, "run", lambda *_: (1.0, 0))
-    part = Part(tmp_path / "table.json", 1000)
+    part = StageResult(tmp_path / "table.json", 1000)
     contender.measure(part, arguments(part, "mlx"))
     assert ["failed" in line for line in part.content["lines"]] == [True, True]
 

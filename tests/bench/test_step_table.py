@@ -10,7 +10,7 @@ import pytest
 from jengine import LLM
 from jengine.bench.step_table import above_too, doubled, measure
 from jengine.capacity.simulation.proof import proof
-from jengine.capacity.simulation.step_times import Load, pure_decode
+from jengine.capacity.simulation.step_times import StepLoad, pure_decode
 from jengine.capacity.simulation.table_times import TableTimes, read_table, table_kind
 from jengine.capacity.simulation.trace import TraceSettings
 from tests.api.engines import SMALL_DEMO
@@ -33,7 +33,7 @@ def test_a_prompt_costs_the_tile_that_it_begins() -> None:
     padded = [float(-(-size // 32)) for size in sizes]  # of an engine that runs whole tiles
     times = TableTimes(([0, 1], [0, *sizes], [8]), [[[one] for one in (0.0, *padded)]] * 2)
     for tokens, tiles in ((32, 1), (33, 2), (50, 2), (64, 2), (65, 3), (128, 4)):
-        load = Load(0, 0, tokens, 0, tokens, tokens, 1)
+        load = StepLoad(0, 0, tokens, 0, tokens, tokens, 1)
         assert times.seconds(load) == pytest.approx(tiles)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jengine.capacity.simulation.fleet import Fleet
-from jengine.capacity.simulation.pool import Pool, Routing
+from jengine.capacity.simulation.pool import ReplicaPool, Routing
 from jengine.capacity.simulation.replica import Clock, Replica, ReplicaKind, Run, made_up
-from jengine.capacity.simulation.step_times import Load, stepwise
+from jengine.capacity.simulation.step_times import StepLoad, stepwise
 from jengine.capacity.simulation.trace import SyntheticTrace, Trace, TraceSettings
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
 from tests.executor.scripted import ScriptedExecutor
@@ -26,10 +26,10 @@ class Steps:
     row: float = 0.0
     token: float = 0.0
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         return self.base + self.row * load.decode_rows + self.token * load.prefill_tokens
 
-    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+    def ends(self, load: StepLoad, at: float, runs: int, until: float) -> list[float]:
         return stepwise(self, load, at, runs, until)
 
 
@@ -66,7 +66,9 @@ def fleet(
     if isinstance(trace, TraceSettings):
         trace = SyntheticTrace(replace(trace, vocab_size=VOCAB, longest=256))
     pools = [
-        Pool(f"pool {place}", [Replica(one, clock, i, run(one)) for i in range(count)], routing)
+        ReplicaPool(
+            f"pool {place}", [Replica(one, clock, i, run(one)) for i in range(count)], routing
+        )
         for place, (one, count) in enumerate(kinds)
     ]
     return Fleet(pools, clock, trace, link)

@@ -10,7 +10,7 @@ import pytest
 from jengine.capacity.simulation.fleet import Fleet
 from jengine.capacity.simulation.step_times import StepTimes
 from jengine.capacity.simulation.table_times import TableTimes
-from jengine.capacity.simulation.trace import Arrival, Ask, TraceSettings
+from jengine.capacity.simulation.trace import Arrival, SimulatedRequest, TraceSettings
 from tests.capacity.fleets import Steps, any_tokens, fleet, kind
 
 BUSY = TraceSettings(
@@ -33,7 +33,7 @@ class Given:
 
     def arrivals(self) -> Iterator[Arrival]:
         for number, (at, prompt, answer) in enumerate(self.given):
-            yield at, Ask(str(number), [1 + number] * prompt, answer)
+            yield at, SimulatedRequest(str(number), [1 + number] * prompt, answer)
 
 
 def columns(one: Fleet) -> dict[str, list[float]]:

@@ -13,7 +13,7 @@ from jengine.capacity.accelerators import ACCELERATORS
 from jengine.capacity.layout import DeviceLayout
 from jengine.capacity.paper import paper_plan
 from jengine.capacity.simulation.paper_kind import ModelTimes
-from jengine.capacity.simulation.step_times import Load, StepTimes, pure_decode, stepwise
+from jengine.capacity.simulation.step_times import StepLoad, StepTimes, pure_decode, stepwise
 from jengine.capacity.simulation.table_times import TableTimes
 
 ROWS, PREFILL, CONTEXTS = [0, 1, 2, 4, 7], [0, 32, 64, 480], [32, 128, 494]
@@ -55,7 +55,7 @@ def test_ends_of_decodes_are_those_of_single_steps(
 
 
 def test_a_step_with_prompts_ends_once(times: StepTimes) -> None:
-    load = Load(2, 100, 40, 0, 40, 820, 3)
+    load = StepLoad(2, 100, 40, 0, 40, 820, 3)
     assert times.ends(load, 5.0, 1, 9e9) == [5.0 + times.seconds(load)]
 
 
@@ -63,13 +63,13 @@ def test_times_of_the_table_itself() -> None:
     times = table()
     for (i, rows), (j, tokens), (k, context) in product(*map(enumerate, times.axes)):
         if rows + tokens:
-            load = Load(rows, rows * context, tokens, tokens * context, 0, 0, 0)
+            load = StepLoad(rows, rows * context, tokens, tokens * context, 0, 0, 0)
             assert times.seconds(load) == pytest.approx(times.seconds_at[i][j][k])
 
 
 def test_a_time_between_those_of_the_table_is_linear_in_each_direction() -> None:
     times = table()
-    load = Load(3, 3 * 80, 48, 48 * 80, 0, 0, 0)
+    load = StepLoad(3, 3 * 80, 48, 48 * 80, 0, 0, 0)
     corners = [
         times.seconds_at[i][j][k] for i, j, k in product((2, 3), (1, 2), (0, 1))
     ]  # each half as far as the other

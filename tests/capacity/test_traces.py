@@ -9,7 +9,7 @@ import pytest
 
 from jengine.capacity.simulation.csv_trace import CsvTrace
 from jengine.capacity.simulation.history import Gaps
-from jengine.capacity.simulation.step_times import Load, pure_decode
+from jengine.capacity.simulation.step_times import StepLoad, pure_decode
 from jengine.capacity.simulation.table_times import TableTimes
 from jengine.capacity.simulation.trace import SyntheticTrace, TraceSettings, next_turn
 from jengine.errors import ConfigError
@@ -109,7 +109,7 @@ def test_a_table_is_linear_between_its_steps_and_beyond_them() -> None:
     times = TableTimes(axes, seconds)
     assert times.seconds(pure_decode(3, 3 * 50)) == pytest.approx(1 + 6 + 4 * 50)
     assert times.seconds(pure_decode(16, 16 * 210)) == pytest.approx(1 + 32 + 840)
-    mixed = Load(2, 2 * 30, 18, 18 * 30, 0, 0, 0)
+    mixed = StepLoad(2, 2 * 30, 18, 18 * 30, 0, 0, 0)
     assert times.seconds(mixed) == pytest.approx(1 + 4 + 54 + 120)
 
 

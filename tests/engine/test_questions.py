@@ -10,8 +10,8 @@ import pytest
 from jengine.engine.questions import (
     AnyQuestion,
     AskStats,
+    CoreOrder,
     CoreQuestion,
-    Order,
     ResetPrefixCache,
     Settle,
 )
@@ -23,7 +23,7 @@ def test_every_question_can_be_sent() -> None:
     def below(kind: type) -> set[type]:
         return {kind}.union(*map(below, kind.__subclasses__()))
 
-    assert set(get_args(AnyQuestion)) == below(CoreQuestion) - {CoreQuestion, Order}
+    assert set(get_args(AnyQuestion)) == below(CoreQuestion) - {CoreQuestion, CoreOrder}
 
 
 @pytest.mark.parametrize(

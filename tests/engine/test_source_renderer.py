@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from jengine.demo import model_path
 from jengine.engine.input_processor import renderer_for
 from jengine.engine.limits import Limits
-from jengine.engine.source_renderer import Sources
+from jengine.engine.source_renderer import SourceRules
 from jengine.errors import RequestError
 from jengine.media_spans import FOREVER, MediaSpan
 from jengine.runner.step.texts import TextPacker
@@ -18,7 +18,7 @@ from jengine.text.tokenizer import load_tokenizer
 START, FORCED = 2, 0
 POSITIONS = 6
 LIMITS = Limits(50, 20, 5, (START,))
-RENDERER = renderer_for(LIMITS, None, Sources(POSITIONS, START, FORCED))
+RENDERER = renderer_for(LIMITS, None, SourceRules(POSITIONS, START, FORCED))
 
 
 def test_plain_ids_are_the_encoders_prompt() -> None:
@@ -53,7 +53,7 @@ def test_only_the_encoders_text_has_special_tokens() -> None:
         single=f"{first} $A {last}", special_tokens=[(first, 3), (last, 4)]
     )
     limits = Limits(tokenizer.vocab_size, 20, 5, (START,))
-    renderer = renderer_for(limits, tokenizer, Sources(9, START))
+    renderer = renderer_for(limits, tokenizer, SourceRules(9, START))
     plain = tokenizer.encode("Once upon", False)
     prompt = renderer.render({"encoder_prompt": "Once upon", "decoder_prompt": "Once upon"})
     assert prompt["prompt_token_ids"] == [START, *plain]

@@ -18,7 +18,13 @@ import pytest
 from jengine.assembly import worker
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead, JengineError, UnexpectedCompile
-from jengine.executor.multihost.messages import Health, Ready, StepRefused, StepResult, decode
+from jengine.executor.multihost.messages import (
+    LeaderReady,
+    StepRefused,
+    StepResult,
+    WorkersHealth,
+    decode,
+)
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
@@ -226,8 +232,8 @@ def test_an_answer_that_nobody_asked_for_ends_what_waits(pair: Pair) -> None:
     pair.workers.go_on.clear()
     core = pair.core()
     core.add(make_wire(3))
-    threading.Timer(0.1, pair.connection.send, [encode(Health([]))]).start()
-    with pytest.raises(EngineDead, match="a worker does not send Health to its driver"):
+    threading.Timer(0.1, pair.connection.send, [encode(WorkersHealth([]))]).start()
+    with pytest.raises(EngineDead, match="a worker does not send WorkersHealth to its driver"):
         finish(core)
     pair.workers.go_on.set()
 
@@ -267,8 +273,8 @@ def test_shutting_down_twice_and_using_it_afterwards(pair: Pair) -> None:
 
 
 def test_messages_survive_the_journey() -> None:
-    health = Health([WorkerHealth(1, "there", 5, 0.25)])
-    for message in (Ready(CAPACITY), health, StepRefused("why")):
+    health = WorkersHealth([WorkerHealth(1, "there", 5, 0.25)])
+    for message in (LeaderReady(CAPACITY), health, StepRefused("why")):
         assert decode(encode(message)) == message
 
 

@@ -22,7 +22,7 @@ from jengine.executor.multihost import channel as channels
 from jengine.executor.multihost import rendezvous
 from jengine.executor.multihost.agreement import problem_in
 from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
-from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor, Trace
+from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor, StepDigest
 from jengine.executor.multihost.messages import (
     FetchesEnded,
     RequestAborted,
@@ -345,7 +345,7 @@ def test_silence_is_noticed(ends: list[str]) -> None:
 
 
 def test_other_tokens_make_another_digest() -> None:
-    traces = [Trace(2) for _ in range(3)]
+    traces = [StepDigest(2) for _ in range(3)]
     for step in range(4):
         plan = Plan(step, Entries.of([Entry(0, step, 1)]), 1)
         sampled = (1, 1, 2 if step == 2 else 1)
@@ -395,7 +395,7 @@ def test_plans_without_a_step_do_not_make_a_digest_due() -> None:
     idle = [Plan(step, Entries.of([]), 0, transfers=Transfers()) for step in range(9)]
     reset = Plan(8, Entries.of([]), 0, transfers=Transfers(reset=True))
     runs = Plan(9, Entries.of([Entry(0, 1, 1)]), 1)
-    ones, others = Trace(2), Trace(2)
+    ones, others = StepDigest(2), StepDigest(2)
     assert not any(list(ones.add(plan, output)) for plan in (*idle, runs, *idle))
     assert not any(list(others.add(plan, output)) for plan in (*idle[:8], reset, runs, *idle))
     found = [list(trace.add(runs, output)) for trace in (ones, others)]

@@ -19,14 +19,14 @@ import pytest
 from pallas_kernels import choice
 from pallas_kernels.cache_write import rotate_and_write
 from pallas_kernels.fa4 import rules
-from pallas_kernels.fa4.rules import Asked, refused
+from pallas_kernels.fa4.rules import PrefillCall, refused
 from pallas_kernels.mixed_attention import mixed_attention
 from pallas_kernels.prefill_attention import fa4, prefill_attention
 from tests.pallas_kernels.implementations import TRITON
 from tests.pallas_kernels.paged_cases import BLOCK_SIZE, attend, random_case
 
 HEADS, KV_HEADS, HEAD_DIM, TILE = 4, 2, 64, 4
-USUAL = Asked(jnp.dtype(jnp.bfloat16), HEAD_DIM, 128, None, has_ends=False)
+USUAL = PrefillCall(jnp.dtype(jnp.bfloat16), HEAD_DIM, 128, None, has_ends=False)
 pytestmark = list(TRITON.marks)
 
 

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from jengine.routing import answers
 from jengine.routing.admin import PATH
 from jengine.routing.app import make_router
-from jengine.routing.pool import Pool
+from jengine.routing.pool import ServerPool
 from tests.client.scripted_server import answer, event, left, read, serving, start
 
 KEY = {"Authorization": "Bearer key"}
@@ -211,6 +211,6 @@ def test_bodies_that_are_too_long_are_not_kept(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_servers_of_https_are_asked_over_tls() -> None:
-    plain, secure = Pool(["http://a", "https://b"]).backends
+    plain, secure = ServerPool(["http://a", "https://b"]).backends
     assert plain.connections._security is None
     assert isinstance(secure.connections._security, ssl.SSLContext)

@@ -14,7 +14,7 @@ from jengine.client.errors import ServerFailed
 from jengine.routing import app
 from jengine.routing.app import make_router
 from jengine.routing.exchange import Reply
-from jengine.routing.pool import PIECE, Backend, Pool, pieces_of
+from jengine.routing.pool import PIECE, Backend, ServerPool, pieces_of
 from jengine.wire.json_limits import MOST_EXTREME
 from tests.client.scripted_server import (
     BROKEN,
@@ -148,7 +148,7 @@ def test_pieces_of_prompts_that_begin_alike() -> None:
     same = next(i for i, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
     assert same >= len(json.dumps(LONG)) // PIECE - 1 >= 1
     assert pieces_of(body(cache_salt="s"))[0] != pieces_of(body())[0]
-    pool = Pool(["http://a", "http://b"])
+    pool = ServerPool(["http://a", "http://b"])
     with pool.backends[1].reading(one):
         pass
     assert pool.best(one) is pool.backends[1]

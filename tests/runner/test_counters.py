@@ -12,7 +12,7 @@ import pytest
 
 from jengine.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.layers.attention import ReadInputs
-from jengine.runner.step.batch import Batch
+from jengine.runner.step.batch import StepBatch
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from pallas_kernels.layout import cache_shape
@@ -38,7 +38,7 @@ def two_reads(implementation: str) -> tuple[Any, tuple[Any, ...]]:
     def step(cache: Any, q: Any, tables: Any, positions: Any) -> Any:
         starts = jnp.zeros(4, jnp.int32)
         none = jnp.zeros(0, jnp.int32)
-        batch = Batch(positions, (tables,), (starts,), none, none)
+        batch = StepBatch(positions, (tables,), (starts,), none, none)
         attend = paged_attention(batch, BUCKET, shapes, Placement(one_device_mesh()))
         first, caches = attend((cache,), 0, ReadInputs(HEADS, q))
         second, _ = attend(caches, 0, ReadInputs(HEADS, 2 * q))

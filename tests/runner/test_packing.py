@@ -25,7 +25,7 @@ from jengine.plan import (
 from jengine.runner.plans.packing import NO_BLOCKS, PackedStep, bucket_for, pack
 from jengine.runner.plans.rows import SETTINGS, Rows
 from jengine.runner.programs.block_tables import block_entries
-from jengine.runner.step.batch import Batch, batch_of, stage_batch, with_new_blocks
+from jengine.runner.step.batch import StepBatch, batch_of, stage_batch, with_new_blocks
 from jengine.runner.step.forward import with_positions
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import StepInput, packed_size
@@ -49,7 +49,7 @@ def batch_of_plan(
     lengths: dict[int, int] | None = None,
     written: np.ndarray = NO_BLOCKS,
     bucket: Bucket = BUCKET,
-) -> Batch:
+) -> StepBatch:
     """What attention reads of a packed plan, given row lengths and the blocks written before."""
     if shapes.packed_tables:
         return jax.tree.map(np.asarray, stage_batch(inputs, shapes))
@@ -137,7 +137,7 @@ def packed_plan(shapes: StepShapes = SHAPES) -> tuple[Plan, PackedStep, StepInpu
 LENGTHS = {4: 30, 1: 5}
 
 
-def read_plan(shapes: StepShapes) -> tuple[PackedStep, StepInput, Batch]:
+def read_plan(shapes: StepShapes) -> tuple[PackedStep, StepInput, StepBatch]:
     """The packed plan and what attention reads of it, its rows having been decoded before."""
     plan, packed, inputs = packed_plan(shapes)
     rest = block_entries(plan.new_blocks)[shapes.num_new_blocks(BUCKET) :]

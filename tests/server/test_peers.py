@@ -17,7 +17,7 @@ from jengine.server.peers.channel import Peers
 from jengine.server.peers.messages import (
     AbortRequests,
     GetResponse,
-    Pause,
+    PausePeer,
     PeerError,
     Question,
     StoredFrame,
@@ -91,7 +91,7 @@ def test_questions_and_answers(tmp_path: Path, file: Path) -> None:
                 return StoredFrame(b"{}", [{"a": 1}])
             case AbortRequests(ids):
                 return len(ids or [])
-            case Pause():
+            case PausePeer():
                 await asyncio.sleep(600)
             case _:
                 raise ValueError("told to fail")
@@ -104,7 +104,7 @@ def test_questions_and_answers(tmp_path: Path, file: Path) -> None:
         with pytest.raises(PeerError, match="told to fail"):
             await peers[2].ask(GetResponse("other"))
         with pytest.raises(PeerError, match=r"process 0 of 3 does not answer: no answer within"):
-            await peers[2].ask(Pause("keep"), seconds=0.05)
+            await peers[2].ask(PausePeer("keep"), seconds=0.05)
         with pytest.raises(PeerError, match="process 2 of 3 does not answer"):
             await peers[0].ask(AbortRequests(None))
         for server in servers:

@@ -15,7 +15,7 @@ import msgspec
 
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.plain_settings import plain_settings, refuse_arrays
-from jengine.assembly.settings.setting import CORE, RANK, Told
+from jengine.assembly.settings.setting import CORE, RANK, Recipients
 from jengine.connectors.kv_events import RANK as EVENTS_RANK
 from jengine.connectors.settings import config_of_rank
 from jengine.errors import ConfigError
@@ -43,7 +43,7 @@ class Deployment:
     args: EngineArgs
     folder: Path
 
-    def told(self, process: Told, where: str, **changed: Any) -> dict[str, Any]:
+    def told(self, process: Recipients, where: str, **changed: Any) -> dict[str, Any]:
         """Return the settings as plain data for another process; `where` names that process in
         errors."""
         return plain_settings(self.args, where, process, model=str(self.folder), **changed)

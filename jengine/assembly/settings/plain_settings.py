@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from jengine.assembly.settings.args import SETTINGS, EngineArgs
-from jengine.assembly.settings.setting import Told
+from jengine.assembly.settings.setting import Recipients
 from jengine.errors import ConfigError
 
 
@@ -32,7 +32,9 @@ def refuse_arrays(where: str, params: Any, mesh: Any, processors: Sequence[Any] 
             )
 
 
-def plain_settings(args: EngineArgs, where: str, process: Told, **changed: Any) -> dict[str, Any]:
+def plain_settings(
+    args: EngineArgs, where: str, process: Recipients, **changed: Any
+) -> dict[str, Any]:
     """Return the settings to send to another process, some overridden; `where` names it."""
     names = [name for name, one in SETTINGS.items() if process not in one.kept_from]
     settings = {name: getattr(args, name) for name in names}

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 HIDDEN = argparse.SUPPRESS  # the help of a flag that is taken without being shown
 
 
-class Told(Flag):
+class Recipients(Flag):
     """Kinds of processes that receive settings from the one that the user starts."""
 
     CORE = auto()  # scheduler and steps, without texts
@@ -25,8 +25,8 @@ class Told(Flag):
     CHECK = auto()  # whether a model fits, before it is downloaded
 
 
-CORE, WORKER, RANK, SERVER, CHECK = Told
-NOBODY = Told(0)
+CORE, WORKER, RANK, SERVER, CHECK = Recipients
+NOBODY = Recipients(0)
 ALL = ~NOBODY
 
 
@@ -42,7 +42,7 @@ class Setting:
     commands: str = ""  # that have the flag, besides those that have all
     size: bool = False  # a number that may be given as text: "4096", "32k" (32,000), "32K" (32,768)
     recorded: bool = False  # recorded steps need the same; sizes are recorded as they turned out
-    kept_from: Told = NOBODY
+    kept_from: Recipients = NOBODY
     check: Callable[[Any], object] | None = None  # raises a ConfigError about a value but None
     final: Callable[[Any], Any] | None = None  # the form in which rooms get a value but None
 

@@ -20,7 +20,7 @@ from pallas_kernels.layout import cache_shape
 from pallas_kernels.prefill_attention import prefill_attention, tokens_of_tile
 
 
-class Attention(NamedTuple):
+class CaseInputs(NamedTuple):
     """A case's inputs; each layer has its own keys and values."""
 
     q: Array
@@ -32,7 +32,7 @@ class Attention(NamedTuple):
     layers: int
 
 
-def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> Attention:
+def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> CaseInputs:
     """Inputs with randomly ordered pages; at least two layers, as many as the memory budget
     allows."""
     pages = -(-case.context // case.block_size)
@@ -48,7 +48,7 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
         blocks = np.pad(blocks, ((0, 0), (0, max(room - pages, 0))))
         lengths = jnp.full(case.rows, case.context, jnp.int32)
         starts, no_runs = jnp.zeros(case.rows, jnp.int32), jnp.zeros(0, jnp.int32)
-        return Attention(q, cache, jnp.asarray(blocks), starts, lengths, no_runs, layers)
+        return CaseInputs(q, cache, jnp.asarray(blocks), starts, lengths, no_runs, layers)
     tile = tile_of(case)
     tiles = -(-case.new_tokens // tile)
     positions = np.full((case.rows, tiles * tile), -1, np.int32)
@@ -57,7 +57,7 @@ def attention_arrays(case: AttentionCase, layer_bytes: int, seed: int = 0) -> At
     q = random_normal((positions.size, heads, case.head_dim), "float32", seed + 1)
     flat = jnp.asarray(positions.reshape(-1))
     runs = runs_of([tiles] * case.rows, joined_tiles(case))
-    return Attention(q, cache, jnp.asarray(tables), jnp.asarray(starts), flat, runs, layers)
+    return CaseInputs(q, cache, jnp.asarray(tables), jnp.asarray(starts), flat, runs, layers)
 
 
 def tile_of(case: AttentionCase) -> int:

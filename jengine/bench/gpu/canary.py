@@ -24,7 +24,7 @@ from jengine.bench.gpu.numerics import (
     sampling_differences,
     write_error,
 )
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from pallas_kernels.cache_write import write_cache
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
@@ -34,7 +34,7 @@ KV_HEADS, BLOCK_SIZE = 8, 16
 LENGTHS = 5, 40
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """One line per check, with its outcome in `right`."""
     chosen, implementation = sizes(dry_run=args.dry_run), implementation_here()
     dtype = "float32" if args.dry_run else "bfloat16"

@@ -12,13 +12,13 @@ from jax import Array
 from jengine.bench.gpu.arrays import random_normal
 from jengine.bench.gpu.cases import sizes
 from jengine.bench.gpu.clock import seconds_of
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 
 CALLS = 8
 ROW = 4096
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """One line for a copy, one for reading alone, and one per dtype for matmuls."""
     chosen = sizes(dry_run=args.dry_run)
     x = jnp.ones(chosen.copy_bytes // 2, jnp.bfloat16)

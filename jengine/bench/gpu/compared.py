@@ -11,12 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 
 DTYPES = ("bfloat16", "float32")
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """One line per dtype, with the verdict in `right`."""
     for dtype in part.in_time(DTYPES[:1] if args.dry_run else DTYPES):
         with part.attempt("compare", dtype):

@@ -23,7 +23,7 @@ from jengine.api.llm import LLM
 from jengine.bench.against import PeerProcess, PeerWork, trace_peer
 from jengine.bench.gpu.cases import Requests, sizes
 from jengine.bench.gpu.models import write_config
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from jengine.bench.throughput import run_once
 from jengine.bench.workloads import Item, write_trace
 from jengine.config import ModelConfig
@@ -36,7 +36,7 @@ MEMORY = 0.85  # of the device's, for all engines that are loaded at once
 ROUNDS = 3  # that count, after one that does not
 
 
-class Engine(Protocol):
+class LoadedEngine(Protocol):
     """An engine that is loaded."""
 
     version: str
@@ -66,7 +66,7 @@ class Theirs:
         return seconds
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """One line per set of requests."""
     chosen = sizes(dry_run=args.dry_run)
     names = ("auto", args.engine) if args.race else (args.engine,)
@@ -83,7 +83,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
                 )  # fmt: skip
 
 
-def seconds_of_each(engines: Sequence[Engine], work: Requests, vocab: int) -> list[float]:
+def seconds_of_each(engines: Sequence[LoadedEngine], work: Requests, vocab: int) -> list[float]:
     """The best round of each engine, which take turns."""
     rounds = []
     for _ in range(ROUNDS + 1):
@@ -101,7 +101,7 @@ def made_up(work: Requests, vocab: int) -> list[Item]:
 @contextmanager
 def opened(
     name: str, args: argparse.Namespace, works: tuple[Requests, ...], share: int
-) -> Iterator[Engine]:
+) -> Iterator[LoadedEngine]:
     """An engine with room for the longest and the most requests, one of so many that share the
     device."""
     config = sizes(dry_run=args.dry_run).models[args.model]
@@ -130,7 +130,7 @@ def opened(
             yield Theirs(peer, Path(work))
 
 
-def raced(peer: Engine, work: Requests, mine: float, other: float) -> dict[str, Any]:
+def raced(peer: LoadedEngine, work: Requests, mine: float, other: float) -> dict[str, Any]:
     """Both times, and the ratio."""
     tokens = work.count * work.answer
     return {
@@ -141,7 +141,7 @@ def raced(peer: Engine, work: Requests, mine: float, other: float) -> dict[str, 
 
 
 def line(
-    engine: Engine, work: Requests, best: float, config: ModelConfig, name: str
+    engine: LoadedEngine, work: Requests, best: float, config: ModelConfig, name: str
 ) -> dict[str, Any]:
     """The time, and the least that it takes."""
     counted = work.prompt if work.is_prompts else work.answer

@@ -10,7 +10,7 @@ import subprocess
 import jax
 
 from jengine.assembly.settings.args import EngineArgs
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from jengine.bench.gpu.stages import COMPILED_FOR
 from jengine.bench.surroundings import surroundings
 from jengine.runner.memory.memory_pool import start_devices
@@ -20,7 +20,7 @@ TARGET = "*gpu_target_config.pbtxt"
 QUESTION = "name,driver_version,power.limit,clocks.max.sm,clocks.max.mem,memory.total"
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     start_devices(EngineArgs.gpu_memory_utilization)  # the pool that an engine gets by default
     device = jax.devices()[0]
     jax.block_until_ready(jax.jit(lambda x: x + 1)(0))  # makes XLA describe the device, see below

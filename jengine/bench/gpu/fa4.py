@@ -19,7 +19,7 @@ from jengine.bench.gpu.cases import Sizes, sizes
 from jengine.bench.gpu.features import Answers, answers
 from jengine.bench.gpu.kernels import rates, time_attention
 from jengine.bench.gpu.models import write_config
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from jengine.sampling_params import SamplingParams
 from pallas_kernels.fa4.rules import BULK_BLOCK, missing
 from pallas_kernels.fa4.trial import TOLERANCES, Trial, errors, first_difference
@@ -47,7 +47,7 @@ LENGTHS = (40, 256, 300, 1000, 2500)
 SHARED = 300  # tokens that two more prompts begin with
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """Lines of errors, rates, and answers."""
     chosen = sizes(dry_run=args.dry_run)
     kernels, backends = "fa4", ("fa4", "triton")
@@ -82,7 +82,7 @@ def compared(trial: Trial, kernels: str) -> dict[str, Any]:
 
 
 def engines(
-    part: Part, chosen: Sizes, args: argparse.Namespace, backends: tuple[str, str]
+    part: StageResult, chosen: Sizes, args: argparse.Namespace, backends: tuple[str, str]
 ) -> dict[str, Any]:
     """How far the answers of two engines are from each other, and whether the first had its
     kernels until the end."""

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from jengine.adapters import LoRARequest
 from jengine.api.llm import LLM
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from jengine.outputs import CompletionOutput
 from jengine.sampling_params import SamplingParams
 from jengine.weights.resolve import resolve_model
@@ -57,7 +57,7 @@ FEW_FEATURES = ("nothing else", "several steps in one call", "a cache that offlo
 Answers = list[tuple[list[int], list[float]]]
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """One line per feature."""
     params = FEW if args.dry_run else GREEDY
     adapter = LoRARequest("random", 1, str(write_adapter(part.path.with_name("adapter"))))

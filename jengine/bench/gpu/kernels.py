@@ -24,7 +24,7 @@ from jengine.bench.gpu.arrays import (
 )
 from jengine.bench.gpu.cases import AttentionCase, SamplingCase, Sizes, sizes
 from jengine.bench.gpu.clock import Seconds, seconds_of
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from jengine.sampling import SamplingFeatures, SamplingInput, sample
 from pallas_kernels.cache_write import rotate_and_write
 from pallas_kernels.layout import cache_shape
@@ -33,7 +33,7 @@ from pallas_kernels.token_sampling import sample_tokens
 ENGINE = "the engine's sampler"
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """One line per case."""
     chosen, implementation = sizes(dry_run=args.dry_run), implementation_here()
     if implementation == "xla":

@@ -17,7 +17,7 @@ from jax import Array
 from jengine.bench.gpu.arrays import random_normal
 from jengine.bench.gpu.cases import Sizes, sizes
 from jengine.bench.gpu.clock import Seconds, seconds_of
-from jengine.bench.gpu.part import Part, run_stage, write_json
+from jengine.bench.gpu.part import StageResult, run_stage, write_json
 from jengine.bench.gpu.sweep import capability, noted
 from jengine.runner.programs.compiler_options import WITHOUT_TRITON
 from pallas_kernels.tuning import table
@@ -26,7 +26,7 @@ from pallas_kernels.xla_matmul import CUBLASLT, LIBRARIES
 TABLE = "xla_matmul"
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """Result lines as they come; the tuning table when all are measured or time is up."""
     chosen = sizes(dry_run=args.dry_run)
     faster: list[tuple[int, str]] = []

@@ -18,13 +18,13 @@ import numpy as np
 from jengine.api.llm import LLM
 from jengine.bench.driver import Driver, weight_bytes
 from jengine.bench.gpu.cases import Sizes, sizes
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from jengine.sampling_params import SamplingParams
 
 Decode = tuple[int, int]  # rows, context
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """Decode steps, then prefill, then generation."""
     chosen = sizes(dry_run=args.dry_run)
     devices = shards(chosen.models[args.model]) if args.tensor_parallel else 1

@@ -25,7 +25,7 @@ from jengine.bench.gpu.arrays import (
     tile_of,
 )
 from jengine.bench.gpu.cases import AttentionCase, SamplingCase, sampling_cases
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from jengine.runner.step.attention_backend import CODES
 from pallas_kernels.cache_write import rotate_and_write, write_cache
 from pallas_kernels.layout import KEYS, VALUES, cache_shape, decoded, encoded, read_heads
@@ -92,7 +92,7 @@ def small(shape: AttentionShape) -> dict[str, Any]:
     return {**vars(shape), "kv_heads": 2, **(SHORT if shape.sinks else {})}
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """One line per comparison, with its outcome in `right`."""
     implementation = implementation_here()
     if implementation == "xla":
@@ -116,7 +116,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
             add(part, "attention", str(check), error, check.dtype)
 
 
-def add(part: Part, what: str, case: str, error: float, dtype: str) -> None:
+def add(part: StageResult, what: str, case: str, error: float, dtype: str) -> None:
     """Add a line with a relative error."""
     tolerance = TOLERANCES[dtype]
     part.add(what=what, case=case, error=error, tolerance=tolerance, right=bool(error < tolerance))

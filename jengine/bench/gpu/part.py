@@ -18,7 +18,7 @@ from typing import Any
 MOST_TEXT = 600
 
 
-class Part:
+class StageResult:
     """A stage's result file and time budget."""
 
     def __init__(self, path: Path, seconds: float, after: Path | None = None) -> None:
@@ -110,10 +110,10 @@ def stage_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_stage(measure: Callable[[Part, argparse.Namespace], None]) -> None:
+def run_stage(measure: Callable[[StageResult, argparse.Namespace], None]) -> None:
     """Entry point of a stage's process."""
     args = stage_parser().parse_args()
-    part = Part(args.part, args.seconds, args.after)
+    part = StageResult(args.part, args.seconds, args.after)
     measure(part, args)
     part.content["status"] = "failed" if part.failed else "done"
     part.write()

@@ -17,7 +17,7 @@ from jengine.api.llm import LLM
 from jengine.bench.driver import Driver
 from jengine.bench.gpu.cases import Sizes, sizes
 from jengine.bench.gpu.models import compiling, open_llm, shards, write_config
-from jengine.bench.gpu.part import Part, run_stage
+from jengine.bench.gpu.part import StageResult, run_stage
 from jengine.bench.gpu.step_plans import StepPlans
 from jengine.bench.gpu.trace import (
     GRAPH_INSTANTIATION,
@@ -34,7 +34,7 @@ SLOWEST = 12
 LAPS = 10
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     chosen = sizes(dry_run=args.dry_run)
     devices = shards(chosen.models[args.model]) if args.tensor_parallel else 1
     if args.tensor_parallel and devices == 1:
@@ -131,7 +131,7 @@ def check_graphs(line: Mapping[str, Any]) -> None:
         )
 
 
-def soak(part: Part, llm: LLM, chosen: Sizes) -> None:
+def soak(part: StageResult, llm: LLM, chosen: Sizes) -> None:
     """Many steps of one size, with a line per tenth."""
     rows, context = 8 if llm.engine.schedule.max_num_seqs >= 8 else 1, chosen.model_contexts[0]
     steps = chosen.soak_steps // LAPS

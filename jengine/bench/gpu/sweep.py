@@ -20,7 +20,7 @@ import jax
 from jengine.bench.gpu.arrays import attention_arrays, attention_program
 from jengine.bench.gpu.cases import AttentionCase, Sizes, sizes
 from jengine.bench.gpu.kernels import time_sampling, time_write, timed
-from jengine.bench.gpu.part import MOST_TEXT, Part, run_stage, write_json
+from jengine.bench.gpu.part import MOST_TEXT, StageResult, run_stage, write_json
 from jengine.bench.machine import commit
 from pallas_kernels.launch import KernelError
 from pallas_kernels.launch.call import INTERPRETED_CAPABILITY
@@ -132,7 +132,7 @@ def write_times(chosen: Sizes) -> Times:
     return times
 
 
-def measure(part: Part, args: argparse.Namespace) -> None:
+def measure(part: StageResult, args: argparse.Namespace) -> None:
     """One line per trial; a table after each successful search."""
     folder = args.part.parent / "tuning"
     folder.mkdir(exist_ok=True)
@@ -151,7 +151,7 @@ def measure(part: Part, args: argparse.Namespace) -> None:
 
 
 def tried(
-    search: Search, part: Part, share: float
+    search: Search, part: StageResult, share: float
 ) -> Iterator[tuple[tuple[tuple[str, int], ...], float]]:
     """Trials that ran, with the geometric mean of their times."""
     for trial in part.in_time(search.trials(), share):

@@ -124,7 +124,7 @@ def build(config: dict[str, Any], device: str) -> Any:
     return model.eval()
 
 
-class StepClock(transformers.StoppingCriteria):
+class TokenClock(transformers.StoppingCriteria):
     """A stopping criterion that never stops, and records each token's time."""
 
     def __init__(self, device: str) -> None:
@@ -142,7 +142,7 @@ def decode(model: Any, rows: int, context: int, new: int, device: str) -> dict[s
     options = {"cache_implementation": "static", "disable_compile": device == "cpu"}
     for _ in range(2):
         ids = torch.randint(1, model.config.vocab_size, (rows, context), device=device)
-        clock = StepClock(device)
+        clock = TokenClock(device)
         synchronize(device)
         began = time.perf_counter()
         model.generate(

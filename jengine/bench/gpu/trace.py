@@ -1,6 +1,6 @@
 """Parses JAX profiler traces: device time per kernel, and CUDA API calls.
 
-In: a function that runs the work and waits for it. Out: a Trace. On a CPU it has no device time.
+In: a function that runs the work and waits for it. Out: a DeviceTrace. CPUs have no device time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 KERNEL_LAUNCH = re.compile(r"cu(da)?LaunchKernel")
 
 
-class Kernel(NamedTuple):
+class KernelRuns(NamedTuple):
     """All runs of one kernel."""
 
     runs: int
     seconds: float
 
 
-class Trace(NamedTuple):
-    kernels: dict[str, Kernel]  # by name; of graphs too, where these are recorded as a whole
+class DeviceTrace(NamedTuple):
+    kernels: dict[str, KernelRuns]  # by name; of graphs too, where these are recorded as a whole
     calls: Counter[str]  # of CUDA, by name
 
     @property
@@ -54,7 +54,7 @@ class Trace(NamedTuple):
         }
 
 
-def traced(work: Callable[[], Any]) -> Trace:
+def traced(work: Callable[[], Any]) -> DeviceTrace:
     """Run the work under the profiler."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -63,9 +63,9 @@ def traced(work: Callable[[], Any]) -> Trace:
         return read_planes(ProfileData.from_file(str(files[-1])).planes)
 
 
-def read_planes(planes: Iterable[Any]) -> Trace:
+def read_planes(planes: Iterable[Any]) -> DeviceTrace:
     """Kernels of all devices, and CUDA API calls of all threads."""
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, KernelRuns] = {}
     calls: Counter[str] = Counter()
     for plane in planes:
         on_device = plane.name.startswith(DEVICE)
@@ -74,8 +74,8 @@ def read_planes(planes: Iterable[Any]) -> Trace:
                 continue
             for event in line.events:
                 if on_device:
-                    runs, seconds = kernels.get(event.name, Kernel(0, 0.0))
-                    kernels[event.name] = Kernel(runs + 1, seconds + event.duration_ns * 1e-9)
+                    runs, seconds = kernels.get(event.name, KernelRuns(0, 0.0))
+                    kernels[event.name] = KernelRuns(runs + 1, seconds + event.duration_ns * 1e-9)
                 elif CUDA_CALL.match(event.name):
                     calls[event.name] += 1
-    return Trace(kernels, calls)
+    return DeviceTrace(kernels, calls)

@@ -17,7 +17,13 @@ from zlib import crc32
 
 import numpy as np
 
-from jengine.capacity.simulation.trace import Arrival, Ask, Conversation, TraceSettings, Turn
+from jengine.capacity.simulation.trace import (
+    Arrival,
+    Conversation,
+    SimulatedRequest,
+    TraceSettings,
+    Turn,
+)
 from jengine.errors import ConfigError
 
 NEEDED = ("arrival", "prompt_tokens", "output_tokens")
@@ -61,7 +67,10 @@ class CsvTrace:
                 Turn(self._text(rng, line.prompt), line.answer, 0.0, line.arrival)
                 for line in reversed(others)
             ]
-            yield first.arrival, Ask(f"{number}", prompt, first.answer, Conversation(turns))
+            yield (
+                first.arrival,
+                SimulatedRequest(f"{number}", prompt, first.answer, Conversation(turns)),
+            )
 
     def _prefix(self, line: Line) -> list[int]:
         rng = np.random.default_rng((self.settings.seed, crc32(line.prefix.encode())))

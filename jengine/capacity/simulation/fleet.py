@@ -11,9 +11,9 @@ from functools import partial
 
 from jengine.capacity.simulation.history import History
 from jengine.capacity.simulation.journeys import Journey, noted, wire_of
-from jengine.capacity.simulation.pool import Pool
+from jengine.capacity.simulation.pool import ReplicaPool
 from jengine.capacity.simulation.replica import NEVER, Clock, Incoming, Replica
-from jengine.capacity.simulation.trace import Arrival, Ask, Trace, next_turn
+from jengine.capacity.simulation.trace import Arrival, SimulatedRequest, Trace, next_turn
 from jengine.errors import RequestError
 from jengine.request import Request, WireRequest
 from jengine.scheduler.refusal import refuse_impossible
@@ -24,7 +24,7 @@ class Fleet:
     links of limited bandwidth."""
 
     def __init__(
-        self, pools: Sequence[Pool], clock: Clock, trace: Trace, link: float = 1.0
+        self, pools: Sequence[ReplicaPool], clock: Clock, trace: Trace, link: float = 1.0
     ) -> None:  # fmt: skip
         self.pools = pools
         self.clock = clock
@@ -32,7 +32,7 @@ class Fleet:
         self.link = link
         self.history = History()
         self.open: dict[str, Journey] = {}
-        self.sites: list[tuple[Pool, Replica]] = [
+        self.sites: list[tuple[ReplicaPool, Replica]] = [
             (pool, replica) for pool in pools for replica in pool.replicas
         ]
         self._outside: list[tuple[float, int, Callable[[], None]]] = []
@@ -110,7 +110,7 @@ class Fleet:
             return min(first, self._wakes[0][0])
         return first
 
-    def _arrive(self, ask: Ask) -> None:
+    def _arrive(self, ask: SimulatedRequest) -> None:
         self.due -= 1
         self._number += 1
         journey = Journey(f"{ask.name}-{self._number}", ask, self.clock.now)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from jengine.capacity.simulation.history import Gaps
-from jengine.capacity.simulation.trace import Ask
+from jengine.capacity.simulation.trace import SimulatedRequest
 from jengine.outputs import TokenDelta
 from jengine.plan import RowSampling
 from jengine.request import WireRequest
@@ -24,7 +24,7 @@ class Journey:
     """An unfinished request on its way through the pools."""
 
     name: str
-    ask: Ask
+    ask: SimulatedRequest
     arrived: float
     first: float = -1.0  # when it got its first token
     last: float = -1.0  # and its newest

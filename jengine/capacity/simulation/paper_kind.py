@@ -11,7 +11,7 @@ from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
 from jengine.capacity.device_memory import gigabytes
 from jengine.capacity.paper import Paper
 from jengine.capacity.simulation.replica import ReplicaKind
-from jengine.capacity.simulation.step_times import Load, stepwise
+from jengine.capacity.simulation.step_times import StepLoad, stepwise
 from jengine.capacity.timing import Timing
 from jengine.config import CacheConfig, ModelConfig
 from jengine.errors import ConfigError
@@ -87,7 +87,7 @@ class ModelTimes:
         self._context_bytes = timing.memory.read_bytes(FAR) / FAR
         self._context_operations = timing.attention(FAR) / FAR
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         """max(memory time, compute time) plus launches and communication."""
         tokens = load.decode_rows + load.prefill_tokens
         fixed = self._fixed.get(tokens)
@@ -106,7 +106,7 @@ class ModelTimes:
         busy = max((weights + cache) * self._read, operations * self._compute)
         return busy + self._launches[load.prefill_tokens > 0] + exchanges
 
-    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+    def ends(self, load: StepLoad, at: float, runs: int, until: float) -> list[float]:
         """Decode-only steps differ in context alone, in which time is linear without windows."""
         rows, context, ends = load.decode_rows, load.decode_context, []
         if load.prefill_tokens or not self._is_linear:
@@ -130,7 +130,7 @@ class ModelTimes:
         exchanges = sum(one.seconds for one in self.timing.exchanges(tokens))
         return self.timing.weights_read(self._own_tokens(tokens)), exchanges
 
-    def _by_mean(self, load: Load, share: float) -> tuple[float, float]:
+    def _by_mean(self, load: StepLoad, share: float) -> tuple[float, float]:
         """Attention bytes and FLOPs under sliding windows, from mean contexts."""
         timing, cache, operations = self.timing, 0.0, 0.0
         if load.decode_rows:

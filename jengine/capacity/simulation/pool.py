@@ -19,7 +19,7 @@ Routing = Literal["prefix", "load", "turns"]
 ROUTINGS: tuple[Routing, ...] = ("prefix", "load", "turns")
 
 
-class Choice(NamedTuple):
+class ReplicaChoice(NamedTuple):
     """The replica chosen for a request, with the block hashes computed so far."""
 
     replica: int
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 
 @dataclass
-class Pool:
+class ReplicaPool:
     """Identical replicas behind a router."""
 
     name: str
@@ -49,11 +49,11 @@ class Pool:
         away = self.dead | self.closed
         return [i for i in range(len(self.replicas)) if i not in away]
 
-    def place(self, wire: WireRequest) -> Choice:
+    def place(self, wire: WireRequest) -> ReplicaChoice:
         """Route a request to a replica and count its load."""
         living = self.living
         if not self.counts_load or len(living) == 1:
-            choice = Choice(living[self._next % len(living)])
+            choice = ReplicaChoice(living[self._next % len(living)])
             self._next += 1
         else:
             choice = self._best(wire, living)
@@ -63,15 +63,15 @@ class Pool:
             self.router.enter(wire.request_id, placed)
         return choice
 
-    def _best(self, wire: WireRequest, living: list[int]) -> Choice:
+    def _best(self, wire: WireRequest, living: list[int]) -> ReplicaChoice:
         loads, found = self.router.loads, [0] * len(living)
         if self.routing == "load":
-            return Choice(self.router.best_of(living, found, (), loads))
+            return ReplicaChoice(self.router.best_of(living, found, (), loads))
         # The hash of a block is the same in every cache, so hashes are computed once.
         request = Request(wire, len(wire.prompt_token_ids), 0)
         found = [self.replicas[index].held(request) for index in living]
         hashes = request.block_hashes
-        return Choice(self.router.best_of(living, found, hashes, loads), hashes)
+        return ReplicaChoice(self.router.best_of(living, found, hashes, loads), hashes)
 
     @property
     def tell(self) -> Callable[[TokenDelta], None] | None:

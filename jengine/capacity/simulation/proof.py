@@ -22,7 +22,7 @@ from jengine.bench.step_table import Rounds
 from jengine.capacity.simulation.fleet import Fleet
 from jengine.capacity.simulation.history import COLUMNS, History
 from jengine.capacity.simulation.journeys import Journey, noted, wire_of
-from jengine.capacity.simulation.pool import Pool
+from jengine.capacity.simulation.pool import ReplicaPool
 from jengine.capacity.simulation.replica import Clock, Replica
 from jengine.capacity.simulation.results import figures, group_result
 from jengine.capacity.simulation.table_times import StepTable, table_kind
@@ -68,7 +68,7 @@ def measured(core: EngineCore, settings: TraceSettings) -> History:
 def simulated(table: StepTable, settings: TraceSettings) -> History:
     """Simulate the trace with the measured step times."""
     clock = Clock()
-    pool = Pool("replicas", [Replica(table_kind(table), clock)], "turns")
+    pool = ReplicaPool("replicas", [Replica(table_kind(table), clock)], "turns")
     return Fleet([pool], clock, SyntheticTrace(settings)).run()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jengine.capacity.simulation.host_tier import HostTier
 from jengine.capacity.simulation.jumps import Jumps
-from jengine.capacity.simulation.step_times import Load, StepTimes, load_of, pure_decode
+from jengine.capacity.simulation.step_times import StepLoad, StepTimes, load_of, pure_decode
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
@@ -76,7 +76,7 @@ class Incoming(NamedTuple):
     tokens: int
 
 
-class Running(NamedTuple):
+class RunningStep(NamedTuple):
     """A submitted plan, with the end times of its runs."""
 
     plan: Plan
@@ -89,7 +89,7 @@ class LookAhead(NamedTuple):
     was built."""
 
     began: float
-    load: Load
+    load: StepLoad
     ends: list[float]
 
 
@@ -120,7 +120,7 @@ class Replica:
     run: Run = made_up
     horizon: Callable[[bool], float] = lambda waiting: 0.0  # see Jumps
     work: Work = field(default_factory=Work)
-    _running: deque[Running] = field(default_factory=deque)
+    _running: deque[RunningStep] = field(default_factory=deque)
     _incoming: deque[Incoming] = field(default_factory=deque)
     _free_at: float = 0.0  # when the devices, or the first stage, can begin another step
     _hold: float = 0.0  # no plan is made before: a jump's last run has not begun
@@ -246,7 +246,7 @@ class Replica:
         passing = (self.kind.stages - 1) * (at - began)  # through the other stages
         if passing:
             ends = [end + passing for end in ends]
-        self._running.append(Running(plan, self.run(plan), ends))
+        self._running.append(RunningStep(plan, self.run(plan), ends))
         self._count(plan, load.decode_rows, load.prefill_tokens, at - began)
 
     def _count(self, plan: Plan, decodes: int, prefilled: int, seconds: float) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from jengine.capacity.simulation.history import COLUMNS, Gaps, History
-from jengine.capacity.simulation.pool import Pool
+from jengine.capacity.simulation.pool import ReplicaPool
 from jengine.capacity.simulation.replica import Replica
 from jengine.errors import ConfigError
 
@@ -48,7 +48,9 @@ class GroupResult(msgspec.Struct, frozen=True):
     replicas: list[ReplicaWork]
 
 
-def group_result(history: History, sites: Sequence[tuple[Pool, Replica]] = ()) -> GroupResult:
+def group_result(
+    history: History, sites: Sequence[tuple[ReplicaPool, Replica]] = ()
+) -> GroupResult:
     """Collect the results of a finished simulation. Replicas with measured step times have no work
     counters."""
     history.gaps.flush()

@@ -21,7 +21,7 @@ from jengine.capacity.simulation.csv_trace import CsvTrace
 from jengine.capacity.simulation.failures import fail_at_random
 from jengine.capacity.simulation.fleet import Fleet
 from jengine.capacity.simulation.paper_kind import paper_kind
-from jengine.capacity.simulation.pool import ROUTINGS, Pool, Routing
+from jengine.capacity.simulation.pool import ROUTINGS, ReplicaPool, Routing
 from jengine.capacity.simulation.replica import Clock, Replica, ReplicaKind
 from jengine.capacity.simulation.table_times import read_table, table_kind
 from jengine.capacity.simulation.trace import SyntheticTrace, Trace, TraceSettings
@@ -34,7 +34,7 @@ MOST_REPLICAS = 1024
 ANY_WORK = (1, None)
 
 
-class Failure(msgspec.Struct, frozen=True):
+class ReplicaFailure(msgspec.Struct, frozen=True):
     """A replica that fails at a time, and restarts with an empty cache at `until`, if ever."""
 
     replica: int
@@ -71,7 +71,7 @@ class Scenario(msgspec.Struct, frozen=True):
     link: float = 50.0  # GB/s at which a prefill replica sends keys and values
     host_gb: float = 0.0  # host memory of each replica for blocks that leave its cache
     copy_rate: float = 50.0  # GB/s between host and devices of a replica
-    failures: list[Failure] = []
+    failures: list[ReplicaFailure] = []
     # Hours after which each replica dies, on average, and seconds until it is back; 0: never.
     mtbf: float = 0.0
     repair: float = 300.0
@@ -105,7 +105,7 @@ class Scenario(msgspec.Struct, frozen=True):
         for failure in self.failures:
             self._check_failure(failure)
 
-    def _check_failure(self, failure: Failure) -> None:
+    def _check_failure(self, failure: ReplicaFailure) -> None:
         count = self.pools[failure.stage].replicas
         if not 0 <= failure.replica < count:
             raise ConfigError(
@@ -146,7 +146,7 @@ def fleet_of(scenario: Scenario, kinds: Sequence[ReplicaKind], part: int = 0) ->
         replicas = [
             Replica(kind, clock, number) for number in range(part, pool.replicas, scenario.groups)
         ]
-        pools.append(Pool(pool.name, replicas, scenario.routing))
+        pools.append(ReplicaPool(pool.name, replicas, scenario.routing))
     longest = min(pool.replicas[0].kind.schedule.max_model_len for pool in pools)
     fleet = Fleet(pools, clock, trace_of(scenario, part, longest), scenario.link * GIGA)
     for failure in scenario.failures:

@@ -1,6 +1,6 @@
 """Seconds per step: what a step's plan asks of a replica's devices, and who says how long it takes.
 
-In: plans. Out: a Load. Must not know requests or clocks.
+In: plans. Out: a StepLoad. Must not know requests or clocks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from jengine.plan import Plan
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """Token counts of one run of a step: all that a model of step time may use."""
 
     decode_rows: int
@@ -25,16 +25,16 @@ class Load(NamedTuple):
 class StepTimes(Protocol):
     """Model of step times."""
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         """Duration of a step, or of one of its stages in a pipeline."""
 
-    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+    def ends(self, load: StepLoad, at: float, runs: int, until: float) -> list[float]:
         """End times of up to `runs` consecutive runs of a step that begins at `at`; several only of
         pure decodes, each of which reads one token more per run. Stops after the first end later
         than `until`. Equal to the bit to adding up `seconds`, as `stepwise` does."""
 
 
-def load_of(plan: Plan) -> Load:
+def load_of(plan: Plan) -> StepLoad:
     """Load of a plan's first run."""
     columns = plan.entries.columns.tolist()
     starts, lengths, count = columns[1], columns[2], plan.num_decodes
@@ -47,15 +47,15 @@ def load_of(plan: Plan) -> Load:
         read += start + length
         attended += length * start + length * (length + 1) // 2
     sampled = sum(columns[3])
-    return Load(count, sum(starts[:count]) + count, tokens, before, read, attended, sampled)
+    return StepLoad(count, sum(starts[:count]) + count, tokens, before, read, attended, sampled)
 
 
-def pure_decode(rows: int, context: int) -> Load:
+def pure_decode(rows: int, context: int) -> StepLoad:
     """Load of a decode-only step with `context` tokens in total."""
-    return Load(rows, context, 0, 0, 0, 0, rows)
+    return StepLoad(rows, context, 0, 0, 0, 0, rows)
 
 
-def stepwise(times: StepTimes, load: Load, at: float, runs: int, until: float) -> list[float]:
+def stepwise(times: StepTimes, load: StepLoad, at: float, runs: int, until: float) -> list[float]:
     """`StepTimes.ends`, computed run by run."""
     ends: list[float] = []
     while len(ends) < runs and at <= until:
@@ -64,6 +64,6 @@ def stepwise(times: StepTimes, load: Load, at: float, runs: int, until: float) -
     return ends
 
 
-def later(load: Load, runs: int) -> Load:
+def later(load: StepLoad, runs: int) -> StepLoad:
     """Load of a decode-only step `runs` runs later."""
     return load._replace(decode_context=load.decode_context + runs * load.decode_rows)

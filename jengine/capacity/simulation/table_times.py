@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from jengine.capacity.simulation.replica import ReplicaKind
-from jengine.capacity.simulation.step_times import Load, stepwise
+from jengine.capacity.simulation.step_times import StepLoad, stepwise
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.errors import ConfigError
 
@@ -86,13 +86,13 @@ class TableTimes:
         """The times of a table."""
         return cls((table.decode_rows, table.prefill_tokens, table.contexts), table.seconds)
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         """Time of a step, interpolated at the mean context of its tokens."""
         tokens = load.decode_rows + load.prefill_tokens
         context = (load.decode_context + load.prefill_start) / tokens
         return self._at(self._column(load.decode_rows, load.prefill_tokens), context)
 
-    def ends(self, load: Load, at: float, runs: int, until: float) -> list[float]:
+    def ends(self, load: StepLoad, at: float, runs: int, until: float) -> list[float]:
         """Decodes alone differ in their context only."""
         if load.prefill_tokens:
             return stepwise(self, load, at, runs, until)

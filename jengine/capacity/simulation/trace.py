@@ -33,7 +33,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(slots=True)
-class Ask:
+class SimulatedRequest:
     """One request: a prompt, and its number of output tokens."""
 
     name: str
@@ -42,7 +42,7 @@ class Ask:
     conversation: Conversation | None = None
 
 
-Arrival = tuple[float, Ask]
+Arrival = tuple[float, SimulatedRequest]
 
 
 class Trace(Protocol):
@@ -56,7 +56,7 @@ class Trace(Protocol):
         """Yield the requests that are independent of others, by arrival time."""
 
 
-def next_turn(ask: Ask, answer: list[int], now: float, longest: int) -> Arrival | None:
+def next_turn(ask: SimulatedRequest, answer: list[int], now: float, longest: int) -> Arrival | None:
     """The conversation's next turn after an answer; None if there is none or it exceeds `longest`
     tokens."""
     conversation = ask.conversation
@@ -66,7 +66,9 @@ def next_turn(ask: Ask, answer: list[int], now: float, longest: int) -> Arrival 
     prompt = [*ask.prompt, *answer, *turn.prompt]
     if len(prompt) + turn.answer > longest:
         return None
-    return max(now + turn.think, turn.earliest), Ask(ask.name, prompt, turn.answer, conversation)
+    return max(now + turn.think, turn.earliest), SimulatedRequest(
+        ask.name, prompt, turn.answer, conversation
+    )
 
 
 @dataclass(frozen=True)
@@ -130,18 +132,18 @@ class SyntheticTrace:
     def _ask(
         self, number: int, prefix: list[int], inputs: np.ndarray, outputs: np.ndarray,
         thinks: np.ndarray,
-    ) -> Ask:  # fmt: skip
+    ) -> SimulatedRequest:  # fmt: skip
         longest = self.settings.longest
         answer = min(int(outputs[0]), max(longest - 1 - len(prefix), 1))
         room = max(longest - answer - len(prefix), 1)
         prompt = prefix + self._text(self._tokens, min(int(inputs[0]), room))
         if len(inputs) == 1:
-            return Ask(f"{number}", prompt, answer)
+            return SimulatedRequest(f"{number}", prompt, answer)
         turns = [
             Turn(self._text(self._tokens, int(inputs[i])), int(outputs[i]), float(thinks[i]))
             for i in range(len(inputs) - 1, 0, -1)
         ]
-        return Ask(f"{number}", prompt, answer, Conversation(turns))
+        return SimulatedRequest(f"{number}", prompt, answer, Conversation(turns))
 
     def _text(self, rng: np.random.Generator, length: int) -> list[int]:
         return rng.integers(1, self.settings.vocab_size, length).tolist()

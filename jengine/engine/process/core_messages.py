@@ -17,8 +17,9 @@ from jengine.engine.process.asking import Asking
 from jengine.engine.process.mailbox import Mailbox
 from jengine.engine.process.startup import Startup
 from jengine.engine.process.to_front import (
-    Answer,
     CacheChanges,
+    CoreAnswer,
+    CoreRefusal,
     Dead,
     FromCore,
     LogRecord,
@@ -27,7 +28,6 @@ from jengine.engine.process.to_front import (
     Progress,
     Pulse,
     Ready,
-    Refusal,
     StepFailed,
     decode_from_core,
 )
@@ -86,9 +86,9 @@ class Heard:
                 self.contents.note(changes)
             case Pulse(state):
                 self._state = state
-            case Answer(number, value):
+            case CoreAnswer(number, value):
                 self._asking.resolve(number, value)
-            case Refusal(number, failure):
+            case CoreRefusal(number, failure):
                 self._asking.resolve(number, failure.error)
             case StepFailed(failure):
                 self._mailbox.interrupt(failure.error)

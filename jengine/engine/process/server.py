@@ -35,14 +35,14 @@ from jengine.engine.process.to_core import (
     decode_from_front,
 )
 from jengine.engine.process.to_front import (
-    Answer,
+    CoreAnswer,
+    CoreRefusal,
     Dead,
     Failure,
     LogRecord,
     NotReady,
     Progress,
     Ready,
-    Refusal,
 )
 from jengine.engine.questions import AskHealth, CoreQuestion
 from jengine.errors import EngineDead, RequestError
@@ -221,9 +221,9 @@ class CoreServer:
 
     def _answer(self, identity: bytes, ask: Ask) -> None:
         try:
-            reply: Message = Answer(ask.number, self._answered(ask))
+            reply: Message = CoreAnswer(ask.number, self._answered(ask))
         except Exception as error:  # noqa: BLE001 - the front raises it
-            reply = Refusal(ask.number, Failure.of(error))
+            reply = CoreRefusal(ask.number, Failure.of(error))
         self._outbox.reply(identity, reply)
         self._wake()  # what was queued before the question has been taken up
 

@@ -96,14 +96,14 @@ class Dead(Message, frozen=True):
     failure: Failure
 
 
-class Answer(Message, frozen=True):
+class CoreAnswer(Message, frozen=True):
     """Encoded answer to a question; its type follows from the question."""
 
     number: int
     value: bytes
 
 
-class Refusal(Message, frozen=True):
+class CoreRefusal(Message, frozen=True):
     """The error raised by a question."""
 
     number: int
@@ -131,8 +131,8 @@ FromCore = (
     | Pulse
     | StepFailed
     | Dead
-    | Answer
-    | Refusal
+    | CoreAnswer
+    | CoreRefusal
     | LogRecord
 )
 decode_from_core = Reader[FromCore](FromCore, "the core")

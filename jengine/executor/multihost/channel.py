@@ -21,9 +21,9 @@ from jengine.errors import EngineDead, UnexpectedCompile
 from jengine.executor.multihost.agreement import listed, plural, problem_in
 from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.messages import (
-    AbortRequest,
     Fatal,
     FetchesEnded,
+    FollowerAbort,
     Goodbye,
     Report,
     ReportDue,
@@ -115,7 +115,7 @@ class LeaderChannel:
             return False
         if isinstance(message, Report):
             self._reports[rank].append(message)
-        elif isinstance(message, AbortRequest):
+        elif isinstance(message, FollowerAbort):
             self.ends.append((rank, message.request_id))
         elif isinstance(message, SampleDigest):
             self.samples.append((rank, message))

@@ -14,7 +14,7 @@ from jengine.counts import Counts
 from jengine.errors import UnsupportedFeature
 from jengine.executor.multihost.channel import LeaderChannel, failing_together
 from jengine.executor.multihost.executors import LeadingExecutor
-from jengine.executor.multihost.messages import CallWorkers, StepDone
+from jengine.executor.multihost.messages import CallProcesses, StepDone
 from jengine.executor.protocol import PendingOutput
 from jengine.executor.read_step import ReadStep
 from jengine.outputs import StepOutput
@@ -61,5 +61,5 @@ class DirectingExecutor:
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        self._channel.broadcast(CallWorkers(method, arguments))
+        self._channel.broadcast(CallProcesses(method, arguments))
         return self._executor.call_workers(method, arguments)

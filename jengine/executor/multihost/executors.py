@@ -42,7 +42,7 @@ class LeadingExecutor:
         self.read = -1  # the last step whose results were read
         self._local = local
         self._channel = channel
-        self._trace = Trace(compare_every)
+        self._trace = StepDigest(compare_every)
         self._digests: dict[int, bytes] = {}
         self._fetches = FetchTally(channel.ranks)
 
@@ -114,7 +114,7 @@ class FollowingExecutor:
     def __init__(self, local: LocalExecutor, channel: FollowerChannel, compare_every: int) -> None:
         self._local = local
         self._channel = channel
-        self._trace = Trace(compare_every)
+        self._trace = StepDigest(compare_every)
         self._pending: deque[tuple[Plan, PendingOutput]] = deque()
 
     def submit(self, plan: Plan) -> None:
@@ -159,7 +159,7 @@ def call_report(local: LocalExecutor, method: str, arguments: bytes) -> Report:
 DIGEST_SIZE = 16
 
 
-class Trace:
+class StepDigest:
     """Running digest of steps in order, due for comparison after every `every` steps."""
 
     def __init__(self, every: int) -> None:

@@ -35,7 +35,7 @@ class StepRead(Message, frozen=True):
     read: int
 
 
-class AbortRequest(Message, frozen=True):
+class FollowerAbort(Message, frozen=True):
     """A follower's client cancelled this request."""
 
     request_id: str
@@ -75,7 +75,7 @@ class Verdict(Message, frozen=True):
     answers: list[bytes] = []  # what the reports answered, by rank
 
 
-class CallWorkers(Message, frozen=True):
+class CallProcesses(Message, frozen=True):
     """Driver to leader, and leader to followers: run one of `executor.calls.CALLS`."""
 
     method: str
@@ -88,15 +88,15 @@ class WorkerAnswers(Message, frozen=True):
     answers: list[bytes]
 
 
-class AskHealth(Message, frozen=True):
+class AskWorkersHealth(Message, frozen=True):
     """Driver: asks for the health of every worker."""
 
 
-class Health(Message, frozen=True):
+class WorkersHealth(Message, frozen=True):
     workers: list[WorkerHealth]
 
 
-class Ready(Message, frozen=True):
+class LeaderReady(Message, frozen=True):
     """Leader to driver: loaded and compiled; plans may be submitted."""
 
     capacity: Capacity
@@ -144,7 +144,7 @@ AnyMessage = (
     | RunPlan
     | StepDone
     | StepRead
-    | AbortRequest
+    | FollowerAbort
     | RequestAborted
     | ReportDue
     | Report
@@ -153,11 +153,11 @@ AnyMessage = (
     | FetchesEnded
     | Fatal
     | Goodbye
-    | CallWorkers
+    | CallProcesses
     | WorkerAnswers
-    | AskHealth
-    | Health
-    | Ready
+    | AskWorkersHealth
+    | WorkersHealth
+    | LeaderReady
     | StepResult
     | StepRefused
 )

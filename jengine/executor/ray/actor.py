@@ -10,7 +10,7 @@ import msgspec
 from ray.util import get_node_ip_address
 
 
-class Where(msgspec.Struct, frozen=True):
+class ActorAddress(msgspec.Struct, frozen=True):
     """Host, address and a free port of an actor."""
 
     host: str
@@ -25,7 +25,7 @@ class Worker:
         address = get_node_ip_address()
         with socket.create_server((address, 0)) as server:
             port = server.getsockname()[1]
-        return msgspec.msgpack.encode(Where(address, os.getpid(), port))
+        return msgspec.msgpack.encode(ActorAddress(address, os.getpid(), port))
 
     def run(self, program: str, job: bytes) -> bytes:
         """Run `package.module:function` of this jengine installation to its end."""

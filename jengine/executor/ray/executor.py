@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from jengine.errors import ConfigError, EngineDead, JengineError
 from jengine.executor.multihost.settings import MultihostSettings
 from jengine.executor.protocol import EngineJob
-from jengine.executor.ray.actor import Where, Worker
+from jengine.executor.ray.actor import ActorAddress, Worker
 from jengine.executor.ray.options import RayOptions
 from jengine.executor.remote.driver import RemoteExecutor
 from jengine.executor.remote.job import Job, error_in
@@ -62,7 +62,7 @@ class Cluster:
         self._options = options
         self._deadline = time.monotonic() + options.start
         self._actors: list[Any] = []
-        self._where: list[Where] = []
+        self._where: list[ActorAddress] = []
         self._ends: list[Any] = []  # references to what each actor's program returns
         self._asked: dict[int, Any] = {}  # of actors started anew, until it is known where they run
         self._gpus = 0  # of each actor
@@ -86,7 +86,7 @@ class Cluster:
         self._gpus = each
         self._actors = [self._started(number) for number in range(count)]
         found = self._first_answers([actor.where.remote() for actor in self._actors])
-        self._where = [msgspec.msgpack.decode(one, type=Where) for one in found]
+        self._where = [msgspec.msgpack.decode(one, type=ActorAddress) for one in found]
 
     def _reserve(self, count: int, bundle: dict[str, float], nodes: list[Any]) -> None:
         self._group = placement_group([bundle] * count, strategy="SPREAD")
@@ -156,7 +156,7 @@ class Cluster:
         """Replace an actor and start a program in the new one, once Ray has room for it."""
         ray.kill(self._actors[rank], no_restart=True)
         actor = self._actors[rank] = self._started(rank)
-        self._where[rank] = Where("a node of the cluster", 0, 0)
+        self._where[rank] = ActorAddress("a node of the cluster", 0, 0)
         self._asked[rank] = actor.where.remote()
         self._ends[rank] = actor.run.remote(program, job)
 
@@ -166,7 +166,7 @@ class Cluster:
             if ray.wait([asked], timeout=0)[0]:
                 del self._asked[rank]
                 with suppress(ray.exceptions.RayError):  # its program's end says so too
-                    self._where[rank] = msgspec.msgpack.decode(ray.get(asked), type=Where)
+                    self._where[rank] = msgspec.msgpack.decode(ray.get(asked), type=ActorAddress)
 
     def ended(self, ranks: Sequence[int], seconds: float) -> dict[int, JengineError | None]:
         """Return, with their errors, those of the ranks whose programs end within `seconds`."""

@@ -20,15 +20,15 @@ from msgspec import structs
 from jengine.errors import EngineDead, UnexpectedCompile, UnsupportedFeature
 from jengine.executor.calls import CALLS
 from jengine.executor.multihost.messages import (
-    AskHealth,
-    CallWorkers,
+    AskWorkersHealth,
+    CallProcesses,
     Goodbye,
-    Health,
-    Ready,
+    LeaderReady,
     RunPlan,
     StepRefused,
     StepResult,
     WorkerAnswers,
+    WorkersHealth,
 )
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
@@ -93,7 +93,7 @@ class RemoteExecutor:
         # By kind of answer, which come in the order of the questions.
         self._waiting: dict[type[Message], deque[Future[Any]]] = defaultdict(deque)
         ready: Future[Capacity] = Future()
-        self._waiting[Ready].append(ready)
+        self._waiting[LeaderReady].append(ready)
         self._peer = Peer(0, connection, settings)
         self._peer.start(self._receive, self._fail, lambda: self._step)
         self._at_exit = not_in_forks(self.shutdown)
@@ -114,12 +114,12 @@ class RemoteExecutor:
         )
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        answers = self._ask(CallWorkers(method, arguments), WorkerAnswers)
+        answers = self._ask(CallProcesses(method, arguments), WorkerAnswers)
         return self.wait(answers, CALLS[method].seconds, method)
 
     def health(self) -> list[WorkerHealth]:
         """Health of all workers, as known to the first one."""
-        answer = self._ask(AskHealth(), Health)
+        answer = self._ask(AskWorkersHealth(), WorkersHealth)
         found = self.wait(answer, self.settings.silence, "a question after their health")
         return [structs.replace(one, where=self.workers[one.rank]) for one in found]
 

@@ -16,16 +16,16 @@ from typing import NoReturn
 from jengine.errors import UnexpectedCompile
 from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.messages import (
-    AskHealth,
-    CallWorkers,
+    AskWorkersHealth,
+    CallProcesses,
     Fatal,
     Goodbye,
-    Health,
-    Ready,
+    LeaderReady,
     RunPlan,
     StepRefused,
     StepResult,
     WorkerAnswers,
+    WorkersHealth,
 )
 from jengine.executor.multihost.peer import Peer
 from jengine.executor.multihost.settings import MultihostSettings
@@ -56,7 +56,7 @@ class PlanServer:
         failure."""
         self._end = end
         self._peer.start(lambda _, message: self._inbox.put(message), end, self._begun)
-        self._peer.send(encode(Ready(capacity)))
+        self._peer.send(encode(LeaderReady(capacity)))
         reader = threading.Thread(target=self._read, daemon=True)
         reader.start()
         with self._ending_all():
@@ -75,12 +75,12 @@ class PlanServer:
             case RunPlan(plan):
                 self._step = plan.step
                 self._to_read.put(self._submitted(workers, plan))
-            case CallWorkers(method, arguments):
+            case CallProcesses(method, arguments):
                 self._to_read.put(
                     lambda: self._send(WorkerAnswers(workers.call_workers(method, arguments)))
                 )
-            case AskHealth():
-                self._send(Health(workers.health()))
+            case AskWorkersHealth():
+                self._send(WorkersHealth(workers.health()))
             case _:
                 self._end(f"the driver does not send {type(message).__name__}")
 

@@ -19,7 +19,7 @@ from jengine.device_advice import Doing, explained
 from jengine.runner.memory.freed_memory import give_back_freed_memory
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.programs.ledger import LedgerEntry
-from jengine.runner.step.beside import BesideInput, EmbedsInput, Given, ImagesInput
+from jengine.runner.step.beside import BesideInput, EmbedsInput, ImagesInput, StepGiven
 from jengine.runner.step.cross_attention import CrossInput
 from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.heads import ChosenInput
@@ -215,7 +215,7 @@ class StepCompiler:
         """The placement inside the step, where replicas are already mapped."""
         return self.placement if self.joined is None else self.joined.placement.in_replica()
 
-    def _input(self, bucket: Bucket, features: Features) -> Given:
+    def _input(self, bucket: Bucket, features: Features) -> StepGiven:
         beside, tokens, shape = list[BesideInput](), bucket.num_tokens, self._everywhere
         if features.embeds and self.hidden:
             rows = shape((tokens, self.hidden), np.float32)
@@ -225,7 +225,7 @@ class StepCompiler:
             places = shape((self.shapes.max_rows, self.cross_positions), np.int32)
             images = ImagesInput(kept, index, shape((3, tokens), np.int32), index)
             beside.append(CrossInput(kept, places) if self.cross_positions else images)
-        return Given(self._packed(bucket), tuple(beside))
+        return StepGiven(self._packed(bucket), tuple(beside))
 
     def _everywhere(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.placement.everywhere)

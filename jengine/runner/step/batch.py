@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32
 
 
-class Batch(NamedTuple):
+class StepBatch(NamedTuple):
     """D decode rows and T prefill tokens. Query tiles: the decode rows, then the prefill tiles."""
 
     positions: Array  # i32[D + T]; -1 for padding
@@ -50,7 +50,7 @@ def batch_of(
     bucket: Bucket,
     shapes: StepShapes,
     drafts: RunDrafts | None = None,
-) -> Batch:
+) -> StepBatch:
     """The batch of a step; lengths and block tables of its rows are in the state."""
     assert state.tables is not None, "in a pipeline tables are packed: see stage_batch"
     with jax.named_scope("batch"):
@@ -69,7 +69,7 @@ def batch_at(
     known: Int32[Array, "groups rows max_pages"],
     bucket: Bucket,
     shapes: StepShapes,
-) -> Batch:
+) -> StepBatch:
     """The batch of a step whose decode rows run at these positions; `known`: all rows' block
     tables, on the device."""
     tiles = inputs.tiles
@@ -81,10 +81,10 @@ def batch_at(
     )
     starts = tuple(first * shapes.block_size for first in firsts)
     positions = token_positions(decodes, tiles, shapes)
-    return Batch(positions, tables, starts, tiles.runs, tiles.rows)
+    return StepBatch(positions, tables, starts, tiles.runs, tiles.rows)
 
 
-def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
+def stage_batch(inputs: StepInput, shapes: StepShapes) -> StepBatch:
     """The batch of one pipeline stage, from packed positions and tables."""
     tiles = inputs.tiles
     begins = jnp.concatenate([tiles.decode_starts, tiles.starts])
@@ -92,7 +92,7 @@ def stage_batch(inputs: StepInput, shapes: StepShapes) -> Batch:
         first_pages(group, begins, shapes) * shapes.block_size for group in shapes.groups
     )
     positions = token_positions(tiles.decode_starts, tiles, shapes)
-    return Batch(positions, inputs.blocks.tables, starts, tiles.runs, tiles.rows)
+    return StepBatch(positions, inputs.blocks.tables, starts, tiles.runs, tiles.rows)
 
 
 def token_positions(

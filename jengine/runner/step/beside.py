@@ -31,7 +31,7 @@ class BesideInput(Protocol):
         ...
 
 
-class Given(NamedTuple):
+class StepGiven(NamedTuple):
     """What a step is given."""
 
     packed: Any  # i32[...] the packed plan

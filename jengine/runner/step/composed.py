@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jengine.outputs import StepOutput
-from jengine.runner.step.beside import Given
+from jengine.runner.step.beside import StepGiven
 from jengine.runner.step.forward import extended, passed
 from jengine.runner.step.heads import sample
 from jengine.runner.step.hidden import Forwarded
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 NOT_RUN = -1
 
 
-class Progress(NamedTuple):
+class LoopCarry(NamedTuple):
     """Carry of the multi-step loop."""
 
     count: Array  # i32[] runs so far
@@ -42,7 +42,7 @@ class Progress(NamedTuple):
 
 
 def step(
-    leaves: Leaves, state: StepState, given: Given, *, program: Program
+    leaves: Leaves, state: StepState, given: StepGiven, *, program: Program
 ) -> tuple[StepState, tuple[Forwarded, StepOutput]]:
     """Run the packed plan. Returns what later programs read, and the sampled output."""
     inputs = StepInput.over(given.packed, program.bucket, program.shapes)
@@ -51,7 +51,7 @@ def step(
 
 
 def run(
-    leaves: Leaves, models: Models, inputs: StepInput, given: Given, state: StepState,
+    leaves: Leaves, models: Models, inputs: StepInput, given: StepGiven, state: StepState,
     program: Program,
 ) -> tuple[StepState, tuple[Forwarded, StepOutput]]:  # fmt: skip
     """Run the model, sample, and commit recurrent states of accepted drafts."""
@@ -63,7 +63,7 @@ def run(
 
 
 def multi_step(
-    leaves: Leaves, state: StepState, given: Given, *, program: Program
+    leaves: Leaves, state: StepState, given: StepGiven, *, program: Program
 ) -> tuple[StepState, tuple[None, StepOutput]]:
     """Run the packed plan as many times as it says."""
     inputs = StepInput.over(given.packed, program.bucket, program.shapes)
@@ -76,10 +76,10 @@ def multi_step(
         state, (forwarded, output) = run(leaves, models, inputs, given, state, program)
         return state, forwarded.completing(output)
 
-    def wanted(progress: Progress) -> Array:
+    def wanted(progress: LoopCarry) -> Array:
         return (progress.count < inputs.multi_step.repeats[0]) & jnp.any(progress.goes_on)
 
-    def once(progress: Progress) -> Progress:
+    def once(progress: LoopCarry) -> LoopCarry:
         count = progress.count
         state, output = once_from(progress.state)
         outputs = jax.tree.map(
@@ -88,9 +88,9 @@ def multi_step(
             output,
         )
         goes_on = progress.goes_on & ~ended(output.tokens, endings)
-        return Progress(count + 1, goes_on, state, outputs)
+        return LoopCarry(count + 1, goes_on, state, outputs)
 
-    begin = Progress(
+    begin = LoopCarry(
         jnp.int32(0),
         (rows < program.shapes.max_rows) & ~ended(last, endings),
         state,

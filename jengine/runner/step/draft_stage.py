@@ -16,7 +16,7 @@ from jax import Array
 
 from jengine.models.context import Mixer, MixInputs, StepContext
 from jengine.plan import NO_DRAFTER
-from jengine.runner.step.batch import Batch, batch_at, first_pages, tables_of
+from jengine.runner.step.batch import StepBatch, batch_at, first_pages, tables_of
 from jengine.runner.step.hidden import Ran, SlotInput
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
@@ -136,7 +136,7 @@ class DrafterInput:
         )
         starts = tuple(first * shapes.block_size for first in firsts)
         no_tiles = jnp.zeros(0, jnp.int32)
-        batch = Batch(positions, tables, starts, runs=no_tiles, tile_rows=no_tiles)
+        batch = StepBatch(positions, tables, starts, runs=no_tiles, tile_rows=no_tiles)
         mixer = paged_attention(batch, bucket, shapes, self.placement)
         rows = jnp.arange(len(positions), dtype=jnp.int32)
         shift = shifted(mixer, self.first_layer)

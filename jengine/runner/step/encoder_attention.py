@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.config import AttentionConfig
-from jengine.runner.step.batch import Batch
+from jengine.runner.step.batch import StepBatch
 from jengine.runner.step.step_input import tile_of_token
 from jengine.runner.step.views import GroupView, chunk_starts
 from jengine.runner.variants.buckets import Bucket, StepShapes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32, Shaped
 
 
-def whole_view(batch: Batch, bucket: Bucket, shapes: StepShapes) -> GroupView:
+def whole_view(batch: StepBatch, bucket: Bucket, shapes: StepShapes) -> GroupView:
     """View of the step's own blocks: prefill tile i is block i."""
     decodes, count = bucket.decode_rows, bucket.prefill_tokens
     tiles, tile = shapes.num_tiles(bucket), shapes.prefill_tile

@@ -13,13 +13,13 @@ from jax import Array
 
 from jengine.models.context import StepContext
 from jengine.runner.step.batch import (
-    Batch,
+    StepBatch,
     batch_of,
     row_drafts,
     row_lengths,
     with_new_blocks,
 )
-from jengine.runner.step.beside import Given
+from jengine.runner.step.beside import StepGiven
 from jengine.runner.step.context_parallel import ContextShards
 from jengine.runner.step.draft_input import (
     RunDrafts,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def forward(
-    leaves: Leaves, state: StepState, given: Given, *, program: Program
+    leaves: Leaves, state: StepState, given: StepGiven, *, program: Program
 ) -> tuple[StepState, Forwarded]:
     """Run the model on a packed plan. The hidden states of prompt tokens stay in the state."""
     inputs = StepInput.over(given.packed, program.bucket, program.shapes)
@@ -69,12 +69,12 @@ class Passed(NamedTuple):
     """Results of the traced model call."""
 
     forwarded: Forwarded
-    batch: Batch
+    batch: StepBatch
     held: HeldStates
 
 
 def passed(
-    models: Models, inputs: StepInput, given: Given, state: StepState, program: Program
+    models: Models, inputs: StepInput, given: StepGiven, state: StepState, program: Program
 ) -> tuple[StepState, Passed]:
     """Run the model on the step's tokens; returns the state with K and V written, and outputs."""
     model, bucket, shapes = models.model, program.bucket, program.shapes
@@ -132,7 +132,7 @@ def passed(
 
 
 def slots_of(
-    packed: Any, ends: Array, inputs: StepInput, models: Models, batch: Batch,
+    packed: Any, ends: Array, inputs: StepInput, models: Models, batch: StepBatch,
     drafts: RunDrafts | None, program: Program,
 ) -> SlotInput:  # fmt: skip
     """Metadata of sampling slots for later programs; `ends` are the slots' hidden states."""

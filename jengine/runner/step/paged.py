@@ -19,7 +19,7 @@ from jengine.layers.attention import AttentionInputs, ReadInputs, score_options
 from jengine.layers.latent import LatentInputs
 from jengine.layers.recurrent import RecurrentInputs, StateView
 from jengine.models.context import Mixer, MixInputs
-from jengine.runner.step.batch import Batch
+from jengine.runner.step.batch import StepBatch
 from jengine.runner.step.block_share import BlockShare, scattered_dimension
 from jengine.runner.step.context_parallel import TOKENS, ContextShards, view_spec
 from jengine.runner.step.encoder_attention import reach_of, step_blocks, whole_view
@@ -52,7 +52,7 @@ OfHeads = dict[str, Array | None]  # numbers of each head: [kv_heads, group, ...
 
 
 def paged_attention(
-    batch: Batch,
+    batch: StepBatch,
     bucket: Bucket,
     shapes: StepShapes,
     placement: Placement,

@@ -20,7 +20,7 @@ from jengine.models.context import StepContext
 from jengine.models.taps import Tap
 from jengine.runner.step.adapters import token_slots
 from jengine.runner.step.batch import stage_batch
-from jengine.runner.step.beside import Given
+from jengine.runner.step.beside import StepGiven
 from jengine.runner.step.forward import input_tokens
 from jengine.runner.step.hidden import Forwarded, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
@@ -43,7 +43,7 @@ BY_STAGE, EVERYWHERE = PartitionSpec(STAGES), PartitionSpec()
 
 
 def pipeline_forward(
-    leaves: Leaves, state: StepState, given: Given, *, program: Program
+    leaves: Leaves, state: StepState, given: StepGiven, *, program: Program
 ) -> tuple[StepState, Forwarded]:
     """Run every stage on its plan; the packed plans have one row per stage."""
     assert program.stages is not None, "a step of one stage is forward.forward"

@@ -21,7 +21,7 @@ from jax import Array
 
 from jengine.config import PoolingConfig
 from jengine.outputs import NOT_FINITE, POOLED, StepOutput
-from jengine.runner.step.batch import Batch
+from jengine.runner.step.batch import StepBatch
 from jengine.runner.step.hidden import SlotInput, chunk_rows
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.program import Program
@@ -34,7 +34,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def with_sums(
-    state: StepState, prompts: Array, batch: Batch, pooling: PoolingConfig | None, program: Program
+    state: StepState,
+    prompts: Array,
+    batch: StepBatch,
+    pooling: PoolingConfig | None,
+    program: Program,
 ) -> StepState:
     """The state with a step's prompt tokens in the sums of their rows, where rows have sums."""
     if state.sums is None:
@@ -62,7 +66,7 @@ def row_vectors(
 def with_chunks(
     sums: Float32[Array, "rows hidden"],
     prompts: Float32[Array, "tokens hidden"],
-    batch: Batch,
+    batch: StepBatch,
     pooling: PoolingConfig,
     program: Program,
 ) -> Float32[Array, "rows hidden"]:

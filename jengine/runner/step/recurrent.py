@@ -31,7 +31,7 @@ from jengine.layers.delta_rule import EPS, DeltaRule
 from jengine.layers.drafted_states import draft_turns, run_again, run_on_copies
 from jengine.layers.mamba2 import StateSpace
 from jengine.layers.recurrent import NOWHERE, RecurrentInputs, StateView, run_recurrent
-from jengine.runner.step.batch import Batch
+from jengine.runner.step.batch import StepBatch
 from jengine.runner.step.group_arrays import STATE_AXES
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import Bucket, StepShapes
@@ -87,7 +87,7 @@ class HeldStates:
             self._layers.append(HeldLayer(group, layer, inputs, view))
 
     def settled(
-        self, state: StepState, rows: Array, batch: Batch, placement: Placement
+        self, state: StepState, rows: Array, batch: StepBatch, placement: Placement
     ) -> StepState:
         """State after the accepted tokens: those before each row's new length."""
         if not self._layers:
@@ -104,7 +104,7 @@ class HeldStates:
 
 
 def state_view(
-    batch: Batch, group: int, bucket: Bucket, shapes: StepShapes, placement: Placement
+    batch: StepBatch, group: int, bucket: Bucket, shapes: StepShapes, placement: Placement
 ) -> StateView:
     """The step's view of a recurrent group."""
     decodes, tile = bucket.decode_rows, shapes.prefill_tile
@@ -134,7 +134,7 @@ def state_view(
 
 
 def _units(
-    batch: Batch, group: int, positions: Int32[Array, " tiles"], shapes: StepShapes
+    batch: StepBatch, group: int, positions: Int32[Array, " tiles"], shapes: StepShapes
 ) -> Int32[Array, " tiles"]:
     """State unit after each of these positions, one per tile."""
     table = batch.tables[group]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.runner.step.batch import Batch
+from jengine.runner.step.batch import StepBatch
 from jengine.runner.step.step_input import tile_of_token
 from jengine.runner.variants.buckets import Bucket, StepShapes
 
@@ -35,7 +35,7 @@ class GroupView(NamedTuple):
 
 
 def token_slots(
-    batch: Batch, group: int, bucket: Bucket, shapes: StepShapes
+    batch: StepBatch, group: int, bucket: Bucket, shapes: StepShapes
 ) -> Int32[Array, " tokens"]:
     """Where each token's keys and values go in the group's cache; out of range for padding."""
     tiles = tile_of_token(bucket, shapes)
@@ -47,7 +47,7 @@ def token_slots(
     return jnp.where(batch.positions >= 0, slot, jnp.iinfo(jnp.int32).max)
 
 
-def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
+def group_view(batch: StepBatch, group: int, bucket: Bucket, shapes: StepShapes) -> GroupView:
     """The step's view of this cache group."""
     return GroupView(
         token_slots(batch, group, bucket, shapes),
@@ -61,7 +61,7 @@ def group_view(batch: Batch, group: int, bucket: Bucket, shapes: StepShapes) -> 
     )
 
 
-def chunk_starts(batch: Batch, bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
+def chunk_starts(batch: StepBatch, bucket: Bucket, shapes: StepShapes) -> Int32[Array, " tokens"]:
     """Index of the first token of each prefill token's chunk; for padding, the number of tokens."""
     count, rows = bucket.prefill_tokens, batch.tile_rows
     if not count:

@@ -43,14 +43,14 @@ class AbortRequests(Question[int], frozen=True):
     request_ids: list[str] | None
 
 
-class Pause(Question[None], frozen=True):
+class PausePeer(Question[None], frozen=True):
     """Stop stepping for this process's requests."""
 
     mode: PauseMode
     refusal: str | None = None  # of requests that come meanwhile
 
 
-class Resume(Question[None], frozen=True):
+class ResumePeer(Question[None], frozen=True):
     """Run steps again."""
 
 
@@ -69,8 +69,8 @@ class UnloadAdapter(Question[str], frozen=True):
 
 
 Questions = (
-    AskFamilies | GetResponse | RemoveResponse | AbortRequests | Pause | Resume | LoadAdapter
-    | UnloadAdapter
+    AskFamilies | GetResponse | RemoveResponse | AbortRequests | PausePeer | ResumePeer
+    | LoadAdapter | UnloadAdapter
 )  # fmt: skip
 encode = msgspec.msgpack.Encoder().encode
 decode_question = msgspec.msgpack.Decoder(Questions).decode

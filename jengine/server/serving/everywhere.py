@@ -22,10 +22,10 @@ from jengine.server.peers.messages import (
     AskFamilies,
     GetResponse,
     LoadAdapter,
-    Pause,
+    PausePeer,
     PeerError,
     RemoveResponse,
-    Resume,
+    ResumePeer,
     StoredFrame,
     UnloadAdapter,
 )
@@ -117,19 +117,19 @@ async def pause(service: Service, mode: PauseMode, refusal: str | None = None) -
     Processes pause one by one, since a pause stops the steps that the next one needs to finish.
     """
     for index in range(service.peers.count) if mode != "keep" else ():
-        await _on(service, index, Pause(mode))
-        await _on(service, index, Resume())
+        await _on(service, index, PausePeer(mode))
+        await _on(service, index, ResumePeer())
     for index in range(service.peers.count):
-        await _on(service, index, Pause("keep", refusal))
+        await _on(service, index, PausePeer("keep", refusal))
 
 
 async def resume(service: Service) -> None:
     """Resume stepping in all processes."""
     for index in range(service.peers.count):
-        await _on(service, index, Resume())
+        await _on(service, index, ResumePeer())
 
 
-async def _on(service: Service, index: int, question: Pause | Resume) -> Any:
+async def _on(service: Service, index: int, question: PausePeer | ResumePeer) -> Any:
     if index == service.peers.board.index:
         return await answer_peer(service, question)
     return await answers(service.peers.ask_one(index, question, seconds=None))

@@ -15,9 +15,9 @@ from jengine.server.peers.messages import (
     AskFamilies,
     GetResponse,
     LoadAdapter,
-    Pause,
+    PausePeer,
     RemoveResponse,
-    Resume,
+    ResumePeer,
     StoredFrame,
     UnloadAdapter,
 )
@@ -39,9 +39,9 @@ async def answer_peer(service: Service, question: Question[Any]) -> Any:
             return service.responses.remove(response_id)
         case AbortRequests(request_ids):
             return service.abort(request_ids)
-        case Pause(mode, refusal):
+        case PausePeer(mode, refusal):
             return await asyncio.to_thread(service.live.requests.pause, mode, refusal)
-        case Resume():
+        case ResumePeer():
             return await asyncio.to_thread(service.live.requests.resume)
         case LoadAdapter(name, folder, in_place):
             load = service.live.adapters.load

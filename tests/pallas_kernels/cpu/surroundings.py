@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from pallas_kernels.cpu.matmul import RowNorm, Scales, matmul
+from pallas_kernels.cpu.matmul import FusedNorm, Scales, matmul
 
 INPUTS = 34
 
@@ -19,7 +19,7 @@ class Surroundings:
     def __init__(self, random: Callable[..., Array], inner: int) -> None:
         self.x, self.residual = random(9, INPUTS, seed=0), random(9, inner, seed=2)
         self.bias = random(2 * inner, seed=1)
-        self.norm = RowNorm("rms", random(INPUTS, seed=3), None, 1e-5)
+        self.norm = FusedNorm("rms", random(INPUTS, seed=3), None, 1e-5)
 
     def run(self, packed: Array, scales: Scales) -> Array:
         """By the kernel, in one call."""

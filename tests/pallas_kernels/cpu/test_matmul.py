@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jax import Array
 
 from pallas_kernels.choice import cpu_problem
-from pallas_kernels.cpu.matmul import RowNorm, columns, matmul, pack, packed_shape, unpack
+from pallas_kernels.cpu.matmul import FusedNorm, columns, matmul, pack, packed_shape, unpack
 from tests.marks import slow
 
 problem = cpu_problem()
@@ -49,7 +49,7 @@ def activated(x: np.ndarray, activation: str | None) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def normed(x: np.ndarray, norm: RowNorm | None) -> np.ndarray:
+def normed(x: np.ndarray, norm: FusedNorm | None) -> np.ndarray:
     if norm is None:
         return x
     centred = x - x.mean(-1, keepdims=True) if norm.kind == "layer" else x
@@ -58,12 +58,12 @@ def normed(x: np.ndarray, norm: RowNorm | None) -> np.ndarray:
     return scaled if norm.bias is None else scaled + doubles(norm.bias)
 
 
-def norm_of(kind: str | None, width: int, dtype: str) -> RowNorm | None:
+def norm_of(kind: str | None, width: int, dtype: str) -> FusedNorm | None:
     if kind is None:
         return None
     bias = random(width, seed=8, dtype=dtype) if kind == "layer" else None
     offset = 1.0 if kind == "rms" else 0.0
-    return RowNorm(kind, random(width, seed=7, dtype=dtype), bias, 1e-5, offset)
+    return FusedNorm(kind, random(width, seed=7, dtype=dtype), bias, 1e-5, offset)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -214,7 +214,7 @@ def test_each_group_of_rows_has_its_own_matrix(
         ({"outputs": 70}, "the weight has another size"),
         ({"residual": jnp.zeros((2, 40))}, "the residual"),
         ({"positions": jnp.zeros(4, jnp.int32)}, "positions"),
-        ({"norm": RowNorm("rms", jnp.ones(63))}, "norm weight"),
+        ({"norm": FusedNorm("rms", jnp.ones(63))}, "norm weight"),
         ({"sizes": jnp.asarray([4], jnp.int32)}, "groups have more rows"),
         ({"bias": jnp.zeros(39)}, "the bias has another size"),
     ],

@@ -17,7 +17,7 @@ from jax import Array
 
 from pallas_kernels.choice import cpu_problem
 from pallas_kernels.cpu.library import target
-from pallas_kernels.cpu.matmul import RowNorm, matmul, normalize, pack
+from pallas_kernels.cpu.matmul import FusedNorm, matmul, normalize, pack
 
 ROOT = Path(__file__).parents[3]
 problem = cpu_problem()
@@ -42,7 +42,7 @@ def test_a_wrong_call_is_explained_and_the_next_one_works() -> None:
         (lambda: matmul(x, weight, 64), "matmul: the weight has another size"),
         (lambda: matmul(x, weight, 32, residual=right[:2]), "matmul: the residual must be float32"),
         (lambda: matmul(x, weight, 32, positions=jnp.zeros(3, jnp.int32)), "matmul: positions"),
-        (lambda: normalize(x, RowNorm("rms", jnp.ones(63))), "normalize: the weight has another"),
+        (lambda: normalize(x, FusedNorm("rms", jnp.ones(63))), "normalize: the weight has another"),
     ):
         with pytest.raises((ValueError, RuntimeError), match=text):
             jax.block_until_ready(wrong())
