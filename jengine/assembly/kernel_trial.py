@@ -73,7 +73,7 @@ def trials(steps: RunnerConfig, mixers: Iterable[Any], placement: Placement) -> 
         group = mixer.group // placement.ways_of(queries, mixer.group)
         trial = Trial(
             kv_heads * group, kv_heads, mixer.head_dim, block_size, mixer.window,
-            mixer.scale, mixer.sinks, dtype,
+            mixer.scale, mixer.sinks, dtype, mixer.soft_cap,
         )  # fmt: skip
         if trial.rule is None:
             yield trial

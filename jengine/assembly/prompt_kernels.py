@@ -57,12 +57,11 @@ def served_heads(asked: Groups, config: ModelConfig) -> set[int]:
         for mixer in layer.mixers
         if isinstance(mixer, AttentionConfig)
         and not runs_elsewhere(mixer)
-        and refused(PrefillCall(dtype, mixer.head_dim, block_size, None, has_ends=False)) is None
+        and refused(PrefillCall(dtype, mixer.head_dim, block_size, mixer.soft_cap, has_ends=False))
+        is None
     }
 
 
 def runs_elsewhere(mixer: AttentionConfig) -> bool:
-    """Whether a layer's scores are more than the kernels compute."""
-    return bool(
-        mixer.alibi or mixer.distance_bias or mixer.bidirectional or mixer.soft_cap is not None
-    )
+    """Whether no call of these kernels is made for a layer, whatever their rules say."""
+    return bool(mixer.alibi or mixer.distance_bias or mixer.bidirectional)

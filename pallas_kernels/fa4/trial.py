@@ -40,6 +40,7 @@ class Trial(NamedTuple):
     scale: float | None
     has_sinks: bool
     dtype: str
+    soft_cap: float | None = None
 
     def __str__(self) -> str:
         window = "" if self.window is None else f", window {self.window}"
@@ -54,7 +55,9 @@ class Trial(NamedTuple):
     def rule(self) -> str | None:
         """Which rule sends these layers to Triton, or None."""
         dtype = jnp.dtype(self.dtype)
-        return refused(PrefillCall(dtype, self.head_dim, self.block_size, None, has_ends=False))
+        return refused(
+            PrefillCall(dtype, self.head_dim, self.block_size, self.soft_cap, has_ends=False)
+        )
 
 
 def difference(trial: Trial) -> str | None:
