@@ -15,7 +15,7 @@ import pytest
 from jengine.server.http import turns
 from jengine.server.http.chunked import ChunkWriter
 from jengine.server.http.patience import PatientProtocol
-from jengine.server.http.turns import SHARE, End, RequestTurns, end_turn, no_turn
+from jengine.server.http.turns import End, RequestTurns, end_turn, no_turn
 from tests.server.listening import COMPLETIONS, Client, Listening, listening, until
 
 PATH = COMPLETIONS.encode()
@@ -115,19 +115,25 @@ def test_none_begins_while_tokens_are_under_way() -> None:
     asyncio.run(check())
 
 
-def test_a_share_begins_after_each_step_of_a_server_that_is_never_done() -> None:
+def test_all_begin_after_the_tokens_of_a_server_that_cannot_keep_up() -> None:
+    """One per pass, whether or not the one before is queued."""
+
     async def check() -> None:
         queue = Queue()
         queue.flow.outputs_under_way = True
-        queue.enter(3 * SHARE)
-        for expected in (3, 6, 9, 11, 13, 15):
-            queue.flow.pass_on()
-            await passes(5)
-            assert len(queue.begun) == expected
-        for _ in range(3 * SHARE):
-            queue.flow.pass_on()
-            await passes(5)
-        assert queue.begun == [*range(3 * SHARE)]
+        queue.enter(3, ends=False)
+        await passes(5)
+        assert queue.begun == []
+        queue.flow.pass_on()
+        for count in (1, 2, 3):
+            assert queue.begun == [*range(count)]
+            await passes(1)
+        queue.enter(1)
+        queue.ends[-1]()
+        await passes(5)
+        assert queue.begun == [0, 1, 2]
+        queue.flow.pass_on()
+        assert queue.begun == [0, 1, 2, 0]
 
     asyncio.run(check())
 

@@ -17,9 +17,6 @@ from typing import Protocol
 
 End = Callable[[], None]
 Begin = Callable[[End], object]
-# After every step's tokens one in so many waiting requests begins, also where the next step's are
-# on their way already: a server that has nothing but tokens to send still takes requests.
-SHARE = 8
 # Seconds of the longest turn: what takes long, such as a long prompt, holds up no other request.
 LONGEST = 0.002
 
@@ -72,7 +69,9 @@ class RequestTurns:
             self._flow.after_outputs(self._go_on)
 
     def _go_on(self) -> None:
-        self._owed = -(-len(self._waiting) // SHARE)
+        # Where the next tokens are under way already, the server cannot keep up: what waits goes
+        # first, and a stream gets what has come meanwhile at once, which costs less.
+        self._owed = len(self._waiting) if self._flow.outputs_under_way else 1
         self._next()
 
     def _next(self) -> None:
@@ -84,6 +83,8 @@ class RequestTurns:
         context = self._context.copy()
         context.run(end_turn.set, end)
         context.run(self._waiting.popleft(), end)
+        if self._owed:
+            end()
 
     def _end(self, number: int) -> None:
         if self._turn is not None and number == self._number:
