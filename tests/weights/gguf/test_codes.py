@@ -96,6 +96,9 @@ def check(packed: PackedTensor, format: WeightFormat) -> None:
         expected = np.asarray(x, np.float64) @ plain.T
         most = np.abs(np.asarray(x, np.float64)) @ np.abs(plain.T)  # what rounding is measured by
         assert (np.abs(found - expected) / most).max() < 2e-6
+        for rows in (x[:1], x[:3], x[:5]):  # kernels of one row, of two panels, and of several rows
+            own = scheme.multiply(WEIGHT, rows, packed_tensors)
+            np.testing.assert_array_equal(own, found[: len(rows)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
