@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 # What tests import is compiled once for all their processes, and for the next run.
 sys.dont_write_bytecode = False
@@ -69,7 +71,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     shared = sys.modules.get("jengine.runner.step.shared")
     if shared is None or "monkeypatch" not in getattr(item, "fixturenames", ()):
         return (yield)
-    kept, shared._KEPT = shared._KEPT, type(shared._KEPT)()  # pyrefly: ignore[missing-attribute]
+    kept, shared._KEPT = shared._KEPT, WeakValueDictionary()  # pyrefly: ignore[missing-attribute]
     try:
         return (yield)
     finally:
@@ -81,8 +83,24 @@ def pytest_collection_finish() -> None:
     collections: a test that asks for one would wait half a second."""
     if "jax" in sys.modules:
         reuse_mlir_contexts()
+        keep_programs()
     gc.collect()
     gc.freeze()
+
+
+def keep_programs(most: int = 100) -> None:
+    """Keep the programs that were compiled last when their engine is closed: tests build equal
+    engines one after the other."""
+    from jengine.runner.step import shared
+
+    class Kept(WeakValueDictionary[Any, Any]):
+        last = deque[Any](maxlen=most)
+
+        def setdefault(self, key: Any, value: Any = None) -> Any:
+            self.last.append(found := super().setdefault(key, value))
+            return found
+
+    shared._KEPT = Kept()
 
 
 def reuse_mlir_contexts(programs: int = 100) -> None:

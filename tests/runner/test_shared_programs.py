@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from random import Random
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -64,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept yet, and nothing is kept for other tests."""
-    monkeypatch.setattr(shared, "_KEPT", type(shared._KEPT)())
+    monkeypatch.setattr(shared, "_KEPT", WeakValueDictionary())
 
 
 def test_equal_engines_run_the_same_programs_on_their_own_weights(
