@@ -112,9 +112,10 @@ def _find(
     try:
         return connect(door, rank, settings.silence), where["host"]
     except OSError as error:
+        host, port = door.place
         raise ConfigError(
-            f"cannot reach process {leader} at {door.address} ({error}). Give another address "
-            "of its host with multihost={'address': ...}, or open its ports to this host."
+            f"cannot reach process {leader} at {host}:{port} ({error}). Give another address of "
+            "its host with multihost={'address': ...}, or open its ports to this host."
         ) from error
 
 
