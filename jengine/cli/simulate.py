@@ -105,7 +105,7 @@ def scenario_of(
         link=arguments.link,
         host_gb=arguments.host_memory,
         copy_rate=arguments.copy_rate,
-        failures=[room.Failure(*failure) for failure in failures],
+        failures=[room.ReplicaFailure(*failure) for failure in failures],
         mtbf=arguments.mtbf,
         repair=arguments.repair,
         autoscaling=autoscaling_of(arguments),
