@@ -158,7 +158,7 @@ EXCEPTIONS = {
 NO_JAX = {
     "jengine.sampling",
     "jengine.sampling.features",
-    "jengine.sampling.admission",
+    "jengine.sampling.row_parameters",
     "jengine.sampling.inputs",
     "jengine.sampling.raised",
     "jengine.runner.report_types",

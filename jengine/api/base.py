@@ -29,7 +29,7 @@ from jengine.runner.step.attention_backend import cache_dtype_name
 from jengine.runner.step.group_arrays import each_array
 from jengine.sampling_params import SamplingParams
 from jengine.vllm_names import missing_attribute
-from jengine.weights.pieces import gathered
+from jengine.weights.partial_updates import gathered
 
 
 def settings_signature() -> inspect.Signature:

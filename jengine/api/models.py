@@ -24,11 +24,11 @@ from jengine.weights.abstract import abstract_model, with_dtype, with_values
 from jengine.weights.folder import read_config_file
 from jengine.weights.hf_arrays import GivenTensor, given_tensors, hf_parameters
 from jengine.weights.mapped_trees import Mapped, MappedTensor, mapped_tensors
-from jengine.weights.pieces import gathered
+from jengine.weights.partial_updates import gathered
 from jengine.weights.resolve import resolve_model
 from jengine.weights.save import Format, Saveable
 from jengine.weights.save import save_model as write_folder
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from sharding.jax_settings import engine_context
 
 

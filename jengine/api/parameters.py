@@ -17,7 +17,7 @@ from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.hf_arrays import given_parameters
 from jengine.weights.live import release_moved
 from jengine.weights.mapped_trees import Mapped, mapped_parameters, tree_arrays
-from jengine.weights.pieces import gathered, is_stream
+from jengine.weights.partial_updates import gathered, is_stream
 from jengine.weights.save import save_model, saved_config, with_plain_weights
 from sharding.jax_settings import engine_context
 

@@ -28,8 +28,8 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.event_log import EventLog
 from jengine.models.stages import stage_layout
 from jengine.runner.runner import PlanRunner
+from jengine.runner.transfers.block_shards import piece_names
 from jengine.runner.transfers.device_blocks import programs_of
-from jengine.runner.transfers.pieces import piece_names
 from jengine.runner.transfers.transfer_runner import with_transfers
 from jengine.scheduler.copy_costs import CopyCosts
 from jengine.scheduler.tiered_transfers import TieredTransfers

@@ -20,7 +20,7 @@ from jengine.assembly.engine import Engine
 from jengine.assembly.front_side import engine_of
 from jengine.assembly.grammars import core_grammars
 from jengine.assembly.model_source import open_model_source
-from jengine.assembly.nodes import join_nodes
+from jengine.assembly.node_rendezvous import join_nodes
 from jengine.assembly.process_checks import checked_options
 from jengine.assembly.recording import recorder_for
 from jengine.assembly.settings.args import EngineArgs

@@ -25,7 +25,7 @@ from jengine.assembly.kernel_trial import with_right_kernels
 from jengine.assembly.mesh_placement import placement_for
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.model_source import is_live, load_parameters
-from jengine.assembly.nodes import check_nodes
+from jengine.assembly.node_rendezvous import check_nodes
 from jengine.assembly.peer_weights import serve_weights
 from jengine.assembly.process_checks import check_processes, refuse_halves, starts_early
 from jengine.assembly.processors import engine_processors
@@ -54,7 +54,7 @@ from jengine.runner.runner import PlanRunner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.transfers.fork_runner import ForkRunner
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from sharding.jax_settings import engine_context
 from sharding.mesh import steps_may_queue
 from sharding.placement import Placement

@@ -37,7 +37,7 @@ from jengine.weights.generation_config import read_json
 from jengine.weights.resolve import resolve_model
 from jengine.weights.safetensors_file import StoredTensor
 from jengine.weights.safetensors_io import Tensors, check_tensors, open_model, stream
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 
 # What a step does besides takes as long as reading so many numbers; it is all but nothing beside
 # models of a useful size.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jengine.runner.loaded_model import LoadedModel
     from jengine.runner.runner import PlanRunner
     from jengine.runner.step.leaves import LeafOrder
-    from jengine.weights.stages import StagePlaces
+    from jengine.weights.stage_places import StagePlaces
     from sharding.placement import Placement
 
 

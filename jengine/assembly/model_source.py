@@ -45,7 +45,7 @@ from jengine.weights.live import fitting_arrays, named_arrays
 from jengine.weights.orbax_folder import is_orbax
 from jengine.weights.resolve import is_gguf, resolve_model
 from jengine.weights.safetensors_io import open_model
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from jengine.assembly.device_side import device_side
 from jengine.assembly.model_source import open_model_source
-from jengine.assembly.nodes import join_nodes
+from jengine.assembly.node_rendezvous import join_nodes
 from jengine.assembly.process_checks import checked_options
 from jengine.assembly.processes.deployment import CoreSettings, Deployment
 from jengine.assembly.progress import progress_factory

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH
-from jengine.capacity.layout import DeviceLayout
+from jengine.capacity.device_layout import DeviceLayout
 from jengine.config import AttentionConfig, CacheConfig, CacheGroup, ModelConfig, ScheduleConfig
 from jengine.kvcache.kinds import blocks_needed
 from jengine.models.parameter import named_parameters

@@ -20,10 +20,10 @@ from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, block_tokens
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.capacity.accelerators import Accelerator
 from jengine.capacity.assumptions import Assumptions
+from jengine.capacity.cpu_nodes import assumed_of
+from jengine.capacity.device_layout import DeviceLayout, checked_layout
 from jengine.capacity.device_memory import Memory
-from jengine.capacity.layout import DeviceLayout, checked_layout
-from jengine.capacity.processors import assumed_of
-from jengine.capacity.timing import StepWork, Timing
+from jengine.capacity.step_estimate import StepWork, Timing
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature, nearest_name
 from jengine.hub.options import HubOptions

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from jengine.capacity.cpu_nodes import PANEL
 from jengine.capacity.device_memory import gigabytes
 from jengine.capacity.paper import GIGA, USUAL_TP, Paper
-from jengine.capacity.processors import PANEL
-from jengine.capacity.timing import StepTime
+from jengine.capacity.step_estimate import StepTime
 
 
 def as_json(paper: Paper) -> dict[str, Any]:

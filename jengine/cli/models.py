@@ -80,7 +80,7 @@ def checked(folder: Path) -> dict[str, Any]:
     registry = importlib.import_module("jengine.models.registry")
     folders = importlib.import_module("jengine.weights.folder")
     importing = importlib.import_module("jengine.models.importing.imported")
-    layouts = importlib.import_module("jengine.models.importing.layout")
+    layouts = importlib.import_module("jengine.models.importing.decoder_layout")
     features = importlib.import_module("jengine.assembly.model_features").model_features
     unread = importlib.import_module("jengine.models.unread")
     hf = folders.read_config_file(folder)

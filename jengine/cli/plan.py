@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from jengine.assembly.settings.args import settings_of
 from jengine.capacity.accelerators import ACCELERATORS, Accelerator
-from jengine.capacity.layout import DeviceLayout, checked_layout
-from jengine.capacity.processors import memory_node
+from jengine.capacity.cpu_nodes import memory_node
+from jengine.capacity.device_layout import DeviceLayout, checked_layout
 from jengine.cli.flags import add_engine_flags, check_file, engine_arguments
 from jengine.cli.interrupts import interrupts_end_the_process
 from jengine.cli.parser import Parser

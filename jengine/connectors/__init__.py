@@ -28,13 +28,13 @@ and slots stay pinned until the plan of their copy is committed (`scheduler/tier
 `runner/transfers`). The scheduler's half of a connector says what can be had, the worker's half
 reads and writes in threads; a fetch that fails is a miss, and the request computes what is missing.
 Where the processes of a mesh have pieces of a block, each stores its own under a name that says
-which part it is (`runner/transfers/pieces.py`), so meshes with the same pieces share them; the
-scheduler takes a block for stored when all pieces are, and a fetch has ended when it has in every
-process (`executor/multihost/executors.py`). Hashes of blocks are the same in every process, but
-for what only one knows: functions of taps, updated weights. Folders are named by a digest of the
-model's files, the cache and the version. `examples/nixl_connector.py` is a connector over a library
-of others, also for meshes of several processes: a worker's half in each, which stores its piece
-(`connectors/choice.py`). A preempted request gets its blocks back in this way where copying them,
-as measured at the start, takes no longer than computing its tokens, as measured in the latest steps
-with prompts (`scheduler/copy_costs.py`).
+which part it is (`runner/transfers/block_shards.py`), so meshes with the same pieces share them;
+the scheduler takes a block for stored when all pieces are, and a fetch has ended when it has in
+every process (`executor/multihost/executors.py`). Hashes of blocks are the same in every process,
+but for what only one knows: functions of taps, updated weights. Folders are named by a digest of
+the model's files, the cache and the version. `examples/nixl_connector.py` is a connector over a
+library of others, also for meshes of several processes: a worker's half in each, which stores its
+piece (`connectors/choice.py`). A preempted request gets its blocks back in this way where copying
+them, as measured at the start, takes no longer than computing its tokens, as measured in the latest
+steps with prompts (`scheduler/copy_costs.py`).
 """

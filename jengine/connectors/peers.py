@@ -1,8 +1,9 @@
 """A connector between engines: one computes prompts, another fetches their blocks from it over ZMQ.
 
 A producer keeps what it has saved in memory, up to a limit, and serves it by content key. What a
-request's `kv_transfer_params` say of the producer is where a consumer asks (`wire/asking.py`). Each
-process of a producer serves its piece of blocks, and those of a consumer ask for theirs.
+request's `kv_transfer_params` say of the producer is where a consumer asks
+(`wire/question_sockets.py`). Each process of a producer serves its piece of blocks, and those of a
+consumer ask for theirs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from jengine.config import WHOLE_BLOCKS
 from jengine.connectors.settings import PeerSettings
 from jengine.errors import RequestError
 from jengine.request import WireRequest
-from jengine.wire.asking import Answerer, Asker, NoAnswer, Refused, Silent
 from jengine.wire.doors import Door, listening, tcp
+from jengine.wire.question_sockets import Answerer, Asker, NoAnswer, Refused, Silent
 
 logger = logging.getLogger(__name__)
 # Seconds in which a producer that did not answer is not asked again.

@@ -17,8 +17,8 @@ import msgspec
 
 from jengine.connectors.weight_settings import NAME, WeightSettings
 from jengine.errors import CheckpointError
-from jengine.wire.asking import Answerer, Asker, NoAnswer, Refused
 from jengine.wire.doors import Door, listening
+from jengine.wire.question_sockets import Answerer, Asker, NoAnswer, Refused
 
 logger = logging.getLogger(__name__)
 MOST_ANSWER = 2**28  # bytes

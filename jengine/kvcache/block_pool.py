@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jengine.errors import ConfigError
+from jengine.kvcache.block_outbox import BlockOutbox
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.event_log import EventLog
-from jengine.kvcache.outbox import BlockOutbox
 from jengine.kvcache.residency import BlockResidency
 
 NULL_BLOCK = 0

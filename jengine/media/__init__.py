@@ -14,7 +14,7 @@ row and column, a chunk brings these, and a row has a number on the device that 
 later positions. Digests are part of prefix hashes. What URLs in chats lead to is decoded by a
 process of its own, with limits of memory and time (`confined`). On a mesh the tower's heads and
 columns are sharded as the decoder's are. With `mm_encoder_tp_mode="data"` each device has the whole
-tower (`weights/stages.py`) and encodes images of its own: the largest go to the devices with least,
+tower (`weights/stage_places.py`) and encodes some images: the largest go to the devices with least,
 a run is as many packed inputs side by side, and embeddings are gathered once at its end
 (`runner/programs/encoders.py`). Where tokens of an image attend to each other (Gemma 3 and 4), one
 step runs all of them: chunks end beside such images, and attention to later tokens is added to that

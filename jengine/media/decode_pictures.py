@@ -7,7 +7,7 @@ import msgspec
 from jengine.confined.child import Answer, Part, serve
 from jengine.media.decoding_process import LENGTH, Cut, Measure, PictureSizes, divided
 from jengine.media.images import opened, plain, size_of
-from jengine.media.layout import cut
+from jengine.media.patch_layout import cut
 
 MOST_BYTES = 2 * 2**30  # of memory
 

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from jengine.confined.pool import ConfinedPool
+from jengine.confined.process_pool import ConfinedPool
 from jengine.errors import RequestError
-from jengine.media.layout import PicturePart
+from jengine.media.patch_layout import PicturePart
 
 SECONDS = 10.0
 MOST_PROCESSES = 4

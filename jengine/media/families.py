@@ -15,8 +15,8 @@ import msgspec
 
 from jengine.config import VisionConfig
 from jengine.errors import RequestError
-from jengine.media.layout import PicturePart, PlaceholderLayout, checked_size
 from jengine.media.pan_and_scan import BEFORE, crops_of
+from jengine.media.patch_layout import PicturePart, PlaceholderLayout, checked_size
 from jengine.media.scaling import MOST_RATIO, Scaling, size_in_squares, size_in_steps
 
 Settings = Mapping[str, Any]

@@ -19,8 +19,8 @@ from jengine.errors import ContextOverflow, RequestError
 from jengine.media.budget import FILE_BYTES, REQUEST_BYTES, Budget, check_request
 from jengine.media.decoding_process import Decoders
 from jengine.media.families import RULES, Settings
-from jengine.media.layout import MediaItem, PlaceholderLayout, item_of
 from jengine.media.moving_pictures import MOST_FRAMES
+from jengine.media.patch_layout import MediaItem, PlaceholderLayout, item_of
 from jengine.media.pictures import Picture, PictureFile, digest, measure, picture_of
 from jengine.media.sources import MediaSources
 from jengine.media.videos import Encode, frames_of, size_of_all, video_layout

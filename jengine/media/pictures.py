@@ -17,7 +17,7 @@ from PIL import Image
 
 from jengine.media.decoding_process import Cut, Decoders
 from jengine.media.images import check_size, file_bytes, opened, pixels_of, plain, size_of
-from jengine.media.layout import PicturePart, cut
+from jengine.media.patch_layout import PicturePart, cut
 
 
 class Picture(Protocol):

@@ -15,9 +15,9 @@ from jengine.config import VisionConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.media.families import Settings, most_soft_tokens, pixel_limits, tile_limits
 from jengine.media.items import ItemMaker, RequestFiles, Room
-from jengine.media.layout import MediaItem
 from jengine.media.options import KINDS, KINDS_OF_OTHERS, checked_options, kinds_of
 from jengine.media.pan_and_scan import limits_of
+from jengine.media.patch_layout import MediaItem
 from jengine.media.sources import MediaSources
 from jengine.media.videos import Encode, are_videos, usual_limits
 from jengine.media_spans import MediaKind, MediaSpan

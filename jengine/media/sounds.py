@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from jengine.confined.pool import ConfinedPool
+from jengine.confined.process_pool import ConfinedPool
 from jengine.errors import RequestError
 from jengine.media.budget import SOUNDS_BYTES, Budget
 from jengine.media.sound_files import MOST_SECONDS

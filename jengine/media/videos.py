@@ -16,8 +16,8 @@ from jengine.config import VisionConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
 from jengine.media.families import Settings, pixel_limits
 from jengine.media.images import MOST_PIXELS
-from jengine.media.layout import PicturePart, PlaceholderLayout, checked_size
 from jengine.media.moving_pictures import MOST_FRAMES, is_file, movie_of
+from jengine.media.patch_layout import PicturePart, PlaceholderLayout, checked_size
 from jengine.media.pictures import Picture, picture_of
 from jengine.media.scaling import Scaling, size_in_steps
 

@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from jengine.client.address import Address
 from jengine.errors import ConfigError
-from jengine.routing.answers import body_of, failed
+from jengine.routing.error_answers import body_of, failed
 from jengine.routing.exchange import look
-from jengine.routing.pool import Backend, ServerPool
+from jengine.routing.server_pool import Backend, ServerPool
 
 PATH = "/route/servers"
 ROLES = ("decode", "prefill")

@@ -24,10 +24,10 @@ from starlette.types import Receive, Scope, Send
 from jengine.client.errors import ServerFailed
 from jengine.errors import RETRY_AFTER, ConfigError
 from jengine.routing.admin import Admin
-from jengine.routing.answers import body_of, failed
+from jengine.routing.error_answers import body_of, failed
 from jengine.routing.exchange import HOP, Reply, encoded, watch
-from jengine.routing.pool import Backend, ServerPool, pieces_of
 from jengine.routing.prefill import GENERATE, fields_of, gone_on, prompt_only, told_in
+from jengine.routing.server_pool import Backend, ServerPool, pieces_of
 
 logger = logging.getLogger(__name__)
 # Seconds between two attempts of a prompt for which no server was there.

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from jengine.client.errors import ServerFailed
 from jengine.client.response_reader import ResponseReader
-from jengine.routing.pool import Backend, ServerPool
+from jengine.routing.server_pool import Backend, ServerPool
 
 # Headers of requests and responses that are between two hosts only.
 HOP = {

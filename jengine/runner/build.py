@@ -41,11 +41,11 @@ from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.step.mels import MelPacker
 from jengine.runner.step.patches import PatchPacker
-from jengine.runner.step.texts import TextPacker
+from jengine.runner.step.text_packing import TextPacker
 from jengine.runner.variants.tap_sets import TapSet, TapSets
-from jengine.sampling.admission import history_length
 from jengine.sampling.processor_sets import ProcessorSets
 from jengine.sampling.processors import check_processor
+from jengine.sampling.row_parameters import history_length
 from sharding.jax_settings import engine_context
 from sharding.placement import Placement
 

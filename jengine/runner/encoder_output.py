@@ -9,10 +9,10 @@ hashes include the encoder's input, as they do images. On a mesh heads and colum
 both parts, and every device has the whole array; pipelines are refused.
 
 Text encoders (BART, `models/text_encoder.py`) take token ids: the user's prompt
-(`engine/source_renderer.py`). One run takes several texts (`runner/step/texts.py`). T5's encoder
-consists of the decoder's own layers (`models/text_stack.py`); both its parts add a learned bias per
-head and distance to the scores (`layers/distance_bias.py`), which only XLA's paged attention takes:
-steps of other backends attend in XLA there (`pallas_kernels/choice.py`).
+(`engine/source_renderer.py`). One run takes several texts (`runner/step/text_packing.py`). T5's
+encoder consists of the decoder's own layers (`models/text_stack.py`); both its parts add a learned
+bias per head and distance to the scores (`layers/distance_bias.py`), which only XLA's paged
+attention takes: steps of other backends attend in XLA there (`pallas_kernels/choice.py`).
 """
 
 from __future__ import annotations

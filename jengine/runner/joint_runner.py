@@ -17,8 +17,8 @@ from jengine.plan import NO_ENTRIES, Plan
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed
 from jengine.runner.plans.packing import PackedStep, bucket_for, no_prompts, pack, prompt_chunks
-from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
+from jengine.runner.plans.step_results import PendingStep
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found

@@ -18,11 +18,11 @@ from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.lora.stacks import AdapterStacks
 from jengine.lora.store import AdapterStore
 from jengine.plan import NewRow, TokenMasks
-from jengine.runner.programs.admission import RowAdmission
 from jengine.runner.programs.background import BackgroundWarmUp
 from jengine.runner.programs.block_tables import BlockWriter
 from jengine.runner.programs.late import LatePrograms
 from jengine.runner.programs.programs import Found, Programs
+from jengine.runner.programs.row_admission import RowAdmission
 from jengine.runner.programs.token_masks import MaskWriter
 from jengine.runner.report_types import ProgramCounts
 from jengine.runner.sleep import Asleep, take_weights

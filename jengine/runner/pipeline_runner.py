@@ -17,8 +17,8 @@ from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.plans.needed_features import needed
 from jengine.runner.plans.packing import PackedStep, bucket_for, pack
 from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
-from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
+from jengine.runner.plans.step_results import PendingStep
 from jengine.runner.profiler import PROFILER
 from jengine.runner.runner import score_nothing, with_prompts
 from jengine.runner.step.beside import StepGiven

@@ -8,7 +8,6 @@ for the host half; every other name is loaded on first use so that they stay so.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jengine.sampling.admission import Admission, pack_admission, seed_words
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
 from jengine.sampling.inputs import (
     ROW_SETTINGS,
@@ -17,6 +16,7 @@ from jengine.sampling.inputs import (
     fill_sampling,
     sampling_layout,
 )
+from jengine.sampling.row_parameters import Admission, pack_admission, seed_words
 
 if TYPE_CHECKING:
     from jengine.sampling.logprobs import Logprobs, score_tokens

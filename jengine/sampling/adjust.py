@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jengine.config import MAX_BAD_WORDS
-from jengine.sampling.admission import COUNT_BITS, IN_PROMPT, IS_STOP
 from jengine.sampling.inputs import SamplingInput
+from jengine.sampling.row_parameters import COUNT_BITS, IN_PROMPT, IS_STOP
 from jengine.sampling.state import RowState
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers

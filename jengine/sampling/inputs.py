@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from jengine.sampling.admission import seed_words
+from jengine.sampling.row_parameters import seed_words
 
 
 class RowSetting(NamedTuple):

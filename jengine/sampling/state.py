@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.sampling.admission import (
+from jengine.sampling.row_parameters import (
     MAX_BAD_WORD_TOKENS,
     Admission,
     history_length,

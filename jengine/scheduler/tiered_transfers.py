@@ -19,9 +19,9 @@ from typing import Any
 
 from jengine.connectors.protocol import SchedulerHalf
 from jengine.counts import CopyCounts
+from jengine.kvcache.block_outbox import BlockOutbox
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.kvcache.host_slots import HostSlots
-from jengine.kvcache.outbox import BlockOutbox
 from jengine.outputs import StepOutput
 from jengine.plan import Transfers
 from jengine.request import Request

@@ -23,9 +23,9 @@ from starlette.routing import Route
 from jengine.assembly.engine import Engine
 from jengine.server.audio import endpoints as audio
 from jengine.server.batches import endpoints as batches
-from jengine.server.batches.asking import Route as AskedRoute
-from jengine.server.batches.asking import asker
 from jengine.server.batches.batches import LEAST_URGENT, Batches
+from jengine.server.batches.route_calls import Route as AskedRoute
+from jengine.server.batches.route_calls import asker
 from jengine.server.batches.store import Store
 from jengine.server.batches.types import CreateBatch
 from jengine.server.chat import endpoint as chat

@@ -17,9 +17,9 @@ from prometheus_client import start_http_server
 from jengine.assembly.engine import Engine
 from jengine.errors import ConfigError
 from jengine.server.app import asked_routes
-from jengine.server.batches.asking import asker
+from jengine.server.batches.batch_runner import BatchFiles, BatchProgress, patient, run_lines
 from jengine.server.batches.files import Finished
-from jengine.server.batches.runner import BatchFiles, BatchProgress, patient, run_lines
+from jengine.server.batches.route_calls import asker
 from jengine.server.serving.monitor import monitor
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings

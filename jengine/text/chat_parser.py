@@ -23,8 +23,8 @@ from jengine.text.chat_parts import (
 from jengine.text.reasoning_parsers import REASONING_PARSERS
 from jengine.text.text_reader import Parsing, TextParser, TextReader
 from jengine.text.tool_parsers import TOOL_PARSERS
-from jengine.text.tool_parsers.calls import Calls, argument_schemas, random_call_id
 from jengine.text.tool_parsers.forced import parse_forced_arguments, parse_forced_list
+from jengine.text.tool_parsers.tool_calls import Calls, argument_schemas, random_call_id
 
 __all__ = [
     "ChatParser",

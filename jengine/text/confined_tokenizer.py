@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from jengine.confined.pool import ConfinedPool
+from jengine.confined.process_pool import ConfinedPool
 from jengine.errors import RequestError
 from jengine.text import tokenizer_calls as calls
 

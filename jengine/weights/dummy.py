@@ -25,7 +25,7 @@ from jengine.weights.abstract import (
     with_dtype,
     with_values,
 )
-from jengine.weights.transfers import TransferLimit
+from jengine.weights.device_copies import TransferLimit
 
 # A prime, so that the rows of a matrix start at different places in the noise.
 NOISE_LENGTH = 1_048_573

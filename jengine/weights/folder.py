@@ -13,8 +13,8 @@ from pathlib import Path
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models import registry
+from jengine.models.importing.decoder_layout import shown
 from jengine.models.importing.imported import ASSUMED, ImportedFamily
-from jengine.models.importing.layout import shown
 from jengine.models.importing.proven import expect_keys, is_proven
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import read_architecture

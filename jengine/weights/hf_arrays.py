@@ -21,7 +21,7 @@ from jengine.models import registry
 from jengine.models.reading.hf_config import DTYPES
 from jengine.weights.abstract import Place
 from jengine.weights.live import fitting_arrays, named_arrays
-from jengine.weights.pieces import GIVEN, Gathered, any_array
+from jengine.weights.partial_updates import GIVEN, Gathered, any_array
 from jengine.weights.safetensors_io import check_tensors, present, stream
 from jengine.weights.stored_parameter import ReadableTensor
 from jengine.weights.tree_tables import hint

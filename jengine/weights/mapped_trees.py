@@ -24,7 +24,7 @@ from jengine.models.parameter import named_variables
 from jengine.weights.abstract import Place
 from jengine.weights.hf_arrays import as_array, hf_parameters
 from jengine.weights.map_to import MapTo, Rules
-from jengine.weights.pieces import GIVEN, Gathered
+from jengine.weights.partial_updates import GIVEN, Gathered
 from jengine.weights.tree_tables import rules_of
 
 # (path, array) -> arrays by Hugging Face name.

@@ -19,7 +19,7 @@ from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.quantized_table import QuantizedTable
 from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShape
 from jengine.weights.abstract import NamedArray
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from sharding.placement import HOST
 
 Arrays = Mapping[str, jax.Array]  # by dotted path

@@ -34,13 +34,13 @@ from jengine.weights.abstract import (
     with_dtype,
     with_values,
 )
+from jengine.weights.device_copies import TransferLimit
 from jengine.weights.folder import dense_tensors, open_checkpoint, read_model_config
 from jengine.weights.quantized_tensors import decoded
 from jengine.weights.safetensors_file import READABLE, StoredTensor, write_file
 from jengine.weights.saved_form import SavedForm, exact_paths, plain_dtype
 from jengine.weights.stored_parameter import ReadableTensor, StoredParameter
 from jengine.weights.tile_copy import copy_threads
-from jengine.weights.transfers import TransferLimit
 
 
 class ProgressBar(Protocol):

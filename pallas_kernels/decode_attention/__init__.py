@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.choice import choose, with_biases, with_slopes
-from pallas_kernels.decode_attention.parts import zero_counters as zero_counters
+from pallas_kernels.decode_attention.context_parts import zero_counters as zero_counters
 from pallas_kernels.decode_attention.teams import least_shared as least_shared
 from pallas_kernels.decode_attention.teams import rows_of_a_team as rows_of_a_team
 from pallas_kernels.decode_attention.teams import shared_multiple as shared_multiple

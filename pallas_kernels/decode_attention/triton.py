@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pallas_kernels.decode_attention.context_parts import Split, part_list, zero_counters
 from pallas_kernels.decode_attention.kernels import decode_parts
-from pallas_kernels.decode_attention.parts import Split, part_list, zero_counters
 from pallas_kernels.decode_attention.teams import (
     SMALLEST_TILE,
     queries_of_a_tile,

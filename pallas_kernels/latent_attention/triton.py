@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.decode_attention.parts import Split, parts_between, zero_counters
+from pallas_kernels.decode_attention.context_parts import Split, parts_between, zero_counters
 from pallas_kernels.latent_attention.kernels import latent_parts
 from pallas_kernels.launch import Launch, call_kernel
 from pallas_kernels.shapes import as_scalar, next_power_of_two

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.choice import choose
-from pallas_kernels.low_rank.order import SlotOrder as SlotOrder
+from pallas_kernels.low_rank.rows_by_slot import SlotOrder as SlotOrder
 from pallas_kernels.low_rank.xla import multiply_low_rank_xla, slot_order_xla
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers

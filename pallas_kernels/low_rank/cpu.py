@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.cpu.low_rank import low_rank
-from pallas_kernels.low_rank.order import SlotOrder
+from pallas_kernels.low_rank.rows_by_slot import SlotOrder
 
 
 def multiply_low_rank_cpu(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
-from pallas_kernels.low_rank.order import SlotOrder
+from pallas_kernels.low_rank.rows_by_slot import SlotOrder
 
 
 def slot_order_triton(slots: Array, num_slots: int) -> SlotOrder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.low_rank.order import SlotOrder
+from pallas_kernels.low_rank.rows_by_slot import SlotOrder
 
 
 def slot_order_xla(slots: Array, num_slots: int) -> SlotOrder:

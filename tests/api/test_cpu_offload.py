@@ -20,7 +20,7 @@ from jengine.models.stages import stage_layout
 from jengine.runner.loaded_model import LoadedModel
 from jengine.weights.abstract import abstract_model
 from jengine.weights.folder import read_model_config
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from sharding.mesh import engine_mesh
 from sharding.placement import HOST, Placement
 from tests.api.engines import answers, random_prompts, tiny_engine

@@ -12,7 +12,7 @@ import pytest
 import jengine
 from jengine import SamplingParams
 from jengine.errors import RequestError
-from jengine.sampling.admission import MAX_LOGPROB_IDS
+from jengine.sampling.row_parameters import MAX_LOGPROB_IDS
 from tests.api.engines import VOCAB, is_idle, tiny_engine
 
 PROMPT = [5, 17, 40, 3]

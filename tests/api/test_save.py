@@ -27,7 +27,7 @@ from jengine.weights.folder import open_checkpoint
 from jengine.weights.orbax_io import save_orbax
 from jengine.weights.safetensors_io import load_model
 from jengine.weights.save import new_folder
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.models.tiny_models import write_tiny_native

@@ -20,7 +20,7 @@ from jengine.connectors import weight_peers
 from jengine.connectors.weight_peers import ParameterInfo, WeightClient, WeightList, WeightServer
 from jengine.connectors.weight_settings import WeightSettings, weight_settings
 from jengine.errors import CheckpointError, ConfigError, UnsupportedFeature
-from jengine.wire import asking
+from jengine.wire import question_sockets
 from tests.api.engines import answers, random_prompts, tiny_engine
 from tests.connectors.test_peers import free_port
 from tests.models.tiny_models import write_tiny_native
@@ -112,7 +112,7 @@ def test_damage_is_seen(
     served: tuple[Source, WeightSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, settings = served
-    monkeypatch.setattr(asking, "answer_frames", damaged(asking.answer_frames))
+    monkeypatch.setattr(question_sockets, "answer_frames", damaged(question_sockets.answer_frames))
     with (
         contextlib.closing(WeightClient(settings)) as client,
         pytest.raises(CheckpointError, match="is damaged"),
@@ -132,7 +132,7 @@ def test_what_is_no_answer_is_named(
     served: tuple[Source, WeightSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, settings = served
-    monkeypatch.setattr(asking, "answer_frames", lambda *_: [b"\xc1"])
+    monkeypatch.setattr(question_sockets, "answer_frames", lambda *_: [b"\xc1"])
     with (
         contextlib.closing(WeightClient(settings)) as client,
         pytest.raises(CheckpointError, match="sent what is no answer"),

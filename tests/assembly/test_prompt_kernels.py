@@ -16,7 +16,7 @@ from jengine.assembly.prompt_kernels import on_paper, with_prompt_kernels
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import block_tokens
 from jengine.capacity.accelerators import ACCELERATORS
-from jengine.capacity.layout import DeviceLayout
+from jengine.capacity.device_layout import DeviceLayout
 from jengine.capacity.paper import paper_plan
 from jengine.config import AttentionConfig, CacheGroup, CacheSpec
 from jengine.runner.step import attention_backend

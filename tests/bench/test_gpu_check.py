@@ -19,7 +19,7 @@ import pytest
 
 from jengine.bench.driver import Driver, read_bytes, weight_bytes
 from jengine.bench.gpu import __main__ as check
-from jengine.bench.gpu import arrays, ceilings, compared, kernels, models, numerics, stages
+from jengine.bench.gpu import case_inputs, ceilings, compared, kernels, models, numerics, stages
 from jengine.bench.gpu.cases import DRY, REAL, AttentionCase
 from jengine.bench.gpu.kept import markdown
 from jengine.bench.gpu.part import StageResult, stage_parser
@@ -75,7 +75,7 @@ def test_numerics_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
     attend, sample, write = numerics.attend, numerics.sample_tokens, numerics.write_cache
     monkeypatch.setattr(
         numerics, "attend",
-        lambda *a, **k: lambda *arrays: attend(*a, **k)(*arrays) * np.float32(1.1),
+        lambda *a, **k: lambda *case_inputs: attend(*a, **k)(*case_inputs) * np.float32(1.1),
     )  # fmt: skip
     monkeypatch.setattr(
         numerics, "sample_tokens",
@@ -100,12 +100,12 @@ def test_numerics_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_kernels_are_called_as_engines_call_them() -> None:
     """Prompts in short tiles that are joined; decodes with leading blocks in common."""
     few = AttentionCase(2, 100, 50, kv_heads=2, group=4, head_dim=8, dtype="float32")
-    found = arrays.attention_arrays(few, 1 << 16)
+    found = case_inputs.attention_arrays(few, 1 << 16)
     assert found.q.shape[0] == found.lengths.size == 2 * 7 * 8, "7 tiles of 8 for 50 tokens"
-    assert arrays.joined_tiles(few) == 4, "32 tokens of four heads are 128 queries"
+    assert case_inputs.joined_tiles(few) == 4, "32 tokens of four heads are 128 queries"
     assert found.runs.tolist() == [0, 4, 7, 11, 14]
     shared = replace(few, rows=3, context=64, new_tokens=1, shared=32)
-    tables = np.asarray(arrays.attention_arrays(shared, 1 << 16).tables)
+    tables = np.asarray(case_inputs.attention_arrays(shared, 1 << 16).tables)
     assert (tables[:, :2] == tables[0, :2]).all()
     assert len(set(tables[:, 2:].ravel().tolist())) == tables[:, 2:].size
     assert shared.cache_bytes == (3 * 32 + 32) * 2 * 2 * 8 * 4

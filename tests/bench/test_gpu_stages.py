@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jengine.bench.gpu import __main__ as check
-from jengine.bench.gpu import canary, clock, fa4, features, matmuls, steady, trace
+from jengine.bench.gpu import canary, clock, device_trace, fa4, features, matmuls, steady
 from jengine.bench.gpu.cases import DRY, REAL
 from jengine.bench.gpu.page import page
 from jengine.bench.gpu.part import StageResult, stage_parser
@@ -160,7 +160,7 @@ def plane(name: str, **lines: list[tuple[str, float]]) -> SimpleNamespace:
 
 
 def test_a_trace_has_kernels_of_streams_and_calls_of_cuda() -> None:
-    found = trace.read_planes([
+    found = device_trace.read_planes([
         plane("/device:GPU:0", Stream_20=[("gemm", 2000.0), ("gemm", 1000.0), ("norm", 500.0)],
               XLA_Ops=[("fusion", 9e9)]),
         plane("/host:CPU", worker=[("cuGraphLaunch", 5.0), ("cuGraphLaunch", 5.0),
@@ -169,8 +169,10 @@ def test_a_trace_has_kernels_of_streams_and_calls_of_cuda() -> None:
     ])  # fmt: skip
     assert found.kernels == {"gemm": (2, pytest.approx(3e-6)), "norm": (1, pytest.approx(5e-7))}
     assert found.device_seconds == pytest.approx(3.5e-6)
-    assert found.count(trace.GRAPH_LAUNCH) == 2
-    assert found.count(trace.GRAPH_UPDATE) == found.count(trace.GRAPH_INSTANTIATION) == 1
+    assert found.count(device_trace.GRAPH_LAUNCH) == 2
+    assert (
+        found.count(device_trace.GRAPH_UPDATE) == found.count(device_trace.GRAPH_INSTANTIATION) == 1
+    )
     assert list(found.slowest(1)) == ["gemm"]
 
 
@@ -179,14 +181,16 @@ def test_a_cpu_has_no_time_on_a_device() -> None:
 
     run = jax.jit(lambda x: x @ x)
     x = jax.numpy.ones((8, 8))
-    found = trace.traced(lambda: jax.block_until_ready(run(x)))
+    found = device_trace.traced(lambda: jax.block_until_ready(run(x)))
     assert found.device_seconds is None and not found.kernels
     took = clock.seconds_of(run, x, repeats=2, profiled=True)
     assert 0 < took.best <= took.median
 
 
 def test_the_device_s_clock_counts_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = trace.DeviceTrace({"kernel": trace.KernelRuns(4, 8e-6)}, trace.Counter())
+    seen = device_trace.DeviceTrace(
+        {"kernel": device_trace.KernelRuns(4, 8e-6)}, device_trace.Counter()
+    )
     monkeypatch.setattr(clock, "traced", lambda _: seen)
     took = clock.seconds_of(lambda: None, repeats=1, calls=4, profiled=True)
     assert took.best == pytest.approx(2e-6)

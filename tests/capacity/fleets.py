@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jengine.capacity.simulation.fleet import Fleet
-from jengine.capacity.simulation.pool import ReplicaPool, Routing
 from jengine.capacity.simulation.replica import Clock, Replica, ReplicaKind, Run, made_up
+from jengine.capacity.simulation.replica_pool import ReplicaPool, Routing
 from jengine.capacity.simulation.step_times import StepLoad, stepwise
 from jengine.capacity.simulation.trace import SyntheticTrace, Trace, TraceSettings
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig

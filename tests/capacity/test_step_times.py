@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jengine.capacity.accelerators import ACCELERATORS
-from jengine.capacity.layout import DeviceLayout
+from jengine.capacity.device_layout import DeviceLayout
 from jengine.capacity.paper import paper_plan
 from jengine.capacity.simulation.paper_kind import ModelTimes
 from jengine.capacity.simulation.step_times import StepLoad, StepTimes, pure_decode, stepwise

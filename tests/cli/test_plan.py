@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jengine.capacity.layout import checked_layout
+from jengine.capacity.device_layout import checked_layout
 from jengine.errors import ConfigError
 from jengine.models.reading.published import PUBLISHED
 from jengine.models.registry import model_config

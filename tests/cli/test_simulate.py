@@ -190,7 +190,7 @@ def test_replicas_that_serve_in_turns_are_simulated_apart_with_the_same_outcome(
     words = ("--rate", "40", "--replicas", "4", "--routing", "turns", "--spread", "0.5")
     apart = simulate(table, *words)
     assert apart["scenario"]["groups"] == 1
-    module = "jengine.capacity.simulation.groups.in_independent_groups"
+    module = "jengine.capacity.simulation.replica_groups.in_independent_groups"
     monkeypatch.setattr(module, lambda scenario: scenario)
     together = simulate(table, *words)
     for name in ("ttft", "itl", "tpot", "e2el"):
@@ -203,7 +203,7 @@ def test_replicas_that_serve_in_turns_are_simulated_apart_with_the_same_outcome(
 
 @pytest.mark.slow
 def test_groups_run_in_processes_of_their_own(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jengine.capacity.simulation.groups.WORTH", 1)
+    monkeypatch.setattr("jengine.capacity.simulation.replica_groups.WORTH", 1)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     words = ("--rate", "20", "--replicas", "4", "--routing", "load")
     figures = simulate(table, *words, "--groups", "2")["figures"]

@@ -14,7 +14,7 @@ import pytest
 
 from jengine.confined import errand as errands
 from jengine.confined.errand import Errand, GivenUp
-from jengine.confined.pool import ConfinedPool, NotStarted
+from jengine.confined.process_pool import ConfinedPool, NotStarted
 from jengine.errors import CapacityError, RequestError
 from tests.server.listening import PATIENCE, until
 
@@ -116,7 +116,7 @@ def test_no_more_processes_than_places_and_an_error_for_who_waits(
     busy = threading.Thread(target=work)
     busy.start()
     until(lambda: pool.busy and errand._kill)
-    monkeypatch.setattr("jengine.confined.pool.PATIENCE", 0.01)
+    monkeypatch.setattr("jengine.confined.process_pool.PATIENCE", 0.01)
     with pytest.raises(CapacityError, match="Try again later"):
         pool.ask(b"who")
     errand.cancel()

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 
 from jengine.connectors import peers
 from jengine.connectors.peers import BlockQuestion, PeerStore
-from jengine.wire import asking as wire
-from jengine.wire.asking import Envelope, Header, answer_frames
+from jengine.wire import question_sockets as wire
 from jengine.wire.doors import Door
+from jengine.wire.question_sockets import Envelope, Header, answer_frames
 from tests.connectors.test_peers import KEY, OTHER, SECRET, free_port, source_of
 from tests.connectors.test_peers import settings as peer_settings
 

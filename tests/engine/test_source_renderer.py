@@ -12,7 +12,7 @@ from jengine.engine.limits import Limits
 from jengine.engine.source_renderer import SourceRules
 from jengine.errors import RequestError
 from jengine.media_spans import FOREVER, MediaSpan
-from jengine.runner.step.texts import TextPacker
+from jengine.runner.step.text_packing import TextPacker
 from jengine.text.tokenizer import load_tokenizer
 
 START, FORCED = 2, 0

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from jengine.errors import ConfigError
+from jengine.kvcache.block_outbox import BlockOutbox
 from jengine.kvcache.block_pool import RUN, BlockPool
 from jengine.kvcache.content_journal import ContentJournal
 from jengine.kvcache.host_slots import HostSlots
-from jengine.kvcache.outbox import BlockOutbox
 
 
 def key(n: int) -> bytes:

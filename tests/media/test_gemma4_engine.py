@@ -13,7 +13,7 @@ import jengine
 from jengine.config import ModelConfig
 from jengine.errors import CheckpointError, RequestError, UnsupportedFeature
 from jengine.media.families import RULES
-from jengine.media.layout import cut, item_of
+from jengine.media.patch_layout import cut, item_of
 from jengine.models import registry
 from jengine.research.engine_run import decoded, finished, scored, teacher_forced
 from tests.api.engines import rebuilt, tiny_engine

@@ -25,7 +25,7 @@ from jengine.media import sources as sources_module
 from jengine.media.decoding_process import Cut, Decoders
 from jengine.media.downloads import MOST_LOOKUPS, Lookups
 from jengine.media.images import decoded, pixels_of
-from jengine.media.layout import PicturePart
+from jengine.media.patch_layout import PicturePart
 from jengine.media.sources import MediaSources, is_public
 from tests.server.listening import until
 

@@ -14,7 +14,7 @@ from PIL import Image
 from jengine.config import VisionConfig
 from jengine.errors import JengineError
 from jengine.media.families import RULES
-from jengine.media.layout import MediaItem, PicturePart, item_of
+from jengine.media.patch_layout import MediaItem, PicturePart, item_of
 from jengine.media.pictures import picture_of
 from jengine.media.processor import MediaProcessor
 from jengine.media.videos import Frames, frames_of, size_of_all, video_layout

@@ -12,7 +12,7 @@ import pytest
 from jengine import SamplingParams, picture_batch
 from jengine.errors import UnsupportedFeature
 from jengine.media.families import RULES
-from jengine.media.layout import cut, item_of
+from jengine.media.patch_layout import cut, item_of
 from jengine.media.processor import spans_of
 from jengine.models.vision_tower import PatchInput
 from jengine.runner.step.patches import PatchPacker

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jengine.counts import Counts
 from jengine.metrics.exporter import EngineFacts, Exporter
-from jengine.metrics.families import CREATED, families_of, merged
 from jengine.metrics.front_stats import EndedCompletion, FrontStats
+from jengine.metrics.merged_metrics import CREATED, families_of, merged
 from jengine.metrics.registry import process_registry, text_of
 from jengine.server.http.route_metrics import HttpCounters
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.decode_attention import decode_attention, parts
-from pallas_kernels.decode_attention.parts import FIELDS, Split, part_list
+from pallas_kernels.decode_attention import context_parts, decode_attention
+from pallas_kernels.decode_attention.context_parts import FIELDS, Split, part_list
 from tests.marks import slow
 from tests.pallas_kernels.implementations import TRITON
 from tests.pallas_kernels.paged_cases import Case, attend, random_case
@@ -83,8 +83,8 @@ def test_long_tables_launch_no_programs_for_short_contexts() -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sizes for which few tokens make many parts."""
-    monkeypatch.setattr(parts, "_sizes", lambda: SMALL)
-    monkeypatch.setattr(parts, "filling", int)
+    monkeypatch.setattr(context_parts, "_sizes", lambda: SMALL)
+    monkeypatch.setattr(context_parts, "filling", int)
     jax.clear_caches()
     yield
     jax.clear_caches()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.decode_attention import decode_attention
-from pallas_kernels.decode_attention.parts import Split
+from pallas_kernels.decode_attention.context_parts import Split
 from pallas_kernels.prefill_attention import prefill_attention
 from tests.marks import slow
 from tests.pallas_kernels.generated import Generated, decode_case, prefill_case

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pallas_kernels import shapes
-from pallas_kernels.decode_attention.parts import Split
+from pallas_kernels.decode_attention.context_parts import Split
 from pallas_kernels.quantized_matmul.triton import split_for
 from pallas_kernels.token_sampling.triton import divide
 

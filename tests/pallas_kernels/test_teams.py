@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels import tuning
-from pallas_kernels.decode_attention import decode_attention, parts, teams
-from pallas_kernels.decode_attention.parts import Split, part_list
+from pallas_kernels.decode_attention import context_parts, decode_attention, teams
+from pallas_kernels.decode_attention.context_parts import Split, part_list
 from pallas_kernels.decode_attention.teams import Teams, teams_of
 from tests.marks import slow
 from tests.pallas_kernels.implementations import TRITON
@@ -29,8 +29,8 @@ def small() -> Iterator[None]:
     table = {**tuning.table("decode_attention"), "splits": SMALL}
     jax.clear_caches()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_sizes", lambda: SMALL)
-        patch.setattr(parts, "filling", int)
+        patch.setattr(context_parts, "_sizes", lambda: SMALL)
+        patch.setattr(context_parts, "filling", int)
         patch.setattr(teams, "table", lambda _: table)
         yield
     jax.clear_caches()

@@ -23,7 +23,7 @@ from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.live import named_arrays
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement

@@ -19,7 +19,7 @@ from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.live import named_arrays
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.models.tiny_models import FAMILIES, tiny_settings

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from jengine.routing import answers
+from jengine.routing import error_answers
 from jengine.routing.admin import PATH
 from jengine.routing.app import make_router
-from jengine.routing.pool import ServerPool
+from jengine.routing.server_pool import ServerPool
 from tests.client.scripted_server import answer, event, left, read, serving, start
 
 KEY = {"Authorization": "Bearer key"}
@@ -201,7 +201,7 @@ def test_who_waits_for_a_whole_answer_and_leaves_ends_it() -> None:
 
 
 def test_bodies_that_are_too_long_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST_BODY", 1000)
+    monkeypatch.setattr(error_answers, "MOST_BODY", 1000)
     with held() as (one, url), router(url) as client:
         one.held.set()
         for path in ("/v1/completions", "/v1/other"):

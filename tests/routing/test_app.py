@@ -14,7 +14,7 @@ from jengine.client.errors import ServerFailed
 from jengine.routing import app
 from jengine.routing.app import make_router
 from jengine.routing.exchange import Reply
-from jengine.routing.pool import PIECE, Backend, ServerPool, pieces_of
+from jengine.routing.server_pool import PIECE, Backend, ServerPool, pieces_of
 from jengine.wire.json_limits import MOST_EXTREME
 from tests.client.scripted_server import (
     BROKEN,

@@ -12,8 +12,8 @@ import pytest
 from jengine.outputs import NO_TOKEN, StepOutput
 from jengine.plan import Drafts, Entries, Entry, NewRow, Plan, RowSampling, packed_tokens
 from jengine.runner.plans.packing import NO_BLOCKS, PackedStep, bucket_for, pack
-from jengine.runner.plans.results import PendingStep
 from jengine.runner.plans.rows import Rows
+from jengine.runner.plans.step_results import PendingStep
 from jengine.runner.step.batch import batch_of, row_lengths
 from jengine.runner.step.draft_input import run_drafts, slot_drafts
 from jengine.runner.step.forward import input_tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jengine.runner.transfers.pieces import piece_name, piece_names, piece_of, within
+from jengine.runner.transfers.block_shards import piece_name, piece_names, piece_of, within
 
 HEADS = 8
 

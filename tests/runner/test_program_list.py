@@ -14,8 +14,8 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, DeviceDefaults
 from jengine.assembly.sizes.schedule_sizes import schedule_config
 from jengine.assembly.sizes.step_sizes import runner_config
+from jengine.capacity.device_layout import DeviceLayout
 from jengine.capacity.device_memory import Memory
-from jengine.capacity.layout import DeviceLayout
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.models.reading.published import PUBLISHED
@@ -29,7 +29,7 @@ from jengine.runner.variants.features import Features, variants
 from jengine.runner.variants.parts import Part
 from jengine.runner.variants.program_list import Key, ProgramList
 from jengine.runner.variants.tap_sets import TapSet
-from jengine.sampling.admission import row_bytes
+from jengine.sampling.row_parameters import row_bytes
 from tests.models.tiny_models import FAMILIES, tiny_settings
 
 LARGE = model_config(PUBLISHED["llama-8b"])

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from jengine.assembly.build import build_engine
 from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
-from jengine.media.parts import parts_of
+from jengine.media.audio_parts import parts_of
 from jengine.server.audio.fields import audio_request
 from jengine.server.audio.segments import segments_of, subtitles
 from jengine.server.errors import ApiError

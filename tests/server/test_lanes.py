@@ -16,7 +16,7 @@ import pytest
 
 from jengine.confined.errand import Errand, GivenUp
 from jengine.errors import RequestError
-from jengine.server.serving import lanes, monitor
+from jengine.server.serving import monitor, work_threads
 from jengine.server.serving import rendering as rendering_module
 from jengine.server.serving.rendering import Rendering
 from jengine.text.confined_tokenizer import ConfinedTokenizer
@@ -78,7 +78,7 @@ def test_a_process_gives_what_the_tokenizer_gives(confined: ConfinedTokenizer) -
 @pytest.mark.parametrize("given_up", [False, True])
 def test_errors_of_late_calls_are_not_logged_by_asyncio(*, given_up: bool) -> None:
     lane, go_on, seen = (
-        lanes.ThreadLane("texts", 1, 0.01),
+        work_threads.ThreadLane("texts", 1, 0.01),
         threading.Event(),
         list[dict[str, Any]](),
     )
@@ -168,7 +168,7 @@ def test_a_call_that_waited_and_never_ran_is_told_so(monkeypatch: pytest.MonkeyP
         return render(*given)
 
     monkeypatch.setattr(Rendering, "prompt", held)
-    monkeypatch.setattr(lanes, "GRACE", 0.0)
+    monkeypatch.setattr(work_threads, "GRACE", 0.0)
     with listening(render_timeout=0.2) as server:
         first = [server.connect(prompt="a", max_tokens=1) for _ in range(2)]
         until(lambda: server.service.live.rendering.short.busy == 2)

@@ -17,9 +17,9 @@ from jengine.cli.serving import offline as transfer
 from jengine.errors import ConfigError, EngineDead
 from jengine.server import offline
 from jengine.server.app import asked_routes
-from jengine.server.batches.asking import asker
+from jengine.server.batches.batch_runner import BatchFiles, BatchProgress
 from jengine.server.batches.files import AT_ONCE, ResultFile, some_lines
-from jengine.server.batches.runner import BatchFiles, BatchProgress
+from jengine.server.batches.route_calls import asker
 from jengine.server.offline import run_batch
 from jengine.server.settings import ServerSettings
 from tests.server.serving import NAME, letters_engine, service_of, serving
@@ -219,7 +219,7 @@ def test_the_number_of_lines_at_once_is_bounded(
 
 
 def test_a_full_queue_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jengine.server.batches.runner.RETRY_AFTER", 0.01)
+    monkeypatch.setattr("jengine.server.batches.batch_runner.RETRY_AFTER", 0.01)
     content = file_of(*[line(str(number)) for number in range(12)], line("wide", n=3))
     run(content, tmp_path / "out", max_num_queued_reqs=2)
     found = results(tmp_path / "out")

@@ -7,7 +7,7 @@ import pytest
 from jengine.errors import ConfigError
 from jengine.text.chat_parser import check_parser_names, needs_special_tokens
 from jengine.text.chat_parts import Content, Reasoning, ToolArguments, ToolStart, merge_parts
-from jengine.text.tool_parsers.calls import random_call_id
+from jengine.text.tool_parsers.tool_calls import random_call_id
 from tests.text.parsing import parse
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -22,7 +22,7 @@ from jengine.errors import CheckpointError
 from jengine.models import registry
 from jengine.models.parameter import named_parameters
 from jengine.models.tensors.checkpoint import Piece
-from jengine.weights import stored_parameter, tile_copy, transfers
+from jengine.weights import device_copies, stored_parameter, tile_copy
 from jengine.weights.abstract import abstract_model
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.safetensors_io import load_model, load_params
@@ -238,7 +238,7 @@ def test_host_memory_of_parameters_in_flight_is_bounded(
 ) -> None:
     device = FakeDevice()
     folder = write_tiny_native(tmp_path, "llama")
-    monkeypatch.setattr(transfers, "MOST_IN_FLIGHT", limit)
+    monkeypatch.setattr(device_copies, "MOST_IN_FLIGHT", limit)
     monkeypatch.setattr(jax, "block_until_ready", device.wait)
     config = read_model_config(folder)
     values = load_params(

@@ -28,7 +28,7 @@ from jengine.weights.abstract import with_dtype
 from jengine.weights.orbax_folder import find_checkpoint, is_orbax
 from jengine.weights.orbax_io import load_orbax, nested, save_orbax
 from jengine.weights.safetensors_io import load_model, save_pretrained
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.marks import slow

@@ -17,12 +17,12 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.models import registry
 from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.step.leaves import LeafOrder
-from jengine.weights import transfers
+from jengine.weights import device_copies
 from jengine.weights.abstract import NamedArray
 from jengine.weights.orbax_io import save_orbax
 from jengine.weights.prepared import PreparedForm
 from jengine.weights.safetensors_io import save_pretrained
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
@@ -38,7 +38,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTERED", {})
     registry.register_model(ParallelFamily())
     # Small parameters would all be waited for together.
-    monkeypatch.setattr(transfers, "MOST_IN_FLIGHT", 0)
+    monkeypatch.setattr(device_copies, "MOST_IN_FLIGHT", 0)
 
 
 class Watched:

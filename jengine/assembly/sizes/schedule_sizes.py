@@ -24,7 +24,7 @@ from jengine.config import ModelConfig, ScheduleConfig, decode_rows
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.runner.step.attention_backend import BASES, available_backend
 from jengine.runner.variants.buckets import FEWEST_DECODE_ROWS
-from jengine.sampling.admission import row_bytes
+from jengine.sampling.row_parameters import row_bytes
 from pallas_kernels.decode_attention import CASCADING, least_shared
 from pallas_kernels.prefill_attention import JOINING, tokens_of_tile
 

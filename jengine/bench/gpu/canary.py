@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.bench.gpu.arrays import implementation_here
+from jengine.bench.gpu.case_inputs import implementation_here
 from jengine.bench.gpu.cases import sampling_cases, sizes
 from jengine.bench.gpu.numerics import (
     Check,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.bench.gpu.arrays import random_normal
+from jengine.bench.gpu.case_inputs import random_normal
 from jengine.bench.gpu.cases import sizes
 from jengine.bench.gpu.clock import seconds_of
 from jengine.bench.gpu.part import StageResult, run_stage

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jengine.bench.gpu.trace import traced
+from jengine.bench.gpu.device_trace import traced
 
 
 class Seconds(NamedTuple):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jengine.bench.gpu.arrays import (
+from jengine.bench.gpu.case_inputs import (
     attention_arrays,
     attention_program,
     implementation_here,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.bench.gpu.arrays import random_normal
+from jengine.bench.gpu.case_inputs import random_normal
 from jengine.bench.gpu.cases import Sizes, sizes
 from jengine.bench.gpu.clock import Seconds, seconds_of
 from jengine.bench.gpu.part import StageResult, run_stage, write_json

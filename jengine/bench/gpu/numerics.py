@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from jengine.bench.attention_shapes import AttentionShape, attention_shapes
-from jengine.bench.gpu.arrays import (
+from jengine.bench.gpu.case_inputs import (
     attend,
     implementation_here,
     joined_tiles,

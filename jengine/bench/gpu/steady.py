@@ -16,16 +16,16 @@ from typing import Any
 from jengine.api.llm import LLM
 from jengine.bench.driver import Driver
 from jengine.bench.gpu.cases import Sizes, sizes
-from jengine.bench.gpu.models import compiling, open_llm, shards, write_config
-from jengine.bench.gpu.part import StageResult, run_stage
-from jengine.bench.gpu.step_plans import StepPlans
-from jengine.bench.gpu.trace import (
+from jengine.bench.gpu.device_trace import (
     GRAPH_INSTANTIATION,
     GRAPH_LAUNCH,
     GRAPH_UPDATE,
     KERNEL_LAUNCH,
     traced,
 )
+from jengine.bench.gpu.models import compiling, open_llm, shards, write_config
+from jengine.bench.gpu.part import StageResult, run_stage
+from jengine.bench.gpu.step_plans import StepPlans
 from jengine.plan import Plan
 
 # Kernels that a line names.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jengine.bench.gpu.arrays import attention_arrays, attention_program
+from jengine.bench.gpu.case_inputs import attention_arrays, attention_program
 from jengine.bench.gpu.cases import AttentionCase, Sizes, sizes
 from jengine.bench.gpu.kernels import time_sampling, time_write, timed
 from jengine.bench.gpu.part import MOST_TEXT, StageResult, run_stage, write_json

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jengine.bench.gpu_proof.cases import CodedCase
-from jengine.bench.gpu_proof.tracing import shape, traced
+from jengine.bench.gpu_proof.kernel_calls import shape, traced
 from pallas_kernels.grouped_matmul import combine_rows, multiply_tokens, sort_by_group
 from pallas_kernels.quantized_matmul import CodedWeight, multiply_coded, multiply_float8
 from pallas_kernels.quantized_matmul.coded import FOUR_BITS, part_for

@@ -19,7 +19,7 @@ from jengine.bench.gpu_proof.cases import StepCase
 from jengine.config import ModelConfig
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.abstract import abstract_model
-from jengine.weights.stages import StagePlaces, layer_of
+from jengine.weights.stage_places import StagePlaces, layer_of
 from sharding.placement import HOST
 
 # An array that a copy brings from the host's memory, which XLA calls space 5.

@@ -39,7 +39,7 @@ from jengine.bench.gpu_proof.cases import (
     sample_cases,
 )
 from jengine.bench.gpu_proof.coded import coded_calls
-from jengine.bench.gpu_proof.tracing import shape, traced
+from jengine.bench.gpu_proof.kernel_calls import shape, traced
 from jengine.config import RECURRENT, DeltaConfig, ExpertsConfig, Mamba2Config
 from jengine.layers.delta_rule import EPS
 from jengine.models.reading.published import PUBLISHED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jengine.bench.gpu_proof.groups import GROUPED, group_problems
+from jengine.bench.gpu_proof.context_parallel import GROUPED, group_problems
 from jengine.pictures.page import Part, Section, Table, as_markdown
 
 STEP_COLUMNS = {

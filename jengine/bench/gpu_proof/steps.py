@@ -24,13 +24,13 @@ from jax.experimental import topologies
 from jengine.assembly.sizes.device_defaults import DEVICE_DEFAULTS, JOINED_TILE
 from jengine.assembly.sizes.schedule_sizes import prefill_tile
 from jengine.bench.gpu_proof.cases import StepCase, step_cases
+from jengine.bench.gpu_proof.context_parallel import group_facts
 from jengine.bench.gpu_proof.device import H200
 from jengine.bench.gpu_proof.from_host import (
     host_facts,
     places_for,
     shapes_for,
 )
-from jengine.bench.gpu_proof.groups import group_facts
 from jengine.bench.gpu_proof.quantized import config_of, plain_weights
 from jengine.config import CacheConfig, ModelConfig, cache_groups
 from jengine.lora.weights import adapted_weights
@@ -49,7 +49,7 @@ from jengine.runner.variants.buckets import Bucket, Ladders, Slots, StepShapes
 from jengine.runner.variants.features import variants, with_adapters
 from jengine.runner.variants.parts import RUNS_TOKENS, Part
 from jengine.weights.abstract import abstract_model
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from pallas_kernels.decode_attention import CASCADING
 from pallas_kernels.fa4.rules import BULK_BLOCK
 from pallas_kernels.launch import kernel_calls, loading

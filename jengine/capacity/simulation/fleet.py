@@ -11,8 +11,8 @@ from functools import partial
 
 from jengine.capacity.simulation.history import History
 from jengine.capacity.simulation.journeys import Journey, noted, wire_of
-from jengine.capacity.simulation.pool import ReplicaPool
 from jengine.capacity.simulation.replica import NEVER, Clock, Incoming, Replica
+from jengine.capacity.simulation.replica_pool import ReplicaPool
 from jengine.capacity.simulation.trace import Arrival, SimulatedRequest, Trace, next_turn
 from jengine.errors import RequestError
 from jengine.request import Request, WireRequest

@@ -12,7 +12,7 @@ from jengine.capacity.device_memory import gigabytes
 from jengine.capacity.paper import Paper
 from jengine.capacity.simulation.replica import ReplicaKind
 from jengine.capacity.simulation.step_times import StepLoad, stepwise
-from jengine.capacity.timing import Timing
+from jengine.capacity.step_estimate import Timing
 from jengine.config import CacheConfig, ModelConfig
 from jengine.errors import ConfigError
 from jengine.kvcache.kinds import blocks_needed

@@ -22,8 +22,8 @@ from jengine.bench.step_table import Rounds
 from jengine.capacity.simulation.fleet import Fleet
 from jengine.capacity.simulation.history import COLUMNS, History
 from jengine.capacity.simulation.journeys import Journey, noted, wire_of
-from jengine.capacity.simulation.pool import ReplicaPool
 from jengine.capacity.simulation.replica import Clock, Replica
+from jengine.capacity.simulation.replica_pool import ReplicaPool
 from jengine.capacity.simulation.results import figures, group_result
 from jengine.capacity.simulation.table_times import StepTable, table_kind
 from jengine.capacity.simulation.trace import SyntheticTrace, TraceSettings

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from jengine.capacity.simulation.history import COLUMNS, Gaps, History
-from jengine.capacity.simulation.pool import ReplicaPool
 from jengine.capacity.simulation.replica import Replica
+from jengine.capacity.simulation.replica_pool import ReplicaPool
 from jengine.errors import ConfigError
 
 PERCENTILES = (50, 90, 95, 99, 99.9)

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 
 from jengine.capacity.accelerators import ACCELERATORS
-from jengine.capacity.layout import checked_layout
+from jengine.capacity.device_layout import checked_layout
 from jengine.capacity.paper import paper_plan
 from jengine.capacity.simulation.autoscaling import Autoscaler, Autoscaling
 from jengine.capacity.simulation.csv_trace import CsvTrace
 from jengine.capacity.simulation.failures import fail_at_random
 from jengine.capacity.simulation.fleet import Fleet
 from jengine.capacity.simulation.paper_kind import paper_kind
-from jengine.capacity.simulation.pool import ROUTINGS, ReplicaPool, Routing
 from jengine.capacity.simulation.replica import Clock, Replica, ReplicaKind
+from jengine.capacity.simulation.replica_pool import ROUTINGS, ReplicaPool, Routing
 from jengine.capacity.simulation.table_times import read_table, table_kind
 from jengine.capacity.simulation.trace import SyntheticTrace, Trace, TraceSettings
 from jengine.errors import ConfigError

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from jengine.bench.frame import earlier
-from jengine.capacity.simulation.groups import run_groups
+from jengine.capacity.simulation.replica_groups import run_groups
 from jengine.capacity.simulation.results import figures
 from jengine.capacity.simulation.scenario import Scenario
 

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from jengine.bench.frame import Benchmark
 from jengine.capacity.accelerators import ACCELERATORS
-from jengine.capacity.layout import checked_layout
+from jengine.capacity.device_layout import checked_layout
 from jengine.capacity.paper import Paper, paper_plan
 from jengine.capacity.simulation.group import run_group
 from jengine.capacity.simulation.replica import ReplicaKind
 from jengine.capacity.simulation.results import figures
 from jengine.capacity.simulation.scenario import PoolPlan, Scenario, kind_of
 from jengine.capacity.simulation.trace import TraceSettings
-from jengine.capacity.timing import StepTime, StepWork
+from jengine.capacity.step_estimate import StepTime, StepWork
 from jengine.errors import ConfigError
 from jengine.pictures.page import Items, Section, Table, Verbatim, as_markdown
 

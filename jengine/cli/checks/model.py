@@ -32,7 +32,7 @@ from jengine.models.quantized import as_rounded, with_quantization
 from jengine.runner.memory.cache_size import scratch_bytes
 from jengine.runner.memory.memory_pool import available_bytes
 from jengine.runner.step.group_arrays import block_bytes
-from jengine.sampling.admission import row_bytes
+from jengine.sampling.row_parameters import row_bytes
 from jengine.weights.abstract import abstract_model, with_dtype
 from jengine.weights.folder import open_checkpoint, read_model_config, register_imported
 from jengine.weights.orbax_folder import find_checkpoint

@@ -25,8 +25,8 @@ from jengine.assembly.processes.engine_process import shown, start_engine_proces
 from jengine.cli.serve import engine_args
 from jengine.client.address import is_url
 from jengine.errors import ConfigError, JengineError
+from jengine.server.batches.batch_runner import BatchFiles, BatchProgress
 from jengine.server.batches.files import ResultFile
-from jengine.server.batches.runner import BatchFiles, BatchProgress
 from jengine.server.offline import run_batch
 from jengine.server.settings import ServerSettings
 

@@ -13,10 +13,10 @@ import zmq
 from jengine.confined.owned_process import Child
 from jengine.engine.core_state import CoreState
 from jengine.engine.own_process import OwnProcess
-from jengine.engine.process.asking import Asking
 from jengine.engine.process.core_messages import Heard
 from jengine.engine.process.liveness import Liveness, WhenDead
 from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.process.pending_questions import Asking
 from jengine.engine.process.startup import START_SECONDS, Startup, Tell
 from jengine.engine.process.to_core import (
     AbortRequest,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import msgspec
 
 from jengine.engine.core_state import CoreState
-from jengine.engine.process.asking import Asking
 from jengine.engine.process.mailbox import Mailbox
+from jengine.engine.process.pending_questions import Asking
 from jengine.engine.process.startup import Startup
 from jengine.engine.process.to_front import (
     CacheChanges,

@@ -21,7 +21,7 @@ from jengine.engine.client import EngineClient
 from jengine.engine.core_state import CoreState
 from jengine.engine.in_process import refused
 from jengine.engine.process.fronts import Fronts
-from jengine.engine.process.outbox import Outbox
+from jengine.engine.process.message_outbox import Outbox
 from jengine.engine.process.step_loop import StepLoop
 from jengine.engine.process.to_core import (
     AbortRequest,

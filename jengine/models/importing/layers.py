@@ -13,8 +13,8 @@ from jengine.config import (
     RoutingConfig,
 )
 from jengine.errors import CheckpointError
+from jengine.models.importing.decoder_layout import DecoderLayout
 from jengine.models.importing.experts import ExpertsLayout
-from jengine.models.importing.layout import DecoderLayout
 from jengine.models.importing.meanings import PLAIN_MEANING, Meaning
 from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import Defaults, read_activation, read_attention

@@ -30,7 +30,7 @@ from jengine.runner.step.draft_input import (
 from jengine.runner.step.hidden import Forwarded, Ran, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
-from jengine.runner.step.pool import with_sums
+from jengine.runner.step.pooling_head import with_sums
 from jengine.runner.step.program import Models, Program
 from jengine.runner.step.recurrent import HeldStates
 from jengine.runner.step.state import StepState

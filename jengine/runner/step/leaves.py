@@ -27,7 +27,7 @@ from jengine.runner.step.shared import shared
 from jengine.runner.step.weight_offload import OffloadedLayers
 from jengine.weights.abstract import NamedArray, declaration
 from jengine.weights.prepared import PreparedForm
-from jengine.weights.stages import StagePlaces, layer_of
+from jengine.weights.stage_places import StagePlaces, layer_of
 from sharding.axes import STAGES
 
 Leaves = tuple[jax.Array, ...]

@@ -18,7 +18,7 @@ from jengine.runner.step.forward import forward
 from jengine.runner.step.heads import choose, sample, score, slot_logits
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.pipeline_step import pipeline_forward
-from jengine.runner.step.pool import pool, pool_tokens
+from jengine.runner.step.pooling_head import pool, pool_tokens
 from jengine.runner.step.program import Program
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.features import Features

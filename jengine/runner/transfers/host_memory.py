@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax import Array
 
+from jengine.runner.transfers.block_shards import Part, part_of, piece_of, within
 from jengine.runner.transfers.device_blocks import BlockPrograms, padded_count
-from jengine.runner.transfers.pieces import Part, part_of, piece_of, within
 
 PINNED = "pinned_host"  # the memory kind that devices copy to and from the fastest
 

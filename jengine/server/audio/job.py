@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import UNSET
 from starlette.requests import Request
 
-from jengine.media.parts import parts_of
+from jengine.media.audio_parts import parts_of
 from jengine.media.speech import SpeechProcessor
 from jengine.outputs import RequestOutput
 from jengine.prompts import TokensPrompt

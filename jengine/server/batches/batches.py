@@ -14,9 +14,9 @@ from pathlib import Path
 from starlette.responses import Response
 
 from jengine.errors import ConfigError, JengineError
+from jengine.server.batches.batch_runner import BatchFiles, BatchProgress, patient, run_lines
 from jengine.server.batches.files import AT_ONCE, ResultFile
 from jengine.server.batches.lines import Ask
-from jengine.server.batches.runner import BatchFiles, BatchProgress, patient, run_lines
 from jengine.server.batches.store import Store, new_id, now
 from jengine.server.batches.types import Batch, Counts, FileObject, Problem, Problems, Status
 from jengine.server.errors import ApiError

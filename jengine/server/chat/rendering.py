@@ -13,9 +13,9 @@ import msgspec
 
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.errors import ApiError
-from jengine.server.serving.lanes import ThreadLane
 from jengine.server.serving.rendering import Rendering
 from jengine.server.serving.service import Live
+from jengine.server.serving.work_threads import ThreadLane
 from jengine.server.settings import ServerSettings
 from jengine.text.chat_images import ImagePart
 from jengine.text.chat_template import is_reserved, render_chat, template_reads

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from jengine.api.async_requests import PauseMode
-from jengine.metrics.families import MetricFamily
+from jengine.metrics.merged_metrics import MetricFamily
 from jengine.wire.message import Question
 
 

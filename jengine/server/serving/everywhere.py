@@ -14,7 +14,7 @@ import msgspec
 
 from jengine.api.async_requests import PauseMode
 from jengine.api.sleep import SleepOrder, waking
-from jengine.metrics.families import merged
+from jengine.metrics.merged_metrics import merged
 from jengine.metrics.registry import text_of
 from jengine.server.errors import ApiError
 from jengine.server.peers.messages import (

@@ -18,7 +18,7 @@ from jengine.engine.prompt_renderer import LONGEST_TOKEN, PromptRenderer
 from jengine.errors import ContextOverflow
 from jengine.prompts import TokensPrompt
 from jengine.server.http.text_limits import TextLimits, text_size
-from jengine.server.serving.lanes import ThreadLane
+from jengine.server.serving.work_threads import ThreadLane
 from jengine.text.chat_images import ImagePart
 from jengine.text.confined_tokenizer import ConfinedTokenizer
 from jengine.text.tokenization import Tokenization

@@ -25,8 +25,8 @@ from jengine.engine.answer import Answer
 from jengine.engine.input_processor import AnyParams
 from jengine.engine.timing import Arrival
 from jengine.errors import EngineDead
-from jengine.metrics.families import MetricFamily, families_of
 from jengine.metrics.front_stats import LaneCounts
+from jengine.metrics.merged_metrics import MetricFamily, families_of
 from jengine.metrics.registry import process_registry
 from jengine.outputs import Counts, RequestOutput
 from jengine.prompts import TokensPrompt
@@ -39,11 +39,11 @@ from jengine.server.phase import Phase, check_serving
 from jengine.server.serving.adapters import ServedAdapters
 from jengine.server.serving.admission import AdmissionBounds
 from jengine.server.serving.ignored_fields import IgnoredFields
-from jengine.server.serving.lanes import ThreadLane
 from jengine.server.serving.names import ModelNames
 from jengine.server.serving.progress_watch import ProgressWatch
 from jengine.server.serving.rendering import Rendering
 from jengine.server.serving.response_store import ResponseStore
+from jengine.server.serving.work_threads import ThreadLane
 from jengine.server.settings import ServerSettings
 from jengine.text.response_template import load_response_template
 

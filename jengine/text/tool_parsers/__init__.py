@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from jengine.text.chat_parts import ChatPart
 from jengine.text.text_reader import Parsing, TextReader
-from jengine.text.tool_parsers.calls import Calls, random_call_id
 from jengine.text.tool_parsers.deepseek_v3 import parse_deepseek_v3
 from jengine.text.tool_parsers.gemma4 import parse_gemma4
 from jengine.text.tool_parsers.harmony import parse_harmony
@@ -22,6 +21,7 @@ from jengine.text.tool_parsers.mistral import mistral_call_id, parse_mistral
 from jengine.text.tool_parsers.pythonic import parse_pythonic
 from jengine.text.tool_parsers.qwen3_coder import parse_qwen3_coder
 from jengine.text.tool_parsers.templated import parse_templated
+from jengine.text.tool_parsers.tool_calls import Calls, random_call_id
 
 ParseTools = Callable[[TextReader, Calls], Parsing[ChatPart, None]]
 

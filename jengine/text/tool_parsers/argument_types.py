@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jengine.text.tool_parsers.calls import to_json
+from jengine.text.tool_parsers.tool_calls import to_json
 
 _MAX_SCHEMAS = 100  # alternatives that are looked at
 _NAMES = {

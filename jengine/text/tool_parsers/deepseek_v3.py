@@ -22,8 +22,8 @@ from jengine.text.text_reader import (
     pass_until,
     take_run,
 )
-from jengine.text.tool_parsers.calls import Calls
 from jengine.text.tool_parsers.json_text import SPACE, pass_value
+from jengine.text.tool_parsers.tool_calls import Calls
 
 _CALLS, _END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

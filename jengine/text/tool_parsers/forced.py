@@ -17,8 +17,8 @@ from jengine.text.text_reader import (
     take_expected,
     take_run,
 )
-from jengine.text.tool_parsers.calls import Calls
 from jengine.text.tool_parsers.json_text import SEPARATORS, SPACE, parse_call_object, pass_value
+from jengine.text.tool_parsers.tool_calls import Calls
 
 
 def parse_forced_list(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:

@@ -27,7 +27,7 @@ from jengine.text.text_reader import (
     take_run,
 )
 from jengine.text.tool_parsers.argument_types import is_string, plain_json, typed_json
-from jengine.text.tool_parsers.calls import Calls, string_piece, to_json
+from jengine.text.tool_parsers.tool_calls import Calls, string_piece, to_json
 
 _START, _END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _OUTSIDE = Markers(_START, _END)

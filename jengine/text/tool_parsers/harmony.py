@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from jengine.text.chat_parts import AnswerContext, ChatPart, Content, Reasoning
 from jengine.text.text_reader import Markers, Parsing, TextReader, collect_until
-from jengine.text.tool_parsers.calls import Calls
+from jengine.text.tool_parsers.tool_calls import Calls
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _FUNCTIONS = "<|constrain|>", "functions."

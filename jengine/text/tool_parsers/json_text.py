@@ -18,7 +18,7 @@ from jengine.text.text_reader import (
     next_character,
     take_run,
 )
-from jengine.text.tool_parsers.calls import Calls, unescape
+from jengine.text.tool_parsers.tool_calls import Calls, unescape
 
 SPACE = re.compile(r"[ \t\r\n]+")
 _PLAIN = re.compile(r'[^"{}\[\]]+')  # inside a container, outside of strings

@@ -21,8 +21,8 @@ from jengine.text.text_reader import (
     take_expected,
     take_run,
 )
-from jengine.text.tool_parsers.calls import Calls
 from jengine.text.tool_parsers.json_text import SPACE, parse_call_object
+from jengine.text.tool_parsers.tool_calls import Calls
 
 _TAG = "<|python_tag|>"
 _OPENINGS = Markers(_TAG, "{")

@@ -23,8 +23,8 @@ from jengine.text.text_reader import (
     take_expected,
     take_run,
 )
-from jengine.text.tool_parsers.calls import Calls
 from jengine.text.tool_parsers.json_text import SEPARATORS, SPACE, parse_call_object, pass_value
+from jengine.text.tool_parsers.tool_calls import Calls
 
 _CALLS, _ARGUMENTS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME_END = Markers(_ARGUMENTS, _ID, _CALLS, "{", "\n")

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from jengine.text.text_reader import Parsing, Part, TextReader, next_character, take_run
-from jengine.text.tool_parsers.calls import string_piece
+from jengine.text.tool_parsers.tool_calls import string_piece
 
 _MAX_DEPTH = 64
 _SPACE = re.compile(r"[ \t\r\n]+")

@@ -21,8 +21,8 @@ from jengine.text.text_reader import (
     take_expected,
     take_run,
 )
-from jengine.text.tool_parsers.calls import Calls, to_json
 from jengine.text.tool_parsers.python_literals import PythonValue, translate_value
+from jengine.text.tool_parsers.tool_calls import Calls, to_json
 
 _START, _END = "<|python_start|>", "<|python_end|>"  # around the list, by Llama 4
 _SPACE = re.compile(r"[ \t\r\n]+")

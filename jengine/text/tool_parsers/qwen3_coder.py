@@ -25,8 +25,8 @@ from jengine.text.text_reader import (
     take_run,
 )
 from jengine.text.tool_parsers.argument_types import is_string, typed_json
-from jengine.text.tool_parsers.calls import Calls, string_piece, to_json
 from jengine.text.tool_parsers.json_text import SPACE
+from jengine.text.tool_parsers.tool_calls import Calls, string_piece, to_json
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"

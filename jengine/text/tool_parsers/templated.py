@@ -25,7 +25,7 @@ from jengine.text.text_reader import (
     pass_rest,
     pass_until,
 )
-from jengine.text.tool_parsers.calls import Calls, to_json
+from jengine.text.tool_parsers.tool_calls import Calls, to_json
 
 
 def parse_templated(reader: TextReader, calls: Calls) -> Parsing[ChatPart, None]:

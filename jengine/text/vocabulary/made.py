@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Backend
 
 from jengine.errors import CheckpointError
 from jengine.text.tokenizer import Tokenizer
-from jengine.text.vocabulary.models import BUILDERS, added_tokens, splitting_of
 from jengine.text.vocabulary.stored import ADVICE, ROLES, TEMPLATE, Vocabulary, read_vocabulary
+from jengine.text.vocabulary.tokenizer_models import BUILDERS, added_tokens, splitting_of
 
 # Whether BOS, EOS and separators are written around texts where a file does not say so.
 ADDS = {

@@ -279,7 +279,7 @@ def test_frames_that_break_the_protocol_are_dropped(
 def test_a_front_that_comes_late_learns_what_the_cache_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jengine.engine.process.outbox.MOST_CHANGES", 2)
+    monkeypatch.setattr("jengine.engine.process.message_outbox.MOST_CHANGES", 2)
     with thread_core(tmp_path) as (core, client):
         early = core.front(Mailbox())
         prompt = list(range(3, 3 + 5 * 16))

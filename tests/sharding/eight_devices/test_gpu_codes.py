@@ -21,7 +21,7 @@ from jengine.quantization.whole_experts import WholeExperts
 from jengine.weight_formats import WeightFormat
 from jengine.weights.dummy import dummy_model
 from jengine.weights.prepared import PreparedForm, weighted
-from jengine.weights.stages import StagePlaces
+from jengine.weights.stage_places import StagePlaces
 from sharding.mesh import engine_mesh, one_device_mesh
 from sharding.placement import Placement
 from tests.models.tiny_models import FAMILIES, tiny_settings

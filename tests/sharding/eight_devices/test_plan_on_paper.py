@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from jengine.capacity.device_layout import DeviceLayout
 from jengine.capacity.device_memory import Memory
-from jengine.capacity.layout import DeviceLayout
 from tests.api.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native
 
