@@ -116,7 +116,6 @@ def check_joint(asked: Groups, config: ModelConfig, placement: Placement) -> Non
             "strict",
             "deterministic",
             "enable_lora",
-            "enable_prompt_embeds",
             "enable_sleep_mode",
         ),
         "recurrent layers": config.has_recurrent,

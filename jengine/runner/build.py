@@ -133,7 +133,8 @@ def runners_of(
     """A runner per replica, with its encoder's programs. No state is needed yet."""
     if not whole.joint:
         return tuple(runner_for(loaded, config, model) for loaded in models)
-    group = JointGroup(models, JoinedReplicas(whole))
+    companions = [companions_of(loaded, config, model) for loaded in models]
+    group = JointGroup(models, JoinedReplicas(whole), companions)
     return tuple(JointRunner(group, i, loaded) for i, loaded in enumerate(models))
 
 

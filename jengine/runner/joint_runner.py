@@ -15,15 +15,13 @@ import jax
 from jengine.outputs import StepOutput
 from jengine.plan import NO_ENTRIES, Plan
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.plans.needed_features import needed
 from jengine.runner.plans.packing import PackedStep, bucket_for, no_prompts, pack, prompt_chunks
 from jengine.runner.plans.rows import Rows
 from jengine.runner.plans.step_results import PendingStep
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.block_tables import block_entries
 from jengine.runner.programs.programs import Found
-from jengine.runner.runner import PlanRunner
-from jengine.runner.step.beside import StepGiven
+from jengine.runner.runner import Companion, PlanRunner, given_with, needed_with
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.variants.buckets import Bucket
@@ -67,8 +65,14 @@ class JointStep:
 class JointGroup:
     """All replicas' models, and the round of plans being gathered."""
 
-    def __init__(self, models: Sequence[LoadedModel], joined: JoinedReplicas) -> None:
+    def __init__(
+        self,
+        models: Sequence[LoadedModel],
+        joined: JoinedReplicas,
+        companions: Sequence[Sequence[Companion]],
+    ) -> None:
         self._models = models
+        self._companions = companions  # of each replica
         self._joined = joined
         self._rows = [Rows(loaded.shapes) for loaded in models]
         self._round: dict[int, tuple[Plan, JointStep]] = {}
@@ -110,7 +114,7 @@ class JointGroup:
         if (score := chain.parts.get(Part.SCORE)) is not None:
             padding = no_prompts(models[0].shapes, score.entry.bucket.num_tokens)
             chunks = [(padding,) * len(models)]
-        self._queued(packed, chain.parts, chunks)
+        self._queued([nothing] * len(models), packed, chain.parts, chunks)
 
     def _run(self, plans: Sequence[Plan]) -> list[PendingStep]:
         """Queue one step with a plan of each replica."""
@@ -119,8 +123,8 @@ class JointGroup:
         for rows, plan in zip(self._rows, plans, strict=True):
             rows.apply(plan)
         features = together([
-            needed(plan, rows, first.vocab_size, first.taps, first.processors)
-            for plan, rows in zip(plans, self._rows, strict=True)
+            needed_with(own, plan, rows, first)
+            for own, plan, rows in zip(self._companions, plans, self._rows, strict=True)
         ])  # fmt: skip
         smallest = largest([
             bucket_for(plan, rows, first.ladders)
@@ -139,7 +143,8 @@ class JointGroup:
             loaded.admit(plan.new_rows)
             loaded.mask(plan.masks)
         with PROFILER.step(max(plan.step for plan in plans), bucket):
-            output = self._queued(packed, chain.parts, joint_chunks(packed, first, chain.parts))
+            chunks = joint_chunks(packed, first, chain.parts)
+            output = self._queued(plans, packed, chain.parts, chunks)
         for plan in plans:
             for found in chain.parts.values():
                 found.entry.count(plan.num_tokens, plan.repeats, plan.num_prompt_tokens)
@@ -147,7 +152,7 @@ class JointGroup:
         return [PendingStep(*one) for one in zip(plans, packed, outputs, strict=True)]
 
     def _queued(
-        self, packed: Sequence[PackedStep], parts: dict[Part, Found],
+        self, plans: Sequence[Plan], packed: Sequence[PackedStep], parts: dict[Part, Found],
         chunks: Iterable[tuple[PromptChunk, ...]],
     ) -> StepOutput:  # fmt: skip
         """Queue the programs for all replicas' packed plans and chunks of prompt tokens."""
@@ -161,9 +166,12 @@ class JointGroup:
                 jax.block_until_ready((results, state.last_token))
             return results
 
-        forwarded = run(
-            parts[Part.FORWARD], joined.given([StepGiven(one.buffer) for one in packed])
-        )
+        main = parts[Part.FORWARD]
+        given = [
+            given_with(own, plan, one, main)
+            for own, plan, one in zip(self._companions, plans, packed, strict=True)
+        ]
+        forwarded = run(main, joined.given(given))
         output = run(parts[Part.SAMPLE], forwarded.slots)
         scores = None
         if (score := parts.get(Part.SCORE)) is not None:
@@ -242,6 +250,7 @@ def together(each: Sequence[Features]) -> Features:
         ),
         prompt_logprobs=most([one.prompt_logprobs for one in each]),
         taps=by_number([one.taps for one in each]),
+        embeds=any(one.embeds for one in each),
     )
 
 

@@ -102,7 +102,8 @@ class Runner:
     def submit(self, plan: Plan) -> PendingStep:
         loaded, rows = self.loaded, self._rows
         rows.apply(plan)
-        chain = loaded.programs.chain(bucket_for(plan, rows, loaded.ladders), self._needed(plan))
+        features = needed_with(self._companions, plan, rows, loaded)
+        chain = loaded.programs.chain(bucket_for(plan, rows, loaded.ladders), features)
         bucket = chain.bucket
         new_blocks = block_entries(plan.new_blocks)
         with PROFILER.pack():
@@ -129,19 +130,10 @@ class Runner:
     def drain(self) -> None:
         """No-op: every plan was queued whole."""
 
-    def _needed(self, plan: Plan) -> Features:
-        """Features that the plan's rows need, once applied. Hands the plan to the companions."""
-        loaded = self.loaded
-        own = needed(plan, self._rows, loaded.vocab_size, loaded.taps, loaded.processors)
-        taken = [one.take(plan) for one in self._companions]
-        return replace(own, embeds=True) if any(taken) else own
-
     def _run(self, plan: Plan, packed: PackedStep, parts: dict[Part, Found]) -> StepOutput:
         """Queue the programs of a packed plan."""
         main = parts.get(Part.STEP) or parts[Part.FORWARD]
-        embeds, companions = main.entry.features.embeds, self._companions
-        beside = [one.beside(plan, packed) for one in companions if embeds or one.in_every_step]
-        ran = self.loaded.run(main, StepGiven(packed.buffer, tuple(beside)))
+        ran = self.loaded.run(main, given_with(self._companions, plan, packed, main))
         if Part.STEP in parts:
             forwarded, output = ran
         else:
@@ -165,6 +157,24 @@ class Runner:
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         self.loaded.update_parameters(values)
+
+
+def needed_with(
+    companions: Sequence[Companion], plan: Plan, rows: Rows, loaded: LoadedModel
+) -> Features:
+    """Features that the plan's rows need, once applied. Hands the plan to the companions."""
+    own = needed(plan, rows, loaded.vocab_size, loaded.taps, loaded.processors)
+    taken = [one.take(plan) for one in companions]
+    return replace(own, embeds=True) if any(taken) else own
+
+
+def given_with(
+    companions: Sequence[Companion], plan: Plan, packed: PackedStep, found: Found
+) -> StepGiven:
+    """A packed plan, with the companions' inputs that the program takes."""
+    embeds = found.entry.features.embeds
+    beside = [one.beside(plan, packed) for one in companions if embeds or one.in_every_step]
+    return StepGiven(packed.buffer, tuple(beside))
 
 
 def score_nothing(loaded: LoadedModel, parts: dict[Part, Found]) -> None:

@@ -26,7 +26,7 @@ def engine(folder: Path, devices: int, **settings: Any) -> jengine.LLM:
     return tiny_engine(folder, max_model_len=256, **{**usual, **settings})
 
 
-def run(llm: jengine.LLM, prompts: list[list[int]] = PROMPTS) -> list[Any]:
+def run(llm: jengine.LLM, prompts: list[Any] = PROMPTS) -> list[Any]:
     return answers(llm.generate(prompts, PARAMS))
 
 

@@ -95,6 +95,20 @@ def test_requests_of_every_kind_in_one_step(tmp_path: Path) -> None:
         assert told(llm) == expected
 
 
+@pytest.mark.slow
+def test_prompts_as_embeddings_beside_others(tmp_path: Path) -> None:
+    """Of one replica alone, and of all; the others step with the embeddings of no token."""
+    folder = write_tiny_native(tmp_path, "qwen3_moe")
+    together = {**JOINT, "data_parallel_size": 2, "enable_prompt_embeds": True}
+    with engine(folder, 1, **together) as llm:
+        expected = run(llm)
+        rows = np.asarray(llm.engine.loaded.parameters()["embed.weight"], np.float32)
+        given = [{"prompt_embeds": rows[prompt]} for prompt in PROMPTS]
+        for mixed in ([given[0]], [given[0], *PROMPTS[1:]], given):
+            llm.reset_prefix_cache()
+            assert run(llm, mixed) == expected[: len(mixed)]
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
