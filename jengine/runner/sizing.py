@@ -36,6 +36,7 @@ from jengine.runner.step.group_arrays import block_bytes_on_each
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder
 from jengine.runner.step.program import AdapterProgram, Stages
+from jengine.runner.step.shared import shared
 from jengine.runner.step.state import (
     Held,
     StepState,
@@ -209,14 +210,20 @@ class Sizing:
 
     def state_maker(self, cache: CacheConfig) -> Callable[[], StepState]:
         """A compiled program that allocates the empty state."""
-        shardings = jax.tree.map(lambda x: x.sharding, self.state(cache))
-        made = jax.jit(lambda: self.empty_state(cache), out_shardings=shardings)
-        return made.lower().compile()
+        given, state = self._state_arguments(cache), self.state(cache)
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        made = jax.jit(lambda: empty_state(*given), out_shardings=shardings)
+        key = (empty_state, given, state) if self.placement.is_cpu else None
+        return shared(key, lambda: made.lower().compile())
 
     def empty_state(self, cache: CacheConfig) -> StepState:
         """An empty state with a cache of this size."""
+        return empty_state(*self._state_arguments(cache))
+
+    def _state_arguments(self, cache: CacheConfig) -> tuple[Any, ...]:
+        """Those of `empty_state`."""
         shapes, pooling = self.config.shapes, self.model.pooling
-        return empty_state(
+        return (
             cache,
             jnp.dtype(self.config.cache_dtype),
             shapes.max_rows,

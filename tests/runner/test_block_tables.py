@@ -20,9 +20,8 @@ def writer() -> BlockWriter:
     """A writer of tables of this test's shape."""
     where = SingleDeviceSharding(jax.devices()[0])
     tables = jax.ShapeDtypeStruct((GROUPS, ROWS, PAGES), jnp.int32, sharding=where)
-    compiler = SimpleNamespace(
-        placement=SimpleNamespace(everywhere=where), state=SimpleNamespace(tables=tables)
-    )
+    placement = SimpleNamespace(everywhere=where, is_cpu=True)
+    compiler = SimpleNamespace(placement=placement, state=SimpleNamespace(tables=tables))
     return BlockWriter(cast(Any, compiler))
 
 

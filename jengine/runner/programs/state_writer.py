@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jengine.runner.programs.compiler import Compiled, StepCompiler
+from jengine.runner.step.shared import shared
 
 
 class StateWriter:
@@ -16,7 +17,7 @@ class StateWriter:
     given arrays in it. One program per shape of the first of these, compiled on first use."""
 
     def __init__(self, compiler: StepCompiler, write: Callable[..., Any], kept: Any) -> None:
-        self._everywhere = compiler.placement.everywhere
+        self._placement = compiler.placement
         self._write = write
         self._kept = kept  # abstract, with shardings
         self._programs: dict[tuple[int, ...], Compiled] = {}
@@ -30,9 +31,11 @@ class StateWriter:
     def _compiled(self, given: tuple[Any, ...]) -> Compiled:
         # Compiled ahead of time: jit would compile again for a step's output, whose shardings are
         # equivalent but not equal to those of the first state.
+        everywhere = self._placement.everywhere
         shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), given
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), given
         )
         shardings = jax.tree.map(lambda x: x.sharding, self._kept)
         jitted = jax.jit(self._write, donate_argnums=0, out_shardings=shardings)
-        return jitted.lower(self._kept, *shapes).compile()
+        key = (self._write, self._kept, shapes) if self._placement.is_cpu else None
+        return shared(key, lambda: jitted.lower(self._kept, *shapes).compile())
