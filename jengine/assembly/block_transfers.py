@@ -18,7 +18,8 @@ import jax
 
 import jengine
 from jengine.assembly.model_facts import ModelSource
-from jengine.assembly.settings.groups import CacheSettings, Groups
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.memory_args import CacheSettings
 from jengine.config import CacheConfig
 from jengine.connectors.choice import refuse_without_pieces, scheduler_half, worker_half
 from jengine.connectors.kv_events import EventPublisher

@@ -32,7 +32,8 @@ from jengine.assembly.processors import engine_processors
 from jengine.assembly.progress import explained_if_slow
 from jengine.assembly.prompt_kernels import with_prompt_kernels
 from jengine.assembly.recording import recorder_for
-from jengine.assembly.settings.groups import Groups, ModelSettings
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.model_args import ModelSettings
 from jengine.assembly.sizes.determinism import batch_dependence
 from jengine.assembly.sizes.device_defaults import OVERLAP_DEPTH, device_defaults
 from jengine.assembly.sizes.schedule_sizes import schedule_config

@@ -17,7 +17,7 @@ from flax import nnx
 
 from jengine.assembly.model_facts import ModelSource
 from jengine.assembly.mtp_layer import Stored, mtp_layer
-from jengine.assembly.settings.groups import ModelSettings
+from jengine.assembly.settings.model_args import ModelSettings
 from jengine.config import CacheSpec, ModelConfig, ScheduleConfig, SpeculativeConfig
 from jengine.errors import CheckpointError, ConfigError
 from jengine.models.draft_heads.eagle import read_eagle

@@ -17,7 +17,7 @@ from jengine.assembly.located import adapter_finder
 from jengine.assembly.model_facts import ModelSource, image_settings, video_settings
 from jengine.assembly.processors import RequestProcessors
 from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.groups import MediaSettings
+from jengine.assembly.settings.media_args import MediaSettings
 from jengine.assembly.settings.reasoning_settings import reasoning_marks
 from jengine.assembly.settings.structured_settings import structured_outputs_defaults
 from jengine.config import CacheConfig, ScheduleConfig, VisionConfig

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from flax import nnx
 
-from jengine.assembly.settings.groups import CacheSettings
+from jengine.assembly.settings.memory_args import CacheSettings
 from jengine.config import ModelConfig
 from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder

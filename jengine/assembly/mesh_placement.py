@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jengine.assembly.settings.combinations import refuse_together
-from jengine.assembly.settings.groups import Groups, ParallelSettings
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.parallel_args import ParallelSettings
 from jengine.config import ExpertsConfig, ModelConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from sharding.mesh import engine_mesh

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jengine.assembly.settings.groups import ModelSettings
+from jengine.assembly.settings.model_args import ModelSettings
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, nearest_name
 from jengine.grammar.shared_tokenizer import SharedTokenizer

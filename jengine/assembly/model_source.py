@@ -23,7 +23,7 @@ from jengine.assembly.model_facts import (
 )
 from jengine.assembly.peer_weights import peer_parameters, refuse_rounded
 from jengine.assembly.pooling_source import with_pooling
-from jengine.assembly.settings.groups import ModelSettings
+from jengine.assembly.settings.model_args import ModelSettings
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError
 from jengine.models import registry

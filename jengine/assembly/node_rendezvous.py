@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import jax
 
-from jengine.assembly.settings.groups import ParallelSettings
 from jengine.assembly.settings.nodes import Nodes
+from jengine.assembly.settings.parallel_args import ParallelSettings
 from jengine.errors import ConfigError
 from jengine.executor.multihost.directing import Direction
 from jengine.executor.multihost.ending import end_process

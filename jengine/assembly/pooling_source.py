@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from jengine.assembly.settings.groups import ModelSettings
+from jengine.assembly.settings.model_args import ModelSettings
 from jengine.config import HeadLayer, ModelConfig, PoolerConfig
 from jengine.errors import CheckpointError, ConfigError
 from jengine.models import registry

@@ -18,7 +18,8 @@ from flax import nnx
 from jengine.assembly.backend import start_backend
 from jengine.assembly.located import REFUSED
 from jengine.assembly.settings.args import EngineArgs
-from jengine.assembly.settings.groups import CacheSettings, Groups
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.memory_args import CacheSettings
 from jengine.config import ModelConfig
 from jengine.errors import CapacityError, JengineError
 from jengine.executor.choice import OWN_PROCESSES

@@ -5,7 +5,7 @@ In: settings, and the processes whose devices are used. Out: a ConfigError, or n
 
 from __future__ import annotations
 
-from jengine.assembly.settings.groups import ParallelSettings
+from jengine.assembly.settings.parallel_args import ParallelSettings
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.choice import OWN_PROCESSES
 from jengine.runner.runner_config import RunnerConfig

@@ -14,7 +14,7 @@ import msgspec
 
 import jengine
 from jengine.assembly.model_source import ModelSource
-from jengine.assembly.settings.groups import WatchSettings
+from jengine.assembly.settings.watch_args import WatchSettings
 from jengine.config import CacheConfig, ScheduleConfig
 from jengine.errors import ConfigError
 from jengine.executor.flight_recorder import FlightRecorder

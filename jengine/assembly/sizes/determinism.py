@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 
-from jengine.assembly.settings.groups import StepSettings
+from jengine.assembly.settings.step_args import StepSettings
 from jengine.config import ModelConfig
 from jengine.models.registry import has_own_body
 from jengine.quantization.cpu_codes import kernels_take

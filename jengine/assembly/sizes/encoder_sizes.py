@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jengine.assembly.settings.groups import Groups, MediaSettings, StepSettings
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.media_args import MediaSettings
+from jengine.assembly.settings.step_args import StepSettings
 from jengine.assembly.sizes.ladders import rungs
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import ConfigError, UnsupportedFeature

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from jengine.assembly.settings.groups import Groups, ScheduleSettings, StepSettings
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.schedule_args import ScheduleSettings
+from jengine.assembly.settings.step_args import StepSettings
 from jengine.assembly.sizes.determinism import needs_one_segment
 from jengine.assembly.sizes.device_defaults import (
     DETERMINISTIC_TOKENS,

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from jengine.assembly.processors import host_processors
 from jengine.assembly.settings.dict_settings import compiler_settings
-from jengine.assembly.settings.groups import CacheSettings, Groups, StepSettings
+from jengine.assembly.settings.groups import Groups
+from jengine.assembly.settings.memory_args import CacheSettings
+from jengine.assembly.settings.step_args import StepSettings
 from jengine.assembly.sizes.device_defaults import (
     OVERLAP_DEPTH,
     DeviceDefaults,
