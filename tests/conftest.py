@@ -68,7 +68,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Let a test that changes functions share no program with engines of other tests: they may have
     traced what it changes, or would run what it has changed."""
-    shared = sys.modules.get("jengine.runner.step.shared")
+    shared = sys.modules.get("sharding.shared")
     if shared is None or "monkeypatch" not in getattr(item, "fixturenames", ()):
         return (yield)
     kept, shared._KEPT = shared._KEPT, WeakValueDictionary()  # pyrefly: ignore[missing-attribute]
@@ -91,7 +91,7 @@ def pytest_collection_finish() -> None:
 def keep_programs(most: int = 100) -> None:
     """Keep the programs that were compiled last when their engine is closed: tests build equal
     engines one after the other."""
-    from jengine.runner.step import shared
+    from sharding import shared
 
     class Kept(WeakValueDictionary[Any, Any]):
         last = deque[Any](maxlen=most)

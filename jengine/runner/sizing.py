@@ -36,7 +36,6 @@ from jengine.runner.step.group_arrays import block_bytes_on_each
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder
 from jengine.runner.step.program import AdapterProgram, Stages
-from jengine.runner.step.shared import shared
 from jengine.runner.step.state import (
     Held,
     StepState,
@@ -46,6 +45,7 @@ from jengine.runner.step.state import (
 )
 from jengine.runner.variants.buckets import Ladders, whole_chunks
 from sharding.placement import Placement
+from sharding.shared import shared
 
 
 @dataclass(frozen=True)

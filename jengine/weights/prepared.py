@@ -21,6 +21,7 @@ from jengine.quantization.scheme import Specs, Tensors, WeightScheme, WeightShap
 from jengine.weights.abstract import NamedArray
 from jengine.weights.stage_places import StagePlaces
 from sharding.placement import HOST
+from sharding.shared import shared
 
 Arrays = Mapping[str, jax.Array]  # by dotted path
 Convert = Callable[[WeightShape, Tensors], Tensors]
@@ -44,7 +45,8 @@ class PreparedForm:
             for path, module in weighted(declared).items()
             if not prepared[path].scheme.takes_declared
         }
-        # By what each depends on: layers with weights of one shape share a program.
+        # By what each depends on: layers with weights of one shape, of this engine and of others
+        # like it, share a program.
         self._conversions: dict[Any, Callable[..., Tensors]] = {}
 
     @property
@@ -124,7 +126,10 @@ class PreparedForm:
         key = how, scheme, prepared.shape, tuple(where.items()), bool(old)
         if key not in self._conversions:
             convert = converter(scheme, declared.scheme, how)
-            self._conversions[key] = conversion(convert, prepared.shape, where)
+            self._conversions[key] = shared(
+                (conversion, declared.scheme, *key),
+                lambda: conversion(convert, prepared.shape, where),
+            )
         made = self._conversions[key](tensors, old)
         return {f"{path}.{name}": array for name, array in made.items()}
 

@@ -13,7 +13,7 @@ import pytest
 
 from jengine import SamplingParams
 from jengine.runner.programs.compiler import StepCompiler
-from jengine.runner.step import shared
+from sharding import shared
 from tests.api.engines import tiny_engine
 from tests.models.tiny_models import write_tiny_native
 

@@ -38,7 +38,6 @@ from jengine.runner.step.parts import (
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.step.program import AdapterProgram, DrafterProgram, Program, Stages
 from jengine.runner.step.prompt_chunk import PromptChunk
-from jengine.runner.step.shared import shared
 from jengine.runner.step.state import StepState
 from jengine.runner.step.step_input import packed_size, section_size
 from jengine.runner.variants.buckets import (
@@ -53,6 +52,7 @@ from jengine.runner.variants.parts import RUNS_TOKENS, Part
 from jengine.sampling.acceptance import Drafted
 from sharding.jax_settings import engine_context
 from sharding.placement import Placement
+from sharding.shared import shared
 
 Compiled = Any  # jax.stages.Compiled
 Size = Bucket | Slots

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jengine.runner.programs.compiler import Compiled, StepCompiler
-from jengine.runner.step.shared import shared
+from sharding.shared import shared
 
 
 class StateWriter:

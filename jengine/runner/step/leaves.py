@@ -23,12 +23,12 @@ from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
 from jengine.models.parameter import named_variables
 from jengine.models.stages import LAYER_PATH
-from jengine.runner.step.shared import shared
 from jengine.runner.step.weight_offload import OffloadedLayers
 from jengine.weights.abstract import NamedArray, declaration
 from jengine.weights.prepared import PreparedForm
 from jengine.weights.stage_places import StagePlaces, layer_of
 from sharding.axes import STAGES
+from sharding.shared import shared
 
 Leaves = tuple[jax.Array, ...]
 
