@@ -103,7 +103,7 @@ def ptx_version(capability: int) -> int:
 
 @cache
 def compile_problem(capability: int) -> str | None:
-    """Why a small kernel cannot be compiled for a device, tried in a process of its own, since
+    """Why a small kernel cannot be compiled for a device, tried in a separate process, since
     LLVM ends the process at some errors; None if it can. Takes seconds."""
     if problem := device_problem(capability):
         return problem
@@ -120,7 +120,7 @@ def compile_problem(capability: int) -> str | None:
 def run_probe(
     words: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run `launch/probe.py` in a process of its own. One that takes too long is killed, and its
+    """Run `launch/probe.py` in a separate process. One that takes too long is killed, and its
     error says so."""
     command = [sys.executable, "-m", PROBE, *words]
     process = subprocess.Popen(  # noqa: S603

@@ -56,7 +56,7 @@ def has_scales(dtype: DTypeLike) -> bool:
 
 
 def head_width(head_dim: int, dtype: DTypeLike) -> int:
-    """Array elements per head of a token, its scale included. No head lies in so many in a row."""
+    """Array elements per head of a token, its scale included. No head is contiguous in so many."""
     return head_dim + (SCALE_BYTES if has_scales(dtype) else 0)
 
 

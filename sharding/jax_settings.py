@@ -16,7 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 # Setting -> the engine's value and, where it means the same, JAX's default. Not here, and so those
-# of whoever traces: numpy_rank_promotion, as nothing of ours promotes ranks, and what JAX logs.
+# of the caller who traces: numpy_rank_promotion, as nothing of ours promotes ranks, and what JAX
+# logs.
 OWN: dict[str, tuple[Any, ...]] = {
     "jax_enable_x64": (False,),
     "jax_disable_jit": (False,),

@@ -161,7 +161,7 @@ class RequestBatches:
         """Run a step, unless another thread does; then wait for its end."""
         self._check_outside_step()
         if self._paused_by == threading.get_ident():
-            self.check_running()  # this thread can wake nobody while it waits
+            self.check_running()  # a waiting thread wakes no other
         with held_back_interrupts():  # inside, Ctrl-C could leave the lock behind
             stepped = self._try_step(done)
         if not stepped:

@@ -151,7 +151,7 @@ class OfflineEngine(BaseLLM):
         `params` maps names to arrays, as one dict or nested, by PEFT's names
         (`model.layers.0.self_attn.q_proj.lora_A.weight`) or those of our own weights
         (`layers.0.attention.qkv.a` [inputs, rank] and `.b` [rank, outputs]). With `alpha` their
-        product is scaled as PEFT does. Running requests keep the adapter that they began with.
+        result is scaled as PEFT does. Running requests keep the adapter that they began with.
         """
         add = self._front.session.adapters.add
         return add(lora_request, params, alpha, use_rslora=use_rslora)

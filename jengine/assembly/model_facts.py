@@ -35,7 +35,7 @@ class ModelSource:
     folder: Path | None  # None: the model is live
     tokenizer: Tokenizer | None
     generation: Mapping[str, Any]
-    told_tokenizer: SharedTokenizer | None = None  # of a core in a process of its own
+    told_tokenizer: SharedTokenizer | None = None  # of a core in a separate process
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

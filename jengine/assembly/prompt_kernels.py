@@ -44,7 +44,8 @@ def named(asked: Groups) -> Groups:
 
 
 def served_heads(asked: Groups, config: ModelConfig) -> set[int]:
-    """Head sizes of the layers that no rule sends elsewhere; none if `auto` was not asked for."""
+    """Head sizes of the layers that no rule gives another kernel; none if `auto` was not asked
+    for."""
     # A deterministic GPU computes prompts in the shape of decodes.
     if asked.steps.attention_backend != "auto" or asked.steps.deterministic:
         return set()

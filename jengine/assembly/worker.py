@@ -49,7 +49,7 @@ def run(data: bytes) -> bytes:
 
 def work(job: Job) -> None:
     """Build this worker's part of the engine, then run the plans that arrive."""
-    # What came from Ray, and from nobody else.
+    # The secret came with the job, from Ray alone.
     secret = {"data_parallel_secret": (job.driver.secret or b"").decode()}
     args = EngineArgs.checked("worker", multihost=job.multihost, **{**job.settings, **secret})
     # A driver asks its workers nothing about programs that are still to come.

@@ -128,7 +128,7 @@ class PeerConversations:
 
 
 class PeerEngine(PeerProcess):
-    """vLLM in its own process, with as many tokens of cache as ours."""
+    """vLLM in a separate process, with as many tokens of cache as ours."""
 
     def __init__(
         self, python: str, model: str, trace: ConversationTrace, tier: dict[str, Any]

@@ -4,7 +4,7 @@
 texts that come with Python (`pydoc_data.topics`), in pieces of 512 tokens that run in chunks of 128
 and so read the cache. MODEL is a text model with a tokenizer. Hidden states are captured after the
 last norm, and the model's own head makes logits of them here: whole vocabularies of all tokens
-would take an engine's answers hours. A model whose published weights are rounded already may lie on
+would take an engine's answers hours. A model whose published weights are rounded already may be on
 the grid of a scheme; `--noise 0.08` first moves its matrices by so much of their size, all schemes'
 alike, which is about what four bits change.
 """

@@ -60,7 +60,7 @@ class NeverMade:
     """A scheduler gate: requests wait for a program that is never compiled."""
 
     def __init__(self, wake: Callable[[Hashable], None]) -> None:
-        pass  # the program never comes, so nobody is to be woken
+        pass  # the program never comes, so no request is woken
 
     def awaited(self, request: Request) -> str | None:
         """The name of the program that a request waits for; None: the measured streams run."""

@@ -39,7 +39,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
-        if self._receiver is None:  # bytes that nobody asked for
+        if self._receiver is None:  # unsolicited bytes
             self.close()
             return
         try:

@@ -72,7 +72,7 @@ class AlibiConfig:
     """ALiBi: per-head slopes 2 ** (-largest * k / heads) for head k of 2 ** n heads."""
 
     largest: float = 8.0
-    # Whether what slopes add is scaled as the products of queries and keys are.
+    # Whether what slopes add is scaled as attention scores are.
     is_scaled: bool = False
 
 

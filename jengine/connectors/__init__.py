@@ -1,7 +1,7 @@
 """Places for blocks of the KV cache outside of the devices: what is there, and how it is read.
 
-In: content keys and bytes. Out: the same, later or elsewhere. Must not know requests' texts, plans
-or arrays on devices.
+In: content keys and bytes. Out: the same, later or in another engine. Must not know requests'
+texts, plans or arrays on devices.
 
 Blocks that leave the device are found by content, wherever they are. With `kv_offloading_size`
 every published block is saved to a slot of the host's memory; with a connector its bytes go on from

@@ -140,7 +140,7 @@ def with_rank(endpoint: str, rank: int) -> str:
 
 
 class EventPublisher:
-    """Publishes batches in order, from a thread of its own."""
+    """Publishes batches in order, from a separate thread."""
 
     def __init__(self, settings: EventSettings, replica: int = 0) -> None:
         """`replica`: index of the replica in this process."""

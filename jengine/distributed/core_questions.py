@@ -110,7 +110,7 @@ class RepeatedCalls:
             return
         method, arguments = question.method, question.arguments
         if method == "add_adapter" and answers:
-            with suppress(RequestError), self._lock:  # whoever made the call is told
+            with suppress(RequestError), self._lock:  # the caller gets the error
                 (report, *_) = decoded_answers(method, answers)
                 self._added.append((report.digest, arguments))
         elif method == "drop_adapter":

@@ -24,7 +24,7 @@ class CoreReport(NamedTuple):
     state: CoreState  # as it said last
     open_requests: int  # of this front
     death: EngineDead | None
-    retired: bool = False  # taken out of service, by somebody's wish
+    retired: bool = False  # taken out of service on request
 
     @property
     def counts(self) -> Counts:

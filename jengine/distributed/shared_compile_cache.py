@@ -45,7 +45,7 @@ def is_shared(folder: Path | None, least: Callable[[int], int], process: int) ->
     is_first = least(process) == process
     file = None if folder is None else folder / f".shared-{nonce}"
     if file is not None and is_first:
-        with suppress(OSError):  # then nobody sees it
+        with suppress(OSError):  # then no process sees it
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.touch()
     least(0)  # it is there, if it will be

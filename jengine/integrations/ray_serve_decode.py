@@ -25,7 +25,7 @@ from jengine.integrations.ray_serve_requests import ForwardedRequest
 from jengine.routing.prefill import GENERATE, fields_of, gone_on, prompt_only, told_in
 
 logger = logging.getLogger(__name__)
-# Seconds in which a prompt is computed elsewhere, before it is computed here.
+# Seconds to wait for a prefill replica before the prompt is computed here.
 PREFILL_SECONDS = 600.0
 
 

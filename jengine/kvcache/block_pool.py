@@ -48,7 +48,7 @@ class BlockPool:
         self.residency: BlockResidency | None = None  # watches some of the blocks
         self.events: EventLog | None = None  # tells others of the same
         self.outbox: BlockOutbox | None = None  # of blocks to be copied away
-        self._untold: set[bytes] = set()  # contents of which nobody outside is told
+        self._untold: set[bytes] = set()  # contents that cause no KV events
         self._pins: dict[int, int] = {}
         # Unowned blocks form a ring through these two lists, past two marks: where free ones end
         # and cached ones begin, and where all end.

@@ -12,7 +12,8 @@ from itertools import islice
 
 STORED, REMOVED = b"+", b"-"
 HASH_BYTES = 32
-# Changes that nobody took; older ones are dropped, which makes routing worse and breaks nothing.
+# Most changes kept until a router reads them; older ones are dropped, which makes routing worse and
+# breaks nothing.
 MOST = 1_000_000
 
 

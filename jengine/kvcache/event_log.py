@@ -38,7 +38,7 @@ class EventLog:
         self._block_size = block_size
         self._publish = publish
         self._groups = [(KINDS.get(one.spec.kind), one.spec.window) for one in groups]
-        self._stored: list[bytes] = []  # keys that nobody has explained yet
+        self._stored: list[bytes] = []  # keys without an event's details so far
         self._events: list[Event] = []
 
     def stored(self, key: bytes) -> None:

@@ -91,7 +91,7 @@ class LowRankWeight:
         return replace(self, slots=1)
 
     def filled(self, parts: Mapping[str, LowRank], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Lay an adapter out for one slot, [stages, ...]; zeros where it changes nothing."""
+        """Arrange an adapter for one slot, [stages, ...]; zeros where it changes nothing."""
         lead = (len(self.paths),)
         down, up = (np.zeros((*lead, *stack.shape[1:]), dtype) for stack in self.stacks)
         for stage, path in enumerate(self.paths):

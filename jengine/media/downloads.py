@@ -19,7 +19,7 @@ from jengine.confined import errand as errands
 from jengine.errors import CapacityError
 
 SECONDS = 10.0
-MOST_LOOKUPS = 16  # at once; nobody can end one
+MOST_LOOKUPS = 16  # at once; a lookup cannot be cancelled
 T = TypeVar("T")
 Resolve = Callable[[str, int], Sequence[str]]
 Connect = Callable[[str, int, float], socket.socket]

@@ -92,7 +92,7 @@ def _wav(content: bytes, what: str) -> tuple[np.ndarray, int]:
         rate, size = checked_rate(file.getframerate(), what), file.getsampwidth()
         if size not in TYPES:
             raise wave.Error(f"its samples have {8 * size} bits")
-        # Whoever writes as it records does not know the length, and says a large one.
+        # Live recorders do not know the length and write a large one.
         frames = min(file.getnframes(), len(content) // (size * file.getnchannels()))
         head = Head(frames, rate, file.getnchannels())
         return one_channel(_wav_blocks(file, head.channels), head, what)

@@ -170,7 +170,7 @@ def held(one: IPv6Address) -> tuple[IPv4Address, ...]:
     return tuple(each for each in found if each is not None)
 
 
-# Whoever opens a FIFO for reading would wait for its writer.
+# Opening a FIFO for reading blocks until it has a writer.
 HOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -156,7 +156,7 @@ class Attention(nnx.Module):
         return jnp.concatenate([q, k[..., None, :], parts[2].astype(q.dtype)], axis=-2)
 
     def _query_scale(self) -> Float32[Array, " dim"] | None:
-        """Product of the q and k norm weights when the norm follows rotation.
+        """Elementwise product of the q and k norm weights when the norm follows rotation.
 
         A rotation keeps a head's length, so the norm can come first; the weights, elementwise after
         rotation, are folded into the queries since scores are dot products.

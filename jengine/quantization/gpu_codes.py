@@ -104,7 +104,7 @@ class GpuCodes(Repacked):
         return {**specs, **self._kept(self.quantized.prepared(weight, dtype))}
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Quantize if needed, and lay out for the kernels."""
+        """Quantize if needed, and convert to the kernels' layout."""
         given, lead = self.rounded(weight, tensors), leading(weight)
         found = self.quantized.flat(weight, given)
         flat = found["weight"].reshape(*lead, -1, weight.matrix[1])

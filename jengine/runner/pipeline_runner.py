@@ -34,7 +34,7 @@ NOTHING = Features()
 
 @dataclass
 class PipelinedStep:
-    """Future of a plan on its way through the stages."""
+    """Future of a plan in the pipeline."""
 
     plan: Plan
     packed: PackedStep

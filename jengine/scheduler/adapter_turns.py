@@ -38,7 +38,7 @@ class AdapterTurns:
         self._most = MOST_OVERTAKING * rows
         self._first = ""  # the adapter that has been the first to wait since `_since` starts
         self._since = 0
-        self._opened: list[SlotOf] = []  # for slots that nobody has taken yet
+        self._opened: list[SlotOf] = []  # for which a slot is free and not taken yet
         self._leaving = ""  # the adapter that must leave for it; "": none yet
 
     def awaited(self, request: Request) -> Hashable | None:

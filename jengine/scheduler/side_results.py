@@ -2,7 +2,8 @@
 pooling models make of them.
 
 In: each step's output, entry by entry. Out: complete prompt scores, new captured values and the
-experts of new tokens, added to the deltas of the requests' tokens. What nobody wants costs nothing.
+experts of new tokens, added to the deltas of the requests' tokens. Values that no request wants
+cost nothing.
 """
 
 from __future__ import annotations

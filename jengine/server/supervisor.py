@@ -5,7 +5,7 @@ signal, 1 if a process or the last core has died. Serves nothing itself, so that
 
 The API processes inherit one listening socket. With a socket for each (SO_REUSEPORT) the system
 would divide connections without asking who is free, and those queued at a process that dies would
-be lost; here whoever is free takes the next one. One API process that dies ends the server, as its
+be lost; here a free process takes the next one. One API process that dies ends the server, as its
 requests are lost and its share of counters with them: the others drain first.
 
 What must be added up at once (places in the queue, phases) is on a board in shared memory, where

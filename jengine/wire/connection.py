@@ -63,7 +63,7 @@ class Connection:
 
 
 class Listener:
-    """Accepts processes that know the secret. Each caller proves it in a thread of its own, so that
+    """Accepts processes that know the secret. Each caller proves it in a separate thread, so that
     one who says nothing holds up nobody."""
 
     def __init__(self, door: Door, silence: float) -> None:

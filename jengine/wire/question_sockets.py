@@ -27,7 +27,7 @@ MOST_QUESTION = 64 * 2**10  # bytes
 # Of questions: how many wait for an answer at a time, and how long one may.
 MOST_WAITING, MOST_SECONDS = 4096, 600.0
 MOST_AT_ONCE = 256  # questions taken before those that wait are looked at
-# Answers that wait for somebody who does not read them; later ones are dropped.
+# Most answers queued for a peer that does not read; later ones are dropped.
 MOST_UNREAD = 64
 ABSENT = "there is no such content"
 

@@ -88,7 +88,7 @@ def rotate_and_write(
 
     `finite`: no value in the cache is NaN or infinite, for kernels that multiply whole blocks by
     probabilities of 0, also what a block's last request has left in it. Such values become zeros,
-    and NaN the keys beside them: whoever attends to that token has NaN, as without `finite`.
+    and NaN the keys beside them: queries that attend to that token get NaN, as without `finite`.
     """
     run = choose("rotate_and_write", implementation, ROTATE_AND_WRITE)
     options = {}

@@ -43,7 +43,7 @@ def compiled_library() -> Path:
     """Return the library for this machine, compiling it if needed.
 
     $CXX asks for one that is compiled here; else the wheel's comes first. Without a compiler, a
-    library built elsewhere with the same key is used if it is in the folder.
+    library built on another machine with the same key is used if it is in the folder.
     """
     if not os.environ.get("CXX", "").strip() and (ready := prebuilt_library()):
         return ready

@@ -1,7 +1,7 @@
 """Single-token steps of recurrent layers, updating states in place.
 
 In: state arrays, the unit that each row reads and writes, and the row's token. Out: outputs and
-states. Kernels only: elsewhere recurrences run in XLA. Must not know how units are assigned.
+states. Kernels only: without them recurrences run in XLA. Must not know how units are assigned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cores of other hosts that come back after a restart: they take the places of those that died.
 
 In: a rank and where its core is now. Out: a core that gets requests again, or a line in the log
-that says why not. Waiting for a core is done in a thread of its own. No jax.
+that says why not. Waiting for a core is done in a separate thread. No jax.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An engine whose core runs in a process of its own, as the process of the requests has it. No jax.
+"""An engine whose core runs in a separate process, as the process of the requests has it. No jax.
 
 In: EngineArgs. Out: an Engine, once its core is ready. This process reads the tokenizer, the core
 everything else. `core_process` is the core's program.

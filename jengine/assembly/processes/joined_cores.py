@@ -20,7 +20,7 @@ from jengine.errors import EngineDead, JengineError
 from jengine.wire.doors import Door, checked_host, own_address, tcp
 
 logger = logging.getLogger(__name__)
-# Why the cores end; None: somebody wants it.
+# Why the cores end; None: they are still wanted.
 Ends = queue.SimpleQueue[str | None]
 
 

@@ -31,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = flags.parse_args(words)
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         flags.error(f"{', '.join(missing)} cannot be imported: pip install 'jengine[test]'")
-    # Whoever ends this process ends the worker, too.
+    # The worker ends with this process.
     signal.signal(signal.SIGTERM, lambda *given: sys.exit(128 + signal.SIGTERM))
     try:
         return search(args, words)

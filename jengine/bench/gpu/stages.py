@@ -36,7 +36,7 @@ DUMPS = (
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, run in its own process."""
+    """One stage, run in a separate process."""
 
     name: str
     module: str

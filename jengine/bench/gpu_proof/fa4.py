@@ -131,7 +131,7 @@ def work(dump: Path, kept: Collection[str]) -> None:
 
 
 def main() -> None:
-    """Run the work in a process of its own, and write what it finds, row by row."""
+    """Run the work in a separate process, and write what it finds, row by row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dump", type=Path, help=argparse.SUPPRESS)

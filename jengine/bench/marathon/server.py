@@ -1,4 +1,4 @@
-"""A server in its own process, started by its public command line.
+"""A server in a separate process, started by its public command line.
 
 In: a model and flags. Out: a port, its processes, its log. Must not know load or faults.
 """

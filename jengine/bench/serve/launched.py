@@ -1,4 +1,4 @@
-"""Starts servers for a benchmark, jengine's or vLLM's, each in its own process.
+"""Starts servers for a benchmark, jengine's or vLLM's, each in a separate process.
 
 In: a model and settings. Out: the URL of a server that answers. What it says goes to a file, whose
 end is shown if it fails and, now and then, while it starts.

@@ -1,4 +1,4 @@
-"""A request on its way: what it has of its answer, where it is, and when it got its tokens.
+"""A request in progress: what it has of its answer, where it is, and when it got its tokens.
 
 In: deltas of a step, and when its runs ended. Out: the requests that have all that they wanted of
 this replica. Must not know where they go next.
@@ -21,7 +21,7 @@ GREEDY = RowSampling()
 
 @dataclass(slots=True)
 class Journey:
-    """An unfinished request on its way through the pools."""
+    """An unfinished request and its position in the pools."""
 
     name: str
     ask: SimulatedRequest

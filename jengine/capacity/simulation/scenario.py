@@ -76,7 +76,7 @@ class Scenario(msgspec.Struct, frozen=True):
     mtbf: float = 0.0
     repair: float = 300.0
     autoscaling: Autoscaling | None = None  # of the only pool
-    # Routers: each has its share of requests and replicas, and is simulated in its own process.
+    # Routers: each has its share of requests and replicas, and is simulated in a separate process.
     groups: int = 1
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """NVIDIA's driver, whether kernels compile for each GPU and run there, and links between GPUs.
 
-A compiler or a driver may end its process, so each is tried in a process of its own: what ends is a
+A compiler or a driver may end its process, so each is tried in a separate process: what ends is a
 line here. Must come before JAX has taken the GPUs' memory in this process.
 """
 

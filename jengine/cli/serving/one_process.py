@@ -1,4 +1,4 @@
-"""`jengine serve` with one API process, and the engine core in its own process.
+"""`jengine serve` with one API process, and the engine core in a separate process.
 
 In: settings of server and engine. Out: the server's exit status.
 """

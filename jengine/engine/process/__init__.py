@@ -1,4 +1,4 @@
-"""An engine core in its own process, and the clients that reach it over a local socket.
+"""An engine core in a separate process, and the clients that reach it over a local socket.
 
 Nothing here imports jax or knows how an engine is built. Used by `AsyncLLM(multiprocess=True)` and
 `jengine serve`: the front imports no jax, detokenizes, and exchanges typed msgpack messages over a

@@ -1,4 +1,4 @@
-"""Encodes and sends a core's messages to fronts on its own thread, so that no step waits.
+"""Encodes and sends a core's messages to fronts on a separate thread, so that no step waits.
 
 In: news, deltas and answers, from any thread. Out: messages to their fronts. Must not know sockets.
 """

@@ -22,7 +22,7 @@ class Startup:
     """Startup messages received from a core."""
 
     def __init__(self, life: Liveness) -> None:
-        self.ready: Ready | None = None  # once somebody has waited for it
+        self.ready: Ready | None = None  # set by the first wait
         self._life = life
         self._news: deque[Progress | Ready | NotReady] = deque()
 

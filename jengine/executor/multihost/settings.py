@@ -28,8 +28,8 @@ class MultihostSettings:
     stuck: float = 600.0
     # Every so many steps the sampled tokens of all processes are compared.
     compare_every: int = 16
-    # What all processes were given to know each other by, and is told to nobody. None: the leader
-    # makes one and tells it through JAX's coordination service, which answers whoever asks.
+    # Secret shared by all processes in advance and never sent. None: the leader
+    # makes one and tells it through JAX's coordination service, which answers any client.
     secret: str | None = field(default=None, repr=False)
 
     @property

@@ -15,7 +15,7 @@ from jengine.errors import CheckpointError
 from jengine.models.importing.keys import ALIASES
 
 FILE = Path(__file__).with_name("proven.json")
-# Without these, a model is read with the base that they would say, or is read elsewhere.
+# Without these, a model is read with the base that they would say, or by another reader.
 ROPE = ("rope_parameters", "rope_theta", "rope_scaling")
 ELSEWHERE = {"architectures", "bos_token_id", "eos_token_id", "dtype", "initializer_range"}
 

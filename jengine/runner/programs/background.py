@@ -144,7 +144,7 @@ class BackgroundWarmUp:
 
 
 def lower_priority() -> None:
-    """Lower this thread's priority below the step thread's. Linux only: elsewhere it is per
+    """Lower this thread's priority below the step thread's. Linux only: on other systems it is per
     process."""
     if sys.platform == "linux":
         thread = threading.get_native_id()

@@ -167,7 +167,7 @@ class Program:
 
 
 def with_gaps(leaves: Leaves, places: tuple[int, ...], count: int) -> tuple[Any, ...]:
-    """Scatter leaves to their places among `count`, None elsewhere."""
+    """Scatter leaves to their places among `count`, None at the others."""
     found: list[Any] = [None] * count
     for place, leaf in zip(places, leaves, strict=True):
         found[place] = leaf

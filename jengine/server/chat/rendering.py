@@ -47,7 +47,7 @@ def rendered_chat(live: Live, settings: ServerSettings, request: ChatRequest) ->
     template = request.chat_template or (None if usual is None else str(usual))
     reads = template_reads(tokenizer, template, tools)
     if not reads.tools and not request.offers_tools:
-        tools = None  # the model may not call them anyway, so nobody need be told
+        tools = None  # the template ignores them, and no call is allowed
     variables = template_variables(request, settings.default_chat_template_kwargs, reads.variables)
     options: dict[str, Any] = {
         "chat_template": template,

@@ -35,7 +35,7 @@ class Peers:
         """`folder` holds the processes' Unix sockets."""
         self.board = board
         self._folder = folder
-        self._server: asyncio.Server | None = None  # which uvloop closes when nobody holds it
+        self._server: asyncio.Server | None = None  # uvloop closes an unreferenced server
 
     @property
     def count(self) -> int:

@@ -1,7 +1,7 @@
 """The end of a server: open requests finish, what is left is aborted, then the process may go.
 
 In: a service. Out: nothing runs any more. New requests get 503 meanwhile and the ready probe fails,
-so that a load balancer sends them elsewhere.
+so that a load balancer picks another server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What concerns every API process of a server, whichever of them a request has reached.
 
-In: a service. Out: the same for this process and all others. A server of one process asks nobody.
+In: a service. Out: the same for this process and all others. A server of one process sends no
+questions.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class ThreadLane:
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a call in the pool and return its result."""
-        if self.busy >= self.threads:  # nobody waits for what this request waits for
+        if self.busy >= self.threads:  # none is free
             end_turn.get()()
         begun: list[Errand] = []
         job = self._pool.submit(self._work, begun, work, *arguments)
@@ -65,7 +65,7 @@ class ThreadLane:
             self.given_up += job.done()
             raise
         finally:
-            if not job.done() and begun:  # nobody waits for it
+            if not job.done() and begun:  # its request has been cancelled
                 begun[0].cancel()
                 self.given_up += 1
 
@@ -105,4 +105,4 @@ class ThreadLane:
                 await asyncio.wait((result,), timeout=left)
             return result.result()
         finally:
-            result.cancel()  # else asyncio logs an error that nobody waits for
+            result.cancel()  # else asyncio logs an error that is never retrieved
