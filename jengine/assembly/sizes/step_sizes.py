@@ -12,7 +12,6 @@ from jengine.assembly.processors import host_processors
 from jengine.assembly.settings.dict_settings import compiler_settings
 from jengine.assembly.settings.groups import Groups
 from jengine.assembly.settings.memory_args import CacheSettings
-from jengine.assembly.settings.step_args import StepSettings
 from jengine.assembly.sizes.device_defaults import (
     OVERLAP_DEPTH,
     DeviceDefaults,
@@ -58,7 +57,7 @@ def runner_config(
     refuse_several_steps(schedule, stages)
     refuse_beside_images(asked, config, schedule, stages)
     refuse_drafts(schedule, stages, drafter_specs)
-    splitting = splitting_processors(asked.steps, schedule, stages)
+    splitting = splitting_processors(asked, schedule, stages)
     shapes = step_shapes(asked, config, schedule, stages, drafter_specs)
     adapters = adapter_config(asked, config)
     programs = step_programs(
@@ -148,11 +147,12 @@ def embeds_width(asked: Groups, config: ModelConfig, stages: int) -> int:
 
 
 def splitting_processors(
-    asked: StepSettings, schedule: ScheduleConfig, stages: int
+    asked: Groups, schedule: ScheduleConfig, stages: int
 ) -> tuple[type[LogitsProcessor], ...]:
     """The processors that run on the host, between two halves of each step."""
-    found = host_processors(asked.logits_processors)
+    found = host_processors(asked.steps.logits_processors)
     others = {
+        "joint_replicas": asked.parallel.joint_replicas,
         f"pipeline_parallel_size={stages}": stages > 1,
         "speculative_config": schedule.speculative is not None,
         f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,

@@ -115,6 +115,11 @@ def test_prompts_as_embeddings_beside_others(tmp_path: Path) -> None:
         ({"data_parallel_size": 1}, ConfigError, "data_parallel_size of at least 2"),
         ({"enable_expert_parallel": False}, ConfigError, "enable_expert_parallel=True"),
         ({"num_scheduler_steps": 2}, UnsupportedFeature, "num_scheduler_steps=2"),
+        (
+            {"logits_processors": ["tests.api.processor_functions:NoTransformers"]},
+            UnsupportedFeature,
+            "with joint_replicas there is no such place",
+        ),
         ({"data_parallel_size": 8}, ConfigError, "4 experts cannot be spread evenly over 8"),
     ],
 )
