@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Literal
 
 from jengine.api.answer_stream import AnswerStream, Prepare, StreamReader, Submit, wake
@@ -25,7 +24,6 @@ from jengine.errors import EngineDead
 
 # What a pause does with the requests that are open: end them, finish them, or stop where they are.
 PauseMode = Literal["abort", "wait", "keep"]
-Call = Callable[[], object]
 
 
 class AsyncRequests:
@@ -42,8 +40,6 @@ class AsyncRequests:
         self._paused = False
         self._ending = False  # a shutdown waits for nothing
         self._progress = threading.Condition()  # notified when outputs were made
-        self._under_way = 0  # times that tokens came whose readers have not been woken
-        self._after: list[tuple[asyncio.AbstractEventLoop, Call]] = []  # due when some have been
         session.client.when_dead(self._died)
 
     def stream(self, submit: Submit, prepare: Prepare | None = None) -> AnswerStream:
@@ -69,21 +65,6 @@ class AsyncRequests:
             if not self._stepping and not self._paused and self._session.has_work:
                 self._stepping = True
                 self._steps.submit(self._run_steps)
-
-    @property
-    def outputs_under_way(self) -> bool:
-        """Whether tokens have come whose readers have not been woken."""
-        return self._under_way > 0
-
-    def after_outputs(self, call: Call) -> None:
-        """Call this on the running event loop one pass after the next readers of tokens under way
-        have run: uvloop sends at the end of a pass what was written in it."""
-        loop = asyncio.get_running_loop()
-        with self._progress:
-            if self._under_way:
-                self._after.append((loop, call))
-                return
-        loop.call_soon(call)
 
     def discard(self, answer: Answer) -> None:
         """End a request without a reader."""
@@ -141,7 +122,6 @@ class AsyncRequests:
             self._paused = True
             self._guard.wait_for(lambda: not self._stepping)
         self._session.receive_rest()
-        self._note_received()
         self._output.submit(self._make_outputs)
         with self._progress:
             self._progress.notify_all()
@@ -167,7 +147,6 @@ class AsyncRequests:
                 self._tell(self._session.fail_all(error))
                 dead = isinstance(error, EngineDead)
             else:
-                self._note_received()
                 if self._runs_steps:
                     self._output.submit(self._make_outputs)
                 else:
@@ -189,19 +168,6 @@ class AsyncRequests:
         except Exception as error:  # noqa: BLE001 - every reader gets it
             news = self._session.fail_all(error)
         self._tell(news)
-        self._note_told()
-
-    def _note_received(self) -> None:
-        with self._progress:
-            self._under_way += 1
-
-    def _note_told(self) -> None:
-        with self._progress:
-            self._under_way -= 1
-            after, self._after = self._after, []
-        for loop, call in after:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(loop.call_soon, loop.call_soon, call)
 
     def _tell(self, news: Iterable[Answer]) -> None:
         """Wake the readers of these answers: one call into each event loop."""

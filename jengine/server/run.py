@@ -28,8 +28,7 @@ from jengine.open_files import allow_connections
 from jengine.server.app import make_app
 from jengine.server.batches.batches import Batches
 from jengine.server.http.listening import listening_socket, url_of
-from jengine.server.http.patience import protocol_with
-from jengine.server.http.turns import RequestTurns
+from jengine.server.http.patience import PatientProtocol
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase
 from jengine.server.serving.adapters import load_modules
@@ -98,7 +97,7 @@ def uvicorn_config(app: Starlette, settings: ServerSettings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         uds=settings.uds,
-        http=protocol_with(RequestTurns(app.state.service)),
+        http=PatientProtocol,
         h11_max_incomplete_event_size=settings.max_header_bytes,
         ws="none",
         lifespan="off",

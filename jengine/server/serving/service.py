@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,6 @@ from jengine.outputs import Counts, RequestOutput
 from jengine.prompts import TokensPrompt
 from jengine.server.errors import ApiError
 from jengine.server.http.text_limits import TextLimits
-from jengine.server.http.turns import end_turn
 from jengine.server.peers.board import Board, BoardField
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase, check_serving
@@ -188,11 +186,10 @@ class Service:
     ) -> AnswerStream:
         live = self.live
         unique = f"{request_id}-{self._salt}{next(self._numbers):x}"
-        end = end_turn.get()
 
         def submit(reader: StreamReader) -> Answer:
             live.engine.check_leaves()
-            answer = live.front.session.submit(
+            return live.front.session.submit(
                 prompt,
                 params,
                 request_id=unique,
@@ -201,9 +198,6 @@ class Service:
                 reader=reader,
                 arrival=arrival or Arrival(reader.arrival),
             )
-            with suppress(RuntimeError):  # the loop is closed
-                reader.loop.call_soon_threadsafe(end)
-            return answer
 
         return live.requests.stream(submit)
 
@@ -230,15 +224,6 @@ class Service:
     def all_open_requests(self) -> int:
         """Running and waiting completions of all API processes."""
         return self.peers.board.total(BoardField.TAKEN)
-
-    @property
-    def outputs_under_way(self) -> bool:
-        """Whether tokens have come from the engine that their streams do not have yet."""
-        return self._live is not None and self._live.requests.outputs_under_way
-
-    def after_outputs(self, call: Callable[[], object]) -> None:
-        """Call this on the running event loop when the streams have sent these tokens."""
-        self.live.requests.after_outputs(call)
 
     # --- questions -------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from jengine.confined import errand as errands
 from jengine.confined.errand import Errand, GivenUp
 from jengine.server.errors import ApiError
-from jengine.server.http.turns import end_turn
 
 T = TypeVar("T")
 # Seconds after its deadline in which work that heeds it has ended.
@@ -51,8 +50,6 @@ class ThreadLane:
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a call in the pool and return its result."""
-        if self.busy >= self.threads:  # none is free
-            end_turn.get()()
         begun: list[Errand] = []
         job = self._pool.submit(self._work, begun, work, *arguments)
         try:
