@@ -29,7 +29,11 @@ def throughput(result: dict[str, Any]) -> Iterator[TableRow]:
     work = f"{result['workload']}: {result['requests']} requests"
     if known is not None:
         work += f", {known.meaning}"
-    work += f"; {in_short(result['parameters'])} parameters in {result['dtype']}"
+    files = [word for word in result["command"].split() if word.endswith(".gguf")]
+    if files:  # whose tensors, as they are held, are no count of parameters
+        work += f"; {files[0]}"
+    else:
+        work += f"; {in_short(result['parameters'])} parameters in {result['dtype']}"
     if rounded := result.get("quantization"):
         work += f", weights rounded to {rounded}"
     if method := result.get("drafts_by"):
