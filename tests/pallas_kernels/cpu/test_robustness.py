@@ -70,24 +70,22 @@ def test_a_call_with_other_operands_or_attributes_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [-1, 4, 2**31 - 1])
 @pytest.mark.parametrize("name", ["storage", "gate", "activation", "norm"])
-def test_an_attribute_that_is_not_one_of_its_values_is_refused(name: str, value: int) -> None:
-    x, weight, empty = numbers(2, 32), pack(numbers(32, 32)), jnp.zeros(0)
-    none = jnp.zeros(0, jnp.int32)
-    operands = (x, weight, jnp.ones(32), *[empty] * 4, none, none, *[empty] * 3)
-    numbers_of = {"storage": 0, "gate": 0, "activation": 0, "norm": 1}
-    others = {
-        "outputs": np.int64(32), "eps": np.float32(1e-6), "norm_offset": np.float32(0),
-        "group": np.int64(0), "number": np.int32(0),
-    }  # fmt: skip
+def test_an_attribute_that_is_not_one_of_its_values_is_refused(
+    name: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, norm = numbers(2, 32), pack(numbers(32, 32)), FusedNorm("rms", jnp.ones(32))
+    ffi_call, changed = jax.ffi.ffi_call, dict[str, Any]()
 
-    def run(**changed: int) -> Array:
-        attributes = {key: np.int32(one) for key, one in {**numbers_of, **changed}.items()}
-        return jax.block_until_ready(call("matmul", (2, 32), *operands, **attributes, **others))
+    def with_changes(*handler: Any) -> Any:
+        return lambda *operands, **given: ffi_call(*handler)(*operands, **{**given, **changed})
 
-    right = run()
+    monkeypatch.setattr(jax.ffi, "ffi_call", with_changes)
+    right = matmul(x, weight, 32, norm=norm)
+    changed[name] = np.int32(value)
     with pytest.raises((ValueError, RuntimeError), match=f"matmul: {name} must be 0, 1"):
-        run(**{name: value})
-    np.testing.assert_array_equal(run(), right)
+        jax.block_until_ready(matmul(x, weight, 32, norm=norm))
+    changed.clear()
+    np.testing.assert_array_equal(matmul(x, weight, 32, norm=norm), right)
 
 
 def test_packing_from_a_storage_that_does_not_exist_is_refused() -> None:
