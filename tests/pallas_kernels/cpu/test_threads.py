@@ -119,7 +119,16 @@ def test_waking_is_free_of_data_races(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_any_number_of_threads_gives_the_same_bits(tmp_path: Path) -> None:
-    kernels = ["matmul", "matmul_plan", "micro_kernel", "weights", "large_pages", "rows", "tasks"]
+    kernels = [
+        "matmul",
+        "scales",
+        "matmul_plan",
+        "micro_kernel",
+        "weights",
+        "large_pages",
+        "rows",
+        "tasks",
+    ]
     program = compiled(tmp_path, "threads", *kernels)
     output = subprocess.run([program], capture_output=True, text=True, check=True, timeout=300)
     lines = [line.split() for line in output.stdout.splitlines()]
