@@ -94,11 +94,11 @@ class Listener:
         none comes."""
         end = time.monotonic() + seconds
         while self._known.empty():
+            if time.monotonic() >= end:  # also where strangers come all the time
+                raise TimeoutError
             try:
                 sock, _ = self._server.accept()
             except TimeoutError:
-                if time.monotonic() >= end:
-                    raise
                 continue
             self._places.acquire()
             threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
