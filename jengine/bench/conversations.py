@@ -17,6 +17,7 @@ decode server does with prompts that another one has read.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -214,7 +215,7 @@ class PeerTiers:
         except PeerFailed as error:
             if not settings:
                 raise
-            self.refused[tier] = str(error)
+            self.refused[tier] = re.sub(r'"\S*/site-packages/', '"', str(error))
             return None
         self.version = peer.version
         return stack.enter_context(peer)
