@@ -279,6 +279,11 @@ def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str, s
     assert error_of(response, status)["param"] == param
 
 
+def test_no_top_logprobs_need_no_logprobs(client: TestClient) -> None:
+    (choice,) = chat(client, logprobs=False, top_logprobs=0, max_tokens=1)["choices"]
+    assert choice["logprobs"] is None
+
+
 def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]

@@ -242,6 +242,17 @@ def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str) -
         assert error_of(streamed, 400)["param"] == param, "a real status, as nothing was sent"
 
 
+def test_numbers_may_be_written_as_other_kinds_of_numbers(client: TestClient) -> None:
+    body = complete(client, prompt="hello", max_tokens=3)
+    for fields in ({"max_tokens": 3.0}, {"max_tokens": "3"}, {"max_tokens": 3, "temperature": "0"}):
+        assert complete(client, prompt="hello", **fields)["choices"] == body["choices"]
+    chunks = events(client.post(PATH, json={"prompt": "a", "stream": "true", "max_tokens": 1e0}))
+    assert len(chunks) == 1
+    for wrong in (3.5, "3.5", "three", ""):
+        error = error_of(client.post(PATH, json={"prompt": "a", "max_tokens": wrong}), 400)
+        assert error["param"] == "max_tokens"
+
+
 def test_what_is_not_built(client: TestClient) -> None:
     body = {"prompt": "a", "watermarking": True}
     error_of(client.post(PATH, json=body), 501)

@@ -100,7 +100,7 @@ def check_chat(request: ChatRequest, settings: ServerSettings) -> None:
         value = getattr(request, name)
         if value is not None and value < 1:
             raise ApiError(400, f"{name}={value}: expected at least 1.", param=name)
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:  # 0 asks for nothing
         raise ApiError(
             400, "top_logprobs needs logprobs=true. Set it, or leave top_logprobs out.",
             param="top_logprobs",

@@ -98,9 +98,13 @@ def checked(body: bytes, kind: type[T], limits: TextLimits | None) -> tuple[T, I
 
 
 def decoded(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
-    """Decode JSON to a struct. Also returns the names of undeclared fields."""
+    """Decode JSON to a struct. Also returns the names of undeclared fields.
+
+    As in vLLM, numbers and booleans may be written as text ("16"), and integers as 16.0: clients
+    whose language has one kind of number, or templates that quote, send them so.
+    """
     try:
-        value = msgspec.json.decode(body, type=kind)
+        value = msgspec.json.decode(body, type=kind, strict=False)
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError as error:
         raise wrong_type(str(error)) from error
