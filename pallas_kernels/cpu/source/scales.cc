@@ -7,12 +7,29 @@
 namespace jengine {
 namespace {
 
-// Codes as what they stand for, times their unit. `more`: those converted are around the middle code.
-template <class Kind>
+// A byte for each column of a panel.
+typedef uint64_t Columns __attribute__((vector_size(PANEL)));
+
+// The codes of a step of single numbers. Columns so many apart share a byte: shifted by their place in
+// it, four copies of the bytes have every column's bits at the bottom of a byte of its own.
+template <int BITS>
+Columns codes_of_step(const char* at) {
+  constexpr uint64_t EACH = 0x0101010101010101;
+  if constexpr (BITS == 8) return load<Columns>(at);
+  const auto first = load<uint64_t>(at), second = load<uint64_t>(at + 8);
+  const Columns low = Columns{first, second, first, second} >> Columns{0, 0, 4, 4} & 15 * EACH;
+  if constexpr (BITS == 4) return low;
+  const auto both = load<uint64_t>(at + 16);
+  const Columns high = Columns{both, both, both, both} >> Columns{0, 2, 4, 6};
+  return low | (high << 4 & 48 * EACH);
+}
+
+// Calls each(i, numbers) with what codes stand for, times their unit: LANES numbers from the i-th on.
+template <int BITS, class Each>
 void widen_codes(const Shared& given, int64_t groups, int64_t per_unit, int64_t soon,
-                 float* to) {
-  const CodeForm form = form_of(given.codes);
-  const float more = (float)(form.middle() - form.zero);
+                 const Each& each) {
+  constexpr int64_t STEP_BYTES = PANEL * BITS / 8;
+  const float zero = (float)form_of(given.codes).zero;
   const char *codes = given.data, *units = given.units;
   for (int64_t g = 0; g < groups; units += PANEL * sizeof(uint16_t)) {
     Floats unit[VECTORS];
@@ -20,43 +37,58 @@ void widen_codes(const Shared& given, int64_t groups, int64_t per_unit, int64_t 
       unit[v] = from_float16(load<Halves>(units + v * sizeof(Halves)));
     prefetch(units + soon * groups / per_unit * PANEL * sizeof(uint16_t));
     for (const int64_t end = std::min(groups, g + per_unit); g < end; g++) {
-      prefetch(codes + soon * groups * Kind::STEP_BYTES);
-      for (int v = 0; v < VECTORS; v++, to += LANES)
-        store(to, (Kind::read(codes, v) + more) * unit[v]);
-      codes += Kind::STEP_BYTES;
+      prefetch(codes + soon * groups * STEP_BYTES);
+      char bytes[PANEL];
+      store(bytes, codes_of_step<BITS>(codes));
+      for (int v = 0; v < VECTORS; v++) {
+        const Ints integers = from_bytes(bytes + v * LANES);  // of 8 bits: signed
+        each(g * PANEL + v * LANES, (from_integers(integers) - (BITS == 8 ? 0 : zero)) * unit[v]);
+      }
+      codes += STEP_BYTES;
     }
+  }
+}
+
+template <class Each>
+void widen_each(const Shared& given, int64_t groups, int64_t per_unit, int64_t soon,
+                const Each& each) {
+  switch (form_of(given.codes).bits) {
+    case 0: {
+      const int64_t bytes = groups * given.group_bytes(), size = size_of(given.number);
+      for (int64_t i = 0; i < bytes; i += 64) prefetch(given.data + soon * bytes + i);
+      for (int64_t i = 0; i < groups * PANEL; i += LANES) {
+        const char* at = given.data + i * size;
+        each(i, size == 4 ? load<Floats>(at) : from_float16(load<Halves>(at)));
+      }
+      return;
+    }
+    case 4: return widen_codes<4>(given, groups, per_unit, soon, each);
+    case 6: return widen_codes<6>(given, groups, per_unit, soon, each);
+    default: return widen_codes<8>(given, groups, per_unit, soon, each);
   }
 }
 
 }  // namespace
 
 void widen(const Shared& given, int64_t groups, int64_t per_unit, int64_t soon, float* to) {
-  switch (form_of(given.codes).around) {
-    case Codes::NONE:
-      for (int64_t i = 0; i < groups * given.group_bytes(); i += 64)
-        prefetch(given.data + soon * groups * given.group_bytes() + i);
-      return to_floats(given.data, given.number, groups * PANEL, 0.0f, to);
-    case Codes::INT4: return widen_codes<CodeSingles<Codes::INT4>>(given, groups, per_unit, soon, to);
-    case Codes::INT6: return widen_codes<CodeSingles<Codes::INT6>>(given, groups, per_unit, soon, to);
-    default: return widen_codes<Int8Singles>(given, groups, per_unit, soon, to);
-  }
+  widen_each(given, groups, per_unit, soon, [&](int64_t i, Floats one) { store(to + i, one); });
 }
 
 void write_offsets(const Weight& weight, const Scales& given, const float* scales, int64_t soon,
                    float* to) {
-  const int64_t groups = weight.scale_groups(), count = groups * PANEL;
-  const bool has_zeros = given.zero.data != nullptr;
-  const Shared& stored = has_zeros ? given.zero : given.least;
-  if (stored.data)
-    widen(stored, groups, weight.groups_of_unit(), soon, to);
-  else
-    std::fill(to, to + count, 0.0f);
+  const int64_t groups = weight.scale_groups(), per_unit = weight.groups_of_unit();
   // What is stored is in scales, or in numbers of the weight.
-  const float more = (float)(weight.form().middle() - weight.form().zero);
-  for (int64_t i = 0; i < count; i += LANES) {
-    const Floats scale = load<Floats>(scales + i), one = load<Floats>(to + i);
-    store(to + i, has_zeros ? (more - one) * scale : more * scale - one);
-  }
+  const Floats more = splat((float)(weight.form().middle() - weight.form().zero));
+  const auto scale = [&](int64_t i) { return load<Floats>(scales + i); };
+  if (given.zero.data)
+    return widen_each(given.zero, groups, per_unit, soon, [&](int64_t i, Floats zero) {
+      store(to + i, (more - zero) * scale(i));
+    });
+  if (given.least.data)
+    return widen_each(given.least, groups, per_unit, soon, [&](int64_t i, Floats least) {
+      store(to + i, more * scale(i) - least);
+    });
+  for (int64_t i = 0; i < groups * PANEL; i += LANES) store(to + i, more * scale(i));
 }
 
 }  // namespace jengine
