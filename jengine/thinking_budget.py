@@ -52,10 +52,8 @@ def checked_budget(name: str, value: Any) -> int | None:
     return None if count == UNLIMITED else min(count, MOST)
 
 
-def budget_with(tokens: int | None, marks: ReasoningMarks | None) -> ThinkingBudget | None:
+def budget_with(tokens: int, marks: ReasoningMarks | None) -> ThinkingBudget:
     """A checked budget with the engine's marks; a RequestError if it has none."""
-    if tokens is None:
-        return None
     if marks is None:
         raise RequestError(
             f"{NAME} is set but reasoning_config is not configured. Please set --reasoning-parser "

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from jengine.api.arguments import Loras, Params
 from jengine.api.batches import RequestBatch, RequestBatches, Speed
 from jengine.api.front import Front
@@ -128,5 +130,7 @@ class Answering:
 
 def bar(use_tqdm: Progress, total: int, label: str) -> Any:
     """A progress bar, which for a single request appears only if it takes a while."""
+    if use_tqdm is False:
+        return tqdm(disable=True)
     quiet = {"delay": SHORTEST_BAR} if total == 1 and use_tqdm is None else {}
     return progress_factory(use_tqdm)(total=total, desc=label, **quiet)

@@ -35,8 +35,9 @@ def opened_search(session: Session, prompt: Any, params: Any) -> BeamSearch:
             "BeamSearchParams(beam_width=..., max_tokens=...)."
         )
     intake = session.input_processor
-    guide, spec = None, intake.grammar(params.structured_outputs)
-    if spec is not None:
+    guide = None
+    if params.structured_outputs is not None:
+        spec = intake.grammar(params.structured_outputs)
         guide = BeamGuide(intake.grammars, spec, intake.limits.vocab_size)
     rendered = intake.prompts.render(prompt)
     return BeamSearch(rendered, params, intake.limits, intake.tokenizer, guide)

@@ -74,7 +74,8 @@ class RequestProcessors:
         """Register a request's functions; returns their number in plans, which follows the engine's
         own."""
         if self._sets is not None:
-            return self._sets.number_of([*self._usual, *functions])
+            wanted = [*self._usual, *functions]
+            return self._sets.number_of(wanted) if wanted else 0
         if functions:
             raise UnsupportedFeature(
                 "SamplingParams(logits_processors=...) with steps in another process: functions "

@@ -202,6 +202,7 @@ class InputProcessor:
 
     def _sampling(self, params: SamplingParams, prompt: TokensPrompt) -> RowSampling:
         allowed, ids = params.allowed_token_ids, params.logprob_token_ids or []
+        answer, thinking = params.structured_outputs, params.thinking_token_budget
         scored = list(dict.fromkeys(self.limits.in_vocabulary("logprob_token_ids", ids)))
         least, most = REPETITION_LIMITS
         resolved: dict[str, Any] = {
@@ -219,32 +220,28 @@ class InputProcessor:
             allowed_ids=None
             if allowed is None
             else self.limits.in_vocabulary("allowed_token_ids", allowed),
-            bad_words=self._bad_words(params),
+            bad_words=self._bad_words(params.bad_words) if params.bad_words else [],
             logprobs=len(scored) or self._logprob_count("logprobs", params.logprobs),
             logprob_ids=scored,
             prompt_logprobs=self._logprob_count("prompt_logprobs", params.prompt_logprobs),
-            grammar=self._grammar_after(prompt, params.structured_outputs),
-            thinking=budget_with(params.thinking_token_budget, self._marks),
+            grammar=None if answer is None else self._grammar_after(prompt, answer),
+            thinking=None if thinking is None else budget_with(thinking, self._marks),
             processors=self._number_of(params.logits_processors or []),
             extra_args=params.processor_args,
         )
 
-    def grammar(self, params: StructuredOutputsParams | None) -> GrammarSpec | None:
+    def grammar(self, params: StructuredOutputsParams) -> GrammarSpec:
         """Compile and return the requested grammar; up to 5 seconds unless cached. Thread-safe.
         Raises RequestError."""
-        if params is None:
-            return None
         check_tokenizer(self.tokenizer)
         spec = self.structured.applied(params).spec()
         self.grammars.compiled(spec)
         return self._beginning_after(spec, params.begins_after)
 
-    def _grammar_after(
-        self, prompt: TokensPrompt, params: StructuredOutputsParams | None
-    ) -> GrammarSpec | None:
+    def _grammar_after(self, prompt: TokensPrompt, params: StructuredOutputsParams) -> GrammarSpec:
         """The request's grammar; it starts behind the reasoning section if the prompt opens one."""
         spec, parser = self.grammar(params), self.structured.reasoning_parser
-        if spec is None or spec.begins_after or parser is None:
+        if spec.begins_after or parser is None:
             return spec
         text = prompt.get("prompt")
         if text is None:
@@ -281,18 +278,16 @@ class InputProcessor:
             )
         return count
 
-    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+    def _bad_words(self, words: list[str]) -> list[list[int]]:
         """Token sequences of all bad words, as is and after a space."""
-        if not params.bad_words:
-            return []
-        characters = sum(map(len, params.bad_words))
+        characters = sum(map(len, words))
         if characters > MAX_BAD_WORD_CHARACTERS:
             raise RequestError(
                 f"bad_words: expected at most {MAX_BAD_WORD_CHARACTERS} characters in all; got "
                 f"{characters}."
             )
         tokenizer = self.prompts.required_tokenizer()
-        found = [ids for word in params.bad_words for ids in bad_word_ids(tokenizer, word)]
+        found = [ids for word in words for ids in bad_word_ids(tokenizer, word)]
         total = sum(map(len, found))
         if len(found) > MAX_BAD_WORDS or total > MAX_BAD_WORD_TOKENS:
             raise RequestError(

@@ -14,14 +14,13 @@ import numpy as np
 from jengine.config import AttentionConfig
 
 
-def alibi_slopes(config: AttentionConfig) -> np.ndarray | None:
+def alibi_slopes(config: AttentionConfig) -> np.ndarray:
     """Slope per head, f32[kv_heads, group]: subtracted per token of distance between key and query.
 
     For a number of heads that is no power of two: every second slope of the next power of two,
     followed by the remaining ones (as in the paper's code).
     """
-    if config.alibi is None:
-        return None
+    assert config.alibi is not None
     whole = 2 ** math.ceil(math.log2(config.num_heads))
     exponents = np.arange(1, whole + 1) * (config.alibi.largest / whole)
     slopes = 2.0**-exponents

@@ -135,10 +135,9 @@ def attend_whole(
     scale = dim**-0.5 if config.scale is None else config.scale
     scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k) * scale  # [B, KV, G, T, S]
     scores = soft_cap(scores, config.soft_cap)
-    slopes = alibi_slopes(config)
-    if slopes is not None:
+    if config.alibi is not None:
         distance = np.arange(length)[None, :] - np.arange(length)[:, None]
-        bias = slopes[:, :, None, None] * distance.astype(np.float32)
+        bias = alibi_slopes(config)[:, :, None, None] * distance.astype(np.float32)
         scores = scores + jnp.broadcast_to(bias, scores.shape)
     if inputs.biases is not None:
         before = np.arange(length)[:, None] - np.arange(length)[None, :]

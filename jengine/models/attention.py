@@ -91,10 +91,10 @@ class Attention(nnx.Module):
         rope = self.rope
         rotation = None if rope is None else context.rotation(rope, self.config.head_dim)
         sinks = self.sinks[...] if self.config.sinks else None
-        biases = self._biases(context)
-        inputs = AttentionInputs(
-            self.config, qkv, self._norms(), rotation, sinks, biases, self._query_scale()
-        )
+        biases = None if self.config.distance_bias is None else self._biases(context)
+        norms = None if self.config.qk_norm in (None, "layer") else self._norms()
+        scale = self._query_scale() if self.config.qk_norm == "behind_rotation" else None
+        inputs = AttentionInputs(self.config, qkv, norms, rotation, sinks, biases, scale)
         with jax.named_scope("attend"):
             mixed = context.mix(self.layer if layer is None else layer, inputs)
         mixed = mixed.reshape(*mixed.shape[:-2], -1)
@@ -105,13 +105,11 @@ class Attention(nnx.Module):
             mixed = self.out_norm(mixed)
         return self.out(mixed, residual=residual, live=context.live)
 
-    def _biases(self, context: StepContext) -> Float32[Array, "kv_heads group distances"] | None:
+    def _biases(self, context: StepContext) -> Float32[Array, "kv_heads group distances"]:
         """Relative position biases by distance: this layer's, or those of the last layer that has
         its own."""
         config = self.config.distance_bias
-        if config is None:
-            return None
-        if config.is_own:
+        if config is not None and config.is_own:
             context.biases = biases_by_distance(
                 self.distance_bias[...], config, bidirectional=self.config.bidirectional
             )
@@ -155,20 +153,16 @@ class Attention(nnx.Module):
         )
         return jnp.concatenate([q, k[..., None, :], parts[2].astype(q.dtype)], axis=-2)
 
-    def _query_scale(self) -> Float32[Array, " dim"] | None:
+    def _query_scale(self) -> Float32[Array, " dim"]:
         """Elementwise product of the q and k norm weights when the norm follows rotation.
 
         A rotation keeps a head's length, so the norm can come first; the weights, elementwise after
         rotation, are folded into the queries since scores are dot products.
         """
-        if self.config.qk_norm != "behind_rotation":
-            return None
         q, k = (norm.weight[...].astype(jnp.float32) for norm in (self.q_norm, self.k_norm))
         return q * k
 
-    def _norms(self) -> HeadNorms | None:
-        if self.config.qk_norm in (None, "layer"):
-            return None
+    def _norms(self) -> HeadNorms:
         if self.config.qk_norm in ("unit", "behind_rotation"):
             ones = jnp.ones((self.config.head_dim,))
             return HeadNorms(ones, ones, self.eps, 0.0)

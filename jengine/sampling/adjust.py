@@ -34,7 +34,9 @@ def adjust(
     `earlier` are the drafts before each slot (see `Drafted`), counted as if sampled.
     """
     adjusted, rows = inputs.adjusted.astype(bool), inputs.adjusted - 1  # [S]
-    marks = _with_drafts(state.marks.at[rows].get(mode="clip"), earlier)  # [S, V]
+    marks = state.marks.at[rows].get(mode="clip")  # [S, V]
+    if earlier is not None:
+        marks = _with_drafts(marks, earlier)
     bias = state.bias.at[rows].get(mode="clip")  # [S, V]
     with jax.named_scope("bias"):
         # One addition applies both allowed ids (-inf for the others) and logit_bias. Where the mask
@@ -64,10 +66,8 @@ def _mask(logits: Array, forbidden: Array) -> Array:
     return jnp.where(something_left, masked, logits)
 
 
-def _with_drafts(marks: Array, earlier: Array | None) -> Array:
+def _with_drafts(marks: Array, earlier: Array) -> Array:
     """Token marks of each slot, with its drafts counted as generated."""
-    if earlier is None:
-        return marks
     slot = jnp.arange(marks.shape[0], dtype=jnp.int32)[:, None]
     token = jnp.where(earlier >= 0, earlier, marks.shape[1])  # past the end: dropped
     return marks.at[slot, token].add(1, mode="drop")

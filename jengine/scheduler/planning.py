@@ -186,7 +186,8 @@ class Planner:
         if not length:
             return 0
         end = self._cache.chunk_end(start, start + length)
-        return end_beside_images(request.wire.media, start, end, start + budget) - start
+        media = request.wire.media
+        return (end_beside_images(media, start, end, start + budget) if media else end) - start
 
     def _wanted_length(self, request: Request, start: int, budget: int) -> int:
         """Whole tiles, unless they end what is known."""

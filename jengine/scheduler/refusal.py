@@ -27,7 +27,8 @@ def refuse_impossible(wire: WireRequest, config: ScheduleConfig, cache: CacheCoo
         )
     if wire.adapter and not config.max_loras:
         raise RequestError("A request with an adapter: create the engine with enable_lora=True.")
-    _refuse_images(wire, config)
+    if wire.media:
+        _refuse_images(wire, config)
     most = min(config.max_model_len, length + wire.max_tokens) - config.answer_room
     if not cache.can_ever_hold(most, min(most, config.largest_chunk)):
         raise RequestError(

@@ -169,7 +169,6 @@ def test_values_that_are_no_budget(value: object) -> None:
 def test_values_of_a_budget() -> None:
     given = (-1, 0, 7, 10**30)
     assert [checked_budget("", value) for value in given] == [None, 0, 7, 2**31 - 1]
-    assert budget_with(None, None) is None
     assert budget_with(4, BRACKETS) == ThinkingBudget(4, BRACKETS)
     with pytest.raises(RequestError, match="set but reasoning_config is not configured"):
         budget_with(0, None)

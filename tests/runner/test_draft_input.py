@@ -50,7 +50,7 @@ def ran(inputs: StepInput, length: int) -> tuple[list[int], list[int], list[list
     tables = jnp.zeros((2, ROWS, SHAPES.max_pages), jnp.int32)
     state = StepState((), last, lengths, jax.eval_shape(lambda: empty_row_state(1, 1, 1)), tables)
     lengths = row_lengths(inputs, state)
-    drafts = run_drafts(inputs.drafts, lengths, None, DRAFTED, runs_any=True)
+    drafts = run_drafts(inputs.drafts, lengths, None, DRAFTED)
     tokens = input_tokens(inputs.tokens, state, drafts)[: BUCKET.decode_rows]
     batch = batch_of(inputs, state, BUCKET, DRAFTED, drafts)
     assert batch.offsets is not None, "recurrent layers see which decode rows are drafts"
@@ -111,5 +111,3 @@ def test_engines_without_drafts_pack_none() -> None:
     assert sum(part.size for part in inputs.drafts) == 0
     bursts = replace(BUCKET, prefill_tokens=0, repeats=4)
     assert packed_size(bursts, DRAFTED) == packed_size(bursts, SHAPES)
-    lengths = jnp.zeros(8, jnp.int32)
-    assert run_drafts(inputs.drafts, lengths, None, SHAPES, runs_any=False) is None

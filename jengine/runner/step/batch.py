@@ -54,7 +54,9 @@ def batch_of(
     """The batch of a step; lengths and block tables of its rows are in the state."""
     assert state.tables is not None, "in a pipeline tables are packed: see stage_batch"
     with jax.named_scope("batch"):
-        lengths = with_draft_positions(row_lengths(inputs, state), drafts)
+        lengths = row_lengths(inputs, state)
+        if drafts is not None:
+            lengths = with_draft_positions(lengths, drafts)
         # No row is scheduled past the longest context; the clip keeps reads inside the tables.
         lengths = jnp.minimum(lengths, shapes.max_model_len - 1)
         starts = inputs.tiles.decode_starts

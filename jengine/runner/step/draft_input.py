@@ -55,13 +55,9 @@ def run_drafts(
     lengths: Int32[Array, " decodes"],
     next_drafts: Int32[Array, "decodes drafts"] | None,
     shapes: StepShapes,
-    *,
-    runs_any: bool,
-) -> RunDrafts | None:
+) -> RunDrafts:
     """The drafts to verify: those that the device proposed in the row's last step, else those of
-    the plan's window that come next at the request's length. None: the program runs none."""
-    if not runs_any:
-        return None
+    the plan's window that come next at the request's length."""
     if next_drafts is None:
         return RunDrafts(inputs.offsets, planned_drafts(inputs, lengths, shapes))
     index = jnp.maximum(inputs.offsets - 1, 0)[:, None]
@@ -80,29 +76,21 @@ def planned_drafts(
     return next_drafts.at[inputs.window, place].get(mode="fill", fill_value=-1)
 
 
-def with_draft_tokens(
-    own: Int32[Array, " decodes"], drafts: RunDrafts | None
-) -> Int32[Array, " decodes"]:
+def with_draft_tokens(own: Int32[Array, " decodes"], drafts: RunDrafts) -> Int32[Array, " decodes"]:
     """Tokens of the decode rows; `own` are those of rows that are not drafts."""
-    if drafts is None:
-        return own
     return jnp.where(drafts.offsets > 0, jnp.maximum(drafts.tokens, 0), own)
 
 
 def with_draft_positions(
-    own: Int32[Array, " decodes"], drafts: RunDrafts | None
+    own: Int32[Array, " decodes"], drafts: RunDrafts
 ) -> Int32[Array, " decodes"]:
     """Positions of the decode rows, -1 for missing drafts."""
-    if drafts is None:
-        return own
     missing = (drafts.offsets > 0) & (drafts.tokens < 0)
     return jnp.where(missing | (own < 0), -1, own + drafts.offsets)
 
 
-def slot_drafts(drafts: RunDrafts | None, slots: int, most: int) -> Drafted | None:
+def slot_drafts(drafts: RunDrafts, slots: int, most: int) -> Drafted:
     """Drafts by sampling slot. The first slots are those of the decode rows."""
-    if drafts is None:
-        return None
     others = (0, slots - len(drafts.offsets))
     tokens = jnp.pad(drafts.tokens, others, constant_values=-1)
     return drafted(tokens, jnp.pad(drafts.offsets, others), most)

@@ -30,7 +30,7 @@ from jengine.runner.step.draft_input import (
 from jengine.runner.step.hidden import Forwarded, Ran, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
-from jengine.runner.step.pooling_head import with_sums
+from jengine.runner.step.pooling_head import with_chunks
 from jengine.runner.step.program import Models, Program
 from jengine.runner.step.recurrent import HeldStates
 from jengine.runner.step.state import StepState
@@ -79,10 +79,10 @@ def passed(
     """Run the model on the step's tokens; returns the state with K and V written, and outputs."""
     model, bucket, shapes = models.model, program.bucket, program.shapes
     embeds, mrope_positions, ahead, cross = given.beside(inputs, program, model)
-    drafts = run_drafts(
-        inputs.drafts, row_lengths(inputs, state), row_drafts(inputs, state), shapes,
-        runs_any=program.has_drafts,
-    )  # fmt: skip
+    drafts = None
+    if program.has_drafts:
+        lengths, proposed = row_lengths(inputs, state), row_drafts(inputs, state)
+        drafts = run_drafts(inputs.drafts, lengths, proposed, shapes)
     tokens = input_tokens(inputs.tokens, state, drafts)
     batch = batch_of(inputs, state, bucket, shapes, drafts)
     batch = batch._replace(ahead=ahead if shapes.most_ahead else None)
@@ -114,7 +114,11 @@ def passed(
     hidden = shards.in_order(sharded)
     prompts = hidden[shapes.first_prompt(bucket) :]
     state = state._replace(caches=context.caches)
-    state = with_sums(state, prompts, batch, model.config.pooling, program)
+    if state.sums is not None:
+        pooling = model.config.pooling
+        assert pooling is not None, "a model that pools"
+        sums = with_chunks(state.sums, prompts, batch, pooling, program)
+        state = state._replace(sums=sums)
     ends = shards.taken(sharded, inputs.heads.logit_index)
     ran = None
     if program.makes_drafts:
@@ -137,8 +141,10 @@ def slots_of(
 ) -> SlotInput:  # fmt: skip
     """Metadata of sampling slots for later programs; `ends` are the slots' hidden states."""
     index, shapes, count = inputs.heads.logit_index, program.shapes, len(ends)
-    found = slot_drafts(drafts, count, shapes.most_drafts)
-    if found is None and shapes.most_drafts:
+    found = None
+    if drafts is not None:
+        found = slot_drafts(drafts, count, shapes.most_drafts)
+    elif shapes.most_drafts:
         found = no_drafts(count, shapes.most_drafts)
     adapters = None
     if shapes.adapter_slots:
@@ -161,7 +167,9 @@ def input_tokens(
     # Decode tokens never leave the device: each row's last sample is its next input.
     own_tokens = state.last_token.at[inputs.decode_rows].get(mode="clip")
     decode_tokens = jnp.where(inputs.decode_tokens >= 0, inputs.decode_tokens, own_tokens)
-    return jnp.concatenate([with_draft_tokens(decode_tokens, drafts), inputs.prefill_tokens])
+    if drafts is not None:
+        decode_tokens = with_draft_tokens(decode_tokens, drafts)
+    return jnp.concatenate([decode_tokens, inputs.prefill_tokens])
 
 
 def with_positions(inputs: SamplingInput, ends: Int32[Array, " slots"]) -> SamplingInput:

@@ -162,7 +162,8 @@ def _attend(
     bucket: Bucket, shapes: StepShapes, placement: Placement, counters: Counters,
 ) -> Array:  # fmt: skip
     """Attend to the cache, and within images to later tokens: [T, heads, dim]."""
-    config, slopes = inputs.config, alibi_slopes(inputs.config)
+    config = inputs.config
+    slopes = None if config.alibi is None else alibi_slopes(config)
     of_heads = {
         "sinks": inputs.sinks,
         "slopes": None if slopes is None else jnp.asarray(slopes),
@@ -171,8 +172,10 @@ def _attend(
     assert inputs.biases is None or not config.bidirectional, "the table is of one direction"
     axes = attention_axes(config.cache)
     share = BlockShare.of(axes, shapes, placement)
-    query_axes = QUERY_AXES if share.is_whole else READ_AXES
-    scattered = scattered_dimension(q.shape, QUERY_AXES, query_axes, placement)
+    query_axes, scattered = QUERY_AXES, None
+    if not share.is_whole:
+        query_axes = READ_AXES
+        scattered = scattered_dimension(q.shape, QUERY_AXES, query_axes, placement)
 
     def own_heads(
         q: Array, cache: Array, view: GroupView, of_heads: OfHeads, later: Later | None,

@@ -33,20 +33,6 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32
 
 
-def with_sums(
-    state: StepState,
-    prompts: Array,
-    batch: StepBatch,
-    pooling: PoolingConfig | None,
-    program: Program,
-) -> StepState:
-    """The state with a step's prompt tokens in the sums of their rows, where rows have sums."""
-    if state.sums is None:
-        return state
-    assert pooling is not None, "a model that pools"
-    return state._replace(sums=with_chunks(state.sums, prompts, batch, pooling, program))
-
-
 def row_vectors(
     ends: Float32[Array, "slots hidden"],
     slots: SamplingInput,
