@@ -32,7 +32,7 @@ from jengine.engine.core import EngineCore
 from jengine.engine.in_process import InProcessClient
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.executor.choice import OWN_PROCESSES, starting_executor
-from jengine.executor.multihost.directing import Direction
+from jengine.executor.multihost.settings import Direction
 from jengine.executor.protocol import Capacity, EngineJob, StartedExecutor
 from jengine.grammar.shared_tokenizer import SharedTokenizer
 from jengine.kvcache.coordinator import CacheCoordinator

@@ -44,8 +44,7 @@ from jengine.config import CacheConfig, ScheduleConfig
 from jengine.device_advice import Doing, explained
 from jengine.distributed.process_group import CoreParts, ProcessGroup, process_group_of
 from jengine.distributed.shared_compile_cache import agree_on_compile_cache
-from jengine.executor.multihost.directing import Direction
-from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.multihost.settings import Direction, MultihostSettings
 from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import build_runners
 from jengine.runner.disk.compile_cache import what_compiling_costs

@@ -18,7 +18,7 @@ from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.worker import follow
 from jengine.distributed.follower import FollowingCore
-from jengine.executor.multihost.directing import Direction
+from jengine.executor.multihost.settings import Direction
 from jengine.runner.disk.compile_cache import enable_compile_cache
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,8 @@ import jax
 from jengine.assembly.settings.nodes import Nodes
 from jengine.assembly.settings.parallel_args import ParallelSettings
 from jengine.errors import ConfigError
-from jengine.executor.multihost.directing import Direction
 from jengine.executor.multihost.ending import end_process
-from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.multihost.settings import Direction, MultihostSettings
 
 logger = logging.getLogger(__name__)
 # JAX aborts a process that waits longer than it is told to: this much later than it is given up.

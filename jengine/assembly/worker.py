@@ -19,9 +19,8 @@ from jengine.assembly.settings.args import EngineArgs
 from jengine.distributed.follower import FollowingCore
 from jengine.engine.core import EngineCore
 from jengine.errors import EngineDead, JengineError, UnexpectedCompile
-from jengine.executor.multihost.directing import DirectingExecutor, Direction
 from jengine.executor.multihost.ending import end_process
-from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.multihost.settings import Direction, MultihostSettings
 from jengine.executor.protocol import Capacity
 from jengine.executor.remote.job import Ended, Job, ended_with
 from jengine.executor.remote.server import PlanServer
@@ -82,12 +81,10 @@ def lead(job: Job, side: DeviceSide, direction: Direction) -> None:
     server = PlanServer(connect(job.driver, job.rank, settings.silence), settings)
     direction.observers.append(server.tell_end)
     assert isinstance(side.core, EngineCore), f"a worker cannot lead a {type(side.core).__name__}"
-    executor = side.core.executor
 
     def end_alone(reason: str) -> NoReturn:
         server.tell_end(reason)
         end_process(f"process {job.rank} stops: {reason}")
 
-    end = executor.end_all if isinstance(executor, DirectingExecutor) else end_alone
     capacity = Capacity(side.schedule, side.cache, side.depth, jax.default_backend())
-    server.serve(executor, end, capacity)
+    server.serve(side.core.executor, direction.end_all or end_alone, capacity)

@@ -20,7 +20,7 @@ from jengine.errors import (
     UnexpectedCompile,
     UnsupportedFeature,
 )
-from jengine.executor.multihost.channel import FollowerChannel, failing_together, reports
+from jengine.executor.multihost.channel import FollowerChannel, reports
 from jengine.executor.multihost.executors import FollowingExecutor
 from jengine.executor.multihost.messages import (
     CallProcesses,
@@ -231,14 +231,11 @@ class FollowingCore:
         match message:
             case RunPlan(plan):
                 self._run(plan)
-            case StepDone(read, deltas, counts):
-                with failing_together(self.channel):
-                    self.executor.read_up_to(read)
+            case StepRead(read):
+                self.executor.read_up_to(read)
+            case StepDone(deltas, counts):
                 self._counts = counts
                 self._outcomes.append(deltas)
-            case StepRead(read):
-                with failing_together(self.channel):
-                    self.executor.read_up_to(read)
             case RequestAborted(request_id, delta):
                 self._note_end(request_id, delta)
             case CallProcesses(method, arguments):  # of a driver, which asks all through the leader
@@ -253,8 +250,7 @@ class FollowingCore:
 
     def _run(self, plan: Plan) -> None:
         try:
-            with failing_together(self.channel):
-                self.executor.submit(plan)
+            self.executor.submit(plan)
         except UnexpectedCompile as error:  # the leader meets the same
             self._outcomes.append(error)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from jengine.distributed.request_digest import ParameterNotes, digests_of
 from jengine.engine.core import EngineCore
-from jengine.errors import ConfigError, RequestError, UnexpectedCompile, UnsupportedFeature
-from jengine.executor.multihost.channel import LeaderChannel, failing_together, reports
+from jengine.errors import ConfigError, RequestError, UnsupportedFeature
+from jengine.executor.multihost.channel import LeaderChannel, reports
 from jengine.executor.multihost.executors import LeadingExecutor
-from jengine.executor.multihost.messages import RequestAborted, StepDone, StepRead
+from jengine.executor.multihost.messages import RequestAborted, StepDone
 from jengine.outputs import TokenDelta
 from jengine.request import ReadPrompt, WireRequest
 
@@ -77,10 +77,7 @@ class LeadingCore:
         if self.unchecked or self.channel.has_report:
             self._agree_on_requests()
         with self.channel.inside_step():
-            deltas = self._step()
-        self.executor.compare_samples()
-        self.channel.broadcast(StepDone(self.executor.read, deltas, self.counts()))
-        return deltas
+            return self._told(self.core.step())
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
         raise UnsupportedFeature(
@@ -90,10 +87,8 @@ class LeadingCore:
 
     def drain(self) -> list[TokenDelta]:
         """Read all steps in flight, in every process."""
-        with self.channel.inside_step(), failing_together(self.channel):
-            deltas = self.core.drain()
-        self.executor.compare_samples()
-        self.channel.broadcast(StepDone(self.executor.read, deltas, self.counts()))
+        with self.channel.inside_step():
+            deltas = self._told(self.core.drain())
         self.channel.agree(reports("a pause", []), self._serve)
         return deltas
 
@@ -101,13 +96,10 @@ class LeadingCore:
         """No-op: followers get a step's deltas before the next step is queued."""
         return []
 
-    def _step(self) -> list[TokenDelta]:
-        try:
-            with failing_together(self.channel):
-                return self.core.step()
-        except UnexpectedCompile:  # the others meet the same, and nothing of it has run
-            self.channel.broadcast(StepRead(self.executor.read))
-            raise
+    def _told(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
+        """A step's deltas, once the followers are told of them."""
+        self.channel.broadcast(StepDone(deltas, self.counts()))
+        return deltas
 
     def _agree_on_requests(self) -> None:
         wires, self.unchecked = list(self.unchecked.values()), {}
@@ -120,8 +112,7 @@ class LeadingCore:
 
     def _hear(self) -> None:
         """Process the messages that followers have sent."""
-        while self.channel.read():
-            pass
+        self.channel.read_all()
         self._serve()
 
     def _serve(self) -> None:
@@ -145,13 +136,13 @@ class LeadingCore:
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """Make a worker call in every process, all of which must make it. Returns all answers."""
         self.core.check_alive()
-        return self.executor.call_workers(method, arguments, self._serve)
+        return self.executor.join_call(method, arguments, self._serve)
 
     def probe(self) -> None:
         """Run an empty step, which every process must ask for."""
-        with self.channel.inside_step(), failing_together(self.channel):
+        with self.channel.inside_step():
             self.core.probe()
-        self.channel.broadcast(StepDone(self.executor.read, [], self.counts()))
+            self._told([])
 
     def shutdown(self) -> None:
         """Abort all requests and tell the followers."""

@@ -26,12 +26,11 @@ from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.local import LocalExecutor
 from jengine.executor.multihost.agreement import digest_of, listed, plural
 from jengine.executor.multihost.channel import Channel, FollowerChannel, LeaderChannel, reports
-from jengine.executor.multihost.directing import DirectingExecutor, Direction
 from jengine.executor.multihost.executors import FollowingExecutor, LeadingExecutor
 from jengine.executor.multihost.messages import Report, Verdict
 from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import meet
-from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.multihost.settings import Direction, MultihostSettings
 from jengine.executor.protocol import Executor
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.request import WireRequest
@@ -213,7 +212,7 @@ class SeveralProcesses:
         self._settings = settings
         self._is_directed = direction is not None
         if direction is not None and isinstance(channel, LeaderChannel):
-            channel.observers = direction.observers
+            channel.observers, direction.end_all = direction.observers, channel.end_all
         self._digests = ParameterDigests()
 
     def observed(self, placement: Placement) -> Placement:
@@ -247,10 +246,8 @@ class SeveralProcesses:
             following = FollowingExecutor(local, channel, every)
             return FollowingCore(following, channel, self._digests, check)
         leading, programs = LeadingExecutor(local, channel, every), runner.loaded.program_totals
-        if self._is_directed:
-            return parts.core(DirectingExecutor(leading, channel), programs)
         core = parts.core(leading, programs)
-        return LeadingCore(core, leading, channel, self._digests)
+        return core if self._is_directed else LeadingCore(core, leading, channel, self._digests)
 
     def leave(self, reason: str) -> None:
         self._channel.leave(reason)

@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 
 from jengine.assembly import worker
+from jengine.distributed.follower import FollowingCore
+from jengine.distributed.process_group import SeveralProcesses
+from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead
 from jengine.executor.multihost import channel as channels
 from jengine.executor.multihost import rendezvous
@@ -29,11 +32,12 @@ from jengine.executor.multihost.messages import (
     RunPlan,
     SampleDigest,
     StepDone,
+    StepRead,
     decode,
 )
 from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.multihost.rendezvous import address_towards
-from jengine.executor.multihost.settings import MultihostSettings
+from jengine.executor.multihost.settings import Direction, MultihostSettings
 from jengine.executor.remote.job import Job
 from jengine.outputs import Counts, StepLogprobs, StepOutput, TokenDelta
 from jengine.plan import (
@@ -114,7 +118,7 @@ def test_messages_survive_the_journey() -> None:
     )
     assert decode(encode(RunPlan(PLAN))) == RunPlan(PLAN)
     for message in (
-        StepDone(4, [delta], Counts(running=2, cache_usage=0.5)),
+        StepDone([delta], Counts(running=2, cache_usage=0.5)),
         RequestAborted("0_7", delta),
     ):
         found = decode(encode(message))
@@ -386,7 +390,101 @@ def test_a_fetch_has_ended_when_a_follower_has_said_so_too(
         if step:
             eventually(leader.read)
         found.append(pending.result().transfers_done)
+        assert follower.next() == StepRead(step)
     assert found == [{}, {0: False}, {1: True}]
+
+
+class Worker:
+    """A local executor that notes what it does; `may_end` is awaited in each result."""
+
+    def __init__(self, rank: int, has_left: bool, may_end: threading.Event | None = None) -> None:
+        self.rank, self.has_left, self.may_end = rank, has_left, may_end
+        self.ended = threading.Event()
+        self.done: list[Any] = []
+
+    def submit(self, plan: Plan) -> Any:
+        self.done.append(plan)
+        return SimpleNamespace(ready=True, has_left=self.has_left, result=self._result)
+
+    def _result(self) -> StepOutput:
+        assert self.may_end is None or self.may_end.wait(60)
+        self.ended.set()
+        return StepOutput(np.zeros((1, 1), np.int32))
+
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        self.done.append((method, arguments))
+        return [b"%d" % self.rank]
+
+    def shutdown(self) -> None:
+        self.done.append("shut down")
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+def test_processes_without_requests_repeat_what_the_first_one_does(
+    pair: tuple[LeaderChannel, FollowerChannel], has_left: bool
+) -> None:
+    """In a pipeline (`has_left` false) they also read a step while the first one does."""
+    leader, follower = pair
+    there: Any = Worker(1, has_left)
+    here: Any = Worker(0, has_left, None if has_left else there.ended)
+    leading = LeadingExecutor(here, leader, 1)
+    notes: Any = ParameterDigests()
+    core = FollowingCore(FollowingExecutor(there, follower, 1), follower, notes, lambda _: None)
+    with ThreadPoolExecutor() as threads:
+        left = threads.submit(worker.follow, core)
+        plans = [Plan(step, Entries.of([Entry(0, step, 1)]), 1) for step in range(2)]
+        pending = [leading.submit(plan) for plan in plans]
+        for one in pending:
+            one.result()
+        assert leading.call_workers("memory", b"x") == [b"0", b"1"]
+        leading.shutdown()
+        assert left.result(60).endswith("has left this engine: it was shut down")
+    assert here.done == there.done == [*plans, ("memory", b"x"), "shut down"]
+    assert there.ended.is_set()
+
+
+@ends_a_thread
+def test_a_process_that_samples_something_else_is_named(
+    pair: tuple[LeaderChannel, FollowerChannel], ends: list[str]
+) -> None:
+    leader, follower = pair
+    here: Any = Worker(0, True)
+    leading = LeadingExecutor(here, leader, 1)
+    plan = Plan(0, Entries.of([Entry(0, 0, 1)]), 1)
+    leading.submit(plan).result()
+    follower.send(SampleDigest(0, b"other"))
+    eventually(leader.read)
+    with pytest.raises(SystemExit):
+        leading.submit(Plan(1, plan.entries, 1)).result()
+    assert "by step 0 process 1 has run or sampled something else than process 0" in ends[0]
+
+
+@ends_a_thread
+def test_what_ends_the_first_worker_is_told_to_the_others(
+    pair: tuple[LeaderChannel, FollowerChannel], ends: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Server:
+        def __init__(self, *_: Any) -> None:
+            self.tell_end = told.append
+
+        def serve(self, workers: Any, end: Callable[[str], None], capacity: Any) -> None:
+            end("the driver was lost")
+
+    monkeypatch.setattr(worker, "PlanServer", Server)
+    monkeypatch.setattr(worker, "connect", lambda *_: None)
+    direction = Direction()
+    SeveralProcesses(pair[0], SETTINGS, direction)
+    core = object.__new__(EngineCore)
+    core.executor = SimpleNamespace()
+    side: Any = SimpleNamespace(core=core, schedule=None, cache=None, depth=1)
+    job = Job({"model": "demo"}, 0, 2, "10.0.0.7:9", Door("tcp://10.0.0.7:1", b"secret"), {})
+    with pytest.raises(SystemExit):
+        worker.lead(job, side, direction)
+    eventually(lambda: len(ends) >= 2)
+    assert told[0] == "the driver was lost"
+    assert {f"process {rank} stops: the driver was lost" for rank in (0, 1)} <= {*ends}
 
 
 def test_plans_without_a_step_do_not_make_a_digest_due() -> None:
@@ -430,13 +528,13 @@ def test_a_message_with_a_broken_array_is_no_message(wrong: Any) -> None:
     """A ValueError of numpy's would end the thread that listens, and nobody would be told."""
     part = msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(wrong))
     parts = [part] * len(StepLogprobs._fields)
-    message = StepDone(0, [TokenDelta(request_id="a", token_ids=[1], logprobs=parts)], Counts())
+    message = StepDone([TokenDelta(request_id="a", token_ids=[1], logprobs=parts)], Counts())
     with pytest.raises(BadFrame):
         decode(msgspec.msgpack.encode(message))
 
 
 def test_log_probabilities_of_a_message_are_three_arrays() -> None:
     for wrong in ([np.zeros(1)], [1, 2, 3], "text"):
-        message = StepDone(0, [TokenDelta(request_id="a", token_ids=[1], logprobs=wrong)], Counts())
+        message = StepDone([TokenDelta(request_id="a", token_ids=[1], logprobs=wrong)], Counts())
         with pytest.raises(BadFrame, match="that are no message: Expected"):
             decode(encode(message))

@@ -27,7 +27,7 @@ def test_what_is_no_message_is_refused(read: Reader[Any], given: Any) -> None:
 @pytest.mark.parametrize(("read", "name"), [(decode, "StepDone"), (decode_from_core, "Outputs")])
 def test_what_nests_too_deeply_is_refused(read: Reader[Any], name: str) -> None:
     delta = {"request_id": "a", "token_ids": [], "kv_transfer": {"a": NESTED}}
-    message = {"StepDone": [name, 0, [delta], []], "Outputs": [name, [delta]]}[name]
+    message = {"StepDone": [name, [delta], []], "Outputs": [name, [delta]]}[name]
     with pytest.raises(BadFrame, match="recursion"):
         read(msgspec.msgpack.encode(message))
 

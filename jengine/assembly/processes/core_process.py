@@ -21,7 +21,7 @@ from jengine.engine.process.child import run_core
 from jengine.engine.process.model_frame import ModelFrame
 from jengine.engine.process.server import CoreServer, Served
 from jengine.engine.process.to_front import Progress, Ready
-from jengine.executor.multihost.directing import Direction
+from jengine.executor.multihost.settings import Direction
 
 # Seconds between two reports of one stage.
 REPORT = 0.1

@@ -3,10 +3,10 @@
 In: plans and what processes must agree on. Out: the same in every process, or an error that names
 the process at fault. Must not know requests' texts, the scheduler, or how a step is compiled.
 
-Several processes are one engine. The same program is started in every process. The first process of
-the mesh leads: its `LeadingCore` schedules and broadcasts each plan before it runs it; a
-`FollowingCore` has the same methods and runs the leader's plans. Requests and parameters are
-compared as digests before they take effect; a lost process is named, and all processes end. Where
-the first alone has requests (`serve --nnodes`, workers on Ray) it has an ordinary `EngineCore`,
-over an executor that has the others run the same plans (`executor/multihost/directing.py`).
+The first process of the mesh leads: its `LeadingExecutor` broadcasts each plan, read and call, and
+the `FollowingExecutor` of every other process repeats them. A lost process is named, and all end.
+Where the first alone has requests (`serve --nnodes`, workers on Ray), it has an ordinary
+`EngineCore`. Where the same program is started in every process, each has requests and parameters:
+`LeadingCore` and `FollowingCore` compare their digests before they take effect, and the leader's
+tokens are returned by all.
 """

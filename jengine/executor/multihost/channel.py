@@ -92,13 +92,16 @@ class LeaderChannel:
 
     @contextmanager
     def inside_step(self) -> Iterator[None]:
-        """Arm the step deadline; a process that leaves while a step runs ends the engine."""
-        self._step_began = time.monotonic()
+        """Arm the step deadline; a process that leaves or fails while a step runs ends the engine.
+        Nested, the outer deadline counts."""
+        outer = self._step_began
+        self._step_began = outer or time.monotonic()
         try:
             self.check_nobody_left()
-            yield
+            with failing_together(self):
+                yield
         finally:
-            self._step_began = None
+            self._step_began = outer
 
     def check_nobody_left(self) -> None:
         """Raise EngineDead if a follower has left."""
@@ -124,6 +127,11 @@ class LeaderChannel:
         elif not isinstance(message, Goodbye):  # which the peer has noted itself
             self.end_all(f"process {rank} sent a {type(message).__name__} to the leader")
         return True
+
+    def read_all(self) -> None:
+        """Sort all received messages into their queues."""
+        while self.read():
+            pass
 
     @property
     def has_report(self) -> bool:

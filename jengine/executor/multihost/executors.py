@@ -1,6 +1,7 @@
-"""Runs plans in every process: the leader broadcasts each plan before it runs it itself.
+"""Runs plans in every process: the leader broadcasts each plan, read and call, and takes part.
 
-In: plans. Out: steps of the local runner, the same ones everywhere. Must not know requests.
+In: plans. Out: steps of the local runner, the same ones everywhere; one that fails in one process
+ends all. Must not know requests.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from msgspec import structs
 from jengine.errors import RequestError
 from jengine.executor.local import LocalExecutor
 from jengine.executor.multihost.agreement import digest_of
-from jengine.executor.multihost.channel import FollowerChannel, LeaderChannel, reports
+from jengine.executor.multihost.channel import (
+    FollowerChannel,
+    LeaderChannel,
+    failing_together,
+    reports,
+)
 from jengine.executor.multihost.messages import (
+    CallProcesses,
     FetchesEnded,
     Report,
     RunPlan,
@@ -36,10 +43,9 @@ DIGESTS_KEPT = 64
 
 
 class LeadingExecutor:
-    """The leader's executor: broadcasts each plan, then runs it."""
+    """The leader's executor: has the others do what it does: plans, reads and calls."""
 
     def __init__(self, local: LocalExecutor, channel: LeaderChannel, compare_every: int) -> None:
-        self.read = -1  # the last step whose results were read
         self._local = local
         self._channel = channel
         self._trace = StepDigest(compare_every)
@@ -50,19 +56,24 @@ class LeadingExecutor:
         if plan.transfers is not None:
             self._fetches.began(plan.transfers)
         self._channel.step = plan.step
-        self._channel.broadcast(RunPlan(plan))
-        return ReadStep(self._local.submit(plan), partial(self._read, plan))
+        with failing_together(self._channel):
+            self._channel.broadcast(RunPlan(plan))
+            return ReadStep(self._local.submit(plan), partial(self._read, plan))
 
     def _read(self, plan: Plan, step: PendingOutput) -> StepOutput:
-        """Wait for a step's output, after telling the followers to read it too."""
-        if not step.has_left:
-            self._channel.broadcast(StepRead(plan.step))
-        output = step.result()
-        self.read = plan.step
-        self._digests.update(self._trace.add(plan, output))
-        while len(self._digests) > DIGESTS_KEPT:
-            del self._digests[next(iter(self._digests))]
-        return output._replace(transfers_done=self._ended_fetches(plan, output))
+        """Wait for a step's output, and have the followers read it too."""
+        channel = self._channel
+        channel.read_all()
+        with channel.inside_step():
+            if not step.has_left:  # its last stages run in all processes or in none
+                channel.broadcast(StepRead(plan.step))
+            output = step.result()
+            channel.broadcast(StepRead(plan.step))
+            self._digests.update(self._trace.add(plan, output))
+            while len(self._digests) > DIGESTS_KEPT:
+                del self._digests[next(iter(self._digests))]
+            self._compare_samples(plan.step)
+            return output._replace(transfers_done=self._ended_fetches(plan, output))
 
     def _ended_fetches(self, plan: Plan, output: StepOutput) -> dict[int, bool]:
         """KV fetches that have completed in every process."""
@@ -74,10 +85,10 @@ class LeadingExecutor:
             fetches.ended(*said.popleft())
         return fetches.take()
 
-    def compare_samples(self) -> None:
-        """End all processes if a follower sampled different tokens."""
+    def _compare_samples(self, read: int) -> None:
+        """End all processes if a follower sampled different tokens up to the step `read`."""
         samples = self._channel.samples
-        while samples and samples[0][1].step <= self.read:
+        while samples and samples[0][1].step <= read:
             rank, sampled = samples.popleft()
             if sampled.digest != self._digests[sampled.step]:
                 self._channel.end_all(
@@ -90,9 +101,14 @@ class LeadingExecutor:
         """Replace the parameters from the next plan on. Every process calls this itself."""
         self._local.update_weights(values)
 
-    def call_workers(
+    def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
+        self._channel.broadcast(CallProcesses(method, arguments))
+        return self.join_call(method, arguments)
+
+    def join_call(
         self, method: str, arguments: bytes, meanwhile: Callable[[], None] = lambda: None
     ) -> list[bytes]:
+        """Run a call that the other processes make by themselves, which is compared."""
         verdict = self._channel.agree(call_report(self._local, method, arguments), meanwhile)
         if verdict.problem is not None:
             raise RequestError(verdict.problem)
@@ -119,19 +135,21 @@ class FollowingExecutor:
 
     def submit(self, plan: Plan) -> None:
         """Queue the step of a plan received from the leader."""
-        assert plan.step == self._channel.step + 1, f"{plan.step} follows {self._channel.step}"
-        self._channel.step = plan.step
-        self._pending.append((plan, self._local.submit(plan)))
+        with failing_together(self._channel):
+            assert plan.step == self._channel.step + 1, f"{plan.step} follows {self._channel.step}"
+            self._channel.step = plan.step
+            self._pending.append((plan, self._local.submit(plan)))
 
     def read_up_to(self, step: int) -> None:
         """Wait for all steps up to the one that the leader has read."""
-        while self._pending and self._pending[0][0].step <= step:
-            plan, pending = self._pending.popleft()
-            output = pending.result()
-            for number, digest in self._trace.add(plan, output):
-                self._channel.send(SampleDigest(number, digest))
-            if output.transfers_done:
-                self._channel.send(FetchesEnded(output.transfers_done))
+        with failing_together(self._channel):
+            while self._pending and self._pending[0][0].step <= step:
+                plan, pending = self._pending.popleft()
+                output = pending.result()
+                for number, digest in self._trace.add(plan, output):
+                    self._channel.send(SampleDigest(number, digest))
+                if output.transfers_done:
+                    self._channel.send(FetchesEnded(output.transfers_done))
 
     def report(self, method: str, arguments: bytes) -> Report:
         """Run a worker call and report its result to the leader."""

@@ -22,15 +22,14 @@ class RunPlan(Message, frozen=True):
 
 
 class StepDone(Message, frozen=True):
-    """Leader: steps up to `read` have ended, with the token deltas they produced."""
+    """Leader, to processes with requests of their own: the token deltas of its last step."""
 
-    read: int
     deltas: list[TokenDelta]
     counts: Counts
 
 
 class StepRead(Message, frozen=True):
-    """Leader: steps up to `read` are being read; their deltas come later."""
+    """Leader: steps up to `read` have been read, or are being read in a pipeline."""
 
     read: int
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NoReturn
 
 from jengine.errors import ConfigError, nearest_name
 
 BEATS_IN_SILENCE = 5
 # Refused: the channel listens on one network, not on every address of the host.
 NO_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
+
+
+@dataclass
+class Direction:
+    """Marks an engine whose first process alone has requests; the others only run its plans."""
+
+    # Told why, before the first process ends with all others.
+    observers: list[Callable[[str], None]] = field(default_factory=list)
+    # Ends every process of the engine. None: the first process is alone, or it has not met them.
+    end_all: Callable[[str], NoReturn] | None = None
 
 
 @dataclass(frozen=True)
