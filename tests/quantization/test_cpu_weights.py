@@ -28,6 +28,7 @@ from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.marks import slow
+from tests.quantization.compiled import Compiled
 from tests.quantization.experts import ADAPTED, BIASED, Case, layer
 
 problem = cpu_problem()
@@ -54,10 +55,11 @@ def random(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> jax.Array:
 def test_packing_loses_nothing(name: str, dtype: Any) -> None:
     shape = SHAPES[name]
     weight = random(*shape.shape, dtype=dtype)
-    packed = PACKED.prepare(shape, {"weight": weight})
+    compiled = Compiled(PACKED)
+    packed = compiled.prepare(shape, {"weight": weight})
     [spec] = PACKED.prepared(shape, dtype).values()
     assert packed["weight"].shape == spec.shape and packed["weight"].dtype == dtype
-    np.testing.assert_array_equal(PACKED.restore(shape, packed)["weight"], weight)
+    np.testing.assert_array_equal(compiled.restore(shape, packed)["weight"], weight)
 
 
 @pytest.mark.parametrize("name", ["plain", "heads out", "heads in", "gated", "table"])
@@ -69,8 +71,8 @@ def test_fused_equals_composed(name: str, normed: bool) -> None:
     norm = RowNorm(random(6, seed=2), random(6, seed=3), 1e-5) if normed else None
     bias = random(*shape.outputs, seed=4)
     around = Around(norm, bias, "silu", random(3, 7, *results, seed=5))
-    expected = UNQUANTIZED.apply(shape, x, {"weight": weight}, around)
-    for scheme in (PACKED, IN_PLACE):
+    expected = Compiled(UNQUANTIZED).apply(shape, x, {"weight": weight}, around)
+    for scheme in (Compiled(PACKED), Compiled(IN_PLACE)):
         found = scheme.apply(shape, x, scheme.prepare(shape, {"weight": weight}), around)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -82,9 +84,12 @@ def test_each_group_of_rows_meets_its_own_matrix(
 ) -> None:
     shape, sizes = SHAPES["groups"], jnp.asarray([2, 0, 3], jnp.int32)
     x, weight = random(5, 6), random(*SHAPES["groups"].shape, seed=1)
-    tensors = scheme.prepare(shape, {"weight": weight})
-    found = scheme.multiply_groups(shape, x, tensors, sizes, activation)
-    expected = UNQUANTIZED.multiply_groups(shape, x, {"weight": weight}, sizes, activation)
+    compiled = Compiled(scheme)
+    tensors = compiled.prepare(shape, {"weight": weight})
+    found = compiled.multiply_groups(shape, x, tensors, sizes, activation)
+    expected = Compiled(UNQUANTIZED).multiply_groups(
+        shape, x, {"weight": weight}, sizes, activation
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -96,8 +101,9 @@ def test_activations_that_the_kernels_lack(scheme: CpuWeights, name: str) -> Non
     x, weight, bias = random(3, 6), random(*shape.shape, seed=1), random(*shape.outputs, seed=4)
     norm = RowNorm(random(6, seed=2), None, 1e-5)
     around = Around(norm, bias, activation, random(3, shape.outputs[-1], seed=5))
-    expected = UNQUANTIZED.apply(shape, x, {"weight": weight}, around)
-    found = scheme.apply(shape, x, scheme.prepare(shape, {"weight": weight}), around)
+    expected = Compiled(UNQUANTIZED).apply(shape, x, {"weight": weight}, around)
+    compiled = Compiled(scheme)
+    found = compiled.apply(shape, x, compiled.prepare(shape, {"weight": weight}), around)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -111,8 +117,9 @@ def test_experts_equal_those_of_xla(scheme: CpuWeights, case: Case) -> None:
 @pytest.mark.parametrize("scheme", [PACKED, IN_PLACE])
 def test_rows_of_a_table_are_found(scheme: CpuWeights) -> None:
     table, indices = random(50, 6, dtype=jnp.bfloat16), jnp.asarray([[3, 49], [0, 31]])
-    tensors = scheme.prepare(SHAPES["table"], {"weight": table})
-    found = scheme.lookup(SHAPES["table"], indices, tensors)
+    compiled = Compiled(scheme)
+    tensors = compiled.prepare(SHAPES["table"], {"weight": table})
+    found = compiled.lookup(SHAPES["table"], indices, tensors)
     np.testing.assert_array_equal(found, table[indices].astype(jnp.float32))
 
 

@@ -26,6 +26,7 @@ from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.marks import slow
 from tests.pallas_kernels.implementations import TRITON
+from tests.quantization.compiled import Compiled
 
 ALONE = Placement(one_device_mesh())
 BLOCKS = WeightFormat("fp8", 128, activations="fp8", activation_groups=True)
@@ -88,7 +89,7 @@ def test_results_and_tensors_are_those_of_the_reference(
     weight, format = SHAPES[shape], FORMATS[name]
     plain = QuantizedWeights(format, "bfloat16")
     for float8 in {False, format == BLOCKS}:
-        scheme = GpuCodes(plain, ALONE, float8=float8)
+        scheme = Compiled(GpuCodes(plain, ALONE, float8=float8))
         assert scheme.fits(weight)
         tensors = random_tensors(plain, weight)
         prepared = scheme.prepare(weight, tensors)
@@ -102,8 +103,8 @@ def test_results_and_tensors_are_those_of_the_reference(
         around = Around(
             RowNorm(jnp.ones(256), None, 1e-5), activation="silu" if weight.gated else None
         )
-        found = jax.jit(lambda x, t: scheme.apply(weight, x, t, around))(x, prepared)  # noqa: B023
-        expected = plain.apply(weight, x, tensors, around)
+        found = scheme.apply(weight, x, prepared, around)
+        expected = Compiled(plain).apply(weight, x, tensors, around)
         assert found.dtype == (jnp.bfloat16 if weight.inner else jnp.float32)
         # FP8 by FP8 keeps what the reference rounds to bfloat16: dequantized operands.
         # Least values counted in scales may round the other way.
@@ -156,7 +157,7 @@ def experts_layer(
         assert not isinstance(scheme, GpuCodes) or scheme.fits(weight)
         tensors = random_tensors(plain, weight)
         bias = jnp.asarray(rng.normal(size=(3, *weight.outputs)), jnp.float32) if biased else None
-        stored.append(Stored(weight, scheme.prepare(weight, tensors), bias))
+        stored.append(Stored(weight, Compiled(scheme).prepare(weight, tensors), bias))
     picked = Picked(
         jnp.asarray(rng.random((5, 2)), jnp.float32),
         jnp.asarray([[0, 2], [2, 1], [1, 0], [0, 1], [2, 0]], jnp.int32),
@@ -169,12 +170,12 @@ def experts_layer(
 
 def test_weights_rounded_at_load_come_back_plain() -> None:
     weight, given = SHAPES["gated"], QuantizedOnLoad(FORMATS["int4 with fine zeros"], "bfloat16")
-    scheme = GpuCodes(given, ALONE)
+    scheme, reference = Compiled(GpuCodes(given, ALONE)), Compiled(given)
     drawn = np.random.default_rng(1).normal(size=weight.shape)
     tensors = {"weight": jnp.asarray(drawn, jnp.bfloat16)}
     prepared = scheme.prepare(weight, tensors)
     assert prepared["weight"].shape == (2, 24, 128) and prepared["weight"].dtype == jnp.uint8
-    expected = given.restore(weight, given.prepare(weight, tensors))["weight"]
+    expected = reference.restore(weight, reference.prepare(weight, tensors))["weight"]
     np.testing.assert_array_equal(scheme.restore(weight, prepared)["weight"], expected)
 
 

@@ -17,6 +17,7 @@ from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.weight_formats import WeightFormat
 from tests.marks import slow
+from tests.quantization.compiled import Compiled
 
 SHAPES = {
     "plain": WeightShape((12,), (5,), (None,) * 2),
@@ -56,8 +57,8 @@ def slow_unless(holds: bool) -> tuple[pytest.MarkDecorator, ...]:
     return () if holds else (pytest.mark.slow,)
 
 
-def scheme_of(format: WeightFormat) -> QuantizedWeights:
-    return QuantizedWeights(format, "float32")
+def scheme_of(format: WeightFormat) -> Any:
+    return Compiled(QuantizedWeights(format, "float32"))
 
 
 def random_tensors(shape: WeightShape, format: WeightFormat) -> dict[str, jax.Array]:
@@ -183,7 +184,7 @@ def test_what_stands_around_a_matmul_is_as_with_a_plain_weight() -> None:
     )
     around = Around(bias=bias, activation="silu", residual=residual)
     found = scheme_of(chosen).apply(weight, x, tensors, around)
-    expected = UNQUANTIZED.apply(weight, x, {"weight": plain}, around)
+    expected = Compiled(UNQUANTIZED).apply(weight, x, {"weight": plain}, around)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -210,7 +211,7 @@ ON_LOAD = {
 )
 def test_rounding_at_load_is_off_by_half_a_step_at_most(shape: str, format: str) -> None:
     weight = {**SHAPES, "experts": EXPERTS}[shape]
-    scheme = QuantizedOnLoad(ON_LOAD[format], "float32")
+    scheme = Compiled(QuantizedOnLoad(ON_LOAD[format], "float32"))
     given = jnp.asarray(np.random.default_rng(6).normal(size=weight.shape), jnp.float32)
     prepared = scheme.prepare(weight, {"weight": given})
     wanted = scheme.prepared(weight, jnp.float32)
@@ -227,7 +228,7 @@ def test_rounding_at_load_is_off_by_half_a_step_at_most(shape: str, format: str)
 
 def test_four_bits_change_weights_least() -> None:
     groups = jnp.asarray(np.random.default_rng(8).normal(size=(4, 32, 24)), jnp.float32)
-    found = least_error_steps(groups, 1, "float32")
+    found = jax.jit(lambda groups: least_error_steps(groups, 1, "float32"))(groups)
     low, high = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
     scale = (high - low) / 15
     usual = jnp.clip(jnp.round((groups - low) / scale), 0, 15) * scale + low
@@ -246,7 +247,9 @@ def test_blocks_of_scales_and_minima_are_kept() -> None:
     codes = draw.integers(0, 16, (32, 24))
     codes[:2] = [[0], [15]]
     scale, zero = draw.uniform(0.01, 0.1, 24), draw.uniform(4, 11, 24)
-    scheme = QuantizedOnLoad(WeightFormat("int4", 32, zeros=True, fine_zeros=True), "float32")
+    scheme = Compiled(
+        QuantizedOnLoad(WeightFormat("int4", 32, zeros=True, fine_zeros=True), "float32")
+    )
     weight = WeightShape((32,), (24,), (None, None))
     given = jnp.asarray((codes - zero) * scale, jnp.float32)
     found = scheme.restore(weight, scheme.prepare(weight, {"weight": given}))["weight"]
@@ -256,7 +259,7 @@ def test_blocks_of_scales_and_minima_are_kept() -> None:
 
 
 def test_a_file_holds_fine_zeros_as_integers_of_eight_bits() -> None:
-    scheme = QuantizedOnLoad(FORMATS["int4 with fine zeros"], "bfloat16")
+    scheme = Compiled(QuantizedOnLoad(FORMATS["int4 with fine zeros"], "bfloat16"))
     for weight in (SHAPES["heads in"], SHAPES["gated"], EXPERTS):
         given = jnp.asarray(np.random.default_rng(11).normal(size=weight.shape), jnp.bfloat16)
         prepared = scheme.prepare(weight, {"weight": given})
@@ -265,14 +268,17 @@ def test_a_file_holds_fine_zeros_as_integers_of_eight_bits() -> None:
         assert {name: (one.shape, one.dtype) for name, one in saved.items()} == {
             name: (spec.shape, spec.dtype) for name, spec in wanted.items()
         }
-        expected = scheme.quantized.dequantized(weight, prepared)
-        np.testing.assert_array_equal(scheme.saved.dequantized(weight, saved), expected)
+        expected = Compiled(scheme.quantized).dequantized(weight, prepared)
+        found = Compiled(scheme.saved).dequantized(weight, saved)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_what_was_rounded_is_rounded_to_the_same() -> None:
     """Parameters of a rounded model that are set again change nothing."""
     weight = WeightShape((64,), (24,), (None, None))
-    scheme = QuantizedOnLoad(WeightFormat("int4", 32, zeros=True, fine_zeros=True), "float32")
+    scheme = Compiled(
+        QuantizedOnLoad(WeightFormat("int4", 32, zeros=True, fine_zeros=True), "float32")
+    )
     given = jnp.asarray(np.random.default_rng(9).normal(size=weight.shape), jnp.float32)
     once = scheme.restore(weight, scheme.prepare(weight, {"weight": given}))
     again = scheme.restore(weight, scheme.prepare(weight, once))
@@ -281,6 +287,6 @@ def test_what_was_rounded_is_rounded_to_the_same() -> None:
 
 @pytest.mark.parametrize(("format", "dtype"), [("fp8", "float32"), ("int4", "float16")])
 def test_a_weight_of_zeros_stays_zero(format: str, dtype: str) -> None:
-    weight, scheme = SHAPES["plain"], QuantizedOnLoad(ON_LOAD[format], dtype)
+    weight, scheme = SHAPES["plain"], Compiled(QuantizedOnLoad(ON_LOAD[format], dtype))
     prepared = scheme.prepare(weight, {"weight": jnp.zeros(weight.shape)})
     np.testing.assert_array_equal(scheme.multiply(weight, jnp.zeros((2, 12)), prepared), 0.0)

@@ -43,8 +43,10 @@ def drafted_plan(drafts: Drafts = WINDOW) -> tuple[Plan, PackedStep, StepInput]:
     return plan, packed, StepInput.over(packed.buffer, BUCKET, DRAFTED)
 
 
-def ran(inputs: StepInput, length: int) -> tuple[list[int], list[int], list[list[int]]]:
-    """Tokens, positions and earlier drafts of the decode rows, row 4 being this long."""
+@jax.jit
+def derived(buffer: jax.Array, length: jax.Array) -> tuple[jax.Array, ...]:
+    """Tokens, positions, earlier drafts and offsets of the decode rows, row 4 being this long."""
+    inputs = StepInput.over(buffer, BUCKET, DRAFTED)
     lengths = jnp.zeros(ROWS, jnp.int32).at[jnp.array([4, 1])].set(jnp.array([length, 5]))
     last = jnp.zeros(ROWS, jnp.int32).at[jnp.array([4, 1])].set(jnp.array([LAST[4], LAST[1]]))
     tables = jnp.zeros((2, ROWS, SHAPES.max_pages), jnp.int32)
@@ -54,19 +56,25 @@ def ran(inputs: StepInput, length: int) -> tuple[list[int], list[int], list[list
     tokens = input_tokens(inputs.tokens, state, drafts)[: BUCKET.decode_rows]
     batch = batch_of(inputs, state, BUCKET, DRAFTED, drafts)
     assert batch.offsets is not None, "recurrent layers see which decode rows are drafts"
-    assert batch.offsets.tolist() == [0, 1, 2, 3, 0, 0, 0, 0]
-    positions = batch.positions[: BUCKET.decode_rows]
     slots = slot_drafts(drafts, DRAFTED.num_slots(BUCKET), 3)
     assert slots is not None
-    return tokens.tolist(), positions.tolist(), slots.earlier.tolist()
+    return tokens, batch.positions[: BUCKET.decode_rows], slots.earlier, batch.offsets
+
+
+def ran(packed: PackedStep, length: int) -> tuple[list[int], list[int], list[list[int]]]:
+    """Tokens, positions and earlier drafts of the decode rows, row 4 being this long."""
+    found = derived(packed.buffer, length)
+    tokens, positions, earlier, offsets = (array.tolist() for array in found)
+    assert offsets == [0, 1, 2, 3, 0, 0, 0, 0]
+    return tokens, positions, earlier
 
 
 @pytest.mark.parametrize(
     ("length", "drafts"), [(28, [50, 51, 52]), (29, [51, 52, 53]), (30, [52, 53, 54])]
 )
 def test_drafts_follow_the_length_that_the_row_has(length: int, drafts: list[int]) -> None:
-    _, _, inputs = drafted_plan()
-    tokens, positions, earlier = ran(inputs, length)
+    _, packed, _ = drafted_plan()
+    tokens, positions, earlier = ran(packed, length)
     assert tokens[:5] == [LAST[4], *drafts, LAST[1]]
     assert positions == [*range(length, length + 4), 5, -1, -1, -1]
     none, (one, two, three) = [-1, -1, -1], drafts
@@ -75,9 +83,9 @@ def test_drafts_follow_the_length_that_the_row_has(length: int, drafts: list[int
 
 
 def test_a_draft_that_is_missing_does_not_run() -> None:
-    _, _, inputs = drafted_plan(Drafts(4, 29, [50, 51, 52]))
-    assert ran(inputs, 28)[1] == [28, 29, 30, 31, 5, -1, -1, -1]
-    tokens, positions, _ = ran(inputs, 30)
+    _, packed, _ = drafted_plan(Drafts(4, 29, [50, 51, 52]))
+    assert ran(packed, 28)[1] == [28, 29, 30, 31, 5, -1, -1, -1]
+    tokens, positions, _ = ran(packed, 30)
     assert positions == [30, 31, -1, -1, 5, -1, -1, -1]
     assert tokens[:2] == [LAST[4], 52]
     assert min(tokens) >= 0, "a token is an index into the embedding"

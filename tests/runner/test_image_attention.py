@@ -27,6 +27,7 @@ def test_earlier_and_later_tokens_are_one_softmax(soft_cap: float | None) -> Non
     distance = (place[None, :] - place[:, None])[:, None, None]
     sees_later = (distance > 0) & (distance <= ahead[:, None, None, None])
 
+    @jax.jit
     def attend(seen: np.ndarray) -> tuple[jax.Array, jax.Array]:
         masked = jnp.where(seen, scores, -jnp.inf)
         mixed = jnp.einsum("tkgs,skd->tkgd", jax.nn.softmax(masked, axis=-1), v)
@@ -36,7 +37,12 @@ def test_earlier_and_later_tokens_are_one_softmax(soft_cap: float | None) -> Non
     wanted, _ = attend((distance <= 0) | sees_later)
     earlier = attend(distance <= 0)
     later = Later(jnp.asarray(k), jnp.asarray(v), jnp.asarray(ahead))
-    seen = attention_ahead(jnp.asarray(q), later, 49, scale=0.5, soft_cap=soft_cap)
-    found = with_ahead(*earlier, seen, later.ahead)
+
+    @jax.jit
+    def joined(mixed: jax.Array, total: jax.Array, q: jax.Array, later: Later) -> jax.Array:
+        seen = attention_ahead(q, later, 49, scale=0.5, soft_cap=soft_cap)
+        return with_ahead(mixed, total, seen, later.ahead)
+
+    found = joined(*earlier, q, later)
     np.testing.assert_allclose(found, wanted, atol=2e-6)
     assert np.array_equal(found[80:], earlier[0][80:]), "text is as it was"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -51,16 +52,23 @@ def batch_of_plan(
     bucket: Bucket = BUCKET,
 ) -> StepBatch:
     """What attention reads of a packed plan, given row lengths and the blocks written before."""
-    if shapes.packed_tables:
-        return jax.tree.map(np.asarray, stage_batch(inputs, shapes))
     known = np.zeros(ROWS, np.int32)
     for row, length in (lengths or {}).items():
         known[row] = length
+    return jax.tree.map(np.asarray, device_batch(inputs, known, written, bucket, shapes))
+
+
+@partial(jax.jit, static_argnames=("bucket", "shapes"))
+def device_batch(
+    inputs: StepInput, lengths: jax.Array, written: jax.Array, bucket: Bucket, shapes: StepShapes
+) -> StepBatch:
+    if shapes.packed_tables:
+        return stage_batch(inputs, shapes)
     tables = jnp.zeros((len(shapes.groups), ROWS, shapes.max_pages), jnp.int32)
     tables = with_new_blocks(with_new_blocks(tables, written), inputs.blocks.new)
     rows = jax.eval_shape(lambda: empty_row_state(1, 1, 1))
-    state = StepState((), jnp.zeros(ROWS, jnp.int32), jnp.asarray(known), rows, tables)
-    return jax.tree.map(np.asarray, batch_of(inputs, state, bucket, shapes))
+    state = StepState((), jnp.zeros(ROWS, jnp.int32), lengths, rows, tables)
+    return batch_of(inputs, state, bucket, shapes)
 
 
 @pytest.mark.parametrize("shapes", [SHAPES, STAGED])
@@ -302,12 +310,12 @@ def test_a_decode_step_is_small_whatever_the_context(max_model_len: int) -> None
 
 
 def test_a_row_that_another_request_takes_over_reads_its_own_blocks() -> None:
-    tables = jnp.zeros((1, ROWS, 16), jnp.int32)
+    tables = np.zeros((1, ROWS, 16), np.int32)
     first = block_entries([NewBlocks(2, 0, 0, list(range(1, 11))), NewBlocks(1, 0, 0, [50])])
     second = block_entries([NewBlocks(2, 0, 0, [20, 21]), NewBlocks(2, 0, 2, [22])])
     padding = np.full((3, 4), ROWS, np.int32)
-    tables = with_new_blocks(tables, first)
-    tables = np.asarray(with_new_blocks(tables, np.concatenate([second, padding])))
+    added = jax.jit(with_new_blocks)
+    tables = np.asarray(added(added(tables, first), np.concatenate([second, padding])))
     assert tables[0, 2, :4].tolist() == [20, 21, 22, 4], "what lies behind is never read"
     assert tables[0, 1, :2].tolist() == [50, 0]
     assert not tables[0, [0, 3, 4]].any()
@@ -328,7 +336,9 @@ def test_only_rows_that_sample_have_a_slot() -> None:
     sampling = inputs.sampling
     assert sampling.rows[packed.slots].tolist() == [4, 1, 2]
     assert sampling.positions[packed.slots].tolist() == [-1, -1, 3], "as far as the host knows"
-    found = with_positions(sampling, read_plan(SHAPES)[2].positions[inputs.heads.logit_index])
+    found = jax.jit(with_positions)(
+        sampling, read_plan(SHAPES)[2].positions[inputs.heads.logit_index]
+    )
     assert found.positions[packed.slots].tolist() == [31, 6, 3], "where the new token stands"
     others = np.delete(sampling.rows, packed.slots)
     assert (others == ROWS).all()

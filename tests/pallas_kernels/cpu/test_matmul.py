@@ -15,9 +15,14 @@ from hypothesis import strategies as st
 from jax import Array
 
 from pallas_kernels.choice import cpu_problem
-from pallas_kernels.cpu.matmul import FusedNorm, columns, matmul, pack, packed_shape, unpack
+from pallas_kernels.cpu import matmul as matmuls
+from pallas_kernels.cpu.matmul import FusedNorm, packed_shape
+from tests.compiled import compiled
 from tests.marks import slow
 
+matmul, pack, unpack, columns = map(
+    compiled, (matmuls.matmul, matmuls.pack, matmuls.unpack, matmuls.columns)
+)
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
 
@@ -31,12 +36,16 @@ def random(*shape: int, seed: int, dtype: Any = "float32") -> Array:
 
 
 def doubles(x: Array) -> np.ndarray:
-    return np.asarray(x.astype(jnp.float32), np.float64)
+    return np.asarray(x).astype(np.float64)
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     """As the left operand is rounded for a weight of this type."""
-    return doubles(jnp.asarray(x, jnp.float32).astype(dtype)) if dtype == "bfloat16" else x
+    return (
+        np.asarray(x, np.float32).astype(jnp.bfloat16).astype(np.float64)
+        if dtype == "bfloat16"
+        else x
+    )
 
 
 def activated(x: np.ndarray, activation: str | None) -> np.ndarray:
@@ -75,13 +84,14 @@ def test_equals_numpy_however_the_weight_is_stored(
     packed = pack(weight)
     assert packed.shape == packed_shape(inputs, outputs, dtype)
     np.testing.assert_array_equal(unpack(packed, inputs, outputs), weight)
-    np.testing.assert_array_equal(pack(weight.T, storage="outputs_first"), packed)
-    some = jnp.asarray([0, outputs - 1, outputs // 2])
-    np.testing.assert_array_equal(columns(packed, inputs, some), weight.T[some].astype("float32"))
+    np.testing.assert_array_equal(pack(np.asarray(weight).T, storage="outputs_first"), packed)
+    some = np.asarray([0, outputs - 1, outputs // 2])
+    expected = np.asarray(weight).T[some].astype("float32")
+    np.testing.assert_array_equal(columns(packed, inputs, some), expected)
     found = matmul(x, packed, outputs)
     expected = rounded(doubles(x), dtype) @ doubles(weight)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * inputs**0.5)
-    for storage, array in (("inputs_first", weight), ("outputs_first", weight.T)):
+    for storage, array in (("inputs_first", weight), ("outputs_first", np.asarray(weight).T)):
         in_place = matmul(x, array, outputs, storage=storage)
         np.testing.assert_array_equal(found, in_place)
 
@@ -118,7 +128,7 @@ def test_a_gate_is_applied_to_its_own_column(dtype: str, inner: int, storage: st
     stored = {
         "packed": lambda: pack(weight, gated=True),
         "inputs_first": lambda: weight,
-        "outputs_first": lambda: weight.T,
+        "outputs_first": lambda: np.asarray(weight).T,
     }[storage]()
     bias = random(2 * inner, seed=2)
     options = {"storage": storage, "gate": "halves", "activation": "silu", "bias": bias}
@@ -140,8 +150,8 @@ def test_gates_that_alternate_with_their_columns(dtype: str, inner: int, storage
     options = {"storage": storage, "gate": "pairs", "activation": "silu", "bias": bias}
     found = matmul(x, stored, 2 * inner, **options)
     order = np.r_[0 : 2 * inner : 2, 1 : 2 * inner : 2]
-    halves = pack(weight[:, order], gated=True)
-    options |= {"storage": "packed", "gate": "halves", "bias": bias[order]}
+    halves = pack(np.asarray(weight)[:, order], gated=True)
+    options |= {"storage": "packed", "gate": "halves", "bias": np.asarray(bias)[order]}
     np.testing.assert_array_equal(found, matmul(x, halves, 2 * inner, **options))
 
 
@@ -150,7 +160,7 @@ def test_results_in_bfloat16_are_the_float32_results_rounded_once() -> None:
     wide = matmul(x, pack(weight), 40)
     found = matmul(x, pack(weight), 40, dtype=jnp.bfloat16)
     assert found.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(found, wide.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(found, np.asarray(wide).astype(jnp.bfloat16))
 
 
 @settings(max_examples=6, deadline=None)
@@ -169,7 +179,7 @@ def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
         "activation": "silu" if gated else None,
     }
     whole = np.asarray(matmul(x, weight, outputs, **options))
-    part = np.asarray(matmul(x[np.asarray(order)], weight, outputs, **options))
+    part = np.asarray(matmul(np.asarray(x)[np.asarray(order)], weight, outputs, **options))
     np.testing.assert_array_equal(part, whole[order])
 
 
@@ -177,8 +187,8 @@ def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
 def test_padding_rows_are_zero_and_others_do_not_notice_them(padded: float) -> None:
     x, weight = random(30, 64, seed=0), pack(random(64, 40, seed=1, dtype="bfloat16"))
     positions = np.where(np.random.default_rng(2).random(30) < padded, -1, 7).astype(np.int32)
-    poisoned = jnp.where(jnp.asarray(positions)[:, None] < 0, jnp.nan, x)
-    found = matmul(poisoned, weight, 40, positions=jnp.asarray(positions))
+    poisoned = np.where(positions[:, None] < 0, np.float32(np.nan), x)
+    found = matmul(poisoned, weight, 40, positions=positions)
     expected = np.where(positions[:, None] < 0, 0, matmul(x, weight, 40))
     np.testing.assert_array_equal(found, expected)
 
