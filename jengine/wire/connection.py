@@ -23,7 +23,8 @@ NONCE = 32
 PROOF = hashlib.sha256().digest_size
 GREETING = struct.Struct(f"!i{NONCE}s{PROOF}s")
 RANK = struct.Struct("!i")
-# Callers that may be proving at a time that they know the secret.
+# Callers that may be proving at a time that they know the secret: one more takes the place of the
+# first of them, as who knows it proves it at once.
 MOST_CALLERS = 64
 LOOK = 0.02  # seconds between two looks at who has proved it
 STRANGER = "the other side does not know the secret"
@@ -74,10 +75,9 @@ class Listener:
         self._server.settimeout(LOOK)
         self.door = Door(tcp(host, self._server.getsockname()[1]), door.secret)
         self._silence = silence
-        self._places = threading.BoundedSemaphore(MOST_CALLERS)
         self._lock = threading.Lock()
+        self._proving: dict[socket.socket, None] = {}  # in the order of their calls
         self._known: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
-        self._closed = False
 
     def __enter__(self) -> Listener:
         return self
@@ -85,7 +85,8 @@ class Listener:
     def __exit__(self, *error: object) -> None:
         self._server.close()
         with self._lock:
-            self._closed = True
+            while self._proving:
+                self._turn_away_first()
         while not self._known.empty():
             self._known.get()[1].close()
 
@@ -100,23 +101,31 @@ class Listener:
                 sock, _ = self._server.accept()
             except TimeoutError:
                 continue
-            self._places.acquire()
+            with self._lock:
+                if len(self._proving) >= MOST_CALLERS:
+                    self._turn_away_first()
+                self._proving[sock] = None
             threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
         return self._known.get()
 
+    def _turn_away_first(self) -> None:
+        """End the call of who has been proving for longest, which ends its thread."""
+        sock = next(iter(self._proving))
+        del self._proving[sock]
+        with contextlib.suppress(OSError):  # the caller has gone
+            sock.shutdown(socket.SHUT_RDWR)
+
     def _greet(self, sock: socket.socket) -> None:
-        try:
+        rank = None
+        with contextlib.suppress(OSError):
             rank = greeted(sock, self.door.secret or b"", self._silence)
-        except OSError:
-            sock.close()
-            return
-        finally:
-            self._places.release()
         with self._lock:
-            if self._closed:
-                sock.close()
-            else:
+            is_kept = sock in self._proving
+            self._proving.pop(sock, None)
+            if rank is not None and is_kept:
                 self._known.put((rank, Connection(sock, self._silence)))
+            else:
+                sock.close()
 
 
 def greeted(sock: socket.socket, secret: bytes, seconds: float) -> int:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,7 @@ from jengine.plan import (
     packed_tokens,
 )
 from jengine.wire.arrays import ARRAY, ArrayFrame
-from jengine.wire.connection import Connection, Listener, connect
+from jengine.wire.connection import MOST_CALLERS, Connection, Listener, connect
 from jengine.wire.doors import Door, tcp
 from jengine.wire.message import BadFrame, encode
 
@@ -163,6 +164,27 @@ def test_a_stranger_who_says_nothing_holds_up_nobody() -> None:
     assert rank == 2
     for one in (connection, joined):
         one.close()
+
+
+def test_many_strangers_who_say_nothing_hold_up_nobody() -> None:
+    with (
+        ExitStack() as calls,
+        Listener(DOOR, 60.0) as listener,
+        ThreadPoolExecutor() as threads,
+    ):
+        accepted = threads.submit(listener.accept, 30.0)
+        for _ in range(MOST_CALLERS + 3):
+            stranger = calls.enter_context(socket.create_connection(listener.door.place, 30.0))
+            assert stranger.recv(1)  # it is being asked
+        connection = connect(listener.door, 2, 30.0)
+        rank, joined = accepted.result(30)
+        assert rank == 2
+        for one in (connection, joined):
+            one.close()
+        with pytest.raises(TimeoutError):
+            listener.accept(0.1)
+    # A listener that is closed asks nobody any longer.
+    eventually(lambda: not any("_greet" in one.name for one in threading.enumerate()))
 
 
 def test_a_leader_that_does_not_know_the_secret_is_not_followed() -> None:
