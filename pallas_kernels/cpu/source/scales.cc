@@ -8,19 +8,19 @@ namespace jengine {
 namespace {
 
 // A byte for each column of a panel.
-typedef uint64_t Columns __attribute__((vector_size(PANEL)));
+typedef uint64_t StepBytes __attribute__((vector_size(PANEL)));
 
 // The codes of a step of single numbers. Columns so many apart share a byte: shifted by their place in
 // it, four copies of the bytes have every column's bits at the bottom of a byte of its own.
 template <int BITS>
-Columns codes_of_step(const char* at) {
+StepBytes codes_of_step(const char* at) {
   constexpr uint64_t EACH = 0x0101010101010101;
-  if constexpr (BITS == 8) return load<Columns>(at);
+  if constexpr (BITS == 8) return load<StepBytes>(at);
   const auto first = load<uint64_t>(at), second = load<uint64_t>(at + 8);
-  const Columns low = Columns{first, second, first, second} >> Columns{0, 0, 4, 4} & 15 * EACH;
+  const StepBytes low = StepBytes{first, second, first, second} >> StepBytes{0, 0, 4, 4} & 15 * EACH;
   if constexpr (BITS == 4) return low;
   const auto both = load<uint64_t>(at + 16);
-  const Columns high = Columns{both, both, both, both} >> Columns{0, 2, 4, 6};
+  const StepBytes high = StepBytes{both, both, both, both} >> StepBytes{0, 2, 4, 6};
   return low | (high << 4 & 48 * EACH);
 }
 
