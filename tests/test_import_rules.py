@@ -85,7 +85,7 @@ ALLOWED = {
     "server": ABOVE_API,
     "integrations": {*ABOVE_API, "routing", "server"},
     # The hook that makes parts of the documentation.
-    "docs": {"nouns", "assembly", "cli", "pictures", "server", "pallas_kernels"},
+    "docs": {"nouns", "assembly", "cli", "models", "pictures", "server", "pallas_kernels"},
     "cli": {
         *ABOVE_API,
         "demo",

@@ -22,6 +22,7 @@ from jengine.cli.checks.environment import MEANING
 from jengine.cli.main import COMMANDS, command_parser, load_command
 from jengine.cli.terminal import Terminal
 from jengine.device_advice import GRAPH_ROOM, KNOWN, ROOM
+from jengine.models.supported import markdown_table
 from jengine.pictures.page import Table, as_markdown
 from jengine.server.app import ENDPOINTS
 from pallas_kernels.fa4.rules import CAPABILITIES, PROVED, RULES, WHY_NOT_AUTO
@@ -169,6 +170,7 @@ ACCESS = {
 }
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
+    "families": markdown_table,
     "device_errors": device_errors,
     "settings": settings,
     "routes": routes,

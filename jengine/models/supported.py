@@ -1,11 +1,6 @@
-"""Table of supported models for jengine/docs/pages/models.md.
-
-python -m jengine.models.supported
-"""
+"""Table of supported models, for the documentation's page on models."""
 
 from __future__ import annotations
-
-import sys
 
 from jengine.config import RECURRENT, AttentionConfig, LatentConfig, ModelConfig
 from jengine.models import registry
@@ -59,7 +54,3 @@ def layers_of(config: ModelConfig) -> str:
         "an encoder of text": config.source_encoder is not None,
     }
     return ", ".join(kind for kind, is_there in kinds.items() if is_there)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown_table() + "\n")

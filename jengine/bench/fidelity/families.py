@@ -7,72 +7,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from jengine.models.architectures import FAMILIES as ARCHITECTURES
+
+GENERATIVE = ("ForCausalLM", "LMHeadModel")  # ends of the names of architectures
+
+
+def generative_families() -> dict[str, str]:
+    """The first generative architecture of each family's module, by the module's name."""
+    found: dict[str, str] = {}
+    for architecture, module in ARCHITECTURES.items():
+        if architecture.endswith(GENERATIVE):
+            found.setdefault(module.rpartition(".")[2], architecture)
+    del found["gemma4_unified"]  # drawn as gemma4
+    return found
+
+
 FAMILIES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "gemma4": "Gemma4ForCausalLM",
-    "modernbert_decoder": "ModernBertDecoderForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "granite_moe": "GraniteMoeForCausalLM",
+    **generative_families(),
+    # A second architecture of a module, which differs by more than its name.
     "granite_moe_shared": "GraniteMoeSharedForCausalLM",
-    "llama4": "Llama4ForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "opt": "OPTForCausalLM",
-    "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
     "glm": "GlmForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "nemotron": "NemotronForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "phi": "PhiForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "bamba": "BambaForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_5": "Qwen3_5ForCausalLM",
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
-    "granite_hybrid": "GraniteMoeHybridForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
-    "falcon_h1": "FalconH1ForCausalLM",
-    "bloom": "BloomForCausalLM",
-    "mpt": "MptForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "minicpm3": "MiniCPM3ForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-    "arcee": "ArceeForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM",
-    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
-    "youtu": "YoutuForCausalLM",
-    "mamba": "MambaForCausalLM",
     "falcon_mamba": "FalconMambaForCausalLM",
-    "jamba": "JambaForCausalLM",
-    "lfm2_moe": "Lfm2MoeForCausalLM",
-    "mamba2": "Mamba2ForCausalLM",
-    "hunyuan": "HunYuanDenseV1ForCausalLM",
-    "apertus": "ApertusForCausalLM",
-    "dbrx": "DbrxForCausalLM",
-    "bitnet": "BitNetForCausalLM",
-    "axk1": "AXK1ForCausalLM",
-    "zamba2": "Zamba2ForCausalLM",
 }
 GRANITE_SIZES = {
     "embedding_multiplier": 3.0,
