@@ -40,6 +40,16 @@ constexpr uint16_t bfloat16_of(int value) {
   return (uint16_t)((value < 0) << 15 | (127 + exponent) << 7 | ((size << (7 - exponent)) & 127));
 }
 
+#if defined(JENGINE_AVX512)
+// A vector that holds a plane of BITS bits as often as there are columns in a half of a word.
+template <int BITS>
+inline __m512i repeated_plane(const char* at) {
+  if constexpr (BITS == 4) return _mm512_broadcast_i64x4(load<__m256i>(at));
+  if constexpr (BITS == 2) return _mm512_broadcast_i32x4(load<__m128i>(at));
+  if constexpr (BITS == 1) return _mm512_set1_epi64(load<long long>(at));
+}
+#endif
+
 // A vector's codes of a plane of BITS bits, each at the bottom of its half of a word, below other bits.
 template <int BITS>
 inline Words plane_of_pairs(const char* at, int v) {
@@ -52,11 +62,7 @@ inline Words plane_of_pairs(const char* at, int v) {
     }
   };
   static constexpr Shifts SHIFTS;
-  __m512i words;
-  if constexpr (BITS == 4) words = _mm512_broadcast_i64x4(load<__m256i>(at));
-  if constexpr (BITS == 2) words = _mm512_broadcast_i32x4(load<__m128i>(at));
-  if constexpr (BITS == 1) words = _mm512_set1_epi64(load<long long>(at));
-  return (Words)_mm512_srlv_epi16(words, load<__m512i>(SHIFTS.of[v]));
+  return (Words)_mm512_srlv_epi16(repeated_plane<BITS>(at), load<__m512i>(SHIFTS.of[v]));
 #else
   if constexpr (COLUMNS >= LANES) {
     return load<Words>(at + v * LANES % COLUMNS * 4) >> (v * LANES / COLUMNS * BITS);
@@ -179,6 +185,11 @@ struct CodePairs : Bfloat16 {
     Words codes = plane_of_pairs<LOW>(at, v);
     if constexpr (BITS > LOW)
       codes = joined<LOW>(codes, plane_of_pairs<BITS - LOW>(at + 2 * PANEL * LOW / 8, v));
+    return from_codes(codes);
+  }
+
+  // Pairs of numbers that codes, below other bits, stand for.
+  static Words from_codes(Words codes) {
 #if defined(JENGINE_AVX512)
     // As many bits of an index count as a table of one or two registers has; codes may have fewer.
     struct Table {
@@ -201,6 +212,41 @@ struct CodePairs : Bfloat16 {
   }
 };
 using Int4Pairs = CodePairs<Codes::INT4>;
+
+#if defined(JENGINE_AVX512)
+// The same numbers with fewer permutations and shifts, which bound few rows; many rows take longer.
+// Turning whole words shifts both ways: what comes from a word's other half is not selected.
+template <Codes CODES>
+struct CodePairsOfFewRows : CodePairs<CODES> {
+  using CodePairs<CODES>::BITS, CodePairs<CODES>::LOW;
+  static Words read(const char* at, int v) {
+    constexpr int HIGH = BITS - LOW;
+    struct Turns {
+      alignas(64) uint32_t of[VECTORS][LANES] = {};
+      constexpr Turns() {
+        for (int i = 0; i < PANEL; i++)
+          of[i / LANES][i % LANES] = (uint32_t)(i / columns_apart(HIGH, 2) * HIGH - LOW) % 32;
+      }
+    };
+    static constexpr Turns TURNS;
+    const __m512i low_bits = _mm512_set1_epi16((1 << LOW) - 1);
+    const __m512i low = (__m512i)plane_of_pairs<LOW>(at, v);
+    const __m512i high = _mm512_rorv_epi32(repeated_plane<HIGH>(at + 2 * PANEL * LOW / 8),
+                                           load<__m512i>(TURNS.of[v]));
+    constexpr int SELECT = 0xca;
+    return CodePairs<CODES>::from_codes(
+        (Words)_mm512_ternarylogic_epi32(low_bits, low, high, SELECT));
+  }
+};
+#define JENGINE_OF_FEW_ROWS(CODES)            \
+  template <>                                 \
+  struct OfFewRows<CodePairs<CODES>> {        \
+    using Kind = CodePairsOfFewRows<CODES>;   \
+  };
+JENGINE_OF_FEW_ROWS(Codes::INT3)
+JENGINE_OF_FEW_ROWS(Codes::INT5)
+JENGINE_OF_FEW_ROWS(Codes::INT6)
+#endif
 
 // [32 columns] of int8.
 struct Int8Singles : Float32 {
