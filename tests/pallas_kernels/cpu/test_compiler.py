@@ -264,6 +264,19 @@ def test_every_source_file_is_in_one_unit(cores: int) -> None:
     assert sorted(included) == sorted(wanted)
 
 
+def test_names_of_source_files_do_not_clash(tmp_path: Path) -> None:
+    """Few cores compile several files as one unit: a name of one must not hide that of another."""
+    try:
+        found = compiler.find_compiler()
+    except NoKernels as error:
+        pytest.skip(str(error))
+    whole = tmp_path / "whole.cc"
+    whole.write_text("".join(compiler.units(1)))
+    command = [*compiler.compile_command(found), "-fsyntax-only", str(whole)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("platforms", "plugins", "begins"),
     [("cpu", True, True), ("", False, True), ("", True, False), ("cuda,cpu", False, False)],
