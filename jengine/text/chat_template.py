@@ -42,6 +42,11 @@ _RESERVED = frozenset({
 MOST_TEMPLATE = 128 * 1024  # characters
 # How a template gets the content of messages: as its loops show, as one string, or as parts.
 CONTENT_FORMATS = ("auto", "string", "openai")
+# Parts of content that are text, and the field that holds it. Templates read them as type "text".
+TEXT_FIELDS = {
+    "text": "text", "input_text": "text", "output_text": "text",
+    "refusal": "refusal", "thinking": "thinking",
+}  # fmt: skip
 
 
 class _TemplateFacts(NamedTuple):
@@ -194,10 +199,10 @@ def _check_part(part: object, where: str) -> None:
     kind = part.get("type")
     if not isinstance(kind, str):
         raise RequestError(f"{where} needs a type, such as 'text'.")
-    if kind != "text":
+    if kind not in TEXT_FIELDS:
         raise RequestError(f"{where} has type {kind!r}: this model reads 'text' parts alone.")
-    if not isinstance(part.get("text"), str):
-        raise RequestError(f"{where} needs a text, a string.")
+    if not isinstance(part.get(TEXT_FIELDS[kind]), str):
+        raise RequestError(f"{where} needs a {TEXT_FIELDS[kind]}, a string.")
 
 
 def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -250,11 +255,20 @@ def _fit_content(
     takes_strings = wanted == "string" or not takes_parts or facts.tests_for_string
     if content is None:  # beside tool calls; templates join it to text
         return {**message, "content": "" if takes_strings else []}
-    if isinstance(content, list | tuple) and not takes_parts:
-        return {**message, "content": with_text(content, image)}
+    if isinstance(content, list | tuple):
+        parts = [_as_text_part(part) for part in content]
+        return {**message, "content": parts if takes_parts else with_text(parts, image)}
     if isinstance(content, str) and (wanted == "openai" or not takes_strings):
         return {**message, "content": [{"type": "text", "text": content}]}
     return dict(message)
+
+
+def _as_text_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A refusal, say, as the part of type "text" that templates know; others as they are."""
+    kind = part["type"]
+    if kind == "text" or kind not in TEXT_FIELDS:
+        return part
+    return {"type": "text", "text": part[TEXT_FIELDS[kind]]}
 
 
 def _fit_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -272,13 +286,27 @@ def _fit_call(call: object, where: str) -> dict[str, Any]:
     if not isinstance(call, Mapping):
         raise RequestError(f"{where} is a {type(call).__name__}, expected a dict.")
     function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping):
         return dict(call)
-    try:
-        value = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}.function.arguments is not JSON: {error}.") from error
-    return {**call, "function": {**function, "arguments": value}}
+    return {**call, "function": {**function, "arguments": _arguments_of(function)}}
+
+
+def _arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an earlier call as an object, which is empty if they are none: they stay in
+    the conversation, which an error would end for good."""
+    value = function.get("arguments") or {}
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+    if isinstance(value, Mapping):
+        return dict(value)
+    logger.warning(
+        "The arguments of an earlier call of %.80r are no JSON object; the template gets {}.",
+        function.get("name"),
+    )
+    return {}
 
 
 @lru_cache(maxsize=32)

@@ -279,6 +279,21 @@ def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str, s
     assert error_of(response, status)["param"] == param
 
 
+def test_parts_that_are_text_by_another_name(client: TestClient) -> None:
+    parts = [{"type": "refusal", "refusal": "no"}, {"type": "thinking", "thinking": "hm"},
+             {"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}]  # fmt: skip
+    talk = [*HELLO, {"role": "assistant", "content": parts}, *HELLO]
+    body = chat(client, messages=talk, return_prompt_text=True)
+    assert "<s>assistant:no\nhm\na\nb</s>" in body["prompt_text"]
+    talk[1] = {"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}
+    assert error_of(client.post(PATH, json={"messages": talk}), 400)["param"] == "messages"
+
+
+def test_an_echo_has_the_prompts_scores(client: TestClient) -> None:
+    assert len(chat(client, echo=True, max_tokens=1)["prompt_logprobs"]) > 5
+    assert chat(client, echo=False, max_tokens=1)["prompt_logprobs"] is None
+
+
 def test_no_top_logprobs_need_no_logprobs(client: TestClient) -> None:
     (choice,) = chat(client, logprobs=False, top_logprobs=0, max_tokens=1)["choices"]
     assert choice["logprobs"] is None
@@ -292,7 +307,8 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     with serving(trust_request_chat_template=True) as client:
         body = chat(client, messages=messages, chat_template=template, return_prompt_text=True)
         assert body["prompt_text"] == ".1."
-        call["function"]["arguments"] = "{broken"  # type: ignore[index]
-        refused = client.post(PATH, json={"messages": messages})
-        path = "messages[1].tool_calls[0].function.arguments"
-        assert error_of(refused, 400)["param"] == path
+        template = template.replace(".arguments.a", ".arguments")
+        for broken in ("{broken", "[1]", '"text"', "", None):  # the conversation goes on
+            call["function"]["arguments"] = broken  # type: ignore[index]
+            body = chat(client, messages=messages, chat_template=template, return_prompt_text=True)
+            assert body["prompt_text"] == ".{}."

@@ -92,10 +92,13 @@ class ChatJob:
             len(prompt["prompt_token_ids"]),
             live.engine.schedule.max_model_len,
         )
+        scores = request.prompt_logprobs
+        if scores is None and request.echo and not request.stream:
+            scores = request.top_logprobs or 0
         chosen: dict[str, Any] = {
             "max_tokens": length,
             "logprobs": (request.top_logprobs or 0) if request.logprobs else None,
-            "prompt_logprobs": request.prompt_logprobs,
+            "prompt_logprobs": scores,
             "structured_outputs": self._structured(),
         }
         if needs_special_tokens(self.texts.reasoning_parser, self.texts.tool_parser):

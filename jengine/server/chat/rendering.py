@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from jengine.server.chat.fields import ChatRequest
 from jengine.server.errors import ApiError
 from jengine.server.serving.rendering import Rendering
@@ -117,7 +115,7 @@ def _refuse_media(content: Any, where: str) -> None:
 
 
 def _ready_assistant(message: dict[str, Any], where: str) -> None:
-    """Parse tool-call arguments to objects, and set both names of the reasoning."""
+    """Check tool calls, and set both names of the reasoning."""
     reasoning = message.get("reasoning", message.get("reasoning_content"))
     if reasoning is not None:
         message["reasoning"] = message["reasoning_content"] = reasoning
@@ -127,26 +125,20 @@ def _ready_assistant(message: dict[str, Any], where: str) -> None:
         return
     if not isinstance(calls, list):
         raise ApiError(400, f"{where}.tool_calls: expected a list.", param=f"{where}.tool_calls")
-    message["tool_calls"] = [
-        _with_object(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)
-    ]
+    for number, call in enumerate(calls):
+        _check_call(call, f"{where}.tool_calls[{number}]")
 
 
-def _with_object(call: Any, where: str) -> dict[str, Any]:
+def _check_call(call: Any, where: str) -> None:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(400, f"{where}: expected a function with a name.", param=where)
-    arguments = function.get("arguments") or "{}"
+    arguments = function.get("arguments")
     if isinstance(arguments, str):
         path = f"{where}.function.arguments"
         complaint = complaint_about(arguments.encode("utf-8", "replace"))
         if complaint is not None:
             raise ApiError(400, f"{path} has {complaint}. Send less at once.", param=path)
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ApiError(400, f"{path} is not valid JSON.", param=path) from error
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def template_variables(
