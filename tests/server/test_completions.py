@@ -242,6 +242,25 @@ def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str) -
         assert error_of(streamed, 400)["param"] == param, "a real status, as nothing was sent"
 
 
+def test_an_echo_beside_ids_has_no_text_of_the_prompt(client: TestClient) -> None:
+    body = {"prompt": "hello", "max_tokens": 2, "echo": True, "return_token_ids": True}
+    (choice,) = complete(client, **body, logprobs=0)["choices"]
+    assert choice["text"] == answer_to("hello", 2)
+    assert choice["prompt_token_ids"] == letters().encode("hello")
+    assert len(choice["logprobs"]["tokens"]) == 7
+    chunks = events(client.post(PATH, json={"temperature": 0, "stream": True, **body}))
+    assert "".join(one["choices"][0]["text"] for one in chunks) == choice["text"]
+
+
+def test_ids_of_requests(client: TestClient) -> None:
+    name = "trace:7/user@host#2+a=="
+    response = client.post(PATH, json={"prompt": "a", "max_tokens": 1, "request_id": name})
+    assert response.json()["id"] == f"cmpl-{name}" and response.headers["x-request-id"] == name
+    for wrong in ("", "a b", "a;b", "a\tb", "é", "a" * 129):
+        body = {"prompt": "a", "request_id": wrong}
+        assert error_of(client.post(PATH, json=body), 400)["param"] == "request_id"
+
+
 def test_numbers_may_be_written_as_other_kinds_of_numbers(client: TestClient) -> None:
     body = complete(client, prompt="hello", max_tokens=3)
     for fields in ({"max_tokens": 3.0}, {"max_tokens": "3"}, {"max_tokens": 3, "temperature": "0"}):

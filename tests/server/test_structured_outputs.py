@@ -302,8 +302,18 @@ def test_tools_with_bad_schemas_are_named(client: TestClient) -> None:
     body = {"messages": HELLO, "tools": tools, "tool_choice": "required"}
     error = error_of(client.post(CHAT, json=body), 400)
     assert error["param"] == "tools" and "uniqueItems" in error["message"]
-    both = {**body, "response_format": {"type": "json_object"}}
-    assert error_of(client.post(CHAT, json=both), 400)["param"] == "tool_choice"
+
+
+def test_a_format_of_texts_says_nothing_of_forced_calls(client: TestClient) -> None:
+    asked = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60}
+    (alone,) = post(client, CHAT, **asked)["choices"]
+    (both,) = post(client, CHAT, **asked, response_format=FORMAT)["choices"]
+    functions = [
+        [call["function"] for call in one["message"].get("tool_calls", ())] for one in (alone, both)
+    ]
+    assert functions[0] == functions[1] != []
+    refused = {"messages": HELLO, **asked, "structured_outputs": {"regex": "a"}}
+    assert error_of(client.post(CHAT, json=refused), 400)["param"] == "tool_choice"
 
 
 @pytest.mark.parametrize("stream", [False, True])

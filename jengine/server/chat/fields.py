@@ -151,11 +151,12 @@ def _check_tools(request: ChatRequest, settings: ServerSettings) -> None:
             "as {'type': 'function', 'function': {'name': ...}}.",
             param="tool_choice",
         )
-    if request.forces_calls and (request.structured_outputs or _has_format(request)):
+    # response_format is for text, and a forced call has none.
+    if request.forces_calls and request.structured_outputs:
         raise ApiError(
             400,
-            "tool_choice forces calls, and another field says what the answer must look like. Send "
-            "one of them.",
+            "tool_choice forces calls, and structured_outputs says what the answer must look like. "
+            "Send one of them.",
             param="tool_choice",
         )
     if (
@@ -169,10 +170,6 @@ def _check_tools(request: ChatRequest, settings: ServerSettings) -> None:
             "set. Start the server with them, or send tool_choice='none'.",
             param="tool_choice",
         )
-
-
-def _has_format(request: ChatRequest) -> bool:
-    return (request.response_format or {}).get("type", "text") != "text"
 
 
 def _tool_name(index: int, tool: dict[str, Any]) -> str:

@@ -51,7 +51,9 @@ class CompletionTexts:
         return self.prompt_text(output) + text if echo else text
 
     def prompt_text(self, output: RequestOutput) -> str:
-        """The prompt's text: as given, or detokenized."""
+        """The prompt's text: as given, or detokenized. Empty beside its ids, as in vLLM."""
+        if self.request.return_token_ids:
+            return ""
         if output.prompt is not None:
             return output.prompt
         if self.tokenizer is None:

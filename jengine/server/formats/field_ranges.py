@@ -10,7 +10,7 @@ from jengine.prompts import LONGEST_SALT
 from jengine.request_parameters import Text, TokenId, told
 
 Priority = Annotated[int, told(minimum=-(2**31), maximum=2**31 - 1)]
-RequestId = Annotated[str, told(pattern="^[A-Za-z0-9._-]{1,128}$")]
+RequestId = Annotated[str, told(pattern="^[A-Za-z0-9._:/@+=#~-]{1,128}$")]
 Salt = Annotated[str, told(pattern="^[ -~]+$", maxLength=LONGEST_SALT)]
 Side = Annotated[str, told(enum=["left", "right"])]
 _SCHEMA = {

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from jengine.server.errors import ApiError
 
-_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_ID = re.compile(r"[A-Za-z0-9._:/@+=#~-]{1,128}")
 
 
 def request_id_of(http: Request, given: str | None) -> str:
@@ -26,7 +26,7 @@ def request_id_of(http: Request, given: str | None) -> str:
         if not _ID.fullmatch(value):
             raise ApiError(
                 400,
-                f"{name}: expected 1 to 128 of the characters A-Z, a-z, 0-9, '.', '_' and '-'.",
+                f"{name}: expected 1 to 128 of the characters A-Z, a-z, 0-9 and ._:/@+=#~-",
                 param=name,
             )
         return value
