@@ -24,8 +24,9 @@ LENGTHS = [300, 1, 65, 0]
 
 def listed(split: Split, starts: Any, lengths: Any, window: int | None = None) -> np.ndarray:
     """The fields of the parts that exist, [parts, FIELDS]."""
-    given = jnp.asarray(starts, jnp.int32), jnp.asarray(lengths, jnp.int32)
-    fields, counts = lists_of(split, part_list(split, *given, window))
+    given = np.asarray(starts, np.int32), np.asarray(lengths, np.int32)
+    words = jax.jit(lambda *given: part_list(split, *given, window))(*given)
+    fields, counts = lists_of(split, words)
     assert (counts == np.bincount(fields[:, 0], minlength=split.rows)).all()
     assert (fields[:, 4] == 1).all()
     return fields

@@ -22,6 +22,7 @@ from pallas_kernels.fa4 import rules
 from pallas_kernels.fa4.rules import PrefillCall, refused
 from pallas_kernels.mixed_attention import mixed_attention
 from pallas_kernels.prefill_attention import fa4, prefill_attention
+from tests.compiled import compiled
 from tests.pallas_kernels.implementations import TRITON
 from tests.pallas_kernels.paged_cases import BLOCK_SIZE, attend, random_case
 
@@ -108,13 +109,20 @@ def run_prefill(
     positions += [-1] * TILE
     firsts += [len(tables) - 1, len(tables), len(tables)]  # padding, and an empty run
     q = np.random.default_rng(3).normal(size=(len(positions), HEADS, HEAD_DIM))
-    out, _ = implementation(
+    given = (
         jnp.asarray(q, jnp.bfloat16), jnp.asarray(np.nan_to_num(case.cache), jnp.bfloat16),
-        case.layer, jnp.asarray(np.array(tables)), jnp.asarray(starts, jnp.int32),
-        jnp.asarray(positions, jnp.int32), head_dim=HEAD_DIM, window=window, scale=0.2,
-        soft_cap=None, sinks=None, dtype=jnp.dtype(jnp.float32),
-        **({"runs": jnp.asarray(firsts, jnp.int32), "joined": joined} if joined else {}),
+        *(np.asarray(one, np.int32) for one in (np.array(tables), starts, positions, firsts)),
     )  # fmt: skip
+
+    @jax.jit
+    def run(q: Any, cache: Any, tables: Any, starts: Any, positions: Any, firsts: Any) -> Any:
+        return implementation(
+            q, cache, case.layer, tables, starts, positions, head_dim=HEAD_DIM, window=window,
+            scale=0.2, soft_cap=None, sinks=None, dtype=jnp.dtype(jnp.float32),
+            **({"runs": firsts, "joined": joined} if joined else {}),
+        )  # fmt: skip
+
+    out, _ = run(*given)
     return np.asarray(out)
 
 
@@ -203,23 +211,23 @@ def test_what_a_request_leaves_in_a_block_does_not_reach_the_next(bad: float, wr
     sick = qkv.copy()
     sick[10, 1, -1, 3] = bad
     empty = jnp.zeros((1, 2, 4, BLOCK_SIZE, KV_HEADS * HEAD_DIM), jnp.bfloat16)
-    slots = jnp.arange(BLOCK_SIZE, BLOCK_SIZE + tokens, dtype=jnp.int32)
+    slots = np.arange(BLOCK_SIZE, BLOCK_SIZE + tokens, dtype=np.int32)
 
     def written(cache: Any, qkv: np.ndarray, finite: bool) -> tuple[Any, Any]:
-        return rotate_and_write(
-            cache, 0, jnp.asarray(qkv), slots[: len(qkv)], finite=finite, implementation=writer
+        return compiled(rotate_and_write)(
+            cache, 0, qkv, slots[: len(qkv)], finite=finite, implementation=writer
         )
 
     def attended(q: Any, cache: Any, run: Callable[..., Any]) -> np.ndarray:
         padded = -(-len(q) // TILE) * TILE
         positions = np.where(np.arange(padded) < len(q), np.arange(padded), -1)
         tiles = padded // TILE
-        out, _ = run(
+        out, _ = jax.jit(lambda q, cache: run(
             jnp.pad(q, ((0, padded - len(q)), (0, 0), (0, 0))), cache, 0,
             jnp.tile(jnp.arange(1, 4), (tiles, 1)), jnp.zeros(tiles, jnp.int32),
             jnp.asarray(positions, jnp.int32), head_dim=HEAD_DIM, window=None, scale=None,
             soft_cap=None, sinks=None, dtype=jnp.dtype(jnp.float32),
-        )  # fmt: skip
+        ))(q, cache)  # fmt: skip
         return np.asarray(out)[: len(q)]
 
     expected = attended(*written(empty, qkv[:length], finite=False), in_xla)

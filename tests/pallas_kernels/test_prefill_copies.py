@@ -3,10 +3,12 @@ it."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from pallas_kernels.cache_write import write_cache
 from pallas_kernels.layout import FP8_BITS, INT8, cache_shape, heads_of
 from pallas_kernels.prefill_attention import prefill_attention
+from tests.compiled import compiled
 from tests.pallas_kernels.implementations import TRITON
 
 HEADS, KV_HEADS, DIM, BLOCK, TILE, PAGES = 4, 2, 20, 8, 4, 8
@@ -30,6 +33,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@functools.cache
 def written(kind: str) -> tuple[jnp.ndarray, np.ndarray]:
     """A cache of codes and a table for each chunk; scales of unused slots are NaN."""
     rng = np.random.default_rng(0)
@@ -42,7 +46,8 @@ def written(kind: str) -> tuple[jnp.ndarray, np.ndarray]:
     ])  # fmt: skip
     k, v = (jnp.asarray(rng.normal(size=(slots.size, KV_HEADS, DIM)), jnp.float32) for _ in "kv")
     empty = jnp.full(cache_shape(2, blocks, BLOCK, KV_HEADS, DIM, KINDS[kind]), -1, KINDS[kind])
-    return write_cache(empty, 1, k, v, jnp.asarray(slots), implementation="xla"), tables
+    write = compiled(write_cache)
+    return write(empty, 1, k, v, slots.astype(np.int32), implementation="xla"), tables
 
 
 def tiles(tables: np.ndarray, joined: int | None) -> dict[str, jnp.ndarray]:
@@ -65,15 +70,17 @@ def tiles(tables: np.ndarray, joined: int | None) -> dict[str, jnp.ndarray]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_has_what_the_codes_stand_for(kind: str, copies: ModuleType) -> None:
     cache, _ = written(kind)
-    sources = np.array([3, -1, 7, 0, 3])
-    made = copies.copied(cache, 1, jnp.asarray(sources, jnp.int32), DIM)
+    sources = np.array([3, -1, 7, 0, 3], np.int32)
+    made = jax.jit(lambda cache, sources: copies.copied(cache, 1, sources, DIM))(cache, sources)
+    made, cache = np.asarray(made), np.asarray(cache)
     assert made.shape == (1, 2, 5, BLOCK, KV_HEADS * DIM) and made.dtype == jnp.bfloat16
     for plane in (0, 1):
         of_plane = cache[1, plane].reshape(1, cache.shape[2], -1)
-        expected = heads_of(of_plane, BLOCK, DIM)[0].astype(jnp.bfloat16).astype(jnp.float32)
+        heads = np.asarray(compiled(heads_of)(of_plane, BLOCK, DIM))[0]
+        expected = heads.astype(jnp.bfloat16).astype(np.float32)
         for page, source in enumerate(sources):
             if source >= 0:
-                found = made[0, plane, page].reshape(expected.shape[1:]).astype(jnp.float32)
+                found = made[0, plane, page].reshape(expected.shape[1:]).astype(np.float32)
                 np.testing.assert_array_equal(found, expected[source])
 
 
@@ -86,7 +93,7 @@ def test_attention_with_copies_equals_xla(
     q = np.random.default_rng(1).normal(size=(given["positions"].size, HEADS, DIM))
     options: dict[str, Any] = {"head_dim": DIM, "return_lse": True}
     arrays = jnp.asarray(q, jnp.float32), cache, 1
-    expected, _ = prefill_attention(*arrays, **given, **options, implementation="xla")
+    expected, _ = compiled(prefill_attention)(*arrays, **given, **options, implementation="xla")
     module = importlib.import_module("pallas_kernels.prefill_attention.triton")
     read: list[np.ndarray] = []
     attend = module.attend_tiles
@@ -116,15 +123,17 @@ def test_chunks_without_room_are_read_as_codes(
     given = tiles(tables, 2)
     page_bytes = 2 * BLOCK * KV_HEADS * DIM * 2
     monkeypatch.setattr(copies, "MOST_BYTES", room * page_bytes)
-    found = copies.copies(
-        cache, 1, given["tables"], given["starts"], given["positions"], given["runs"], DIM
-    )
+    found = jax.jit(
+        lambda cache, tables, starts, positions, runs: copies.copies(
+            cache, 1, tables, starts, positions, runs, DIM
+        )
+    )(cache, *given.values())
+    inside, outside = np.asarray(found.inside), np.asarray(found.outside)
     assert found.cache.shape[2] == min(room, 4 * given["positions"].size // BLOCK)
-    assert int((found.inside >= 0).sum()) == copied
-    both = jnp.maximum(found.inside, found.outside)
-    np.testing.assert_array_equal(both, given["positions"])
+    assert (inside >= 0).sum() == copied
+    np.testing.assert_array_equal(np.maximum(inside, outside), given["positions"])
     left = importlib.import_module("pallas_kernels.prefill_attention.kernels").ELSEWHERE.value
-    assert ((found.inside == left) ^ (found.outside == left)).all()
+    assert ((inside == left) ^ (outside == left)).all()
 
 
 def test_plain_caches_and_steps_without_long_chunks_have_no_copies(copies: ModuleType) -> None:

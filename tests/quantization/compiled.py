@@ -8,7 +8,7 @@ from tests.compiled import compiled
 
 COMPUTES = (
     "prepare", "unpack", "restore", "as_saved", "dequantized", "multiply", "multiply_groups",
-    "lookup", "apply",
+    "lookup", "apply", "outputs_at",
 )  # fmt: skip
 
 

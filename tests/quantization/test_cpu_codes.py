@@ -25,6 +25,7 @@ from pallas_kernels.choice import cpu_problem
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.marks import slow
+from tests.quantization.compiled import Compiled
 from tests.quantization.test_quantized import (
     ACTIVATIONS,
     EXPERTS,
@@ -52,12 +53,14 @@ def each_shape(names: list[str]) -> list[Any]:
     return [case if case in chosen else slow(case)[0] for case in cases]
 
 
-def scheme_of(format: str) -> CpuCodes:
-    return CpuCodes(QuantizedWeights(FORMATS[format], "float32"))
+def scheme_of(format: WeightFormat) -> tuple[Any, Any]:
+    """The scheme of the kernels, and that of XLA."""
+    quantized = QuantizedWeights(format, "float32")
+    return Compiled(CpuCodes(quantized)), Compiled(quantized)
 
 
 def packed_without_loss(
-    scheme: CpuCodes, weight: WeightShape, tensors: Mapping[str, Any]
+    scheme: Any, weight: WeightShape, tensors: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A weight as the kernels take it: of the declared shapes, and the same when restored."""
     packed = scheme.prepare(weight, tensors)
@@ -83,56 +86,55 @@ ROUNDED = {
 @pytest.mark.parametrize("shape", [*SHAPES, "experts"])
 def test_rounded_activations_meet_integers_as_in_xla(shape: str, format: str) -> None:
     weight = {**SHAPES, "experts": EXPERTS}[shape]
-    scheme = CpuCodes(QuantizedWeights(ROUNDED[format], "float32"))
+    scheme, by_xla = scheme_of(ROUNDED[format])
     tensors = random_tensors(weight, ROUNDED[format])
     packed = packed_without_loss(scheme, weight, tensors)
     if weight.groups is not None:  # XLA sums up floating-point numbers there
         x, sizes = random(6, 12), jnp.asarray([2, 0, 3], jnp.int32)
         found = scheme.multiply_groups(weight, x, packed, sizes, "silu")
-        expected = scheme.quantized.multiply_groups(weight, x, tensors, sizes, "silu")
+        expected = by_xla.multiply_groups(weight, x, tensors, sizes, "silu")
         np.testing.assert_allclose(found[:5], expected[:5], rtol=1e-4, atol=1e-3)
         return
     x = random(3, 2, 12)
-    by_xla = jax.jit(lambda x, tensors: scheme.quantized.multiply(weight, x, tensors))
-    np.testing.assert_array_equal(scheme.multiply(weight, x, packed), by_xla(x, tensors))
+    found, expected = scheme.multiply(weight, x, packed), by_xla.multiply(weight, x, tensors)
+    np.testing.assert_array_equal(found, expected)
     if shape == "plain":
-        picked = jnp.asarray([4, 0, 4])
+        picked = np.asarray([4, 0, 4])
         for name, array in scheme.outputs_at(weight, picked, packed).items():
-            np.testing.assert_array_equal(array, tensors[name][..., picked], err_msg=name)
+            own = np.asarray(tensors[name])[..., picked]
+            np.testing.assert_array_equal(array, own, err_msg=name)
 
 
 @pytest.mark.parametrize(("shape", "format"), each_shape([*SHAPES, "experts"]))
 def test_packing_loses_nothing(shape: str, format: str) -> None:
-    weight, scheme = {**SHAPES, "experts": EXPERTS}[shape], scheme_of(format)
+    weight, (scheme, _) = {**SHAPES, "experts": EXPERTS}[shape], scheme_of(FORMATS[format])
     tensors = random_tensors(weight, FORMATS[format])
     packed_without_loss(scheme, weight, tensors)
 
 
 @pytest.mark.parametrize(("shape", "format"), each_shape([*SHAPES]))
 def test_a_step_computes_what_xla_does(shape: str, format: str) -> None:
-    weight, scheme = SHAPES[shape], scheme_of(format)
+    weight, (scheme, by_xla) = SHAPES[shape], scheme_of(FORMATS[format])
     tensors = random_tensors(weight, FORMATS[format])
     packed = scheme.prepare(weight, tensors)
     results = weight.outputs[1:] if weight.gated else weight.outputs
     x, bias, residual = random(3, 2, 12), random(*weight.outputs), random(3, 2, *results)
     around = Around(bias=bias, activation="silu", residual=residual)
     found = scheme.apply(weight, x, packed, around)
-    expected = scheme.quantized.apply(weight, x, tensors, around)
+    expected = by_xla.apply(weight, x, tensors, around)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
     alone = scheme.multiply(weight, x, packed)
-    np.testing.assert_allclose(
-        alone, scheme.quantized.multiply(weight, x, tensors), rtol=1e-4, atol=1e-3
-    )
+    np.testing.assert_allclose(alone, by_xla.multiply(weight, x, tensors), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("format", INTEGERS)
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_each_row_meets_the_weight_of_its_expert(format: str, activation: str | None) -> None:
-    scheme, tensors = scheme_of(format), random_tensors(EXPERTS, FORMATS[format])
+    (scheme, by_xla), tensors = scheme_of(FORMATS[format]), random_tensors(EXPERTS, FORMATS[format])
     x, sizes = random(6, 12), jnp.asarray([2, 0, 3], jnp.int32)
     packed = scheme.prepare(EXPERTS, tensors)
     found = scheme.multiply_groups(EXPERTS, x, packed, sizes, activation)
-    expected = scheme.quantized.multiply_groups(EXPERTS, x, tensors, sizes, activation)
+    expected = by_xla.multiply_groups(EXPERTS, x, tensors, sizes, activation)
     np.testing.assert_allclose(found[:5], expected[:5], rtol=1e-4, atol=1e-3)
 
 

@@ -16,6 +16,7 @@ import pytest
 from pallas_kernels.choice import cpu_problem
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.prefill_attention import prefill_attention
+from tests.compiled import compiled
 from tests.marks import slow
 from tests.pallas_kernels.paged_cases import BLOCK_SIZE, Case, attend, random_case
 
@@ -32,9 +33,9 @@ def queries(tokens: int, heads: int, dim: int) -> np.ndarray:
 
 
 def decoded(case: Case, q: np.ndarray, rows: list[int], lengths: list[int], **options: Any) -> Any:
-    return decode_attention(
-        jnp.asarray(q), jnp.asarray(case.cache), case.layer, jnp.asarray(case.tables[rows]),
-        jnp.asarray(case.starts[rows]), jnp.asarray(lengths, jnp.int32),
+    return compiled(decode_attention)(
+        q, case.cache, case.layer, case.tables[rows], case.starts[rows],
+        np.asarray(lengths, np.int32),
         head_dim=case.head_dim, window=case.window, implementation="cpu", **options,
     )  # fmt: skip
 
@@ -43,16 +44,15 @@ def prefilled(
     case: Case, q: np.ndarray, rows: list[int], positions: np.ndarray, **options: Any
 ) -> Any:
     """Tiles of these rows; q and positions are [tiles, tile, ...]."""
-    return prefill_attention(
-        jnp.asarray(q.reshape(-1, *q.shape[2:])), jnp.asarray(case.cache), case.layer,
-        jnp.asarray(case.tables[rows]), jnp.asarray(case.starts[rows]),
-        jnp.asarray(positions.reshape(-1), jnp.int32),
+    return compiled(prefill_attention)(
+        q.reshape(-1, *q.shape[2:]), case.cache, case.layer, case.tables[rows], case.starts[rows],
+        positions.reshape(-1).astype(np.int32),
         head_dim=case.head_dim, window=case.window, implementation="cpu", **options,
     )  # fmt: skip
 
 
 def as_type(case: Case, dtype: str) -> Case:
-    case.cache = np.array(jnp.asarray(case.cache).astype(dtype))
+    case.cache = case.cache.astype(jnp.dtype(dtype))
     return case
 
 
@@ -73,7 +73,7 @@ def test_a_decode_has_the_same_bits_alone_and_in_any_batch(dtype: str, window: i
     case = as_type(random_case(LENGTHS, head_dim=32, window=window), dtype)
     q = queries(len(LENGTHS), 6, 32)
     every = list(range(len(LENGTHS)))
-    options = {"soft_cap": 20.0, "sinks": jnp.arange(6.0)}
+    options = {"soft_cap": 20.0, "sinks": np.arange(6, dtype=np.float32)}
     whole = np.asarray(decoded(case, q, every, LENGTHS, **options))
     assert np.isfinite(whole).all()
     for rows in (every[::-1], [3, 7], [5], [7]):
@@ -126,7 +126,7 @@ def test_each_query_of_a_prompt_has_the_bits_of_a_decode(
     case = as_type(random_case([length], head_dim=dim), dtype)
     case.window = window
     q = queries(5 * TILE, heads, dim)
-    options = {"soft_cap": 15.0, "sinks": jnp.linspace(-1, 2, heads)}
+    options = {"soft_cap": 15.0, "sinks": np.linspace(-1, 2, heads, dtype=np.float32)}
     positions = np.where(np.arange(5 * TILE) < length, np.arange(5 * TILE), -1)
     tiles = q.reshape(5, TILE, heads, dim), [0] * 5, positions.reshape(5, TILE)
     whole = np.asarray(prefilled(case, *tiles, **options))[:length]

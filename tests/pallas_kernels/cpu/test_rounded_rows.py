@@ -10,16 +10,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax import Array
 
 from jengine.quantization.quantized import QuantizedWeights
 from jengine.quantization.scheme import WeightShape
 from jengine.weight_formats import WeightFormat
 from pallas_kernels.choice import cpu_problem
-from pallas_kernels.cpu.codes import pack_codes, pack_scales, packed_codes_shape, unpack_codes
-from pallas_kernels.cpu.matmul import Scales, matmul, normalize
+from pallas_kernels.cpu import codes
+from pallas_kernels.cpu import matmul as matmuls
+from pallas_kernels.cpu.codes import packed_codes_shape
+from pallas_kernels.cpu.matmul import Scales
+from tests.compiled import compiled
 from tests.marks import slow
 from tests.pallas_kernels.cpu.surroundings import Surroundings
+
+pack_codes, pack_scales, unpack_codes = map(
+    compiled, (codes.pack_codes, codes.pack_scales, codes.unpack_codes)
+)
+matmul, normalize = map(compiled, (matmuls.matmul, matmuls.normalize))
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
@@ -38,14 +45,14 @@ class Case:
         draw = np.random.default_rng(inputs + outputs)
         self.shape = WeightShape((inputs,), (outputs,), (None,) * 2)
         low, high = (-128, 128) if bits == 8 else (0, 256)
-        codes = draw.integers(low, high, (*weights, inputs * bits // 8, outputs))
-        self.codes = jnp.asarray(codes, jnp.int8 if bits == 8 else jnp.uint8)
-        self.given = jnp.asarray(draw.uniform(0.01, 0.1, (*weights, 1, outputs)), jnp.float32)
+        drawn = draw.integers(low, high, (*weights, inputs * bits // 8, outputs))
+        self.codes = drawn.astype(np.int8 if bits == 8 else np.uint8)
+        self.given = draw.uniform(0.01, 0.1, (*weights, 1, outputs)).astype(np.float32)
         is_static = x_scale is not None
         format = WeightFormat("int8" if bits == 8 else "int4", activations="int8", static=is_static)
         self.scheme = QuantizedWeights(format, "float32")
         self.packed = pack_codes(self.codes, inputs, "int8", gated)
-        self.x_scale = jnp.full(weights or 1, x_scale or 0.0, jnp.float32)
+        self.x_scale = np.full(weights or 1, x_scale or 0.0, np.float32)
         self.scales = Scales(
             pack_scales(self.given, gated),
             None,
@@ -55,17 +62,18 @@ class Case:
             codes=f"int{bits}",
         )
 
-    def by_xla(self, x: Array) -> np.ndarray:
+    def by_xla(self, x: Any) -> np.ndarray:
         tensors = {"weight": self.codes, "scale": self.given, "input_scale": self.x_scale}
         multiply = jax.jit(lambda x, tensors: self.scheme.multiply(self.shape, x, tensors))
         return np.asarray(multiply(x, tensors))
 
 
-def random(*shape: int, seed: int) -> Array:
+def random(*shape: int, seed: int) -> np.ndarray:
     """Rows of different sizes. With so few bits, some numbers are halves of their row's largest."""
     draw = np.random.default_rng(seed)
     sizes = draw.uniform(0.01, 10, (*shape[:-1], 1))
-    return jnp.asarray(draw.normal(size=shape) * sizes, jnp.bfloat16).astype(jnp.float32)
+    narrow = np.asarray(draw.normal(size=shape) * sizes).astype(jnp.bfloat16)
+    return narrow.astype(np.float32)
 
 
 def bits_of(found: Any) -> np.ndarray:
@@ -81,7 +89,8 @@ def test_has_the_bits_of_xla(
     case = Case(inputs, outputs, bits, x_scale)
     assert case.packed.shape == packed_codes_shape(inputs, outputs, bits, "int8")
     np.testing.assert_array_equal(unpack_codes(case.packed, inputs, outputs, "int8"), case.codes)
-    x = random(rows, inputs, seed=0).at[rows // 2].set(0)
+    x = random(rows, inputs, seed=0)
+    x[rows // 2] = 0
     found = matmul(x, case.packed, outputs, scales=case.scales)
     np.testing.assert_array_equal(bits_of(found), bits_of(case.by_xla(x)))
     narrow = matmul(x.astype(jnp.bfloat16), case.packed, outputs, scales=case.scales)
@@ -106,10 +115,11 @@ def test_each_group_of_rows_has_its_own_matrix(x_scale: float | None, sizes: lis
     case = Case(34, 46, x_scale=x_scale, weights=(4,))
     scales = case.scales
     if x_scale is not None:  # another one of each
-        scales = scales._replace(x_scale=jnp.arange(1, 5) * x_scale)
-    x = random(sum(sizes) + 3, 34, seed=0).at[sum(sizes) :].set(jnp.nan)
+        scales = scales._replace(x_scale=np.arange(1, 5, dtype=np.float32) * x_scale)
+    x = random(sum(sizes) + 3, 34, seed=0)
+    x[sum(sizes) :] = np.nan
     options: dict[str, Any] = {"gate": "pairs", "activation": "silu"}
-    by_group = jnp.asarray(sizes, jnp.int32)
+    by_group = np.asarray(sizes, np.int32)
     found = matmul(x, case.packed, 46, sizes=by_group, scales=scales, **options)
     np.testing.assert_array_equal(found[sum(sizes) :], 0)
     for group, (end, size) in enumerate(zip(np.cumsum(sizes), sizes, strict=True)):
@@ -138,7 +148,8 @@ def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
 def test_a_row_that_is_not_finite_stays_so_alone() -> None:
     case = Case(70, 33)
     x = random(5, 70, seed=0)
-    bad = x.at[1, 69].set(jnp.nan).at[3, 0].set(jnp.inf)
+    bad = x.copy()
+    bad[1, 69], bad[3, 0] = np.nan, np.inf
     found = np.asarray(matmul(bad, case.packed, 33, scales=case.scales))
     assert np.isnan(found[[1, 3]]).all()
     expected = np.asarray(matmul(x, case.packed, 33, scales=case.scales))
