@@ -294,6 +294,8 @@ class SamplingParams:
 
 PARAMETERS = declared(SamplingParams)
 ROW_PARAMETERS = tuple(given_on(PARAMETERS, Given.ROW))
+# Values that need no step that adjusts logits, by name.
+NEUTRAL = {name: one.default for name, one in PARAMETERS.items() if one.adjusts}
 
 
 if not TYPE_CHECKING:  # a checker would take every name for a name of this module

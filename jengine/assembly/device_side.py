@@ -54,6 +54,7 @@ from jengine.runner.runner import PlanRunner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.transfers.fork_runner import ForkRunner
+from jengine.sampling_params import NEUTRAL
 from jengine.weights.stage_places import StagePlaces
 from sharding.jax_settings import engine_context
 from sharding.mesh import steps_may_queue
@@ -216,10 +217,6 @@ def core_parts(
     )
 
 
-# Entries of generation_config.json that give every request a penalty, and their neutral values.
-NO_PENALTY = (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0))
-
-
 @dataclass(frozen=True)
 class DeviceSettings:
     """Settings of the device side: placement, step programs and limits."""
@@ -239,7 +236,7 @@ def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
     """Decide placement, steps and limits, and check them against the processes that own the
     devices."""
     config = source.config
-    penalises = any(source.generation.get(name, usual) != usual for name, usual in NO_PENALTY)
+    penalises = any(source.generation.get(name, usual) != usual for name, usual in NEUTRAL.items())
     placement = placement_for(asked, config)
     devices = placement.replicas[0].mesh.size
     schedule = schedule_config(

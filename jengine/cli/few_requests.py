@@ -14,11 +14,8 @@ from typing import Any
 
 from jengine.assembly.settings.args import EngineArgs
 from jengine.hub.wanted import SETTINGS
-from jengine.sampling_params import PARAMETERS
+from jengine.sampling_params import NEUTRAL
 from jengine.weights.resolve import resolve_model
-
-# Penalties that change nothing; any other needs a variant that adjusts logits.
-NEUTRAL = {name: one.default for name, one in PARAMETERS.items() if one.adjusts}
 
 
 def few_requests(

@@ -96,7 +96,7 @@ class Completion:
             finish_reason=transcript.finish_reason,
             stop_reason=transcript.stop_reason,
             captured=self._all_captured() if self.captured else None,
-            routed_experts=self._all_experts() if transcript.finished else None,
+            routed_experts=self._all_experts() if transcript.finished and self._experts else None,
         )
 
     def _logprobs_from(self, first: int) -> LogprobTables | StepLogprobs:
@@ -112,10 +112,8 @@ class Completion:
             for name in self.captured[0]
         }
 
-    def _all_experts(self) -> np.ndarray | None:
+    def _all_experts(self) -> np.ndarray:
         """Routed experts of all tokens that ran, from the requested position on."""
-        if not self._experts:
-            return None
         wanted = max(self._tokens_run - self.wire.routed_experts_start, 0)
         return np.concatenate(self._experts)[:wanted]
 

@@ -93,8 +93,11 @@ class SideResults:
             self._record(plan, requests, output)
         if self._pooled:
             self._gather_pooled(plan, requests, output)
-        if not self._scores and not self._captures:
-            return
+        if self._scores or self._captures:
+            self._gather_by_token(plan, requests, output)
+
+    def _gather_by_token(self, plan: Plan, requests: Sequence[Request], output: StepOutput) -> None:
+        """Prompt log-probabilities and captures."""
         decoded = plan.num_decode_rows
         end = 0  # of an entry's tokens among the plan's
         for index, (request, entry) in enumerate(zip(requests, plan.entries, strict=True)):
@@ -132,8 +135,10 @@ class SideResults:
         if request.request_id in self._vectors:
             vector = self._vectors.pop(request.request_id)
             delta.pooled = self._pooled[request.request_id].result(vector)
-        if not self._scores and not self._captures:
-            return
+        if self._scores or self._captures:
+            self._deliver_by_token(request, delta)
+
+    def _deliver_by_token(self, request: Request, delta: TokenDelta) -> None:
         scores = self._scores.get(request.request_id)
         if scores is not None and scores.is_complete:
             del self._scores[request.request_id]

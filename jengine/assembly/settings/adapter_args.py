@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters. No jax."""
+"""Settings of LoRA adapters, and their checks. No jax."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from jengine.adapters import AdapterLimits
-from jengine.assembly.settings.adapter_settings import adapter_limits
+from jengine.adapters import DTYPES, RANKS, AdapterLimits
 from jengine.assembly.settings.setting import Setting
+from jengine.assembly.settings.values import one_of
+from jengine.errors import ConfigError
 
 
 @dataclass(kw_only=True)
@@ -33,8 +34,20 @@ class AdapterArgs:
 
     @property
     def adapter_limits(self) -> AdapterLimits | None:
-        """Number, rank and dtype of LoRA adapters; None if LoRA is off."""
-        return adapter_limits(
-            self.enable_lora, self.max_loras, self.max_lora_rank, self.max_cpu_loras,
-            self.lora_dtype, self.lora_target_modules,
-        )  # fmt: skip
+        """Number, rank and dtype of LoRA adapters; None if LoRA is off. Raises ConfigError."""
+        most, rank, kept = self.max_loras, self.max_lora_rank, self.max_cpu_loras
+        modules = self.lora_target_modules
+        one_of("lora_dtype", self.lora_dtype, DTYPES)
+        if not 1 <= rank <= RANKS[-1]:
+            raise ConfigError(f"max_lora_rank={rank}: expected 1 to {RANKS[-1]}.")
+        if kept is not None and kept < most:
+            raise ConfigError(
+                f"max_cpu_loras={kept} is less than max_loras={most}: every adapter of a "
+                "step is in the host's memory as well. Raise it, or leave it out."
+            )
+        if isinstance(modules, str):
+            raise ConfigError(f"lora_target_modules={modules!r}: expected a list of module names.")
+        if not self.enable_lora:
+            return None
+        named = None if modules is None else tuple(map(str, modules))
+        return AdapterLimits(most, rank, most if kept is None else kept, self.lora_dtype, named)
