@@ -30,14 +30,16 @@ class Build(NamedTuple):
     needs: frozenset[str] = frozenset()
 
 
+BFLOAT16 = V4 | {"avx512_bf16", "avx512_vnni"}
 # The fastest first.
 BUILDS = (
     Build(
-        "avx512-bf16",
+        "amx",
         "x86_64",
-        "x86_64_v4+avx512bf16+avx512vnni",
-        V4 | {"avx512_bf16", "avx512_vnni"},
+        "x86_64_v4+avx512bf16+avx512vnni+amx_tile+amx_bf16",
+        BFLOAT16 | {"amx_tile", "amx_bf16"},
     ),
+    Build("avx512-bf16", "x86_64", "x86_64_v4+avx512bf16+avx512vnni", BFLOAT16),
     Build("avx512", "x86_64", "x86_64_v4", V4),
     Build("avx2", "x86_64", "x86_64_v3", V3),
     Build("basic", "x86_64", "x86_64"),

@@ -1,5 +1,6 @@
 #include "matmul.h"
 
+#include <type_traits>
 #include <vector>
 
 #include "codes.h"
@@ -27,8 +28,9 @@ class Strip {
   using Converted = typename Kind::Converted;
 
  public:
-  Strip(const Matmul& call, const Left& left, const MatmulTask& task, int64_t panel, int64_t panels)
-      : call_(call), left_(left), task_(task), group_(call.groups[task.group]),
+  Strip(const Matmul& call, const Left& left, const MatmulTask& task, ShapedTiles& tiles,
+        int64_t panel, int64_t panels)
+      : call_(call), left_(left), task_(task), group_(call.groups[task.group]), tiles_(tiles),
         weight_(call.weight), first_(panel), panels_(panels),
         blocks_(task.last_block - task.first_block),
         copies_(weight_.storage != Storage::PACKED ||
@@ -60,7 +62,8 @@ class Strip {
   }
 
  private:
-  static constexpr int64_t BLOCK_SUMS = MOST_ROWS * PANEL;
+  static constexpr bool IN_TILES = std::is_same_v<Kind, TiledBfloat16>;
+  static constexpr int64_t BLOCK_SUMS = (IN_TILES ? MOST_TILED_ROWS : MOST_ROWS) * PANEL;
 
   // Numbers that a group shares are widened once for all rows; scales that are float32 stay in place.
   int64_t num_scales() const {
@@ -87,8 +90,9 @@ class Strip {
     offsets_ = offsets;
   }
 
-  // A tile has whole groups of k, unless there is only one.
+  // A tile has whole groups of k, unless there is only one; or whole tiles of the processor.
   int64_t tile_steps(int64_t least) const {
+    if (IN_TILES) return (least + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS;
     if (!Kind::IS_CODES || weight_.scale_groups() == 1) return least;
     return (least + weight_.group_steps() - 1) / weight_.group_steps() * weight_.group_steps();
   }
@@ -109,7 +113,10 @@ class Strip {
     words += step * block.count;
     const GroupScaling scaling = scaling_of(step, steps);
     const Ahead ahead = ahead_of(tile, p, b, steps);
-    if (together() == 2) {
+    if constexpr (IN_TILES) {
+      tiles_.shape(block.count);
+      multiply_in_tiles(words, block.count, tile, steps, sums, step == 0, ahead);
+    } else if (together() == 2) {
       multiply_two(words, block.count, tile, steps, sums, ahead, scaling);
     } else {
       kernel(block.count)(words, tile, steps, sums, PANEL, step == 0, ahead, scaling);
@@ -177,6 +184,7 @@ class Strip {
   const Left& left_;
   const MatmulTask& task_;
   const RowGroup& group_;
+  ShapedTiles& tiles_;
   Weight weight_;
   const int64_t first_, panels_, blocks_;
   const bool copies_;  // tiles are brought into order, or converted, in memory of this task
@@ -193,8 +201,9 @@ void run(const Matmul& call, const Left& left, const MatmulTask& task) {
   const int64_t most = call.weight.storage != Storage::PACKED ? PANELS_IN_PLACE
                        : TAKES_TWO && is_few                  ? 2
                                                               : 1;
+  ShapedTiles tiles;
   for (int64_t panel = task.first_panel; panel < task.last_panel; panel += most)
-    Strip<Kind>(call, left, task, panel, std::min(most, task.last_panel - panel)).run();
+    Strip<Kind>(call, left, task, tiles, panel, std::min(most, task.last_panel - panel)).run();
 }
 
 template <class Pairs, class Singles>
@@ -221,6 +230,7 @@ void run(const Matmul& call, const Left& left, const MatmulTask& task) {
     case Codes::INT8: return run_codes<Int8Pairs, Int8Singles>(call, left, task);
     default: break;
   }
+  if (call.weight.in_tiles()) return run<TiledBfloat16>(call, left, task);
   switch (call.weight.number) {
     case Number::BFLOAT16: return run<Bfloat16>(call, left, task);
     case Number::FLOAT16: return run<Float16>(call, left, task);
@@ -233,7 +243,8 @@ std::vector<MatmulTask> plan(const Matmul& call, int64_t threads) {
   for (int64_t g = 0; g < call.num_groups; g++)
     rows.push_back(call.groups[g].end - call.groups[g].begin);
   const int64_t bytes = call.weight.results_in_panel() * (call.out.is_bfloat16 ? 2 : 4);
-  return plan_matmul(rows, call.weight.panels(), std::max<int64_t>(1, 64 / bytes), threads);
+  return plan_matmul(rows, call.weight.panels(), std::max<int64_t>(1, 64 / bytes), threads,
+                     call.most_rows());
 }
 
 }  // namespace

@@ -32,6 +32,10 @@ struct Matmul {
   const int32_t* rows;  // the rows that are computed; others are left alone
   const RowGroup* groups;
   int64_t num_groups;
+
+  // So many rows of a group, as the micro kernel takes them.
+  RowBlocks blocks(int64_t rows) const { return RowBlocks(rows, most_rows()); }
+  int64_t most_rows() const { return weight.in_tiles() ? MOST_TILED_ROWS : MOST_ROWS; }
 };
 
 void matmul(Pool& pool, const Matmul& call);

@@ -16,8 +16,9 @@ struct MatmulTask {
 };
 
 // Tasks for so many threads, the largest first. `rows` has the number of rows of each group; pieces
-// are multiples of `grain` panels, so that no two tasks write to one cache line.
+// are multiples of `grain` panels, so that no two tasks write to one cache line. A block has
+// `most_rows` at most.
 std::vector<MatmulTask> plan_matmul(const std::vector<int64_t>& rows, int64_t panels, int64_t grain,
-                                    int64_t threads);
+                                    int64_t threads, int64_t most_rows);
 
 }  // namespace jengine

@@ -14,7 +14,8 @@ struct Block {
   int count;
 };
 
-// The rows of all groups, ready for the micro kernel: those of a block as [step][rows].
+// The rows of all groups, ready for the micro kernel: those of a block as [step][rows], or, in tiles,
+// as [step / 16][rows][16].
 class Left {
  public:
   Left(const Matmul& call, char* memory) : call_(call) {
@@ -31,7 +32,7 @@ class Left {
     return Arena::bytes<uint32_t>(words_in(call)) + Arena::bytes<float>(sums_in(call));
   }
   RowBlocks blocks_of(int64_t group) const {
-    return RowBlocks(call_.groups[group].end - call_.groups[group].begin);
+    return call_.blocks(call_.groups[group].end - call_.groups[group].begin);
   }
   int64_t num_blocks() const { return (int64_t)places_.size(); }
 
@@ -46,7 +47,8 @@ class Left {
     if (call_.weight.rounds_rows())
       return pack_rounded_rows(call_.x, rows.rows, rows.count, call_.groups[group].scales.x_scale,
                                call_.weight.form().zero, words(group, b), sums(group, b));
-    pack_rows(call_.x, rows.rows, rows.count, call_.weight.number, words(group, b));
+    pack_rows(call_.x, rows.rows, rows.count, call_.weight.number, call_.weight.in_tiles(),
+              words(group, b));
     if (call_.weight.has_offsets())
       sum_groups(words(group, b), rows.count, call_.weight.steps(), call_.weight.group_steps(),
                  call_.weight.number, sums(group, b));
@@ -70,7 +72,11 @@ class Left {
   static int64_t rows_in(const Matmul& call) {
     return call.num_groups ? call.groups[call.num_groups - 1].end : 0;
   }
-  static size_t words_in(const Matmul& call) { return rows_in(call) * call.weight.steps(); }
+  static int64_t words_of_row(const Matmul& call) {
+    const int64_t steps = call.weight.steps();
+    return call.weight.in_tiles() ? (steps + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS : steps;
+  }
+  static size_t words_in(const Matmul& call) { return rows_in(call) * words_of_row(call); }
   static int64_t sums_of_row(const Matmul& call) {
     if (call.weight.rounds_rows()) return 2;
     return call.weight.has_offsets() ? call.weight.scale_groups() : 0;
@@ -80,7 +86,7 @@ class Left {
     return call_.groups[group].begin + blocks_of(group).begin(b);
   }
   uint32_t* words(int64_t group, int64_t b) const {
-    return words_ + first_row(group, b) * call_.weight.steps();
+    return words_ + first_row(group, b) * words_of_row(call_);
   }
 
   struct Place {

@@ -168,8 +168,8 @@ extern template Multiply multiply_for<Float32, 0>(int);
 // Rows in blocks of nearly equal size, none larger than the micro kernel takes.
 struct RowBlocks {
   int64_t rows, size, count;
-  explicit RowBlocks(int64_t rows) : rows(rows) {
-    const int64_t least = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  explicit RowBlocks(int64_t rows, int64_t most = MOST_ROWS) : rows(rows) {
+    const int64_t least = (rows + most - 1) / most;
     size = least ? (rows + least - 1) / least : 1;
     count = (rows + size - 1) / size;
   }

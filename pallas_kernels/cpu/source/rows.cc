@@ -40,6 +40,16 @@ void to_pairs(const char* from, int64_t width, uint32_t* words) {
   }
 }
 
+// The words of rows as left tiles, one after the other; the last is filled up with zeros.
+void to_tiles(const uint32_t* rows, int count, int64_t pitch, int64_t words, uint32_t* to) {
+  for (int64_t w = 0; w < words; w += TILE_WORDS)
+    for (int r = 0; r < count; r++, to += TILE_WORDS) {
+      const int64_t some = std::min(TILE_WORDS, words - w);
+      std::memcpy(to, rows + r * pitch + w, some * sizeof *to);
+      std::memset(to + some, 0, (TILE_WORDS - some) * sizeof *to);
+    }
+}
+
 typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
 
 // The scale by which no number is cut off; NaN if one is NaN, whose bits are the largest.
@@ -119,7 +129,8 @@ void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64
   });
 }
 
-void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, uint32_t* to) {
+void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, bool in_tiles,
+               uint32_t* to) {
   const bool paired = number == Number::BFLOAT16;
   const int64_t steps = paired ? (x.width + 1) / 2 : x.width, pitch = steps + PADDING;
   Arena memory(task_scratch().take(Arena::bytes<float>(x.width) +
@@ -139,6 +150,7 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
       to_pairs(reinterpret_cast<const char*>(values), x.width, row);
     }
   }
+  if (in_tiles) return to_tiles(words, count, pitch, steps, to);
   interleave_rows(words, count, pitch, steps, to);
 }
 

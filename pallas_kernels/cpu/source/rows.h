@@ -36,8 +36,10 @@ struct Activations {
 void normalize_rows(Pool& pool, const Activations& x, const int32_t* rows, int64_t count,
                     float* to);
 
-// Writes rows as [step][rows] words for the micro kernel.
-void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, uint32_t* to);
+// Writes rows as [step][rows] words for the micro kernel, or for tiles as [step / 16][rows][16] with
+// zeros behind the last step.
+void pack_rows(const Activations& x, const int32_t* rows, int count, Number number, bool in_tiles,
+               uint32_t* to);
 
 // The same of rows rounded to int8, four numbers to a word. `sums` receives the rows' scales, and
 // then, as the bits of integers, what sums with codes around `middle` are too small by. `given` is the

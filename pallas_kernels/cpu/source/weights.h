@@ -6,6 +6,7 @@
 
 #include "scales.h"
 #include "tasks.h"
+#include "tile_kernel.h"
 #include "transpose.h"
 
 namespace jengine {
@@ -36,6 +37,10 @@ struct Weight {
   Scales scales = {};
 
   int64_t number_bytes() const { return size_of(number); }
+  // Whether rows meet it in matrix tiles.
+  bool in_tiles() const {
+    return number == Number::BFLOAT16 && codes == Codes::NONE && may_use_tiles();
+  }
   bool rounds_rows() const { return number == Number::INT8; }
   CodeForm form() const { return form_of(codes); }
   int64_t depth() const {  // numbers of k in a step

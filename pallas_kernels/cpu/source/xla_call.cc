@@ -4,6 +4,8 @@
 #include <memory>
 #include <new>
 
+#include "tiles.h"
+
 namespace jengine {
 
 void refuse(const char* what) { throw Misuse{what}; }
@@ -123,6 +125,10 @@ XLA_FFI_Error* current_error(const XLA_FFI_CallFrame& frame, const char* operati
 
 // What the library was compiled for, for people who ask.
 extern "C" __attribute__((visibility("default"))) const char* jengine_instruction_set() {
+  if (jengine::may_use_tiles()) return "AVX-512 with bfloat16 and matrix tiles (AMX)";
+#if defined(JENGINE_AMX)
+  return "AVX-512 with bfloat16; Linux refuses matrix tiles (AMX) to this process";
+#endif
 #if defined(JENGINE_AVX512) && defined(__AVX512BF16__)
   return "AVX-512 with bfloat16";
 #elif defined(JENGINE_AVX512)

@@ -11,7 +11,8 @@ int main(int count, char** given) {
   std::vector<int64_t> rows;
   for (int i = 4; i < count; i++) rows.push_back(std::atoll(given[i]));
   for (const jengine::MatmulTask& task :
-       jengine::plan_matmul(rows, std::atoll(given[2]), std::atoll(given[3]), std::atoll(given[1])))
+       jengine::plan_matmul(rows, std::atoll(given[2]), std::atoll(given[3]), std::atoll(given[1]),
+                            jengine::MOST_ROWS))
     std::printf("%lld %lld %lld %lld %lld\n", (long long)task.group, (long long)task.first_block,
                 (long long)task.last_block, (long long)task.first_panel,
                 (long long)task.last_panel);

@@ -30,8 +30,10 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
 ]
-# What this processor has, less and less of it.
-WITHOUT = {
+PLAIN_TILES = "-DJENGINE_PLAIN_TILES"
+# What this processor has, less and less of it; and matrix tiles, as plain C++.
+OTHERS = {
+    "tiles": PLAIN_TILES,
     "no bfloat16 and no integer instructions": "-mno-avx512bf16 -mno-avx512vnni",
     "AVX2": "-mno-avx512f",
     "nothing": "-mno-avx512f -mno-avx2 -mno-fma -mno-avx",
@@ -50,12 +52,13 @@ def run_tests(folder: Path, compiler: str, **environment: str) -> None:
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="flags of x86-64")
-@pytest.mark.parametrize("less", WITHOUT)
-def test_on_fewer_instructions(less: str, tmp_path: Path) -> None:
-    run_tests(tmp_path, f"g++ {WITHOUT[less]}")
+@pytest.mark.parametrize("other", OTHERS)
+def test_on_other_instructions(other: str, tmp_path: Path) -> None:
+    run_tests(tmp_path, f"g++ {OTHERS[other]}")
 
 
-def test_with_sanitizers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tiles", ["", PLAIN_TILES])
+def test_with_sanitizers(tiles: str, tmp_path: Path) -> None:
     """No access out of bounds, no undefined behaviour, at any shape of the tests, with threads that
     help with the smallest work."""
     libraries = [
@@ -67,6 +70,7 @@ def test_with_sanitizers(tmp_path: Path) -> None:
     if not all(os.path.isabs(library) for library in libraries):
         pytest.skip("g++ has no sanitizers here")
     flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1 -DJENGINE_WAKING_NS=1"
+    flags = f"{flags} {tiles}"
     run_tests(
         tmp_path, f"g++ {flags}", LD_PRELOAD=" ".join(libraries),
         ASAN_OPTIONS="detect_leaks=0,verify_asan_link_order=0",

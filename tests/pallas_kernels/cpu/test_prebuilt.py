@@ -10,7 +10,9 @@ import pytest
 from pallas_kernels.choice import compiled_cpu_library, cpu_compiler
 from pallas_kernels.cpu import build, compiler, library, prebuilt
 
-NEWEST = "flags : fpu " + " ".join(sorted(prebuilt.V4)) + " avx512_bf16 avx512_vnni amx_tile"
+NEWEST = (
+    "flags : fpu " + " ".join(sorted(prebuilt.V4)) + " avx512_bf16 avx512_vnni amx_tile amx_bf16"
+)
 
 
 @pytest.fixture
@@ -29,7 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("machine", "missing", "chosen"),
     [
-        ("x86_64", "", "avx512-bf16"),
+        ("x86_64", "", "amx"),
+        ("x86_64", "amx_tile", "avx512-bf16"),
         ("x86_64", "avx512_bf16", "avx512"),
         ("x86_64", "avx512vl", "avx2"),
         ("x86_64", "fma", "basic"),
