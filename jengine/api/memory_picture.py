@@ -6,7 +6,6 @@ In: a built engine. Out: MemoryPicture. Reads shapes only: nothing waits for the
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,12 +13,12 @@ import jax
 
 from jengine.assembly.engine import Engine
 from jengine.config import CacheConfig, CacheSpec
-from jengine.models.parameter import named_parameters
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.report_types import CACHE
 from jengine.runner.reports import on_one_device
 from jengine.runner.step.attention_backend import cache_dtype_name
 from jengine.runner.step.group_arrays import each_array
+from jengine.weights.prepared import parameter_count
 
 # One hue per part, readable on light and on dark pages.
 COLOURS = ("#4c78a8", "#f58518", "#eeca3b", "#b279a2", "#54a24b", "#9d755d")
@@ -103,7 +102,7 @@ def memory_picture(engine: Engine) -> MemoryPicture:
 
 def _parts(engine: Engine) -> Iterator[MemoryPart]:
     loaded, cache = engine.loaded, engine.cache
-    count = sum(math.prod(leaf.shape) for _, leaf in named_parameters(engine.declared))
+    count = parameter_count(engine.declared)
     kinds = ", ".join(sorted({str(leaf.dtype) for leaf in loaded.leaves}))
     yield MemoryPart("weights", on_one_device(loaded.leaves), f"{count:,} parameters, {kinds}")
     if CACHE not in loaded.asleep.tags:

@@ -25,7 +25,6 @@ from jengine.models.draft_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
 from jengine.models.draft_heads.heads import DraftHeads
 from jengine.models.draft_heads.medusa import Medusa, read_medusa
 from jengine.models.language_model import LanguageModel
-from jengine.models.parameter import named_parameters
 from jengine.runner.drafter import LoadedDrafter
 from jengine.runner.step.drafters import METHODS, ParallelDraftModel
 from jengine.runner.step.leaves import LeafOrder
@@ -34,6 +33,7 @@ from jengine.weights.draft_places import DraftPlaces
 from jengine.weights.dummy import dummy_arrays
 from jengine.weights.folder import open_checkpoint, read_model_config
 from jengine.weights.generation_config import read_json
+from jengine.weights.prepared import parameter_count
 from jengine.weights.resolve import resolve_model
 from jengine.weights.safetensors_file import StoredTensor
 from jengine.weights.safetensors_io import Tensors, check_tensors, open_model, stream
@@ -199,7 +199,7 @@ def numbers_of_a_draft(model: nnx.Module, config: ModelConfig) -> float:
 
 def numbers_read(model: nnx.Module) -> int:
     """Number of parameters read per step; embeddings that are only looked up do not count."""
-    numbers = sum(math.prod(parameter.shape) for _, parameter in named_parameters(model))
+    numbers = parameter_count(model)
     embed = getattr(model, "embed", None)
     if embed is None or embed.is_head:
         return numbers

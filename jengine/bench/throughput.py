@@ -7,7 +7,6 @@ this process, an uncounted first one and an opponent's of ours included; times a
 
 from __future__ import annotations
 
-import math
 import statistics
 import tempfile
 import time
@@ -27,10 +26,10 @@ from jengine.bench.surroundings import surroundings
 from jengine.bench.workloads import Item, read_trace, write_trace
 from jengine.config import SpeculativeConfig
 from jengine.engine.core import EngineCore
-from jengine.models.parameter import named_parameters
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.runner.variants.parts import RUNS_TOKENS
 from jengine.sampling_params import SamplingParams
+from jengine.weights.prepared import parameter_count
 
 
 class Opponent(Protocol):
@@ -185,7 +184,7 @@ def report(ours: EngineRuns, runs: list[tuple[float, int]]) -> dict[str, Any]:
     return {
         "bench": "throughput",
         **surroundings(),
-        "parameters": parameter_count(llm),
+        "parameters": parameter_count(llm.engine.declared),
         "dtype": llm.engine.model.dtype,
         "max_num_seqs": llm.engine.schedule.max_num_seqs,
         "requests": len(items),
@@ -202,10 +201,6 @@ def report(ours: EngineRuns, runs: list[tuple[float, int]]) -> dict[str, Any]:
         "padded_share": padded_share(ledger),
         "programs": ledger.as_dicts(),
     }
-
-
-def parameter_count(llm: LLM) -> int:
-    return sum(math.prod(leaf.shape) for _, leaf in named_parameters(llm.engine.declared))
 
 
 def padded_share(ledger: CompileLedger) -> float:

@@ -6,6 +6,7 @@ untouched if a weight's scheme uses the declared ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from flax import nnx
 
 from jengine.models.linear import Embedding, Linear, Weighted
 from jengine.models.norms import LayerNorm, RmsNorm
+from jengine.models.parameter import named_parameters
 from jengine.quantization.backends import is_unfit, step_scheme, weight_scheme
 from jengine.quantization.on_load import QuantizedOnLoad
 from jengine.quantization.quantized_table import QuantizedTable
@@ -178,6 +180,15 @@ def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) 
 def is_changed(table: Embedding) -> bool:
     """Whether a step repacks a table, so that its prepared array is a copy."""
     return table.is_head or isinstance(table.scheme, QuantizedTable)
+
+
+def parameter_count(declared: nnx.Module) -> int:
+    """Number of parameters, whatever form weights are stored in: codes may be packed in bytes, and
+    have scales beside them."""
+    weights = weighted(declared)
+    stored = {f"{path}.{name}" for path, one in weights.items() for name in one.declared_specs()}
+    others = [one.shape for path, one in named_parameters(declared) if path not in stored]
+    return sum(map(math.prod, [*others, *(one.shape.shape for one in weights.values())]))
 
 
 def weighted(model: nnx.Module) -> dict[str, Weighted]:

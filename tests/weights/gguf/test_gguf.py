@@ -18,6 +18,7 @@ from jengine.models.parameter import named_parameters
 from jengine.weights.folder import read_model_config
 from jengine.weights.gguf.blocks import FORMATS
 from jengine.weights.gguf.header import TYPES, PackedType
+from jengine.weights.prepared import parameter_count
 from jengine.weights.safetensors_io import load_model
 from tests.marks import slow
 from tests.models.plain_logits import plain_logits
@@ -86,6 +87,12 @@ def test_blocks_stay_codes_where_all_parts_of_a_matrix_have_them(tmp_path: Path)
     # Queries and keys of four bits beside values of six, which share a scale in groups of 16.
     assert declared["layers.0.attention.qkv.weight"].dtype == jnp.int8
     assert declared["layers.0.attention.qkv.least"].shape[0] == 256 // 16
+
+
+def test_parameters_are_counted_whatever_their_form(tmp_path: Path) -> None:
+    files = write_gguf_model(tmp_path, "llama", mixed)
+    packed, plain = (parameter_count(load_model(one)) for one in files)
+    assert packed == plain
 
 
 @pytest.mark.slow
