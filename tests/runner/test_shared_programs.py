@@ -132,6 +132,26 @@ def test_only_equal_programs_are_shared(
     assert len(set(forwards[: len(names)])) == len(names)
 
 
+def test_programs_with_adapters_are_of_equal_weights(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepCompiler, "_compiled", lambda *_: Uncompiled())
+    lora = {"enable_lora": True, "max_lora_rank": 8}
+    wider, fewer = {"max_lora_rank": 16}, {"lora_target_modules": ["q_proj"]}
+    folder, keys = write_tiny_native(tmp_path, "llama"), []
+    for more in ({}, {}, wider, fewer):
+        with opened(folder, **{**lora, **more}) as llm:
+            programs = llm.engine.loaded.programs
+            keys.append([
+                programs.compiler._key(size, features)
+                for size, features in programs._planned
+                if features.adapters
+            ])  # fmt: skip
+    assert keys[0] and None not in keys[0]
+    assert keys[0] == keys[1]
+    assert all(set(keys[0]).isdisjoint(other) for other in keys[2:])
+
+
 def text(compiler: StepCompiler, *program: Any) -> str:
     return compiler.lower(*program).as_text()
 

@@ -105,12 +105,13 @@ class StepCompiler:
 
     def _key(self, size: Size, features: Features) -> Hashable | None:
         """All that its program depends on; None: it is this engine's alone."""
-        if not self.placement.is_cpu or features.own_functions or features.adapters:
+        if not self.placement.is_cpu or features.own_functions:
             return None
         # What is not part of a program would only be kept by the key, or cannot be compared.
         placement = replace(self.placement, observe=None)
         of_all = replace(self, adapters=None, kernels=None, placement=placement)
-        return of_all, size, features
+        adapters = self.adapters if features.adapters else None
+        return of_all, adapters and adapters.key, size, features
 
     def _compiled(self, size: Size, features: Features, measures: bool) -> Compiled:
         device = self.placement.mesh.devices.flat[0]

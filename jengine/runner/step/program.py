@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,6 +61,12 @@ class AdapterProgram:
     def install(self, model: Any, arrays: Mapping[str, Leaves], slots: Array) -> None:
         """Let these arrays add the adapters of tokens' slots to a traced model's weights."""
         add_adapters(model, self.weights, arrays, slots, self.implementation)
+
+    @property
+    def key(self) -> Hashable:
+        """All that a program with adapters reads here."""
+        weights = [(path, one, one.owners.tobytes()) for path, one in self.weights.items()]
+        return tuple(weights), self.leaves, self.implementation
 
     @property
     def of_head(self) -> slice:

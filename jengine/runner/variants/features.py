@@ -33,7 +33,7 @@ class Features:
         """Restrict to the features that this part of the step depends on."""
         kept = {name: getattr(self, name) for name in FEATURES_OF[part]}
         if "adapters" in kept and part not in RUNS_TOKENS and not self.adapts_head:
-            kept["adapters"] = True
+            kept |= {"adapters": False, "adapts_head": False}
         found = Features(part=part, **kept)
         if part is not Part.DRAFT:
             return found
@@ -60,12 +60,18 @@ class Features:
             and mine.adjust >= theirs.adjust
             and holds(mine.logprobs, theirs.logprobs)
             and holds(self.prompt_logprobs, other.prompt_logprobs)
-            and self.adapters >= other.adapters
+            and self._serves_adapters >= other.adapters
             and self.drafts >= other.drafts
             and mine.own_ids >= theirs.own_ids
             and set(self.own_functions) >= set(other.own_functions)
             and self.embeds == other.embeds
         )
+
+    @property
+    def _serves_adapters(self) -> bool:
+        """Whether rows with adapters may run it."""
+        is_left_alone = self.part not in RUNS_TOKENS and not self.adapts_head
+        return self.adapters or is_left_alone
 
     @property
     def is_plain(self) -> bool:
