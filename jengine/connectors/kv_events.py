@@ -7,7 +7,7 @@ Routers outside hear which blocks are cached. With `kv_events_config` a cache pu
 frames (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`) over ZMQ, a batch per committed step
 (`kvcache/event_log.py`, `connectors/kv_events.py`); those of recurrent layers are left out, and of
 tiers none is told. Hashes are jengine's own, their last 64 bits. Each data-parallel rank publishes
-at ports of its own, and serves its blocks at one (`assembly/processes/rank_settings.py`).
+at ports of its own, and serves its blocks at one (`assembly/processes/deployment.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Serves fronts from the core's process.
 
-Besides the stepping thread, one thread owns the socket, one encodes messages (`outbox`), and some
-answer questions between steps, so no step waits for a socket. Must not know how the engine was
-built, or who started this process.
+Besides the stepping thread, one thread owns the socket, one encodes messages (`message_outbox`),
+and some answer questions between steps, so no step waits for a socket. Must not know how the engine
+was built, or who started this process.
 """
 
 from __future__ import annotations
