@@ -17,6 +17,7 @@ from tests.api.engines import (
     rebuilt,
     tiny_engine,
 )
+from tests.marks import slow
 
 PROMPTS = random_prompts(1, 15, 16, 17, 33, 60, 100, 130, 200, 300)
 LOGPROBS = 3
@@ -63,7 +64,7 @@ def test_together_as_alone(either_engine: jengine.LLM, truth: Any) -> None:
         assert run(llm) == truth
 
 
-@pytest.mark.parametrize("budget", [32, 64, 96, 256])
+@pytest.mark.parametrize("budget", [32, 96, *slow(64, 256)])
 def test_any_chunk_size(either_engine: jengine.LLM, truth: Any, budget: int) -> None:
     with rebuilt(either_engine, max_num_batched_tokens=budget) as llm:
         assert run(llm) == truth

@@ -17,21 +17,21 @@ from tests.cli.fake_llm import FakeLLM, run
 HEAVY = ("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "torch")
 
 
-@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
-def test_help_imports_nothing_heavy(words: list[str]) -> None:
+def test_help_imports_nothing_heavy() -> None:
     program = f"""
 import sys
-from jengine.cli.main import main
-try:
-    main({[*words, "--help"]!r})
-except SystemExit as leaving:
-    assert leaving.code == 0
-print([name for name in {HEAVY!r} if name in sys.modules])
+from jengine.cli.main import COMMANDS, main
+for words in [[], *([name] for name in COMMANDS)]:
+    try:
+        main([*words, "--help"])
+    except SystemExit as leaving:
+        assert leaving.code == 0, words
+    found = [name for name in {HEAVY!r} if name in sys.modules]
+    assert not found, (words, found)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert "usage: jengine" in done.stdout
+    assert done.stdout.count("usage: jengine") == 1 + len(COMMANDS)
 
 
 def test_overview_names_every_command_and_a_first_step() -> None:

@@ -115,6 +115,7 @@ def test_it_keeps_its_promises(generate, name: str):
     assert figure.share >= cases.TARGETS[name] - 0.1
 
 
+@pytest.mark.slow
 def test_it_adds_every_two_one_digit_numbers(generate):
     (suite,) = (s for s in cases.suites() if s.name == "one-digit addition in digits")
     failures: list[str] = []

@@ -87,8 +87,8 @@ NAMES = ["apart", None, "stacked", "apart"]
     ("family", "settings"),
     [
         ("qwen3_moe", {}),
-        ("gpt_oss", {}),
         *slow(
+            ("gpt_oss", {}),
             ("mixtral", {}),
             ("deepseek_v3", {}),
             ("llama4", {}),

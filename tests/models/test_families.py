@@ -426,7 +426,7 @@ LATER = {
     "glm4-moe-lite-layers", "minimax-m2",
     "minicpm3-longrope", "bloom-untied-6-heads", "mpt", "hunyuan-alpha", "apertus-other-choices",
     "mamba2-biases", "llama4-chunks", "zamba2-biases", "llama4-yarn", "gemma4-keys-are-values",
-    "bamba", "mixtral",
+    "bamba", "mixtral", "nemotron-h", "gemma4", "axk1",
 }  # fmt: skip
 ALL_VARIANTS = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in VARIANTS]
 

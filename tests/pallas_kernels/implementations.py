@@ -29,5 +29,7 @@ else:
 TRITON = pytest.param("triton", marks=pytest.mark.skipif(bool(reason), reason=reason or "runs"))
 missing = cpu_problem()
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(bool(missing), reason=missing or "runs"))
+# For what the interpreter takes seconds to show, and shows by another test as well.
+SLOW_TRITON = pytest.param("triton", marks=[*TRITON.marks, pytest.mark.slow])
 IMPLEMENTATIONS = ["xla", TRITON, CPU]
 XLA_AND_TRITON = ["xla", TRITON]

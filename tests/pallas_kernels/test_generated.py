@@ -18,7 +18,7 @@ from pallas_kernels.decode_attention.context_parts import Split
 from pallas_kernels.prefill_attention import prefill_attention
 from tests.marks import slow
 from tests.pallas_kernels.generated import Generated, decode_case, prefill_case
-from tests.pallas_kernels.implementations import CPU, IMPLEMENTATIONS, TRITON
+from tests.pallas_kernels.implementations import CPU, IMPLEMENTATIONS, SLOW_TRITON, TRITON
 
 # How many of each there are, and how many of them the default run takes.
 DECODE, PREFILL = (150, 3), (60, 1)
@@ -50,7 +50,7 @@ def test_decode(seed: int, implementation: str) -> None:
     check(decode_case(seed), decode_attention, implementation)
 
 
-@pytest.mark.parametrize("implementation", [CPU, TRITON])
+@pytest.mark.parametrize("implementation", [CPU, SLOW_TRITON])
 @pytest.mark.parametrize("seed", seeds(*PREFILL))
 def test_prefill(seed: int, implementation: str) -> None:
     check(prefill_case(seed), prefill_attention, implementation)
