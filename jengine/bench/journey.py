@@ -13,10 +13,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -30,35 +30,61 @@ NEW_TOKENS = 4
 Function = tuple[str, int]  # file below the root, first line
 
 
+class Run(NamedTuple):
+    """Functions of this project that were called, in any thread, and pairs of a function and one
+    of another file that it called."""
+
+    functions: set[Function]
+    switches: set[tuple[Function, Function]]
+
+
 @contextmanager
-def functions_run() -> Iterator[set[Function]]:
-    """Functions of this project called inside the block, in any thread."""
-    seen: set[CodeType] = set()
-    functions: set[Function] = set()
+def followed() -> Iterator[Run]:
+    """A Run of what is called inside the block, complete at its end."""
+    calls: set[tuple[CodeType | None, CodeType]] = set()
+    found = Run(set(), set())
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call":
-            seen.add(frame.f_code)
+        if event == "call" and function_of(frame.f_code):
+            caller = frame.f_back
+            while caller is not None and not function_of(caller.f_code):
+                caller = caller.f_back
+            calls.add((caller and caller.f_code, frame.f_code))
 
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        yield functions
+        yield found
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # pyrefly: ignore[bad-argument-type] - typed as never None
-        for code in seen:
-            file = Path(code.co_filename)
-            if file.is_relative_to(ROOT) and file != THIS_FILE:
-                relative = file.relative_to(ROOT)
-                if relative.parts[0] in PACKAGES:
-                    functions.add((str(relative), code.co_firstlineno))
+        for caller, called in calls:
+            begin, end = caller and function_of(caller), function_of(called)
+            assert end is not None, "noted above"
+            found.functions.add(end)
+            if begin is not None and begin[0] != end[0]:
+                found.switches.add((begin, end))
 
 
-def functions_of(run: Callable[[], Any]) -> set[Function]:
-    with functions_run() as functions:
-        run()
-    return functions
+@cache
+def function_of(code: CodeType) -> Function | None:
+    """A function of this project; None for any other code."""
+    file = Path(code.co_filename)
+    if file == THIS_FILE or not file.is_relative_to(ROOT):
+        return None
+    relative = file.relative_to(ROOT)
+    return (str(relative), code.co_firstlineno) if relative.parts[0] in PACKAGES else None
+
+
+def every_time(run: Callable[[], Any]) -> Run:
+    """What each of several calls does, so without what a clock adds to some of them (statistics,
+    once a second)."""
+    runs: list[Run] = []
+    for _ in range(3):
+        with followed() as found:
+            run()
+        runs.append(found)
+    return Run(*map(set.intersection, *runs))
 
 
 def lines_of(functions: set[Function]) -> dict[str, int]:
@@ -99,21 +125,22 @@ def measure(new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
     with jengine.LLM("demo", **settings) as llm:
         ask = partial(llm.generate, "Once upon a time", params, use_tqdm=False)
         ask()
-        # What a clock adds to some calls (statistics, once a second) is not in all of them.
-        host = set.intersection(*(functions_of(ask) for _ in range(3)))
+        host, switches = every_time(ask)
         programs = llm.engine.loaded.programs
         jax.clear_caches()  # a function that is jitted by itself is traced again only then
-        with functions_run() as traced:
+        with followed() as traced:
             for bucket, features in tuple(programs.ledger.entries):  # the parts of its steps
                 programs.compiler.lower(bucket, features)
-    on_host, in_step = lines_of(host), lines_of(traced - host)
+    step = traced.functions - host
+    on_host, in_step = lines_of(host), lines_of(step)
     return {
         "new_tokens": new_tokens,
         "host_lines": sum(on_host.values()),
         "host_functions": len(host),
+        "host_switches": len(switches),
         "host_by_room": on_host,
         "step_lines": sum(in_step.values()),
-        "step_functions": len(traced - host),
+        "step_functions": len(step),
         "step_by_room": in_step,
     }
 
