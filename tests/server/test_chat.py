@@ -263,6 +263,8 @@ def test_a_stream_adds_up_to_the_whole_message(
         ({"top_logprobs": 2}, "top_logprobs", 400),
         ({"max_tokens": 0}, "max_tokens", 400),
         ({"max_completion_tokens": 0}, "max_completion_tokens", 400),
+        ({"max_completion_tokens": 5000}, "max_completion_tokens", 400),
+        ({"max_tokens": 5000}, "max_tokens", 400),
         ({"tools": []}, "tools", 400),
         ({"tools": TOOLS}, "tool_choice", 400),
         ({"tool_choice": "auto"}, "tool_choice", 400),

@@ -85,12 +85,13 @@ class ChatJob:
 
     def _params(self, prompt: TokensPrompt) -> SamplingParams | BeamSearchParams:
         request, live = self.request, self.service.live
-        asked = request.max_completion_tokens
+        newer = request.max_completion_tokens is not None
         length = answer_length(
-            request.max_tokens if asked is None else asked,
+            request.max_completion_tokens if newer else request.max_tokens,
             live.engine.default_params.get("max_tokens"),
             len(prompt["prompt_token_ids"]),
             live.engine.schedule.max_model_len,
+            "max_completion_tokens" if newer else "max_tokens",
         )
         scores = request.prompt_logprobs
         if scores is None and request.echo and not request.stream:

@@ -187,17 +187,21 @@ def extra_args(request: CommonFields) -> dict[str, Any] | None:
 
 
 def answer_length(
-    asked: int | None, usual: int | None, prompt_tokens: int, max_model_len: int
+    asked: int | None,
+    usual: int | None,
+    prompt_tokens: int,
+    max_model_len: int,
+    field: str = "max_tokens",
 ) -> int:
-    """Return max_tokens: as requested, else the default, capped by the context length."""
+    """Return max_tokens: as `field` asks, else the default, capped by the context length."""
     room = max_model_len - prompt_tokens
     if asked is not None and asked > max_model_len:
         raise ApiError(
             400,
             f"This model's maximum context length is {max_model_len} tokens. However, you "
             f"requested {asked} output tokens and your prompt contains {prompt_tokens} input "
-            "tokens. Lower max_tokens or leave it out.",
-            param="max_tokens",
+            f"tokens. Lower {field} or leave it out.",
+            param=field,
         )
     wanted = usual if asked is None else asked
     return room if wanted is None else min(wanted, room)
