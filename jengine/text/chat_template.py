@@ -115,7 +115,7 @@ def render_chat(
         )
     template = _choose_template(tokenizer, chat_template, plain_tools)
     facts = _read_template(template)
-    _check_variables(facts, chat_template_kwargs or {})
+    variables = _variables(facts, template, chat_template_kwargs or {})
     if plain_tools and "tools" not in facts.variables:
         _warn_of_unread_tools(template)
     return run_template(
@@ -128,7 +128,7 @@ def render_chat(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         tools=plain_tools,
-        **(chat_template_kwargs or {}),
+        **variables,
     )
 
 
@@ -230,19 +230,27 @@ def _warn_of_unread_tools(template: str) -> None:
     )
 
 
-def _check_variables(facts: _TemplateFacts, chat_template_kwargs: Mapping[str, Any]) -> None:
-    known = facts.variables - _RESERVED
-    for name in chat_template_kwargs:
+def _variables(facts: _TemplateFacts, template: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that the template reads; others are logged once, as scripts set those of one
+    model for all. Raises RequestError for arguments of the renderer."""
+    for name in given:
         if name in _RESERVED:
             raise RequestError(
                 f"chat_template_kwargs may not set {name!r}: it is an argument of the renderer, "
                 "not a variable of the template."
             )
-        if name not in known:
-            raise RequestError(
-                f"chat_template_kwargs has {name!r}, which this chat template does not read. "
-                f"It reads: {', '.join(sorted(known)) or 'nothing'}."
-            )
+        if name not in facts.variables:
+            _warn_of_unread_variable(template, name)
+    return {name: value for name, value in given.items() if name in facts.variables}
+
+
+@lru_cache(maxsize=32)
+def _warn_of_unread_variable(template: str, name: str) -> None:
+    known = ", ".join(sorted(_read_template(template).variables - _RESERVED)) or "nothing"
+    logger.warning(
+        "chat_template_kwargs has %r, which this chat template does not read. It reads: %s.",
+        name, known,
+    )  # fmt: skip
 
 
 def _fit_content(

@@ -134,9 +134,15 @@ def test_every_argument_of_the_renderer_is_reserved(byte_level: Tokenizer) -> No
         assert set(inspect.signature(renderer).parameters) <= _RESERVED
 
 
-def test_variables_the_template_does_not_read_are_refused(byte_level: Tokenizer) -> None:
-    with pytest.raises(RequestError, match=r"'thinking'.*It reads: enable_thinking"):
-        render_chat(byte_level, HELLO, chat_template_kwargs={"thinking": True})
+def test_the_log_says_once_what_the_template_does_not_read(
+    byte_level: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scripts set the variables of one model for all."""
+    plain = render_chat(byte_level, HELLO)
+    for _ in range(2):
+        assert render_chat(byte_level, HELLO, chat_template_kwargs={"thinking": True}) == plain
+    (line,) = caplog.messages
+    assert "'thinking'" in line and "It reads: enable_thinking" in line
 
 
 def test_tools_reach_templates_that_use_them(byte_level: Tokenizer) -> None:
