@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +10,7 @@ from jengine.config import AttentionConfig, DistanceBiasConfig
 from jengine.layers.attention import AttentionInputs, dense_attention
 from jengine.layers.distance_bias import biases_by_distance, distance_buckets
 from jengine.layers.segment_attention import QUERIES_AT_ONCE, segment_attention
+from tests.compiled import compiled
 
 CONFIGS = [(32, 128), (8, 20), (4, 3), (64, 800), (32, 256), (16, 100)]
 
@@ -35,9 +36,13 @@ def test_dense_attention_adds_biases_by_distance() -> None:
     qkv, numbers = rng.normal(size=(1, 9, 2, 3, 4)), rng.normal(size=(2, 1, 4))
     bias = DistanceBiasConfig(4, 3)
     config = AttentionConfig(2, 2, 4, rope=None, scale=1.0, distance_bias=bias)
-    table = biases_by_distance(jnp.asarray(numbers, jnp.float32), bias, bidirectional=False)
-    inputs = AttentionInputs(config, jnp.asarray(qkv, jnp.float32), None, None, biases=table)
-    found = np.asarray(dense_attention(inputs))[0]
+
+    @jax.jit
+    def run(numbers: jax.Array, qkv: jax.Array) -> jax.Array:
+        table = biases_by_distance(numbers, bias, bidirectional=False)
+        return dense_attention(AttentionInputs(config, qkv, None, None, biases=table))
+
+    found = np.asarray(run(numbers.astype(np.float32), qkv.astype(np.float32)))[0]
     buckets = [0, 1, 2, 3]  # one each, then everything beyond
     for head in range(2):
         q, k, v = (qkv[0, :, head, part] for part in range(3))
@@ -52,15 +57,15 @@ def test_dense_attention_adds_biases_by_distance() -> None:
 def test_segments_have_biases_of_both_directions(tokens: int) -> None:
     """Also where queries are taken in several parts: as in each segment alone."""
     rng = np.random.default_rng(2)
-    q, k, v = (jnp.asarray(rng.normal(size=(tokens, 2, 4)), jnp.float32) for _ in range(3))
-    table = jnp.asarray(rng.normal(size=(2, 11)), jnp.float32)
+    q, k, v = (rng.normal(size=(tokens, 2, 4)).astype(np.float32) for _ in range(3))
+    table = rng.normal(size=(2, 11)).astype(np.float32)
     cut = tokens // 3
     segments = (np.arange(tokens) >= cut).astype(np.int32)
-    found = segment_attention(q, k, v, jnp.asarray(segments), 1.0, table)
+    found = np.asarray(compiled(segment_attention)(q, k, v, segments, 1.0, table))
     for part in (slice(0, cut), slice(cut, tokens)):
         length = len(range(tokens)[part])
         behind = np.clip(np.arange(length) - np.arange(length)[:, None], -5, 5)
-        scores = np.einsum("thd,shd->hts", q[part], k[part]) + np.asarray(table)[:, behind + 5]
+        scores = np.einsum("thd,shd->hts", q[part], k[part]) + table[:, behind + 5]
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         expected = np.einsum("hts,shd->thd", weights, v[part])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,10 +120,15 @@ def test_eagle3(tmp_path: Path, changed: dict[str, Any], prefix: str) -> None:
 
     rng = np.random.default_rng(5)
     points = [rng.normal(size=(1, LENGTH, HIDDEN)).astype(np.float32) for _ in range(3)]
-    kept = dict(zip(heads.points, map(jnp.asarray, points), strict=True))
-    states = head.states(jnp.zeros(()), kept)
-    found = head(jnp.asarray(TOKENS[None]), states, whole_sequences((1, LENGTH)), None)[0]
-    logits = np.asarray(head.logits(found, jnp.zeros(LENGTH, jnp.int32), None))
+
+    @jax.jit
+    def run(tokens: jax.Array, kept: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        states = head.states(jnp.zeros(()), kept)
+        found = head(tokens, states, whole_sequences((1, LENGTH)), None)[0]
+        return found, head.logits(found, jnp.zeros(LENGTH, jnp.int32), None)
+
+    kept = dict(zip(heads.points, points, strict=True))
+    found, logits = map(np.asarray, run(TOKENS[None], kept))
     expected, scores = eagle3_by_hand(of, hf, [one[0] for one in points], prefix)
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
     if "draft_vocab_size" in changed:

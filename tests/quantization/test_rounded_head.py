@@ -19,6 +19,7 @@ from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.marks import slow
 from tests.pallas_kernels.implementations import CPU
+from tests.quantization.compiled import Compiled
 
 ALONE = Placement(one_device_mesh())
 TABLE = WeightShape((24,), (100,), ("vocab", "embed"), outputs_first=True)
@@ -31,8 +32,9 @@ HEAD = WeightShape((24,), (100,), ("embed", "vocab"))
 def test_results_are_those_of_the_rounded_weight(
     weight: WeightShape, dtype: str, kernels: str
 ) -> None:
-    scheme = weight_scheme(RoundedHead(dtype), weight, kernels, ALONE)
-    assert type(scheme) is (CpuRoundedHead if kernels == "cpu" else RoundedHead)
+    chosen = weight_scheme(RoundedHead(dtype), weight, kernels, ALONE)
+    assert type(chosen) is (CpuRoundedHead if kernels == "cpu" else RoundedHead)
+    scheme = Compiled(chosen)
     rng = np.random.default_rng(0)
     plain = jnp.asarray(rng.normal(size=weight.shape), dtype)
     prepared = scheme.prepare(weight, {"weight": plain})
@@ -49,8 +51,9 @@ def test_results_are_those_of_the_rounded_weight(
     first, second = (np.asarray(one, np.float32) for one in (back, again))
     np.testing.assert_allclose(second, first, rtol=1e-2)
 
-    table = np.asarray(RoundedHead("float32").restore(weight, RoundedHead(dtype).prepare(
-        weight, {"weight": plain}))["weight"], np.float64)  # fmt: skip
+    rounded = Compiled(RoundedHead(dtype)).prepare(weight, {"weight": plain})
+    wide = Compiled(RoundedHead("float32")).restore(weight, rounded)["weight"]
+    table = np.asarray(wide, np.float64)
     table = table if weight.outputs_first else table.T
     x = jnp.asarray(rng.normal(size=(3, 24)), dtype)
     found = scheme.multiply(weight, x, prepared)
