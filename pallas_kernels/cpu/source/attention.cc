@@ -53,7 +53,9 @@ void attend(Pool& pool, const Attention& call) {
     const Task& task = tasks[i];
     const int64_t later = i + pool.threads();
     const Unit* next = later < count ? tasks[later].unit : nullptr;
-    if (call.cache.number == Number::BFLOAT16) {
+    if (call.cache.number == Number::BFLOAT16 && may_use_tiles()) {
+      UnitTask<TiledBfloat16>(call, plan, *task.unit, task.heads, next).run(partials);
+    } else if (call.cache.number == Number::BFLOAT16) {
       UnitTask<Bfloat16>(call, plan, *task.unit, task.heads, next).run(partials);
     } else {
       UnitTask<Float32>(call, plan, *task.unit, task.heads, next).run(partials);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "tile_kernel.h"
 #include "transpose.h"
 
 namespace jengine {

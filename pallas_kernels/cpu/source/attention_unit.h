@@ -23,7 +23,7 @@ class UnitTask {
   UnitTask(const Attention& call, const AttentionPlan& plan, const Unit& unit, Heads heads,
            const Unit* next)
       : call_(call), plan_(plan), unit_(unit), next_(next), heads_(heads), scaling_(call),
-        blocks_(unit.queries * call.group()), words_(call.cache.dim / Kind::DEPTH),
+        blocks_(unit.queries * call.group(), MOST_ROWS_OF<Kind>), words_(call.cache.dim / Kind::DEPTH),
         query_words_(up_to_run(words_)), width_(padded(call.cache.dim)) {}
 
   void run(const Partials& partials) {
@@ -44,7 +44,8 @@ class UnitTask {
     const Number number = call_.cache.number;
     return number == Number::FLOAT16 || is_code(number);
   }
-  bool is_few() const { return blocks_.rows <= MOST_FEW; }
+  // Tiles take few rows as they take many, so that their bits are the same.
+  bool is_few() const { return !IN_TILES<Kind> && blocks_.rows <= MOST_FEW; }
   static int64_t begin(const Unit& unit) { return unit.from / CHUNK * CHUNK; }
   int64_t begin() const { return begin(unit_); }
   int64_t chunks() const { return (unit_.to - begin() + CHUNK - 1) / CHUNK; }
@@ -52,7 +53,7 @@ class UnitTask {
   void take_memory() {
     const int64_t rows = blocks_.rows, staged = 2 * CHUNK * query_words_ * Kind::DEPTH;
     const int64_t packed = is_few() ? 0 : CHUNK * words_;
-    const int64_t ordered = is_few() ? 0 : STEPS * width_, most = std::max(MOST_ROWS, MOST_FEW);
+    const int64_t ordered = is_few() ? 0 : STEPS * width_, most = std::max(MOST_ROWS_OF<Kind>, MOST_FEW);
     const size_t queries = rows * query_words_ * heads_.count();
     const size_t running = Running::floats(rows, width_) * heads_.count();
     Arena memory(task_scratch().take(
@@ -138,7 +139,12 @@ class UnitTask {
         fetch_query(call_, rows_[later], head);
         store_query<Kind>(call_, rows_[row0 + r], head, words + r * query_words_, query_words_);
       }
-      interleave_rows(words, rows, query_words_, query_words_, query + row0 * query_words_);
+      uint32_t* to = query + row0 * query_words_;
+      if constexpr (IN_TILES<Kind>) {
+        pack_in_tiles(words, rows, query_words_, query_words_, to);
+      } else {
+        interleave_rows(words, rows, query_words_, query_words_, to);
+      }
     }
   }
 
@@ -218,9 +224,34 @@ class UnitTask {
     const int rows = blocks_.in(block);
     const Sight any = sight_of_any(first, sights_[block]);
     if (any.none()) return;
+    if constexpr (IN_TILES<Kind>) {
+      tiles_.shape(rows);
+      score_in_tiles(any, packed_tiles(query + row0 * query_words_, rows));
+      weigh_rows(first, block, running);
+      mix_in_tiles(rows, running.mixed + row0 * width_);
+    } else {
+      add_in_registers(first, block, any, query + row0 * query_words_, running);
+    }
+  }
+  void score_in_tiles(Sight any, LeftTiles query) {
     for (int64_t p = any.low / PANEL; p * PANEL < any.high; p++)
-      multiply_for<Kind>(rows)(query + row0 * query_words_, as_bytes(keys_ + p * words_ * PANEL),
-                               words_, scores_ + p * PANEL, CHUNK, true, {}, {});
+      multiply_in_tiles(query, as_bytes(keys_ + p * words_ * PANEL), words_, scores_ + p * PANEL,
+                        CHUNK, true, {});
+  }
+  // All of a chunk: tokens that no row sees weigh nothing.
+  void mix_in_tiles(int rows, float* mixed) const {
+    for (int64_t p = 0; p < width_ / PANEL; p++)
+      multiply_in_tiles({weight_words(), rows, STEPS, TILE_WORDS},
+                        as_bytes(values_ + p * STEPS * PANEL), STEPS, mixed + p * PANEL, width_,
+                        false, {});
+  }
+  void add_in_registers(int64_t first, int64_t block, Sight any, const uint32_t* query,
+                        Running& running) {
+    const int64_t row0 = blocks_.begin(block);
+    const int rows = blocks_.in(block);
+    for (int64_t p = any.low / PANEL; p * PANEL < any.high; p++)
+      multiply_for<Kind>(rows)(query, as_bytes(keys_ + p * words_ * PANEL), words_,
+                               scores_ + p * PANEL, CHUNK, true, {}, {});
     weigh_rows(first, block, running);
     const Multiply mix = multiply_for<Kind, STEPS>(rows);
     const int64_t from = first_step(any), steps = last_step(any) - from;
@@ -255,6 +286,7 @@ class UnitTask {
   const Scaling scaling_;
   const RowBlocks blocks_;
   const int64_t words_, query_words_, width_;
+  ShapedTiles tiles_;
   int64_t offsets_[SEGMENT + CHUNK], scale_offsets_[SEGMENT + CHUNK];
   BlockSight whole_;    // of all rows
   BlockSight* sights_;  // per block

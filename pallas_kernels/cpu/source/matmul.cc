@@ -1,6 +1,5 @@
 #include "matmul.h"
 
-#include <type_traits>
 #include <vector>
 
 #include "codes.h"
@@ -62,8 +61,7 @@ class Strip {
   }
 
  private:
-  static constexpr bool IN_TILES = std::is_same_v<Kind, TiledBfloat16>;
-  static constexpr int64_t BLOCK_SUMS = (IN_TILES ? MOST_TILED_ROWS : MOST_ROWS) * PANEL;
+  static constexpr int64_t BLOCK_SUMS = MOST_ROWS_OF<Kind> * PANEL;
 
   // Numbers that a group shares are widened once for all rows; scales that are float32 stay in place.
   int64_t num_scales() const {
@@ -92,7 +90,7 @@ class Strip {
 
   // A tile has whole groups of k, unless there is only one; or whole tiles of the processor.
   int64_t tile_steps(int64_t least) const {
-    if (IN_TILES) return (least + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS;
+    if (IN_TILES<Kind>) return (least + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS;
     if (!Kind::IS_CODES || weight_.scale_groups() == 1) return least;
     return (least + weight_.group_steps() - 1) / weight_.group_steps() * weight_.group_steps();
   }
@@ -113,9 +111,9 @@ class Strip {
     words += step * block.count;
     const GroupScaling scaling = scaling_of(step, steps);
     const Ahead ahead = ahead_of(tile, p, b, steps);
-    if constexpr (IN_TILES) {
+    if constexpr (IN_TILES<Kind>) {
       tiles_.shape(block.count);
-      multiply_in_tiles(words, block.count, tile, steps, sums, step == 0, ahead);
+      multiply_in_tiles(packed_tiles(words, block.count), tile, steps, sums, PANEL, step == 0, ahead);
     } else if (together() == 2) {
       multiply_two(words, block.count, tile, steps, sums, ahead, scaling);
     } else {

@@ -40,16 +40,6 @@ void to_pairs(const char* from, int64_t width, uint32_t* words) {
   }
 }
 
-// The words of rows as left tiles, one after the other; the last is filled up with zeros.
-void to_tiles(const uint32_t* rows, int count, int64_t pitch, int64_t words, uint32_t* to) {
-  for (int64_t w = 0; w < words; w += TILE_WORDS)
-    for (int r = 0; r < count; r++, to += TILE_WORDS) {
-      const int64_t some = std::min(TILE_WORDS, words - w);
-      std::memcpy(to, rows + r * pitch + w, some * sizeof *to);
-      std::memset(to + some, 0, (TILE_WORDS - some) * sizeof *to);
-    }
-}
-
 typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
 
 // The scale by which no number is cut off; NaN if one is NaN, whose bits are the largest.
@@ -150,7 +140,7 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
       to_pairs(reinterpret_cast<const char*>(values), x.width, row);
     }
   }
-  if (in_tiles) return to_tiles(words, count, pitch, steps, to);
+  if (in_tiles) return pack_in_tiles(words, count, pitch, steps, to);
   interleave_rows(words, count, pitch, steps, to);
 }
 

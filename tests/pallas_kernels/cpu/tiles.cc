@@ -36,26 +36,17 @@ double number(uint32_t bits) {
   return found;
 }
 
-// left [rows][steps] as tiles, with zeros behind the last step.
-std::vector<uint32_t> tiled(const uint32_t* left, int rows, int64_t steps) {
-  std::vector<uint32_t> found;
-  for (int64_t step = 0; step < steps; step += TILE_WORDS)
-    for (int r = 0; r < rows; r++)
-      for (int64_t i = step; i < step + TILE_WORDS; i++)
-        found.push_back(i < steps ? left[r * steps + i] : 0);
-  return found;
-}
-
 std::vector<float> product(const uint32_t* left, int rows, const std::vector<uint32_t>& right,
                            int64_t steps, int64_t at_once) {
   ShapedTiles tiles;
   tiles.shape(rows);
-  const std::vector<uint32_t> words = tiled(left, rows, steps);
+  std::vector<uint32_t> words(rows * (steps + TILE_WORDS));
+  pack_in_tiles(left, rows, steps, steps, words.data());
   std::vector<float> sums(rows * PANEL, NAN);
   for (int64_t step = 0; step < steps; step += at_once)
-    multiply_in_tiles(words.data() + step * rows, rows,
+    multiply_in_tiles(packed_tiles(words.data() + step * rows, rows),
                       reinterpret_cast<const char*>(right.data() + step * PANEL),
-                      std::min(at_once, steps - step), sums.data(), step == 0, {});
+                      std::min(at_once, steps - step), sums.data(), PANEL, step == 0, {});
   return sums;
 }
 
