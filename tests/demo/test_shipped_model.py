@@ -13,6 +13,7 @@ from examples.demo_model.evaluate import plain_generator
 from jengine import LLM, SamplingParams
 from jengine.demo import eagle_path, model_path
 from tests.api.engines import rebuilt
+from tests.marks import slow
 
 MEBIBYTE = 2**20
 ONE_REQUEST = {
@@ -107,7 +108,7 @@ def test_card_shows_figures_that_reach_their_targets():
         assert figures[name] >= target, name
 
 
-@pytest.mark.parametrize("name", ["addition in digits", "addition in words", "valid JSON"])
+@pytest.mark.parametrize("name", ["addition in digits", "addition in words", *slow("valid JSON")])
 def test_it_keeps_its_promises(generate, name: str):
     """A small part of the examination, with room for luck."""
     (suite,) = (found for found in cases.suites(0.1) if found.name == name)

@@ -15,7 +15,8 @@ from jengine.models.parameter import named_parameters
 from jengine.models.tensors.checkpoint import Names, Piece, take_tensor, with_prefix
 from jengine.weights.abstract import abstract_model
 from jengine.weights.stored_parameter import StoredParameter
-from tests.models.tiny_models import FAMILIES, tiny_settings
+from tests.marks import slow
+from tests.models.tiny_models import DISTINCT, FAMILIES, tiny_settings
 
 NEVER_TIED, ALWAYS_TIED = ("phi",), ("zamba2",)
 
@@ -114,7 +115,9 @@ def test_files_of_a_bare_model_get_their_full_names() -> None:
     assert with_prefix(whole, names) == whole
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*DISTINCT, *slow(*[one for one in FAMILIES if one not in DISTINCT])]
+)
 def test_any_part_of_a_parameter_can_be_read_alone(family: str) -> None:
     random = np.random.default_rng(0)
     for path, like, found in declared_with_pieces(family):
