@@ -48,7 +48,8 @@ LONGEST_MESSAGE = 1024
 _ADDRESS = re.compile(r"(?: at )?\b0x[0-9a-fA-F]{4,}\b")
 _TRACEBACK = re.compile(r'\n?\s*File "[^"\n]*", line \d+(?:, in \S+)?(?:\n\s+[^\n]*)?')
 _TRACEBACK_HEAD = re.compile(r"Traceback \(most recent call last\):")
-_PATH = re.compile(r"(?<![\w/.:<])/(?:[\w.+@%-]+/)+[\w.+@%-]+")
+# Of a file; routes, which errors advise, begin otherwise.
+_PATH = re.compile(r"(?<![\w/.:<])/(?!(?:v1|v2|health)/)(?:[\w.+@%-]+/)+[\w.+@%-]+")
 # The field that a message of the sampling parameters or of the input processor is about.
 _SUBJECT = re.compile(
     r"^(?:SamplingParams\()?`?(\w+)`?(?:\[\d+\])?"

@@ -291,6 +291,12 @@ def test_what_is_refused(client: TestClient, body: dict[str, Any], param: str, s
         assert error_of(response, status)["param"] == param
 
 
+def test_errors_name_routes_and_no_files(client: TestClient) -> None:
+    refused = client.post(PATH, json={"input": "hi", "use_beam_search": True})
+    assert "Send /v1/chat/completions." in error_of(refused, 400)["message"]
+    assert ApiError(500, "No file /srv/models/a.json.").body.error.message == "No file <path>"
+
+
 def test_log_probabilities_do_not_go_with_parsers(parsing: TestClient) -> None:
     response = post(parsing, "hi", include=["message.output_text.logprobs"])
     assert error_of(response, 400)["param"] == "include"
