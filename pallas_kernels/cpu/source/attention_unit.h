@@ -235,15 +235,15 @@ class UnitTask {
   }
   void score_in_tiles(Sight any, LeftTiles query) {
     for (int64_t p = any.low / PANEL; p * PANEL < any.high; p++)
-      multiply_in_tiles(query, as_bytes(keys_ + p * words_ * PANEL), words_, scores_ + p * PANEL,
-                        CHUNK, true, {});
+      multiply_in_tiles<Kind>(query, as_bytes(keys_ + p * words_ * PANEL), 0, words_,
+                              scores_ + p * PANEL, CHUNK, true, {});
   }
   // All of a chunk: tokens that no row sees weigh nothing.
   void mix_in_tiles(int rows, float* mixed) const {
     for (int64_t p = 0; p < width_ / PANEL; p++)
-      multiply_in_tiles({weight_words(), rows, STEPS, TILE_WORDS},
-                        as_bytes(values_ + p * STEPS * PANEL), STEPS, mixed + p * PANEL, width_,
-                        false, {});
+      multiply_in_tiles<Kind>({weight_words(), rows, STEPS, TILE_WORDS},
+                              as_bytes(values_ + p * STEPS * PANEL), 0, STEPS, mixed + p * PANEL,
+                              width_, false, {});
   }
   void add_in_registers(int64_t first, int64_t block, Sight any, const uint32_t* query,
                         Running& running) {

@@ -19,7 +19,8 @@ constexpr int64_t AHEAD_BYTES = 8192;
 constexpr int64_t MOST_FETCHING_BLOCKS = 4;
 // So many blocks of rows are worth a converted copy of a tile of integers, which they share. Beside the
 // sums of many rows conversions are free.
-constexpr int64_t BLOCKS_OF_COPY = MOST_ROWS < 8 ? 3 : INT64_MAX;
+template <class Kind>
+constexpr int64_t BLOCKS_OF_COPY = IN_TILES<Kind> ? 2 : MOST_ROWS < 8 ? 3 : INT64_MAX;
 
 // Some panels of a task, which are summed up together: one, or those brought into order together.
 template <class Kind>
@@ -33,7 +34,7 @@ class Strip {
         weight_(call.weight), first_(panel), panels_(panels),
         blocks_(task.last_block - task.first_block),
         copies_(weight_.storage != Storage::PACKED ||
-                (Kind::IS_CODES && (!HAS_KERNEL<Kind> || blocks_ >= BLOCKS_OF_COPY))) {
+                (Kind::IS_CODES && (!HAS_KERNEL<Kind> || blocks_ >= BLOCKS_OF_COPY<Kind>))) {
     weight_.data = group_.weight;
   }
 
@@ -90,8 +91,8 @@ class Strip {
 
   // A tile has whole groups of k, unless there is only one; or whole tiles of the processor.
   int64_t tile_steps(int64_t least) const {
-    if (IN_TILES<Kind>) return (least + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS;
-    if (!Kind::IS_CODES || weight_.scale_groups() == 1) return least;
+    if (!Kind::IS_CODES || weight_.scale_groups() == 1)
+      return IN_TILES<Kind> ? (least + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS : least;
     return (least + weight_.group_steps() - 1) / weight_.group_steps() * weight_.group_steps();
   }
 
@@ -108,12 +109,14 @@ class Strip {
     const bool is_last = step + steps == weight_.steps();
     for (int64_t q = p; is_last && q < p + together(); q++) expect(call_, block, columns_of(q));
     const uint32_t* words = left_.wait_for(task_.group, task_.first_block + b);
-    words += step * block.count;
+    if (!IN_TILES<Kind>) words += step * block.count;
     const GroupScaling scaling = scaling_of(step, steps);
     const Ahead ahead = ahead_of(tile, p, b, steps);
     if constexpr (IN_TILES<Kind>) {
       tiles_.shape(block.count);
-      multiply_in_tiles(packed_tiles(words, block.count), tile, steps, sums, PANEL, step == 0, ahead);
+      const auto kernel = copies_ ? multiply_in_tiles<TiledBfloat16> : multiply_in_tiles<Kind>;
+      kernel(packed_tiles(words, block.count), tile, step, steps, sums, PANEL, step == 0, ahead,
+             scaling);
     } else if (together() == 2) {
       multiply_two(words, block.count, tile, steps, sums, ahead, scaling);
     } else {
@@ -133,9 +136,14 @@ class Strip {
   void add_offsets(int64_t b, int rows, int64_t p, float* sums) const {
     const float* row_sums = left_.sums(task_.group, task_.first_block + b);
     const int64_t groups = weight_.scale_groups();
-    multiply_for<Float32>(rows)(reinterpret_cast<const uint32_t*>(row_sums),
-                                reinterpret_cast<const char*>(offsets_ + p * groups * PANEL),
-                                groups, sums, PANEL, false, {}, {});
+    const RowBlocks blocks(rows);
+    for (int64_t block = 0; block < blocks.count; block++) {
+      const int64_t row0 = blocks.begin(block);
+      multiply_for<Float32>(blocks.in(block))(
+          reinterpret_cast<const uint32_t*>(row_sums + row0 * groups),
+          reinterpret_cast<const char*>(offsets_ + p * groups * PANEL), groups,
+          sums + row0 * PANEL, PANEL, false, {}, {});
+    }
   }
 
   Multiply kernel(int rows) const {
@@ -195,7 +203,7 @@ template <class Kind>
 void run(const Matmul& call, const Left& left, const MatmulTask& task) {
   const bool is_few = task.last_block - task.first_block == 1 &&
                       left.block(task.group, task.first_block).count <= MOST_ROWS_OF_TWO;
-  constexpr bool TAKES_TWO = Kind::IS_CODES && HAS_KERNEL<Kind>;
+  constexpr bool TAKES_TWO = Kind::IS_CODES && HAS_KERNEL<Kind> && !IN_TILES<Kind>;
   const int64_t most = call.weight.storage != Storage::PACKED ? PANELS_IN_PLACE
                        : TAKES_TWO && is_few                  ? 2
                                                               : 1;
@@ -206,6 +214,8 @@ void run(const Matmul& call, const Left& left, const MatmulTask& task) {
 
 template <class Pairs, class Singles>
 void run_codes(const Matmul& call, const Left& left, const MatmulTask& task) {
+  if constexpr (BUILT_WITH_TILES)  // the others need not compile it
+    if (call.weight.in_tiles()) return run<TiledCodes<Pairs>>(call, left, task);
   call.weight.depth() == 2 ? run<Pairs>(call, left, task) : run<Singles>(call, left, task);
 }
 template <Codes CODES>

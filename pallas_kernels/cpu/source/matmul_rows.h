@@ -50,8 +50,8 @@ class Left {
     pack_rows(call_.x, rows.rows, rows.count, call_.weight.number, call_.weight.in_tiles(),
               words(group, b));
     if (call_.weight.has_offsets())
-      sum_groups(words(group, b), rows.count, call_.weight.steps(), call_.weight.group_steps(),
-                 call_.weight.number, sums(group, b));
+      sum_groups(words(group, b), rows.count, call_.weight.in_tiles(), call_.weight.steps(),
+                 call_.weight.group_steps(), call_.weight.number, sums(group, b));
   }
   Block block(int64_t group, int64_t b) const {
     const RowBlocks blocks = blocks_of(group);
@@ -62,7 +62,7 @@ class Left {
     wait_until([&] { return ready.load(std::memory_order_acquire); });
     return words(group, b);
   }
-  // Of a ready block's rows: their sums over groups of k, as [group of k][rows], or what
+  // Of a ready block's rows: their sums over groups of k, as sum_groups() writes them, or what
   // pack_rounded_rows() says of them.
   float* sums(int64_t group, int64_t b) const {
     return sums_ + first_row(group, b) * sums_of_row(call_);

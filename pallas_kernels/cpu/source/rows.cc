@@ -162,25 +162,32 @@ void pack_rounded_rows(const Activations& x, const int32_t* rows, int count, con
   interleave_rows(words, count, pitch, steps, to);
 }
 
-void sum_groups(const uint32_t* words, int count, int64_t steps, int64_t size, Number number,
-                float* to) {
-  for (int64_t begin = 0; begin < steps; begin += size) {
-    const int64_t end = std::min(steps, begin + size);
-    for (int r = 0; r < count; r++) {
-      Floats sums{};
-      for (int64_t step = begin; step < end; step += LANES) {
-        Words some{};
-        for (int64_t i = 0; i < std::min<int64_t>(LANES, end - step); i++)
-          some[i] = words[(step + i) * count + r];
-        if (number == Number::BFLOAT16) {
-          sums += (Floats)(some << 16) + (Floats)(some & 0xffff0000u);
-        } else {
-          sums += (Floats)some;
+void sum_groups(const uint32_t* words, int count, bool in_tiles, int64_t steps, int64_t size,
+                Number number, float* to) {
+  const auto word = [&](int64_t step, int64_t row) {
+    const int64_t tile = step / TILE_WORDS * count;
+    return in_tiles ? words[(tile + row) * TILE_WORDS + step % TILE_WORDS]
+                    : words[step * count + row];
+  };
+  const RowBlocks blocks(count);
+  for (int64_t block = 0; block < blocks.count; block++)
+    for (int64_t begin = 0; begin < steps; begin += size) {
+      const int64_t end = std::min(steps, begin + size), row0 = blocks.begin(block);
+      for (int r = 0; r < blocks.in(block); r++) {
+        Floats sums{};
+        for (int64_t step = begin; step < end; step += LANES) {
+          Words some{};
+          for (int64_t i = 0; i < std::min<int64_t>(LANES, end - step); i++)
+            some[i] = word(step + i, row0 + r);
+          if (number == Number::BFLOAT16) {
+            sums += (Floats)(some << 16) + (Floats)(some & 0xffff0000u);
+          } else {
+            sums += (Floats)some;
+          }
         }
+        *to++ = total(sums);
       }
-      *to++ = total(sums);
     }
-  }
 }
 
 }  // namespace jengine

@@ -47,8 +47,9 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
 void pack_rounded_rows(const Activations& x, const int32_t* rows, int count, const float* given,
                        uint32_t middle, uint32_t* to, float* sums);
 
-// The sums of the rows' groups of `size` steps, as [group][rows], each in one order.
-void sum_groups(const uint32_t* words, int count, int64_t steps, int64_t size, Number number,
-                float* to);
+// The sums of the rows' groups of `size` steps, each in one order, as [group][rows] for each of the
+// blocks that the micro kernel of registers takes.
+void sum_groups(const uint32_t* words, int count, bool in_tiles, int64_t steps, int64_t size,
+                Number number, float* to);
 
 }  // namespace jengine

@@ -17,8 +17,13 @@ constexpr int MOST_TILED_ROWS = 2 * TILE_ROWS;
 struct TiledBfloat16 : Bfloat16 {
   using Converted = TiledBfloat16;
 };
+// Codes of pairs, whose numbers are written to a right tile.
+template <class Pairs>
+struct TiledCodes : Pairs {
+  using Converted = TiledBfloat16;
+};
 template <class Kind>
-constexpr bool IN_TILES = std::is_same_v<Kind, TiledBfloat16>;
+constexpr bool IN_TILES = std::is_same_v<typename Kind::Converted, TiledBfloat16>;
 // Rows of a block, which the micro kernel takes together.
 template <class Kind>
 constexpr int MOST_ROWS_OF = IN_TILES<Kind> ? MOST_TILED_ROWS : MOST_ROWS;
@@ -80,32 +85,68 @@ void end_sums(float* sums, int64_t pitch) {
   store_tile<SUM1>(sums + TILE_WORDS, pitch * sizeof(float));
 }
 
-// sums [rows][pitch] (+)= left * right, in tiles that are shaped for the rows. Behind the last step
-// the left operand has zeros.
-inline void multiply_in_tiles(LeftTiles left, const char* right, int64_t steps, float* sums,
-                              int64_t pitch, bool fresh, Ahead ahead) {
-  constexpr int64_t PITCH = Bfloat16::STEP_BYTES;
-  alignas(64) char last[TILE_ROWS * PITCH];
-  const bool both = left.rows > TILE_ROWS;
-  float* later = sums + TILE_ROWS * pitch;
-  begin_sums<SUM00, SUM01>(sums, pitch, fresh);
-  if (both) begin_sums<SUM10, SUM11>(later, pitch, fresh);
-  for (int64_t step = 0; step < steps; step += TILE_ROWS, right += TILE_ROWS * PITCH) {
-    if (steps - step < TILE_ROWS) {  // what follows the panel is another one, or no memory
-      std::memset(last, 0, sizeof last);
-      std::memcpy(last, right, (steps - step) * PITCH);
-      right = last;
+// So many steps of a panel as two right tiles side by side, from row `place` on; other rows are zeros.
+// What follows the last step in memory is another panel, or nothing.
+template <class Kind>
+const char* right_tiles(const char* from, int64_t place, int64_t steps, char* to) {
+  if constexpr (!Kind::IS_CODES)
+    if (steps == TILE_ROWS) return from;
+  if (steps < TILE_ROWS) std::memset(to, 0, TILE_ROWS * Bfloat16::STEP_BYTES);
+  char* at = to + place * Bfloat16::STEP_BYTES;
+  for (int64_t step = 0; step < steps; step++, from += Kind::STEP_BYTES)
+    for (int v = 0; v < VECTORS; v++, at += sizeof(Words)) store(at, Kind::read(from, v));
+  return to;
+}
+
+// sums [rows][32] (+)= parts * scales.
+inline void add_scaled_rows(const float* parts, int rows, const float* scales, bool fresh,
+                            float* sums) {
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < PANEL; i += LANES) {
+      const Floats sum = fresh ? Floats{} : load<Floats>(sums + r * PANEL + i);
+      store(sums + r * PANEL + i,
+            fma(load<Floats>(parts + r * PANEL + i), load<Floats>(scales + i), sum));
     }
-    for (int64_t at = 0; ahead.at && at < TILE_ROWS * ahead.bytes; at += 64) prefetch(ahead.at + at);
-    ahead.at += ahead.at ? TILE_ROWS * ahead.bytes : 0;
-    load_tile<RIGHT0>(right, PITCH);
-    load_tile<RIGHT1>(right + TILE_BYTES, PITCH);
-    add_tiles<SUM00, SUM01, LEFT0>(left.data, left.pitch);
-    if (both) add_tiles<SUM10, SUM11, LEFT1>(left.data + TILE_ROWS * left.pitch, left.pitch);
-    left.data += left.next;
+}
+
+// sums [rows][pitch] (+)= left * right, in tiles that are shaped for the rows. The left operand
+// begins at step 0, and has zeros behind the last; the right one begins at `first`. What a group of
+// k has summed up is scaled as multiply() does.
+template <class Kind>
+void multiply_in_tiles(const LeftTiles& left, const char* right, int64_t first, int64_t steps,
+                       float* sums, int64_t pitch, bool fresh, Ahead ahead,
+                       GroupScaling scaling = {}) {
+  alignas(64) char tile[TILE_ROWS * Bfloat16::STEP_BYTES];
+  alignas(64) float parts[MOST_TILED_ROWS * PANEL];
+  const bool both = left.rows > TILE_ROWS;
+  for (;;) {
+    const bool is_new = fresh || (scaling.scales && !scaling.continues);
+    float* to = scaling.scales ? parts : sums;
+    const int64_t size = std::min(scaling.steps, steps), skip = TILE_ROWS * pitch;
+    begin_sums<SUM00, SUM01>(sums, pitch, is_new);
+    if (both) begin_sums<SUM10, SUM11>(sums + skip, pitch, is_new);
+    for (const int64_t end = first + size; first < end;) {
+      const int64_t place = first % TILE_ROWS, count = std::min(TILE_ROWS - place, end - first);
+      for (int64_t at = 0; ahead.at && at < count * ahead.bytes; at += 64) prefetch(ahead.at + at);
+      ahead.at += ahead.at ? count * ahead.bytes : 0;
+      const char* both_columns = right_tiles<Kind>(right, place, count, tile);
+      load_tile<RIGHT0>(both_columns, Bfloat16::STEP_BYTES);
+      load_tile<RIGHT1>(both_columns + TILE_BYTES, Bfloat16::STEP_BYTES);
+      const uint32_t* rows = left.data + first / TILE_ROWS * left.next;
+      add_tiles<SUM00, SUM01, LEFT0>(rows, left.pitch);
+      if (both) add_tiles<SUM10, SUM11, LEFT1>(rows + TILE_ROWS * left.pitch, left.pitch);
+      right += count * Kind::STEP_BYTES;
+      first += count;
+    }
+    const int64_t step = scaling.scales ? PANEL : pitch;
+    end_sums<SUM00, SUM01>(to, step);
+    if (both) end_sums<SUM10, SUM11>(to + TILE_ROWS * step, step);
+    if (!scaling.scales) return;
+    add_scaled_rows(parts, left.rows, scaling.scales, fresh || scaling.continues, sums);
+    if (!(steps -= size)) return;
+    fresh = false;
+    scaling = scaling.next();
   }
-  end_sums<SUM00, SUM01>(sums, pitch);
-  if (both) end_sums<SUM10, SUM11>(later, pitch);
 }
 
 }  // namespace jengine

@@ -18,6 +18,11 @@
 
 namespace jengine {
 
+#if defined(JENGINE_AMX) || defined(JENGINE_PLAIN_TILES)
+constexpr bool BUILT_WITH_TILES = true;
+#else
+constexpr bool BUILT_WITH_TILES = false;
+#endif
 constexpr int TILE_ROWS = 16, TILE_BYTES = 64;  // of a row
 constexpr int64_t TILE_WORDS = TILE_BYTES / 4;  // pairs of bfloat16, or columns of sums
 
@@ -76,13 +81,7 @@ inline PlainTiles& plain_tiles() {
   static thread_local PlainTiles tiles;
   return tiles;
 }
-inline bool may_use_tiles() {
-#if defined(JENGINE_PLAIN_TILES)
-  return true;
-#else
-  return false;
-#endif
-}
+inline bool may_use_tiles() { return BUILT_WITH_TILES; }
 inline void configure_tiles(int rows0, int rows1) {
   plain_tiles() = {rows_of_tiles(rows0, rows1), {}};
 }

@@ -44,9 +44,9 @@ std::vector<float> product(const uint32_t* left, int rows, const std::vector<uin
   pack_in_tiles(left, rows, steps, steps, words.data());
   std::vector<float> sums(rows * PANEL, NAN);
   for (int64_t step = 0; step < steps; step += at_once)
-    multiply_in_tiles(packed_tiles(words.data() + step * rows, rows),
+    multiply_in_tiles<TiledBfloat16>(packed_tiles(words.data(), rows),
                       reinterpret_cast<const char*>(right.data() + step * PANEL),
-                      std::min(at_once, steps - step), sums.data(), PANEL, step == 0, {});
+                      step, std::min(at_once, steps - step), sums.data(), PANEL, step == 0, {});
   return sums;
 }
 
