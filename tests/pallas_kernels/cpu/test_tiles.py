@@ -31,7 +31,10 @@ def test_sums_are_right_and_the_same_alone(plain: Path, case: tuple[int, ...]) -
 @pytest.mark.skipif("native" not in target_flags()[0], reason="another kind of processor")
 def test_the_instructions_compile_and_run_where_they_are(tmp_path: Path) -> None:
     probe = tmp_path / "probe.cc"
-    probe.write_text('#include "tile_kernel.h"\nauto used = jengine::multiply_in_tiles<jengine::TiledBfloat16>;\n')
+    probe.write_text(
+        '#include "tile_kernel.h"\n'
+        "auto used = jengine::multiply_in_tiles<jengine::TiledBfloat16>;\n"
+    )
     command = [*find_compiler(), "-std=c++17", "-O1", "-w", *target_flags(), f"-I{SOURCE}"]
     tiles = ["-mamx-tile", "-mamx-bf16"]
     made = tmp_path / "probe.o"
