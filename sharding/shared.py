@@ -5,8 +5,8 @@ engine has it, and freed with the last one that does. Must not know what a progr
 
 So a second engine of the same model and settings traces and compiles nothing. Parameters are
 operands: other values are no other program. What a trace reads must be in the key, and compared:
-programs with functions of users are not shared. GPUs share no steps, because XLA records CUDA
-graphs per program and for the buffers of one engine.
+programs with functions or modules of users are not shared. GPUs share no steps, because XLA records
+CUDA graphs per program and for the buffers of one engine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def shared(key: Hashable | None, make: Callable[[], Any]) -> Any:
     key = key, *_settings()
     try:
         found = _KEPT.get(key)
-    except TypeError:  # a model of a user's own may have lists or arrays among its settings
+    except TypeError:  # lists or arrays are among the settings
         return make()
     if found is None:
         found = _KEPT.setdefault(key, make())

@@ -128,8 +128,9 @@ class PreparedForm:
         key = how, scheme, prepared.shape, tuple(where.items()), bool(old)
         if key not in self._conversions:
             convert = converter(scheme, declared.scheme, how)
+            whole = (conversion, declared.scheme, *key)
             self._conversions[key] = shared(
-                (conversion, declared.scheme, *key),
+                whole if are_ours([scheme, declared.scheme]) else None,
                 lambda: conversion(convert, prepared.shape, where),
             )
         made = self._conversions[key](tensors, old)
@@ -180,6 +181,12 @@ def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) 
 def is_changed(table: Embedding) -> bool:
     """Whether a step repacks a table, so that its prepared array is a copy."""
     return table.is_head or isinstance(table.scheme, QuantizedTable)
+
+
+def are_ours(given: Iterable[object]) -> bool:
+    """Whether these are of jengine's classes. Those of users may call functions that are defined
+    anew, as in a notebook, so what is traced of them is not shared between engines."""
+    return all(type(one).__module__.partition(".")[0] in ("jengine", "flax") for one in given)
 
 
 def parameter_count(declared: nnx.Module) -> int:

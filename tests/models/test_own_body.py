@@ -13,9 +13,14 @@ import jengine
 from jengine import LLM
 from jengine.errors import UnsupportedFeature
 from jengine.models import registry
-from jengine.runner.step.leaves import first_layers
+from jengine.models.stages import stage_layout
+from jengine.runner.step.leaves import LeafOrder, first_layers
 from jengine.weights.abstract import abstract_model
+from jengine.weights.dummy import dummy_model
 from jengine.weights.safetensors_io import load_model, save_pretrained
+from jengine.weights.stage_places import StagePlaces
+from sharding.mesh import one_device_mesh
+from sharding.placement import Placement
 from tests.models.parallel_family import (
     ARCHITECTURE,
     SETTINGS,
@@ -54,6 +59,16 @@ def test_it_answers_is_updated_and_saved_by_its_declared_parameters(tmp_path: Pa
     }
     written = json.loads((tmp_path / "second" / "config.json").read_text())
     assert written["architectures"] == [ARCHITECTURE]
+
+
+def test_a_body_of_a_user_is_traced_anew_for_each_engine() -> None:
+    """It may call functions that were defined anew since an equal engine was built."""
+    given = tiny_settings("llama", architectures=["LlamaForCausalLM"])
+    own = dummy_model(registry.model_config(given))
+    places = StagePlaces(Placement(one_device_mesh()), stage_layout(own.config, 1))
+    for model, is_shared in ((model_of(1), False), (own, True)):
+        orders = [LeafOrder(model, places) for _ in range(2)]
+        assert (orders[0].rebuild is orders[1].rebuild) is is_shared
 
 
 def test_stages_are_for_the_shared_decoder() -> None:

@@ -21,11 +21,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
+from jengine.models.linear import Weighted
 from jengine.models.parameter import named_variables
 from jengine.models.stages import LAYER_PATH
 from jengine.runner.step.weight_offload import OffloadedLayers
 from jengine.weights.abstract import NamedArray, declaration
-from jengine.weights.prepared import PreparedForm
+from jengine.weights.prepared import PreparedForm, are_ours
 from jengine.weights.stage_places import StagePlaces, layer_of
 from sharding.axes import STAGES
 from sharding.shared import shared
@@ -36,7 +37,7 @@ Leaves = tuple[jax.Array, ...]
 @dataclass(frozen=True, eq=False)  # of `shared`: to compare graphs takes long
 class Rebuild:
     """Makes the model, or the layers of one stage, of its leaves. The same object for equal models
-    of this process."""
+    of this process, if all their classes are jengine's."""
 
     graph: Any  # nnx.GraphDef
     tree: Any  # of its parameters
@@ -65,7 +66,10 @@ class LeafOrder:
         stage = first_layers(prepared, self._layout.num_slots) if self._in_stages else prepared
         graph, parameters = nnx.split(stage)
         given = graph, jax.tree.structure(parameters), places.on_host
-        self.rebuild = shared((Rebuild, *given), lambda: Rebuild(*given))
+        modules = [module for _, module in nnx.iter_modules(stage)]
+        schemes = [one.scheme for one in modules if isinstance(one, Weighted)]
+        key = (Rebuild, *given) if are_ours([*modules, *schemes]) else None
+        self.rebuild = shared(key, lambda: Rebuild(*given))
         self.names = tuple(name for name, _ in named_variables(parameters))
         # Whether a leaf is split by stage.
         self.staged = tuple(
