@@ -31,6 +31,8 @@ V = 8
 MOST = 3  # drafts of a row
 ADJUSTED = SamplingFeatures(random=True, adjust=True)
 jit_sample = jax.jit(sample, static_argnames=("features",))
+jit_drafted = jax.jit(drafted, static_argnums=2)
+jit_admit = jax.jit(admit)
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
 
 
@@ -90,7 +92,7 @@ def step(
         make_inputs(rows, [len(text) for text in before], **settings),
         features=ADJUSTED,
         key_data=KEY,
-        drafts=drafted(jnp.array(ran, jnp.int32), jnp.array(offsets, jnp.int32), MOST),
+        drafts=jit_drafted(np.array(ran, np.int32), np.array(offsets, np.int32), MOST),
     )
     results: list[list[int]] = [[] for _ in texts]
     tokens, counts = output.tokens.tolist(), output.counts.tolist()
@@ -137,7 +139,7 @@ def admission_of(prompt: list[int], sampling: RowSampling) -> Admission:
 def first_state() -> RowState:
     state = empty_row_state(len(PROMPTS), V, 64)
     for row, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
-        state = admit(state, jnp.int32(row), admission_of(prompt, sampling))
+        state = jit_admit(state, np.int32(row), admission_of(prompt, sampling))
     return state
 
 
@@ -202,15 +204,15 @@ def test_the_tokens_after_accepted_drafts_have_the_models_distribution(temperatu
     rows = 6000
     logits = np.array([[1.0, 0.0, 0.5, -1.0, 0.2, -0.3, 0.7, 0.1]], np.float32)
     first = np.repeat(logits, 2 * rows, axis=0)
-    offsets = jnp.tile(jnp.array([0, 1], jnp.int32), rows)
-    ran = jnp.tile(jnp.array([5, 0], jnp.int32), rows)  # each row drafts token 0
+    offsets = np.tile(np.array([0, 1], np.int32), rows)
+    ran = np.tile(np.array([5, 0], np.int32), rows)  # each row drafts token 0
     inputs = make_inputs(
         np.repeat(np.arange(rows), 2).tolist(), [7, 8] * rows, temperature=temperature,
         seed=np.repeat(np.arange(rows), 2).tolist(),
     )  # fmt: skip
     output, _ = jit_sample(
         first, None, inputs, features=SamplingFeatures(random=True), key_data=KEY,
-        drafts=drafted(ran, offsets, 1),
+        drafts=jit_drafted(ran, offsets, 1),
     )  # fmt: skip
     tokens, counts = np.asarray(output.tokens), np.asarray(output.counts)
     share = np.exp(logits[0].astype(np.float64) / temperature)
