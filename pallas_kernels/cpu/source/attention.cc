@@ -54,7 +54,7 @@ void attend(Pool& pool, const Attention& call) {
     const int64_t later = i + pool.threads();
     const Unit* next = later < count ? tasks[later].unit : nullptr;
     if (call.cache.number == Number::BFLOAT16 && may_use_tiles()) {
-      UnitTask<TiledBfloat16>(call, plan, *task.unit, task.heads, next).run(partials);
+      UnitTask<PairsInTiles>(call, plan, *task.unit, task.heads, next).run(partials);
     } else if (call.cache.number == Number::BFLOAT16) {
       UnitTask<Bfloat16>(call, plan, *task.unit, task.heads, next).run(partials);
     } else {

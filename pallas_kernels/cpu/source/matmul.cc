@@ -214,7 +214,7 @@ void run(const Matmul& call, const Left& left, const MatmulTask& task) {
 
 template <class Pairs, class Singles>
 void run_codes(const Matmul& call, const Left& left, const MatmulTask& task) {
-  if constexpr (BUILT_WITH_TILES)  // the others need not compile it
+  if constexpr (BUILT_WITH_TILES)
     if (call.weight.in_tiles()) return run<TiledCodes<Pairs>>(call, left, task);
   call.weight.depth() == 2 ? run<Pairs>(call, left, task) : run<Singles>(call, left, task);
 }
@@ -238,7 +238,7 @@ void run(const Matmul& call, const Left& left, const MatmulTask& task) {
     case Codes::INT8: return run_codes<Int8Pairs, Int8Singles>(call, left, task);
     default: break;
   }
-  if (call.weight.in_tiles()) return run<TiledBfloat16>(call, left, task);
+  if (call.weight.in_tiles()) return run<PairsInTiles>(call, left, task);
   switch (call.weight.number) {
     case Number::BFLOAT16: return run<Bfloat16>(call, left, task);
     case Number::FLOAT16: return run<Float16>(call, left, task);

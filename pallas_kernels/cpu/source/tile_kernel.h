@@ -17,6 +17,8 @@ constexpr int MOST_TILED_ROWS = 2 * TILE_ROWS;
 struct TiledBfloat16 : Bfloat16 {
   using Converted = TiledBfloat16;
 };
+// Of pairs that may_use_tiles(): builds that have none need not compile it.
+using PairsInTiles = std::conditional_t<BUILT_WITH_TILES, TiledBfloat16, Bfloat16>;
 // Codes of pairs, whose numbers are written to a right tile.
 template <class Pairs>
 struct TiledCodes : Pairs {
