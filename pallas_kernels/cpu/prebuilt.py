@@ -36,8 +36,8 @@ BUILDS = (
     Build(
         "amx",
         "x86_64",
-        "x86_64_v4+avx512bf16+avx512vnni+amx_tile+amx_bf16",
-        BFLOAT16 | {"amx_tile", "amx_bf16"},
+        "x86_64_v4+avx512bf16+avx512vnni+amx_tile+amx_bf16+amx_int8",
+        BFLOAT16 | {"amx_tile", "amx_bf16", "amx_int8"},
     ),
     Build("avx512-bf16", "x86_64", "x86_64_v4+avx512bf16+avx512vnni", BFLOAT16),
     Build("avx512", "x86_64", "x86_64_v4", V4),

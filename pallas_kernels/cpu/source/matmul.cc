@@ -114,7 +114,7 @@ class Strip {
     const Ahead ahead = ahead_of(tile, p, b, steps);
     if constexpr (IN_TILES<Kind>) {
       tiles_.shape(block.count);
-      const auto kernel = copies_ ? multiply_in_tiles<TiledBfloat16> : multiply_in_tiles<Kind>;
+      const auto kernel = copies_ ? multiply_in_tiles<Converted> : multiply_in_tiles<Kind>;
       kernel(packed_tiles(words, block.count), tile, step, steps, sums, PANEL, step == 0, ahead,
              scaling);
     } else if (together() == 2) {
@@ -223,11 +223,17 @@ void run_codes(const Matmul& call, const Left& left, const MatmulTask& task) {
   run_codes<CodePairs<CODES>, CodeSingles<CODES>>(call, left, task);
 }
 
+template <class Quads>
+void run_quads(const Matmul& call, const Left& left, const MatmulTask& task) {
+  call.weight.in_tiles() ? run<QuadsInTiles<Quads>>(call, left, task)
+                         : run<Quads>(call, left, task);
+}
+
 void run(const Matmul& call, const Left& left, const MatmulTask& task) {
   const Codes around = call.weight.form().around;
   if (call.weight.rounds_rows())
-    return around == Codes::INT8 ? run<Int8Quads>(call, left, task)
-                                 : run<Int4Quads>(call, left, task);
+    return around == Codes::INT8 ? run_quads<Int8Quads>(call, left, task)
+                                 : run_quads<Int4Quads>(call, left, task);
   switch (around) {
     case Codes::INT2: return run_codes<Codes::INT2>(call, left, task);
     case Codes::INT3: return run_codes<Codes::INT3>(call, left, task);

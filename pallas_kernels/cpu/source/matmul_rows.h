@@ -46,7 +46,8 @@ class Left {
     const Block rows = block(group, b);
     if (call_.weight.rounds_rows())
       return pack_rounded_rows(call_.x, rows.rows, rows.count, call_.groups[group].scales.x_scale,
-                               call_.weight.form().zero, words(group, b), sums(group, b));
+                               call_.weight.form().zero, call_.weight.in_tiles(), words(group, b),
+                               sums(group, b));
     pack_rows(call_.x, rows.rows, rows.count, call_.weight.number, call_.weight.in_tiles(),
               words(group, b));
     if (call_.weight.has_offsets())

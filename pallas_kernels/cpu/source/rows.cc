@@ -40,6 +40,12 @@ void to_pairs(const char* from, int64_t width, uint32_t* words) {
   }
 }
 
+void order_rows(const uint32_t* rows, int count, int64_t pitch, int64_t words, bool in_tiles,
+                uint32_t* to) {
+  in_tiles ? pack_in_tiles(rows, count, pitch, words, to)
+           : interleave_rows(rows, count, pitch, words, to);
+}
+
 typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
 
 // The scale by which no number is cut off; NaN if one is NaN, whose bits are the largest.
@@ -140,12 +146,11 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
       to_pairs(reinterpret_cast<const char*>(values), x.width, row);
     }
   }
-  if (in_tiles) return pack_in_tiles(words, count, pitch, steps, to);
-  interleave_rows(words, count, pitch, steps, to);
+  order_rows(words, count, pitch, steps, in_tiles, to);
 }
 
 void pack_rounded_rows(const Activations& x, const int32_t* rows, int count, const float* given,
-                       uint32_t middle, uint32_t* to, float* sums) {
+                       uint32_t middle, bool in_tiles, uint32_t* to, float* sums) {
   const int64_t steps = (x.width + 3) / 4, pitch = steps + PADDING;
   Arena memory(task_scratch().take(Arena::bytes<float>(x.width) +
                                    Arena::bytes<uint32_t>(count * pitch)));
@@ -159,7 +164,7 @@ void pack_rounded_rows(const Activations& x, const int32_t* rows, int count, con
     const uint32_t missing = 0u - middle * sum;
     std::memcpy(sums + count + r, &missing, sizeof missing);
   }
-  interleave_rows(words, count, pitch, steps, to);
+  order_rows(words, count, pitch, steps, in_tiles, to);
 }
 
 void sum_groups(const uint32_t* words, int count, bool in_tiles, int64_t steps, int64_t size,

@@ -45,7 +45,7 @@ void pack_rows(const Activations& x, const int32_t* rows, int count, Number numb
 // then, as the bits of integers, what sums with codes around `middle` are too small by. `given` is the
 // scale of all rows; without it, each has the one that its largest number needs.
 void pack_rounded_rows(const Activations& x, const int32_t* rows, int count, const float* given,
-                       uint32_t middle, uint32_t* to, float* sums);
+                       uint32_t middle, bool in_tiles, uint32_t* to, float* sums);
 
 // The sums of the rows' groups of `size` steps, each in one order, as [group][rows] for each of the
 // blocks that the micro kernel of registers takes.

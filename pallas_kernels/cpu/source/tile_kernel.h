@@ -13,19 +13,29 @@
 namespace jengine {
 
 constexpr int MOST_TILED_ROWS = 2 * TILE_ROWS;
+constexpr int64_t ROW_OF_TILES = 2 * TILE_BYTES;  // of two side by side: a step of a panel
 
-struct TiledBfloat16 : Bfloat16 {
+// Kinds of right operands that are multiplied in tiles.
+struct Tiled {};
+template <class Kind>
+constexpr bool IN_TILES = std::is_base_of_v<Tiled, Kind>;
+struct TiledBfloat16 : Bfloat16, Tiled {
   using Converted = TiledBfloat16;
 };
-// Of pairs that may_use_tiles(): builds that have none need not compile it.
-using PairsInTiles = std::conditional_t<BUILT_WITH_TILES, TiledBfloat16, Bfloat16>;
 // Codes of pairs, whose numbers are written to a right tile.
 template <class Pairs>
-struct TiledCodes : Pairs {
+struct TiledCodes : Pairs, Tiled {
   using Converted = TiledBfloat16;
 };
-template <class Kind>
-constexpr bool IN_TILES = std::is_same_v<typename Kind::Converted, TiledBfloat16>;
+// Integers; their sums are exact, so they have the bits of other builds.
+template <class Quads>
+struct TiledQuads : Quads, Tiled {
+  using Converted = TiledQuads;
+};
+// Builds that have no tiles need not compile them.
+using PairsInTiles = std::conditional_t<BUILT_WITH_TILES, TiledBfloat16, Bfloat16>;
+template <class Quads>
+using QuadsInTiles = std::conditional_t<BUILT_WITH_TILES, TiledQuads<Quads>, Quads>;
 // Rows of a block, which the micro kernel takes together.
 template <class Kind>
 constexpr int MOST_ROWS_OF = IN_TILES<Kind> ? MOST_TILED_ROWS : MOST_ROWS;
@@ -75,11 +85,14 @@ void begin_sums(const float* sums, int64_t pitch, bool fresh) {
   load_tile<SUM0>(sums, pitch * sizeof(float));
   load_tile<SUM1>(sums + TILE_WORDS, pitch * sizeof(float));
 }
-template <int SUM0, int SUM1, int LEFT>
+template <class Kind, int SUM0, int SUM1, int LEFT>
 void add_tiles(const uint32_t* left, int64_t pitch) {
   load_tile<LEFT>(left, pitch * sizeof(uint32_t));
-  dot_tiles<SUM0, LEFT, RIGHT0>();
-  dot_tiles<SUM1, LEFT, RIGHT1>();
+  if constexpr (Kind::DEPTH == 4) {
+    dot_byte_tiles<SUM0, LEFT, RIGHT0>(), dot_byte_tiles<SUM1, LEFT, RIGHT1>();
+  } else {
+    dot_tiles<SUM0, LEFT, RIGHT0>(), dot_tiles<SUM1, LEFT, RIGHT1>();
+  }
 }
 template <int SUM0, int SUM1>
 void end_sums(float* sums, int64_t pitch) {
@@ -91,10 +104,10 @@ void end_sums(float* sums, int64_t pitch) {
 // What follows the last step in memory is another panel, or nothing.
 template <class Kind>
 const char* right_tiles(const char* from, int64_t place, int64_t steps, char* to) {
-  if constexpr (!Kind::IS_CODES)
-    if (steps == TILE_ROWS) return from;
-  if (steps < TILE_ROWS) std::memset(to, 0, TILE_ROWS * Bfloat16::STEP_BYTES);
-  char* at = to + place * Bfloat16::STEP_BYTES;
+  constexpr bool AS_IT_IS = !Kind::IS_CODES && Kind::STEP_BYTES == ROW_OF_TILES;
+  if (AS_IT_IS && steps == TILE_ROWS) return from;
+  if (steps < TILE_ROWS) std::memset(to, 0, TILE_ROWS * ROW_OF_TILES);
+  char* at = to + place * ROW_OF_TILES;
   for (int64_t step = 0; step < steps; step++, from += Kind::STEP_BYTES)
     for (int v = 0; v < VECTORS; v++, at += sizeof(Words)) store(at, Kind::read(from, v));
   return to;
@@ -118,7 +131,7 @@ template <class Kind>
 void multiply_in_tiles(const LeftTiles& left, const char* right, int64_t first, int64_t steps,
                        float* sums, int64_t pitch, bool fresh, Ahead ahead,
                        GroupScaling scaling = {}) {
-  alignas(64) char tile[TILE_ROWS * Bfloat16::STEP_BYTES];
+  alignas(64) char tile[TILE_ROWS * ROW_OF_TILES];
   alignas(64) float parts[MOST_TILED_ROWS * PANEL];
   const bool both = left.rows > TILE_ROWS;
   for (;;) {
@@ -132,11 +145,11 @@ void multiply_in_tiles(const LeftTiles& left, const char* right, int64_t first, 
       for (int64_t at = 0; ahead.at && at < count * ahead.bytes; at += 64) prefetch(ahead.at + at);
       ahead.at += ahead.at ? count * ahead.bytes : 0;
       const char* both_columns = right_tiles<Kind>(right, place, count, tile);
-      load_tile<RIGHT0>(both_columns, Bfloat16::STEP_BYTES);
-      load_tile<RIGHT1>(both_columns + TILE_BYTES, Bfloat16::STEP_BYTES);
+      load_tile<RIGHT0>(both_columns, ROW_OF_TILES);
+      load_tile<RIGHT1>(both_columns + TILE_BYTES, ROW_OF_TILES);
       const uint32_t* rows = left.data + first / TILE_ROWS * left.next;
-      add_tiles<SUM00, SUM01, LEFT0>(rows, left.pitch);
-      if (both) add_tiles<SUM10, SUM11, LEFT1>(rows + TILE_ROWS * left.pitch, left.pitch);
+      add_tiles<Kind, SUM00, SUM01, LEFT0>(rows, left.pitch);
+      if (both) add_tiles<Kind, SUM10, SUM11, LEFT1>(rows + TILE_ROWS * left.pitch, left.pitch);
       right += count * Kind::STEP_BYTES;
       first += count;
     }

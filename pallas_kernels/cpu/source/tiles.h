@@ -1,6 +1,7 @@
-// Matrix tiles (Intel's AMX): registers of 16 rows of 64 bytes, and one instruction that multiplies two.
+// Matrix tiles (Intel's AMX): registers of 16 rows of 64 bytes, and instructions that multiply two.
 //
-// A left tile has rows of 32 bfloat16, a right one 16 pairs of k by 16 columns: half a panel's width.
+// A left tile has rows of 32 bfloat16, a right one 16 pairs of k by 16 columns: half a panel's width. Or
+// rows of 64 signed bytes, and 16 times four unsigned ones.
 // Built with -DJENGINE_PLAIN_TILES, plain C++ does the same, so that any machine can test what is
 // written for tiles.
 #pragma once
@@ -9,8 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__) && \
-    !defined(JENGINE_PLAIN_TILES)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && \
+    defined(__linux__) && !defined(JENGINE_PLAIN_TILES)
 #define JENGINE_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -72,6 +73,10 @@ template <int SUM, int LEFT, int RIGHT>
 void dot_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(LEFT), "i"(RIGHT));
 }
+template <int SUM, int LEFT, int RIGHT>
+void dot_byte_tiles() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(LEFT), "i"(RIGHT));
+}
 #else
 struct PlainTiles {
   std::array<int, NUM_TILES> rows;
@@ -80,6 +85,20 @@ struct PlainTiles {
 inline PlainTiles& plain_tiles() {
   static thread_local PlainTiles tiles;
   return tiles;
+}
+inline uint32_t tile_word(int tile, int row, int at) {
+  uint32_t found;
+  std::memcpy(&found, plain_tiles().bytes[tile] + row * TILE_BYTES + at * 4, sizeof found);
+  return found;
+}
+// Calls next(sum, row, column) for each word of the sums, and stores what it returns.
+template <int SUM, class Next>
+void change_sums(const Next& next) {
+  for (int r = 0; r < plain_tiles().rows[SUM]; r++)
+    for (int column = 0; column < TILE_WORDS; column++) {
+      const uint32_t sum = next(tile_word(SUM, r, column), r, column);
+      std::memcpy(plain_tiles().bytes[SUM] + r * TILE_BYTES + column * 4, &sum, sizeof sum);
+    }
 }
 inline bool may_use_tiles() { return BUILT_WITH_TILES; }
 inline void configure_tiles(int rows0, int rows1) {
@@ -105,29 +124,32 @@ void store_tile(void* to, int64_t pitch) {
 // In the processor's order: even and odd numbers of k apart, then both to the sum.
 template <int SUM, int LEFT, int RIGHT>
 void dot_tiles() {
-  PlainTiles& tiles = plain_tiles();
-  const auto word = [&](int tile, int row, int at) {
-    uint32_t found;
-    std::memcpy(&found, tiles.bytes[tile] + row * TILE_BYTES + at * 4, sizeof found);
-    return found;
-  };
   const auto number = [](uint32_t bits) {
     float found;
     std::memcpy(&found, &bits, sizeof found);
     return found;
   };
-  for (int r = 0; r < tiles.rows[SUM]; r++)
-    for (int column = 0; column < TILE_WORDS; column++) {
-      float even = 0.0f, odd = 0.0f;
-      for (int k = 0; k < TILE_ROWS; k++) {
-        const uint32_t a = word(LEFT, r, k), b = word(RIGHT, k, column);
-        even = __builtin_fmaf(number(a << 16), number(b << 16), even);
-        odd = __builtin_fmaf(number(a & 0xffff0000u), number(b & 0xffff0000u), odd);
-      }
-      char* at = tiles.bytes[SUM] + r * TILE_BYTES + column * 4;
-      const float sum = number(word(SUM, r, column)) + (even + odd);
-      std::memcpy(at, &sum, sizeof sum);
+  change_sums<SUM>([&](uint32_t sum, int r, int column) {
+    float even = 0.0f, odd = 0.0f;
+    for (int k = 0; k < TILE_WORDS; k++) {
+      const uint32_t a = tile_word(LEFT, r, k), b = tile_word(RIGHT, k, column);
+      even = __builtin_fmaf(number(a << 16), number(b << 16), even);
+      odd = __builtin_fmaf(number(a & 0xffff0000u), number(b & 0xffff0000u), odd);
     }
+    const float all = number(sum) + (even + odd);
+    std::memcpy(&sum, &all, sizeof sum);
+    return sum;
+  });
+}
+template <int SUM, int LEFT, int RIGHT>
+void dot_byte_tiles() {
+  change_sums<SUM>([](uint32_t sum, int r, int column) {
+    for (int k = 0; k < TILE_WORDS; k++)
+      for (int byte = 0; byte < 32; byte += 8)
+        sum += (uint32_t)((int8_t)(tile_word(LEFT, r, k) >> byte) *
+                          (uint8_t)(tile_word(RIGHT, k, column) >> byte));
+    return sum;
+  });
 }
 #endif
 

@@ -39,7 +39,7 @@ struct Weight {
   int64_t number_bytes() const { return size_of(number); }
   // Whether rows meet it in matrix tiles.
   bool in_tiles() const {
-    return number == Number::BFLOAT16 && may_use_tiles();
+    return (number == Number::BFLOAT16 || rounds_rows()) && may_use_tiles();
   }
   bool rounds_rows() const { return number == Number::INT8; }
   CodeForm form() const { return form_of(codes); }

@@ -11,7 +11,9 @@ from pallas_kernels.choice import compiled_cpu_library, cpu_compiler
 from pallas_kernels.cpu import build, compiler, library, prebuilt
 
 NEWEST = (
-    "flags : fpu " + " ".join(sorted(prebuilt.V4)) + " avx512_bf16 avx512_vnni amx_tile amx_bf16"
+    "flags : fpu "
+    + " ".join(sorted(prebuilt.V4))
+    + " avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8"
 )
 
 

@@ -36,7 +36,7 @@ def test_the_instructions_compile_and_run_where_they_are(tmp_path: Path) -> None
         "auto used = jengine::multiply_in_tiles<jengine::TiledBfloat16>;\n"
     )
     command = [*find_compiler(), "-std=c++17", "-O1", "-w", *target_flags(), f"-I{SOURCE}"]
-    tiles = ["-mamx-tile", "-mamx-bf16"]
+    tiles = ["-mamx-tile", "-mamx-bf16", "-mamx-int8"]
     made = tmp_path / "probe.o"
     done = subprocess.run(
         [*command, *tiles, "-c", str(probe), "-o", str(made)],
