@@ -12,14 +12,9 @@ from typing import Any
 
 import msgspec
 
-from jengine.distributed.request_digest import ParameterNotes, digests_of
-from jengine.errors import (
-    ConfigError,
-    EngineDead,
-    RequestError,
-    UnexpectedCompile,
-    UnsupportedFeature,
-)
+from jengine.distributed.leader import refuse_resize
+from jengine.distributed.request_digest import digests_of
+from jengine.errors import ConfigError, EngineDead, RequestError, UnexpectedCompile
 from jengine.executor.multihost.channel import FollowerChannel, reports
 from jengine.executor.multihost.executors import FollowingExecutor
 from jengine.executor.multihost.messages import (
@@ -33,6 +28,7 @@ from jengine.executor.multihost.messages import (
     StepRead,
     Verdict,
 )
+from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import Counts, TokenDelta
 from jengine.plan import Plan
@@ -47,7 +43,7 @@ class FollowingCore:
         self,
         executor: FollowingExecutor,
         channel: FollowerChannel,
-        notes: ParameterNotes,
+        notes: ParameterDigests,
         check: Callable[[WireRequest], None],
     ) -> None:
         self.executor = executor
@@ -127,10 +123,7 @@ class FollowingCore:
         return [self._own(delta) for delta in outcome if delta.request_id in self._open]
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
-        raise UnsupportedFeature(
-            "resize_cache: an engine over several processes keeps the size of its cache. Create it "
-            "with another kv_cache_memory_bytes."
-        )
+        refuse_resize()
 
     def drain(self) -> list[TokenDelta]:
         """Run and read every plan that the leader has sent; `step` returns the deltas."""

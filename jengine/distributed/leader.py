@@ -7,14 +7,15 @@ Must not know sockets or devices.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from jengine.distributed.request_digest import ParameterNotes, digests_of
+from jengine.distributed.request_digest import digests_of
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, RequestError, UnsupportedFeature
 from jengine.executor.multihost.channel import LeaderChannel, reports
 from jengine.executor.multihost.executors import LeadingExecutor
 from jengine.executor.multihost.messages import RequestAborted, StepDone
+from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.outputs import TokenDelta
 from jengine.request import ReadPrompt, WireRequest
 
@@ -26,7 +27,7 @@ class LeadingCore:
 
     def __init__(
         self, core: EngineCore, executor: LeadingExecutor, channel: LeaderChannel,
-        notes: ParameterNotes,
+        notes: ParameterDigests,
     ) -> None:  # fmt: skip
         self.core = core
         self.executor = executor
@@ -80,10 +81,7 @@ class LeadingCore:
             return self._told(self.core.step())
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
-        raise UnsupportedFeature(
-            "resize_cache: an engine over several processes keeps the size of its cache. Create it "
-            "with another kv_cache_memory_bytes."
-        )
+        refuse_resize()
 
     def drain(self) -> list[TokenDelta]:
         """Read all steps in flight, in every process."""
@@ -148,3 +146,11 @@ class LeadingCore:
         """Abort all requests and tell the followers."""
         self.unchecked.clear()
         self.core.shutdown()
+
+
+def refuse_resize() -> NoReturn:
+    """Raise UnsupportedFeature, in every process alike."""
+    raise UnsupportedFeature(
+        "resize_cache: an engine over several processes keeps the size of its cache. Create it "
+        "with another kv_cache_memory_bytes."
+    )

@@ -1,22 +1,13 @@
-"""Digests of requests and parameters, compared between leader and followers."""
+"""Digests of requests, compared between leader and followers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import msgspec
 
 from jengine.executor.multihost.agreement import digest_of
 from jengine.request import WireRequest
-
-
-class ParameterNotes(Protocol):
-    """Parameter digests noted since the last `take`."""
-
-    def take(self) -> list[tuple[str, bytes]]:
-        """Return (name, digest) of each parameter, and reset."""
-        ...
 
 
 def digests_of(wires: Iterable[WireRequest]) -> list[tuple[str, bytes]]:

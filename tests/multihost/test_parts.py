@@ -450,8 +450,8 @@ def test_processes_without_requests_repeat_what_the_first_one_does(
     there: Any = Worker(1, has_left)
     here: Any = Worker(0, has_left, None if has_left else there.ended)
     leading = LeadingExecutor(here, leader, 1)
-    notes: Any = ParameterDigests()
-    core = FollowingCore(FollowingExecutor(there, follower, 1), follower, notes, lambda _: None)
+    following = FollowingExecutor(there, follower, 1)
+    core = FollowingCore(following, follower, ParameterDigests(), lambda _: None)
     with ThreadPoolExecutor() as threads:
         left = threads.submit(worker.follow, core)
         plans = [Plan(step, Entries.of([Entry(0, step, 1)]), 1) for step in range(2)]
