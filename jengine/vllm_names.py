@@ -132,7 +132,7 @@ UNBUILT_METHODS = {
     "get_num_queued_tokens": "stats() counts running and waiting requests.",
     "get_num_unfinished_requests": "stats() counts running and waiting requests.",
     "get_status": ELASTIC,
-    "get_supported_tasks": "engine.model.pooling says how a model pools; None: it generates.",
+    "get_supported_tasks": "use supported_tasks.",
     "get_weight_version": "use weights_version.",
     "handle_fault": "fault tolerance",
     "init_weight_transfer_engine": f"{UPDATE}.",

@@ -96,6 +96,12 @@ class BaseLLM:
         """The transformers tokenizer."""
         return self._front.tokenizer()
 
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model does: "generate", or its pooling tasks."""
+        pooling = self.engine.model.pooling
+        return ("generate",) if pooling is None else pooling.tasks
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests without any: the model's generation settings."""
         return self._front.default_params()

@@ -117,6 +117,7 @@ def test_every_token(decoder: tuple[Path, Qwen3Model]) -> None:
 
 
 def test_dimensions_and_raw_embeddings(last: LLM, decoder: tuple[Path, Qwen3Model]) -> None:
+    assert last.supported_tasks == ("embed", "token_embed")
     expected = hidden_states(decoder[1], PROMPTS[1])[-1]
     short = last.embed([PROMPTS[1]], pooling_params=PoolingParams(dimensions=8), **NO_BAR)[0]
     assert len(short.outputs.embedding) == 8

@@ -52,6 +52,10 @@ def test_the_worlds_size_is_that_of_the_mesh(llm: jengine.LLM) -> None:
     assert llm.get_world_size() == llm.get_world_size(include_dp=False) == 1
 
 
+def test_what_a_model_does(llm: jengine.LLM) -> None:
+    assert llm.supported_tasks == ("generate",)
+
+
 def test_waiting_for_outputs_of_a_type(llm: jengine.LLM) -> None:
     llm.enqueue([[5, 6, 7]], PARAMS)
     with pytest.raises(RequestError, match="every output is a RequestOutput"):
