@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pallas_kernels.cpu.programs import INSTRUCTIONS, preloaded_instructions
+
 ROOT = Path(__file__).parents[3]
 OPERATIONS = (
     "decode_attention", "prefill_attention", "rotate_and_write", "cache_write", "best_tokens",
@@ -43,8 +45,8 @@ OTHERS = {
 def run_tests(folder: Path, compiler: str, **environment: str) -> None:
     given = {**os.environ, "CXX": compiler, "XDG_CACHE_HOME": str(folder), **environment}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k",
-         "cpu and not xla and not triton", *FILES],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider",
+         "-p", "no:faulthandler", "-k", "cpu and not xla and not triton", *FILES],
         env=given, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -55,6 +57,13 @@ def run_tests(folder: Path, compiler: str, **environment: str) -> None:
 @pytest.mark.parametrize("other", OTHERS)
 def test_on_other_instructions(other: str, tmp_path: Path) -> None:
     run_tests(tmp_path, f"g++ {OTHERS[other]}")
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="instructions of x86-64")
+def test_on_the_instructions_of_tiles(tmp_path: Path) -> None:
+    """Where the processor does not have them, a signal handler carries them out."""
+    handler = preloaded_instructions(tmp_path)
+    run_tests(tmp_path, f"g++ {' '.join(INSTRUCTIONS)}", LD_PRELOAD=str(handler))
 
 
 @pytest.mark.parametrize("tiles", ["", PLAIN_TILES])

@@ -6,31 +6,21 @@ from __future__ import annotations
 import heapq
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pallas_kernels.choice import cpu_problem
-from pallas_kernels.cpu.compiler import SOURCE, find_compiler, target_flags
+from pallas_kernels.cpu.compiler import find_compiler
+from tests.pallas_kernels.cpu.programs import compiled
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
 
-HERE = Path(__file__).parent
 THREADS = [1, 2, 3, 4, 8, 16, 64]
 # Panels of the matmuls of a Llama of 135M and of 1B parameters.
 PANELS = [18, 30, 96, 64, 512, 1536]
 Task = tuple[int, int, int, int, int]  # group, blocks from and to, panels from and to
-
-
-def compiled(folder: Path, program: str, *kernels: str, more: Sequence[str] = ()) -> Path:
-    made = folder / program
-    files = [HERE / f"{program}.cc", *(SOURCE / f"{name}.cc" for name in kernels)]
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-pthread", f"-I{SOURCE}"]
-    command = [*find_compiler(), *flags, *target_flags(), *more, *map(str, files), "-o", str(made)]
-    subprocess.run(command, check=True, timeout=300)
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,14 @@ this one has them."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from pallas_kernels.choice import cpu_problem
-from pallas_kernels.cpu.compiler import SOURCE, find_compiler, target_flags
-from tests.pallas_kernels.cpu.test_threads import compiled
+from tests.pallas_kernels.cpu.programs import INSTRUCTIONS, compiled, preloaded_instructions
 
 problem = cpu_problem()
 pytestmark = pytest.mark.skipif(bool(problem), reason=problem or "runs")
@@ -28,32 +28,23 @@ def test_sums_are_right_and_the_same_alone(plain: Path, case: tuple[int, ...]) -
     assert said(plain, case) == ""
 
 
-@pytest.mark.skipif("native" not in target_flags()[0], reason="another kind of processor")
-def test_the_instructions_compile_and_run_where_they_are(tmp_path: Path) -> None:
-    probe = tmp_path / "probe.cc"
-    probe.write_text(
-        '#include "tile_kernel.h"\n'
-        "auto used = jengine::multiply_in_tiles<jengine::TiledBfloat16>;\n"
-    )
-    command = [*find_compiler(), "-std=c++17", "-O1", "-w", *target_flags(), f"-I{SOURCE}"]
-    tiles = ["-mamx-tile", "-mamx-bf16", "-mamx-int8"]
-    made = tmp_path / "probe.o"
-    done = subprocess.run(
-        [*command, *tiles, "-c", str(probe), "-o", str(made)],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    if "-mamx" in done.stderr:
-        pytest.skip("the compiler is for another kind of processor, or too old")
-    assert done.returncode == 0, done.stderr
-    # tdpbf16ps of the second tile of rows and the second half of a panel, to their sums.
-    assert bytes.fromhex("c4e2425cdd") in made.read_bytes()
-    native = compiled(tmp_path, "tiles")
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="instructions of x86-64")
+def test_the_instructions_do_the_same(tmp_path: Path) -> None:
+    """The build for processors with tiles. On others a signal handler carries out its instructions,
+    and refuses what the processor would."""
+    try:
+        program = compiled(tmp_path, "tiles", more=INSTRUCTIONS)
+    except subprocess.CalledProcessError:
+        pytest.skip("the compiler does not know the instructions")
+    handler = preloaded_instructions(tmp_path)
     for case in CASES:
-        assert said(native, case) in ("", "no tiles\n")
+        assert said(program, case, LD_PRELOAD=str(handler)) == ""
+        assert said(program, case) in ("", "no tiles\n")
 
 
-def said(program: Path, case: tuple[int, ...]) -> str:
+def said(program: Path, case: tuple[int, ...], **environment: str) -> str:
     done = subprocess.run(
-        [str(program), *map(str, case)], capture_output=True, text=True, check=True, timeout=300
-    )
+        [str(program), *map(str, case)],
+        capture_output=True, text=True, check=True, timeout=300, env={**os.environ, **environment},
+    )  # fmt: skip
     return done.stdout
