@@ -290,3 +290,12 @@ def test_compiling_begins_before_jax_where_it_has_only_cpus(
     monkeypatch.setattr(background, "begin", lambda: begun.append(None))
     background.begin_if_jax_has_only_cpus()
     assert bool(begun) == begins
+
+
+def test_the_kernels_compile_where_there_is_a_compiler() -> None:
+    """Other tests of the kernels are skipped where they do not."""
+    try:
+        compiler.find_compiler()
+    except NoKernels:
+        pytest.skip("there is no compiler")
+    assert library.problem() is None
