@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -131,14 +131,14 @@ def measure(
             run_once(llm, items)  # both have run once before anything counts
             opponent.run()
             pairs = [(ours.run(), opponent.run()) for _ in range(repeats)]
-    result = report(ours, [mine for mine, _ in pairs])
-    theirs = summary(items, [theirs for _, theirs in pairs])
+    mine, other = zip(*pairs, strict=True)
+    result, theirs = report(ours, mine), summary(items, other)
     result["peer"] = {
         "engine": opponent.version,
         "startup_s": round(opponent.startup_s, 2),
         **theirs,
     }
-    result["ratio"] = round(result["output_tok_s"] / theirs["output_tok_s"], 3)
+    result["ratio"] = round(output_rate(mine) / output_rate(other), 3)
     return result
 
 
@@ -164,7 +164,12 @@ def peer_drafts(own: SpeculativeConfig | None) -> dict[str, Any] | None:
     return {name: getattr(own, name) for name in names}
 
 
-def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
+def output_rate(runs: Sequence[tuple[float, int]]) -> float:
+    """Generated tokens a second of the median run."""
+    return runs[0][1] / statistics.median(seconds for seconds, _ in runs)
+
+
+def summary(items: list[Item], runs: Sequence[tuple[float, int]]) -> dict[str, Any]:
     """Throughput of the median run."""
     seconds, generated = statistics.median(seconds for seconds, _ in runs), runs[0][1]
     read = sum(len(item.prompt_token_ids) for item in items)
@@ -173,11 +178,11 @@ def summary(items: list[Item], runs: list[tuple[float, int]]) -> dict[str, Any]:
         "generated": generated,
         "requests_s": round(len(items) / seconds, 2),
         "total_tok_s": round((generated + read) / seconds, 1),
-        "output_tok_s": round(generated / seconds, 1),
+        "output_tok_s": round(output_rate(runs), 2),
     }
 
 
-def report(ours: EngineRuns, runs: list[tuple[float, int]]) -> dict[str, Any]:
+def report(ours: EngineRuns, runs: Sequence[tuple[float, int]]) -> dict[str, Any]:
     """Workload, hardware and throughput."""
     llm, items = ours.llm, ours.items
     stats, ledger = llm.stats(), llm.ledger
