@@ -107,7 +107,7 @@ class ConfinedPool:
 
     def _judged(self, kind: int, found: bytearray) -> bytearray:
         if kind == frames.REFUSED:
-            raise RequestError(found.decode())
+            raise RequestError(found.decode(errors="replace"))
         if kind == frames.NO_MEMORY:
             raise RequestError(f"{self._what} takes too much memory. Send less at once.")
         return found

@@ -8,6 +8,7 @@ an answer to its question. Must not know what is asked.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from jengine.errors import JengineError
 from jengine.wire.doors import Door
 from jengine.wire.message import BadFrame, Reader, encode
 
+logger = logging.getLogger(__name__)
 # Milliseconds between two looks at questions that wait, and at whether the thread is to end.
 GLANCE, IDLE = 5, 100
 MOST_QUESTION = 64 * 2**10  # bytes
@@ -30,6 +32,7 @@ MOST_AT_ONCE = 256  # questions taken before those that wait are looked at
 # Most answers queued for a peer that does not read; later ones are dropped.
 MOST_UNREAD = 64
 ABSENT = "there is no such content"
+FAILED = "an error while answering, which is in the log there"
 
 Data = bytes | memoryview
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -127,6 +130,9 @@ class Answerer(Generic[Q]):
             data = self._answer(asked)
         except JengineError as error:
             data, problem, until = None, str(error), 0.0
+        except Exception:  # one question must not end the thread that answers all
+            logger.exception("No answer to %.200r", asked)
+            data, problem, until = None, FAILED, 0.0
         if data is None and time.monotonic() < until:
             return False
         self._socket.send_multipart([sender, *answer_frames(question, data, problem)], copy=False)
