@@ -35,11 +35,8 @@ def test_an_error_while_answering_ends_one_question_alone(
         return bytes(asker.ask(door.address, Question(kind), seconds=30))
 
     try:
-        with caplog.at_level(logging.ERROR):
-            with pytest.raises(
-                Refused, match="says: an error while answering, which is in the log"
-            ):
-                ask("unknown")
+        with caplog.at_level(logging.ERROR), pytest.raises(Refused, match="while answering"):
+            ask("unknown")
         assert "KeyError: 'unknown'" in caplog.text
         with pytest.raises(Refused, match="not this one"):
             ask("refused")
