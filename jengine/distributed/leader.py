@@ -78,7 +78,8 @@ class LeadingCore:
         if self.unchecked or self.channel.has_report:
             self._agree_on_requests()
         with self.channel.inside_step():
-            return self._told(self.core.step())
+            deltas = self.core.step()
+        return self._told(deltas)
 
     def resize_cache(self, num_bytes: int) -> list[TokenDelta]:
         refuse_resize()
@@ -86,7 +87,8 @@ class LeadingCore:
     def drain(self) -> list[TokenDelta]:
         """Read all steps in flight, in every process."""
         with self.channel.inside_step():
-            deltas = self._told(self.core.drain())
+            deltas = self.core.drain()
+        self._told(deltas)
         self.channel.agree(reports("a pause", []), self._serve)
         return deltas
 
@@ -95,7 +97,8 @@ class LeadingCore:
         return []
 
     def _told(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        """A step's deltas, once the followers are told of them."""
+        """A step's deltas, once the followers are told of them; who has its last may leave, so the
+        step must have ended here."""
         self.channel.broadcast(StepDone(deltas, self.counts()))
         return deltas
 
@@ -140,7 +143,7 @@ class LeadingCore:
         """Run an empty step, which every process must ask for."""
         with self.channel.inside_step():
             self.core.probe()
-            self._told([])
+        self._told([])
 
     def shutdown(self) -> None:
         """Abort all requests and tell the followers."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import jax
 import msgspec
@@ -19,6 +20,7 @@ import pytest
 
 from jengine.assembly import worker
 from jengine.distributed.follower import FollowingCore
+from jengine.distributed.leader import LeadingCore
 from jengine.distributed.process_group import SeveralProcesses
 from jengine.engine.core import EngineCore
 from jengine.errors import ConfigError, EngineDead
@@ -56,7 +58,7 @@ from jengine.plan import (
 from jengine.wire.arrays import ARRAY, ArrayFrame
 from jengine.wire.connection import MOST_CALLERS, Connection, Listener, connect
 from jengine.wire.doors import Door, tcp
-from jengine.wire.message import BadFrame, encode
+from jengine.wire.message import BadFrame, Message, encode
 
 DOOR = Door("tcp://127.0.0.1:*", b"s" * 32)
 SETTINGS = MultihostSettings(silence=5.0, stuck=0.5)
@@ -346,6 +348,27 @@ def test_leaving_in_the_middle_of_a_step_ends_all(
         follower.leave("its program has ended")
         eventually(lambda: len(ends) == 2)  # the follower is told, and ends as well
     assert "process 1 on b left in the middle of a step: its program has ended" in ends[0]
+
+
+@ends_a_thread
+def test_who_has_a_steps_tokens_may_leave(
+    pair: tuple[LeaderChannel, FollowerChannel], ends: list[str]
+) -> None:
+    """The leader's step has ended by then: otherwise a program's end were a lost process."""
+    leader, follower = pair
+    core: Any = MagicMock(step=list, drain=list, counts=Counts)
+    leading = LeadingCore(core, MagicMock(), leader, ParameterDigests())
+    told = leader.broadcast
+
+    def tell_and_wait(message: Message) -> None:
+        told(message)
+        if isinstance(message, StepDone):
+            follower.leave("its program has ended")
+            eventually(lambda: not leader._inbox.empty() or bool(ends))
+
+    leader.broadcast = tell_and_wait  # type: ignore[method-assign]
+    assert leading.step() == []
+    assert ends == []
 
 
 @ends_a_thread
