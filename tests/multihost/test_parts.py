@@ -153,29 +153,15 @@ def test_who_does_not_know_the_secret_is_not_let_in() -> None:
         one.close()
 
 
-def test_a_stranger_who_says_nothing_holds_up_nobody() -> None:
-    with (
-        Listener(DOOR, 60.0) as listener,
-        ThreadPoolExecutor() as threads,
-        socket.create_connection(listener.door.place) as stranger,
-    ):
-        accepted = threads.submit(listener.accept, 30.0)
-        assert stranger.recv(1)  # it is being asked
-        connection = connect(listener.door, 2, 30.0)
-        rank, joined = accepted.result(30)
-    assert rank == 2
-    for one in (connection, joined):
-        one.close()
-
-
-def test_many_strangers_who_say_nothing_hold_up_nobody() -> None:
+@pytest.mark.parametrize("strangers", [1, MOST_CALLERS + 3])
+def test_strangers_who_say_nothing_hold_up_nobody(strangers: int) -> None:
     with (
         ExitStack() as calls,
         Listener(DOOR, 60.0) as listener,
         ThreadPoolExecutor() as threads,
     ):
         accepted = threads.submit(listener.accept, 30.0)
-        for _ in range(MOST_CALLERS + 3):
+        for _ in range(strangers):
             stranger = calls.enter_context(socket.create_connection(listener.door.place, 30.0))
             assert stranger.recv(1)  # it is being asked
         connection = connect(listener.door, 2, 30.0)
