@@ -17,7 +17,8 @@ STANDS_FOR_A_ROW = 0  # a token id that is in every vocabulary
 
 
 def rendered_again(rows: bytes, ids: Any, limits: Limits) -> TokensPrompt:
-    """Check a prompt that `rendered_embeds` is said to have built. Raises RequestError."""
+    """Validate a client's already rendered embeddings prompt: its bytes and placeholder ids. Raises
+    RequestError."""
     width = width_of(limits)
     count, rest = divmod(len(rows), width * np.dtype(np.float32).itemsize)
     if rest or not isinstance(ids, list) or ids != [STANDS_FOR_A_ROW] * count:

@@ -107,7 +107,7 @@ class InProcessClient:
         return self.sleeping.noted(self.core.counts())
 
     def deliver(self, deltas: Sequence[TokenDelta]) -> None:
-        """Have `outputs` return these deltas too."""
+        """Add these deltas to what the next `outputs` returns."""
         self._ended += deltas
 
     def take_blocks(self) -> None:

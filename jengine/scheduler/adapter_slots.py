@@ -1,7 +1,8 @@
-"""The slots of a step for LoRA adapters: which adapter each holds, and how many requests use it.
+"""Device slots of LoRA adapters: which adapter each slot holds, and how many running requests use
+it.
 
-In: requests that start and leave. Out: the slot of each, which its plan brings to the runner. An
-adapter stays in its slot until another one needs it, the least recently used first.
+In: requests that start and leave. Out: each request's slot, which its plan passes to the runner. A
+slot whose adapter has no running request is reassigned in LRU order.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Whose adapter gets a slot: a gate, and the turns of the adapters that wait for one.
+"""Admission gate for requests with LoRA adapters, fair to adapters without a slot.
 
-In: waiting requests, the slots in use. Out: which may run, and lanes that are opened. An adapter
-that has no slot waits with all of its requests, and the one whose first request is first in the
-order is the first to get one. While it waits, requests of adapters that have slots go on to start
-before it; when `MOST_OVERTAKING` times as many as there are rows have done so, the adapter with the
-fewest running requests is to leave: its requests that are later in the order wait as well, and the
-slot is free when those that run have ended. So no adapter, once it is the first of those that wait,
-waits for more than that many requests that are later in the order, and for the longest answer that
-runs by then. Requests that are more urgent (or were preempted) are not held back.
+In: waiting requests, the slots in use. Out: which requests may run, and lanes to unpark. Requests
+whose adapter has no slot are parked; slots that become free go to adapters in the order of their
+first waiting request. Requests of adapters with slots may overtake the first of these; after
+`MOST_OVERTAKING` starts per row, the adapter with the fewest running requests is evicted: its later
+requests wait too, and its slot is free once its running ones have ended. So the first waiting
+adapter waits for at most that many starts plus the longest answer then running. Requests ahead of
+it in the order (more urgent, or preempted) are not held back.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ class AdapterTurns:
         return SlotOf(adapter) if adapter == self._leaving and self._is_behind(request) else None
 
     def take_turns(self) -> None:
-        """Wake the adapters that can get a slot, and reserve one for the first that cannot."""
+        """Unpark adapters that can get a slot; start an eviction for the first that has waited too
+        long."""
         for adapter in self._slots.take_entered():
             self._waiting.open(SlotOf(adapter))
         self._opened = [key for key in self._opened if self._waiting.is_open(key)]

@@ -1,6 +1,6 @@
-"""Records of block copies: single ones, and a request that waits for its loads.
+"""Records of block copies, and of a waiting request whose blocks are being loaded.
 
-In: blocks and slots. Out: columns for plans. Must not know why or when blocks are copied.
+In: block and slot ids. Out: columns for plans. Must not know why or when blocks are copied.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Loads of blocks that waiting requests lack, from slots of the host's memory to the device.
+"""Loads KV blocks that waiting requests lack from host-memory slots to the device.
 
-In: requests that wait. Out: whether each may begin, and the copies of a plan. What is loaded is
-published at once, so steps from then on find it. Must not know what is saved, or when plans are
+In: waiting requests. Out: whether each may start, and the copies of a plan. Loaded blocks are
+published at once, so later steps hit them. Must not know what is saved, or when plans are
 committed.
 """
 
@@ -76,7 +76,7 @@ class BlockLoads:
         self._wake, self._most_requests = wake, rows
 
     def awaited(self, request: Request) -> Hashable | None:
-        """Gate: the key to wait for, or None once the request has all blocks that can be had."""
+        """Gate: the key to wait for, or None once every block that can be loaded is."""
         key = BlocksOf(request.request_id)
         loading = self._loading.get(request.request_id)
         if loading is None:

@@ -1,4 +1,4 @@
-"""Blocks and slots that stay pinned until the plans that copy them are committed.
+"""Pins of blocks and slots, held until the plans that copy them are committed.
 
 In: what a plan copies, and blocks that waiting requests release. Out: unpinned blocks and slots.
 Must not know why they are copied, or who waits.
@@ -42,7 +42,7 @@ class BlockPins:
     def planned(
         self, step: int, blocks: list[tuple[int, int]], slots: list[tuple[int, int]]
     ) -> None:
-        """The plan of `step` takes over these pins and the released ones."""
+        """Transfer these pins, and those of released blocks, to the plan of `step`."""
         released, self._released = self._released, []
         self._plans.append(PinnedByPlan(step, released + blocks, slots))
 

@@ -1,8 +1,8 @@
-"""Whether the blocks of a preempted request are copied back or computed again, by measured costs.
+"""Swap in or recompute the blocks of a preempted request, by measured costs.
 
-In: seconds that copies of blocks take, measured before the first request; seconds that prompts have
-taken. Out: a decision, and a line of the log when it changes. Until both are measured blocks are
-copied. Must not know requests, or where blocks are.
+In: seconds per block copy, measured at start; seconds per prompt token of recent steps. Out: a
+decision, logged when it changes. Until both are measured, blocks are swapped in. Must not know
+requests, or where blocks are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CopyCosts:
         self._recorder = recorder
 
     def copies(self, keys: Sequence[bytes], tokens: int) -> bool:
-        """Whether copying these blocks is faster than recomputing their tokens."""
+        """Whether to copy these blocks rather than recompute their tokens."""
         rate = None if self._recorder is None else self._recorder.seconds_of_prompt_token
         if rate is None or not self._seconds_each:
             return True

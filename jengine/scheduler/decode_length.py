@@ -1,7 +1,7 @@
 """Extends the decodes of a plan to several tokens: multi-step decode, or drafts.
 
-In: a plan whose requests are chosen. Out: more tokens for its decodes, with blocks for them. It
-never preempts: it takes free blocks and what is left of the budget.
+In: a plan whose requests are chosen. Out: more tokens for its decodes, with blocks for them. Never
+preempts: uses free blocks and the remaining budget only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the drafts of plans come from: a proposer on the host, or the device itself.
+"""Sources of draft tokens: a proposer on the host, or the device itself.
 
 In: a request, and how many drafts its next step may run. Out: the drafts that the plan carries.
-Must not know budgets, blocks, or what comes of drafts.
+Must not know budgets, blocks, or acceptance.
 """
 
 from __future__ import annotations

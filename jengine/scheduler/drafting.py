@@ -1,12 +1,11 @@
-"""Drafts for the decodes of plans: which drafts run, and what comes of them.
+"""Speculative decoding in plans: which drafts run, and what follows from their acceptance.
 
-In: drafts, or how many of them the device has made. Out: `Drafts` in plans, and after a commit
-the tokens that were reserved for drafts and not accepted, taken back. Must not know how drafts are
-made, or how the step accepts them.
+In: draft tokens, or how many the device has made. Out: `Drafts` in plans; after a commit,
+`num_computed` without the rejected drafts. Must not know how drafts are made or verified.
 
-A row may have drafts in flight. `Request.num_computed` counts all of them as accepted, so the row's
-real length is between the tokens that it surely has (those known, and one for each plan in flight)
-and that. The host's drafts of a plan cover the drafts after each of these lengths.
+A row may have drafts in flight. `Request.num_computed` assumes that all are accepted, so the row's
+true length is between that and its certain length (known tokens, plus one per plan in flight). A
+plan's host drafts cover the continuation after each of these lengths.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ TRIAL_EVERY = 256
 
 
 class Drafting:
-    """Adds up to `most` drafts to each decode, and up to `most_rows` tokens to all decodes; to
-    those of a step with prompts up to `mixed_rows`.
+    """Adds up to `most` drafts to each decode; the decodes of a step run at most `most_rows`
+    tokens, in a step with prefill `mixed_rows`.
 
-    `adaptive`: rows whose drafts are not accepted get fewer, and so do all of a large batch.
-    `sizes`: compiled numbers of decode tokens; a step takes as long as the next one above its own.
-    `free_tokens` are computed while a step reads all weights. `draft_cost` is what making a draft
-    adds to a step, as a share of one without drafts.
+    `adaptive`: fewer drafts for rows whose drafts are rejected, and for all rows of a large batch.
+    `sizes`: compiled numbers of decode tokens, to which a step is padded. `free_tokens`: tokens
+    that a step computes in the time in which it reads the weights. `draft_cost`: time of making one
+    draft, as a share of a step without drafts.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Drafting:
             builder.next_drafts = self._expect_drafts(builder, cost)
 
     def settle(self, flight: Flight, tokens: Sequence[Sequence[int]]) -> None:
-        """Count accepted drafts, and give back the blocks reserved for rejected ones."""
+        """Count accepted drafts, and subtract rejected ones from `num_computed`."""
         plan = flight.plan
         if not plan.drafts:
             return
@@ -282,6 +281,6 @@ class RowDrafts:
 
 
 def takes_drafts(request: Request) -> bool:
-    """Whether a request may have drafts: captured values are by token that counts, and logits
-    processors see the tokens that count."""
+    """Whether a request may have drafts. Not with captures or logits processors: these must see
+    only accepted tokens."""
     return not (request.wire.taps or request.wire.sampling.processors)

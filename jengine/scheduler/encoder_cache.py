@@ -1,9 +1,9 @@
-"""The embeddings of images that the device keeps, by the digest of their content.
+"""LRU cache of image embeddings on the device, by digest of the image.
 
-In: requests that want to start, and start. Out: whether there is room, which rows of the device's
-array hold the embeddings of each image, and what the next plan has to encode. An entry stays until
-its room is needed, the least recently used first; it is in use while a running request has still to
-compute tokens of it.
+In: requests to be admitted. Out: whether their images fit, the rows of the device's array that hold
+each image's embeddings, and what the next plan has to encode. An entry is in use while a running
+request still has to compute tokens of it; others are evicted when room is needed, least recently
+used first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a connector holds of an engine's blocks, under the names of the weights it began with.
+"""Blocks of this engine that a connector stores, under the names of the initial weights.
 
-In: requests and content keys. Out: what can be fetched, and what is said of a request's blocks.
-Without a connector, and of updated weights, whose blocks have no name that others know: nothing.
-Must not know slots, or blocks of the device.
+In: requests and content keys. Out: what can be fetched, and a request's `kv_transfer_params`. Finds
+nothing without a connector, or after a weight update: those blocks have no shared name. Must not
+know slots, or blocks of the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How much of the requests' prompts was found outside of the device, counted once for each request.
+"""External prefix cache hits, counted once per request, as vLLM does.
 
-In: requests that are looked up, and what was loaded for them. Out: tokens, for `Counts`. As vLLM
-counts its external prefix cache: queries are the tokens that the device does not have. Must not
-know blocks.
+In: requests that are looked up, and tokens loaded for them. Out: tokens, for `Counts`. A query is a
+token that the device does not have. Must not know blocks.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from jengine.request import Request
 
 @dataclass
 class ExternalHits:
-    """Tokens looked up and tokens found, of requests that were never preempted."""
+    """Tokens queried and hit, of requests that were never preempted."""
 
     queries: int = 0
     hits: int = 0
 
     def looked_up(self, request: Request, hit: int) -> None:
-        """A request is looked up outside; the device has its first `hit` tokens."""
+        """Count the tokens after the device's prefix hit of `hit` tokens as queried, once per
+        request."""
         if self._counts(request) and request.num_external_tokens < 0:
             request.num_external_tokens = 0
             self.queries += request.num_known - hit

@@ -1,19 +1,18 @@
-"""What else must be ready before a waiting request may run: gates, asked one by one.
+"""Admission gates: conditions besides rows, budget and blocks that a waiting request must meet.
 
-Rows, the sampler's pool, budget and the KV cache are the scheduler's own limits, for which all
-requests wait in line. A request that a gate keeps back is parked, and lets those behind it pass.
+Requests that lack rows, sampler rows, budget or KV blocks wait in line. One held back by a gate is
+parked and lets others pass.
 
-To add a gate, write a class with one method, `awaited(request)`: None if the request may run, or
-else a **key**, any hashable that names what it waits for: best a NamedTuple of its own, equal for
-all requests that wait for the same. The scheduler makes its gates itself, by calling each of
-`gates` with its `wake`; so give it the class, or a `partial` of it. Once what a key names may be
-there, the gate calls `wake(key)`, from any thread: the first request of that key is then asked
-again, and those behind it as long as they pass. A wake-up for nothing does no harm; one that never
-comes lets requests wait for ever, so whatever begins the work must call it at each of its ends,
-failures included. Where no event tells, a `Polled` key is asked at every step. A gate that raises a
-RequestError ends this request with it, and no other. A parked request that is aborted leaves its
-lane at once, and the gate is not told: gates keep nothing of requests. They are asked in the thread
-of the steps, so an answer must take microseconds.
+To add a gate, write a class with one method, `awaited(request)`: None to admit, else a **key**, a
+hashable that names what the request waits for: best a NamedTuple type per gate, with equal keys for
+requests that wait for the same thing. Pass the scheduler the class, or a `partial` of it, in
+`gates`: it is called with the scheduler's `wake`. When the condition may hold, call `wake(key)`,
+from any thread: the first request of that key is asked again, and then those behind it for as long
+as they pass. A spurious wake-up is harmless; a missing one leaves requests waiting forever, so call
+it on every outcome of the work, failures included. If no event announces the condition, return a
+`Polled` key, which is checked at every step. A RequestError raised by a gate ends that request
+only. Gates must keep no state per request: a parked request that is aborted leaves without notice.
+They run in the step thread, so an answer must take microseconds.
 """
 
 from __future__ import annotations
@@ -82,10 +81,10 @@ class ImagesFit:
 
 
 class PrefixWritten:
-    """Waits while a planned step of another request writes more of this prefix than can be found
+    """Waits while a planned step of another request writes more of this prefix than is findable
     yet.
 
-    Only for states of recurrent layers, which later steps alone can read.
+    Only for recurrent layers, whose states can be read by later steps only.
     """
 
     def __init__(self, cache: CacheCoordinator) -> None:

@@ -1,8 +1,8 @@
-"""Requests in an order of their own, sorted into lanes by what they wait for.
+"""Heaps of waiting requests, one (a lane) per key that they wait for, and heaps of lanes.
 
-In: places, which say what comes first. Out: the first place of a lane, the first lane of a line.
-Adding, taking out and finding the first take time that grows with the logarithm of their number.
-Must not know requests' insides, or why one waits.
+In: entries with sort keys. Out: the first entry of a lane, the first lane of a heap. Adding,
+removing and finding the first take logarithmic time. Must not know requests' insides, or why one
+waits.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LaneHeap:
         return len(self._lanes)
 
     def enter(self, lane: Lane) -> None:
-        """Add a lane, which leaves the line that it was in."""
+        """Add a lane, removing it from the heap that it was in."""
         if lane.line is not None:
             lane.line.leave(lane)
         lane.line = self

@@ -1,7 +1,7 @@
-"""Requests from arrival to end: waiting, running in a row, preempted, finished.
+"""Requests by status: waiting, running in a row, preempted, finished.
 
-In: requests. Out: who runs and who waits, and the rows that were released. Gives blocks back to the
-cache when a request leaves its row. Must not know budgets, plans or outputs.
+In: requests. Out: who runs and who waits, and released rows. Frees a request's blocks when it
+leaves its row. Must not know budgets, plans or outputs.
 """
 
 from __future__ import annotations
@@ -113,22 +113,22 @@ class Lifecycle:
 
 
 class SamplerRows:
-    """Which rows of the pool are free."""
+    """Allocator of rows of the sampler's pool (penalties, biases, masks)."""
 
     def __init__(self, count: int) -> None:
         self._free = list(range(1, count + 1))  # 0 stands for none
 
     def have_room(self, request: Request) -> bool:
-        """Whether this request can run now."""
+        """Whether the request needs no pool row, or one is free."""
         return bool(self._free) or not request.wire.sampling.has_sampler_state
 
     def take(self, request: Request) -> None:
-        """Give a request that starts the row that it needs, if it needs one."""
+        """Assign a pool row to a starting request, if it needs one."""
         if request.wire.sampling.has_sampler_state:
             request.sampler_row = heapq.heappop(self._free)
 
     def give_back(self, request: Request) -> None:
-        """Take the row of a request that no longer runs."""
+        """Free the request's pool row, if it has one."""
         if request.sampler_row:
             heapq.heappush(self._free, request.sampler_row)
             request.sampler_row = 0

@@ -1,6 +1,6 @@
-"""Orders of requests: who runs first, and who gives way where the KV cache is full.
+"""Scheduling orders: who runs first, and who is preempted when KV blocks run out.
 
-In: a policy: a key of `ORDERS`, or `package.module:Class`, a class derived from `Order`. Out: its
+In: a policy: a key of `ORDERS`, or `package.module:Class` naming a subclass of `Order`. Out: its
 order, for the waiting queue, the planner and routers. Must not know queues, blocks or replicas.
 """
 
@@ -18,29 +18,30 @@ if TYPE_CHECKING:  # flags read this table, and a help text imports no numpy
 
 
 class Order(ABC):
-    """One per scheduler, made without arguments. Keys of all requests can be compared; the smallest
-    is the first, and of equal ones the request that arrived first."""
+    """One per scheduler, constructed without arguments. Sort keys must be mutually comparable;
+    smaller runs first, ties go to the earlier arrival."""
 
     @abstractmethod
     def arrived(self, request: Request) -> Any:
-        """The key of a request that has just arrived. An exception refuses the request."""
+        """Sort key of an arriving request. An exception refuses the request."""
 
     def restored(self, request: Request) -> Any:
-        """The key of a request that has lost its row."""
+        """Sort key of a preempted request."""
         return self.arrived(request)
 
     def victim(self, running: Sequence[Request]) -> Request:
-        """The request that is preempted where blocks are short. They are given as they started."""
+        """Choose the request to preempt. `running` is in order of start."""
         return max(reversed(running), key=self.arrived)
 
     def delayed_by(self, wire: WireRequest) -> int | None:
-        """For routers: requests of a larger `priority` value than this do not delay the request;
-        None: all requests do."""
+        """For routers: only requests with at most this `priority` value can delay the request;
+        None: all can."""
         return None
 
 
 class ByArrival(Order):
-    """First come, first served. The last one started is preempted first, and resumes first."""
+    """First come, first served. Preempts the most recently started request, which then resumes
+    first."""
 
     def __init__(self) -> None:
         self._last = self._first = 0
@@ -71,7 +72,7 @@ ORDERS: dict[str, type[Order]] = {"fcfs": ByArrival, "priority": ByUrgency}
 
 
 def order_of(policy: str) -> Order:
-    """The order of a policy. Imports the module of one that is not built in."""
+    """Instantiate the order of a policy, importing its module if it is not built in."""
     kind = ORDERS.get(policy) or _imported(policy)
     try:
         return kind()

@@ -1,7 +1,7 @@
-"""A plan in the making: what one step runs so far, and what is left of its budget.
+"""A plan under construction: what the step runs so far, and the remaining token budget.
 
-In: requests with the tokens they run. Out: the finished Plan, decodes first.
-Must not know: who should run, or why.
+In: requests with the tokens they run. Out: the finished Plan, decodes first. Must not know: who
+should run, or why.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ by_length: Order = attrgetter("num_computed")
 
 
 def decode_order(shared_blocks: int) -> Order:
-    """Sort key of decodes. By length, since attention over several rows runs as far as the longest;
-    or, with `shared_blocks`, by the prefix of that many blocks, which attention then reads once for
-    neighbouring rows."""
+    """Sort key of decodes: by length, since attention over several rows runs as far as the longest;
+    or with `shared_blocks`, by the first that many blocks, so that cascade attention reads a shared
+    prefix once for neighbouring rows."""
     if not shared_blocks:
         return by_length
 
@@ -84,16 +84,17 @@ class PlanBuilder:
 
     @property
     def reads(self) -> bool:
-        """Whether it samples for a request whose every token is read."""
+        """Whether the plan samples for a request whose every token must be read before its next
+        step."""
         ended = (one for one, length in self.chunks if one.num_computed + length == one.num_known)
         return any(request.reads_each_token for request in (*self.decodes, *ended))
 
     def cost(self, length: int) -> int:
-        """Budget of a chunk: the tiles it touches."""
+        """Budget of a chunk: its length rounded up to whole tiles."""
         return -(-length // self.tile) * self.tile
 
     def add_chunk(self, request: Request, length: int) -> None:
-        """Run `length` tokens that the host knows."""
+        """Add a prefill chunk of `length` known tokens."""
         self.chunks.append((request, length))
         self.prompt_tokens += self.cost(length)
         self.budget -= self.cost(length)
@@ -105,7 +106,7 @@ class PlanBuilder:
         self.budget -= count
 
     def withdraw(self, request: Request) -> None:
-        """Undo what was planned for a request that is about to be preempted."""
+        """Remove a request's entries from the plan, before it is preempted."""
         if request in self.decodes:
             self.decodes.remove(request)
             self.budget += 1
@@ -152,7 +153,7 @@ class PlanBuilder:
 
 
 def advance(request: Request, length: int, step: int) -> Wanted:
-    """Count the next `length` tokens of a request as computed; what is wanted of them."""
+    """Advance the request's computed count by `length`. Returns what the entry wants sampled."""
     request.num_computed = end = request.num_computed + length
     request.last_step = step
     if end < request.known_at_admission:

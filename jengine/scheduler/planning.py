@@ -61,7 +61,7 @@ class Planner:
         self._read_step = self._read_before = -1
 
     def schedule_running(self, builder: PlanBuilder) -> None:
-        """In list order; one that cannot run now does not hold up those after it."""
+        """Plan running requests in order of start; one that cannot run is skipped."""
         running = self._requests.running
         self._cuts.limit(builder, self._requests)
         share = -(-len(running) // self._spacing)
@@ -96,7 +96,8 @@ class Planner:
             self._publish(request, request.num_computed + length)
 
     def schedule_waiting(self, builder: PlanBuilder) -> None:
-        """In queue order; the first that does not fit holds up those after it, on purpose."""
+        """Admit waiting requests in order. Stops at the first that does not fit, so that none
+        starves."""
         requests, num_parked = self._requests, 0
         while builder.prompt_budget >= builder.tile and num_parked < MOST_PARKED:
             request = requests.waiting.peek()
@@ -113,7 +114,7 @@ class Planner:
                 break
 
     def _schedule_chunk(self, request: Request, builder: PlanBuilder) -> None:
-        """The next chunk of a request whose row still runs tokens known at admission."""
+        """Plan the next prefill chunk of a running request."""
         length = self._chunk_length(request, request.num_computed, builder)
         if length and self._make_room(request, length, builder):
             self._add_chunk(request, request.num_computed, length, builder)
@@ -124,7 +125,8 @@ class Planner:
                 )
 
     def _admit(self, request: Request, builder: PlanBuilder) -> bool:
-        """Give the next waiting request a row and its first chunk, if both fit."""
+        """Admit the next waiting request with its first chunk, if a row, blocks and budget
+        suffice."""
         if self._still_too_long(request, builder):
             return False
         # With less budget a shorter chunk might fit.
@@ -167,10 +169,9 @@ class Planner:
         return True
 
     def _still_too_long(self, request: Request, builder: PlanBuilder) -> bool:
-        """Whether a prompt that must run whole does not fit the budget, by its last prefix hit.
-
-        So that it is not looked up at every step: less of it must run only if its hit has grown.
-        """
+        """Memo: whether a prompt that must run unchunked still exceeds the budget, judged by its
+        last prefix hit. Saves a lookup per step: the answer changes only with the budget or a
+        longer hit."""
         last = self._too_long
         if last is None or last.request is not request:
             return False
@@ -180,7 +181,8 @@ class Planner:
         return not fits and not self._cache.hit_has_grown(request, last.hit)
 
     def _chunk_length(self, request: Request, start: int, builder: PlanBuilder) -> int:
-        """Known tokens to run from `start`, up to where the cache lets a chunk end; 0: wait."""
+        """Length of the chunk at `start`, within the budget and the cache's limits; 0: none can run
+        now."""
         budget = builder.prompt_budget // builder.tile * builder.tile
         length = self._wanted_length(request, start, builder.prompt_budget)
         if not length:
@@ -190,7 +192,8 @@ class Planner:
         return (end_beside_images(media, start, end, start + budget) if media else end) - start
 
     def _wanted_length(self, request: Request, start: int, budget: int) -> int:
-        """Whole tiles, unless they end what is known."""
+        """Chunk length by budget alone: whole tiles, or all known tokens that remain; 0: does not
+        fit."""
         tile = self._config.prefill_tile
         needed = request.num_known - start
         limit = budget // tile * tile

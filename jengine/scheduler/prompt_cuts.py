@@ -1,14 +1,14 @@
-"""How many prompt tokens a step runs, so that it fills a size that it is compiled for.
+"""Limits a step's prefill tokens so that it fills a compiled size (GPUs only).
 
-In: the running and waiting requests. Out: a limit in the PlanBuilder; what is beyond it runs in the
-next step. Must not know blocks, prefix hits, or how a step is compiled.
+In: the running and waiting requests. Out: a limit in the PlanBuilder; the rest runs in the next
+step. Must not know blocks, prefix hits, or how a step is compiled.
 
-GPU steps are filled. Any GPU step reads all weights, and some hundred tokens are computed in that
-time: padding beyond those costs time. So there are buckets for short prefills beside 8, 32, 128 and
-256 decode rows, and prompts are cut at compiled sizes where padding would take longer than the rest
-in the next step: 4,100 tokens run as 4,096 and 4. Chunks are rounded up to 8 tokens, and prefill
-attention joins such tiles to runs that fill a program. `python -m jengine.bench.padding` counts it
-with the scheduler alone.
+A GPU step reads all weights, in which time it can compute some hundred tokens: only padding beyond
+those costs time. So there are buckets for short prefills beside 8, 32, 128 and 256 decode rows, and
+prefill is cut at a compiled size where its padding would take longer than the rest in the next
+step: 4,100 tokens run as 4,096 and 4. Chunks are rounded up to tiles of 8 tokens, which prefill
+attention joins to runs that fill a program. `python -m jengine.bench.padding` measures padding with
+the scheduler alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ SMALL_PART = 16
 
 
 class PromptCuts:
-    """Cuts at the compiled numbers of prefill tokens, smallest first; without any, nowhere.
-
-    A step of fewer than `full_step` tokens, decodes included, takes no less time.
-    """
+    """`sizes`: compiled numbers of prefill tokens, ascending; none: never cut. `full_step`: tokens
+    (decodes included) below which a step takes no less time."""
 
     def __init__(self, sizes: tuple[int, ...], full_step: int) -> None:
         self._sizes = sizes
@@ -52,8 +50,8 @@ class PromptCuts:
         builder.prompt_limit = self.cut(min(total, most), decodes)
 
     def cut(self, total: int, decodes: int) -> int:
-        """The tokens that run now, of all that could. Some padding costs less than a cut, since
-        the rest is padded as well unless decodes run with it."""
+        """Prefill tokens to run now: `total`, or the next smaller compiled size if that saves time.
+        The remainder is padded in the next step too, unless decodes run with it."""
         above = bisect_left(self._sizes, total)
         if not 0 < above < len(self._sizes) or self._sizes[above] == total:
             return total

@@ -1,12 +1,12 @@
-"""Requests that wait for a row, in the order of a policy.
+"""Waiting queue in the order of a policy, with parking.
 
-In: requests, and what they wait for besides. Out: the one to admit next. Must not know rows, blocks
+In: requests, and keys of what they wait for. Out: the next one to admit. Must not know rows, blocks
 or budgets, or what a key stands for.
 
-A request that cannot run is **parked** under a key that names what it waits for, and no step looks
-at it until the key is woken, from any thread, which lets its requests take their places in the
-order again. The first of them that must still wait for the same closes the key again, with all
-behind it. So a wake-up and a refusal cost the same whatever the number of requests.
+A request that cannot run is **parked** under a key that names what it waits for. No step looks at
+it until the key is woken, from any thread: then its lane rejoins the order. If the first of its
+requests is refused again, the lane is parked again as a whole, so a wake-up or refusal costs the
+same for any number of requests.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class WaitingQueue:
         self._leave(request)
 
     def park(self, request: Request, key: Hashable) -> bool:
-        """Let a request, and all that wait for the same, wait for a wake-up of this key. Whether it
-        waited for something else before."""
+        """Park a request and all others of this key until the key is woken. Returns whether it was
+        not parked under this key before."""
         place = self._places[request.request_id]
         moves = place.lane is None or place.lane.key != key
         if moves:

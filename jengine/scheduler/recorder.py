@@ -1,4 +1,4 @@
-"""Records what a scheduler did: counters, histograms of its steps, and the times of its requests.
+"""Scheduler statistics: counters, step histograms and request times.
 
 In: events of requests and steps, on a monotonic clock of this process. Out: numbers for `Counts`,
 and RequestTimes for the deltas of requests. Decides nothing.
@@ -29,10 +29,10 @@ NUMBERS = (
 
 
 class Recorder:
-    """The history of one scheduler.
+    """Statistics of one scheduler.
 
-    A step costs it a few microseconds whatever the number of requests: the clock is read per step
-    and per event of a request, never per token, and histograms are filled many steps at a time.
+    Costs a few microseconds per step for any number of requests: the clock is read per step and per
+    event of a request, never per token, and histograms are filled many steps at a time.
     """
 
     def __init__(self, engine: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,7 +64,7 @@ class Recorder:
 
     @property
     def last_step_age(self) -> float:
-        """Seconds since a step's output was there."""
+        """Seconds since the last step's output arrived."""
         return self.clock() - self.committed_at
 
     @property
@@ -123,7 +123,8 @@ class Recorder:
         return answered
 
     def end_commit(self, flight: Flight, ends: list[int], deltas: list[TokenDelta]) -> None:
-        """A step's tokens were given to its requests. `ends` are the ends of its entries."""
+        """Record that a step's tokens were appended. `ends`: position after the last token of each
+        entry."""
         plan, runs = flight.plan, flight.plan.repeats
         tokens, loaded = plan.num_decode_rows * runs, sum(ends) * runs
         attended = loaded
@@ -150,7 +151,8 @@ class Recorder:
             self._fill_histograms()
 
     def _stamp(self, deltas: list[TokenDelta]) -> None:
-        """Put their times into the deltas of the answered requests, which are the last ones."""
+        """Add times to the deltas of requests that completed prefill in this step; these come
+        last."""
         answered, self._answered = self._answered, []
         for request, delta in zip(answered, deltas[len(deltas) - len(answered) :], strict=True):
             if delta.times is None:
@@ -163,12 +165,12 @@ class Recorder:
                 histogram.observe_all(values)
 
     def corrupted_one(self) -> None:
-        """Count a request whose output of a step is unusable: its delta has no token."""
+        """Count a request that got no token because the step's output was unusable (not finite)."""
         self.corrupted += 1
         self._without_token += 1
 
     def appended(self, count: int) -> None:
-        """Tokens that a grammar forced were appended behind a sampled one."""
+        """Count tokens forced by a grammar."""
         self._appended += count
 
     def ended_without_token(self) -> None:
@@ -200,7 +202,7 @@ R = TypeVar("R")
 
 
 def timed(method: Callable[[S], R]) -> Callable[[S], R]:
-    """Record how long it takes to choose a step."""
+    """Decorator: record the time of a call as scheduling time."""
 
     @functools.wraps(method)
     def measured(self: S) -> R:

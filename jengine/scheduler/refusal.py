@@ -1,4 +1,4 @@
-"""Requests that could never run, refused before they enter: otherwise they would wait for ever.
+"""Refuses requests that could never be scheduled and would wait forever.
 
 In: a WireRequest and the limits. Out: nothing, or a RequestError that says what to change.
 """
@@ -12,7 +12,7 @@ from jengine.request import WireRequest
 
 
 def refuse_impossible(wire: WireRequest, config: ScheduleConfig, cache: CacheCoordinator) -> None:
-    """Raise a RequestError if no schedule can answer this request."""
+    """Raise RequestError if no schedule can serve this request."""
     length = len(wire.prompt_token_ids)
     if length == 0 or wire.max_tokens < 1:
         raise RequestError(

@@ -1,8 +1,8 @@
-"""The scheduler: chooses the requests of the next step, and gives them the step's tokens.
+"""The scheduler: plans steps and commits their outputs.
 
-In: WireRequests, aborts, StepOutputs. Out: Plans, TokenDeltas. There is no prefill and no decode
-phase: `computed` chases `known + in flight`, and a step hands out tokens so that it catches up.
-Must not know: text, devices, how blocks are found.
+In: WireRequests, aborts, StepOutputs. Out: Plans, TokenDeltas. Prefill and decode are not separate
+phases: a plan gives each request tokens until its computed count reaches known + in flight. Must
+not know: text, devices, how blocks are found.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ LONGEST_REST, POLLED_REST = 0.05, 0.01
 
 
 class Scheduler:
-    """Plans steps and commits their results, at most `depth` + 1 plans apart.
+    """Plans steps and commits their results; at most `depth` plans are in flight while one is
+    planned.
 
-    `spacing` is how many plans further on a sampled token may be run before it is committed. With
-    more than 1 (pipeline stages), plans run beside each other, so each takes its share of the rows.
-    `gates` make what keeps waiting requests back, besides rows, budget and cache. `decode_length`
-    lets decodes run more than one token a plan; by default the way that `config` asks for, where
-    `check_drafts` says which drafts a grammar takes. `recorder` counts and times what is done;
-    replicas number theirs. `transfers` copies blocks to other memory and back.
+    `spacing`: plans between one that samples a token and the first that may run it. Above 1
+    (pipeline stages) plans run side by side, so each takes its share of the rows. `gates` are the
+    admission conditions besides rows, budget and cache. `decode_length` extends decodes beyond one
+    token per plan; default: as `config` says, with `check_drafts` trimming drafts by grammar.
+    `recorder` keeps statistics; replicas number theirs. `transfers` copies blocks to other memory
+    and back.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row, preempted ones included."""
+        """Requests without a row, preempted ones included."""
         return len(self._requests.waiting)
 
     @property
@@ -125,7 +126,7 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request still lacks its final answer."""
+        """Whether any request is unfinished."""
         return bool(self._requests.open)
 
     @property
@@ -138,16 +139,17 @@ class Scheduler:
         return POLLED_REST if waiting.is_polled else LONGEST_REST
 
     def when_woken(self, tell: Callable[[], object]) -> None:
-        """Have this called, in any thread, when parked requests are woken."""
+        """Register a callback for wake-ups of parked requests, called in any thread."""
         self._requests.waiting.tell = tell
 
     def knows(self, request_id: str) -> bool:
-        """Whether this request still lacks its final answer."""
+        """Whether this request is unfinished."""
         return request_id in self._requests.open
 
     @timed
     def schedule(self) -> Plan | None:
-        """The next step: running requests first, waiting ones second. None: nothing can run now."""
+        """Plan the next step: running requests first, then waiting ones. None if nothing can run
+        now."""
         if len(self._flights) > self.depth:
             return None
         config = self.config
@@ -161,7 +163,8 @@ class Scheduler:
         return self._seal(builder)
 
     def _seal(self, builder: PlanBuilder) -> Plan | None:
-        """Make the plan and count its tokens as computed, so that the next can be made at once."""
+        """Build the plan and count its tokens as computed, so that the next can be planned at
+        once."""
         idle = not builder.decodes and not builder.chunks
         builder.transfers = self._transfers.take(self._flights.next_step, idle=idle)
         if idle and builder.transfers is None:
@@ -172,7 +175,8 @@ class Scheduler:
         return plan
 
     def commit(self, plan: Plan, output: StepOutput) -> list[TokenDelta]:
-        """Give a plan's tokens to its requests, in the order the plans were made."""
+        """Append a plan's sampled tokens to its requests. Plans are committed in the order they
+        were made."""
         flight = self._flights.end(plan)
         if flight is None:
             return []  # forgotten by reset
@@ -181,9 +185,9 @@ class Scheduler:
         return self._committer.commit(flight, output)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
-        """Queue a request, or raise a RequestError if it could never run.
+        """Queue a request. Raises RequestError if it could never be scheduled.
 
-        `prompt` is what the cache has read of it, in any thread.
+        `prompt`: the result of `CacheCoordinator.read`, if already computed.
         """
         if self.knows(wire.request_id):
             raise RequestError(f"request_id={wire.request_id!r} is being answered already.")
@@ -197,14 +201,14 @@ class Scheduler:
             self._requests.waiting.park(request, awaited)
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request in any state; None if it is unknown or has ended."""
+        """Abort a request. Returns its last delta, or None if it is unknown or has ended."""
         request = self._requests.open.get(request_id)
         if request is None:
             return None
         return self._end(request, "abort")
 
     def take_failed(self) -> list[TokenDelta]:
-        """The last deltas of requests that gates have refused for good."""
+        """Final deltas of requests that gates have refused."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -214,7 +218,7 @@ class Scheduler:
         self._failed.append(delta)
 
     def _end(self, request: Request, reason: str) -> TokenDelta:
-        """End a request in any state, without its answer."""
+        """Finish a request in any state; returns its final delta."""
         delta = TokenDelta(
             request_id=request.request_id,
             token_ids=[],
@@ -230,7 +234,7 @@ class Scheduler:
         return delta
 
     def reset(self) -> list[TokenDelta]:
-        """Abort everything and forget the plans in flight; their results are no longer wanted."""
+        """Abort all requests and forget the plans in flight, whose outputs will be ignored."""
         deltas = [self.abort(request_id) for request_id in list(self._requests.open)]
         self._requests.encoder_cache.reset()
         self._flights.forget()
@@ -240,9 +244,9 @@ class Scheduler:
         return [delta for delta in deltas if delta is not None]
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
-        """Forget all cached prefixes; False while blocks are in use.
+        """Clear the prefix cache. Returns False while blocks are in use.
 
-        With `reset_running_requests` none are: running requests are preempted, and recomputed.
+        With `reset_running_requests` running requests are preempted first and recomputed.
         """
         if reset_running_requests:
             self.preempt_all()
@@ -252,17 +256,18 @@ class Scheduler:
         return is_empty
 
     def preempt_all(self) -> None:
-        """Take rows and blocks from all running requests, which are then recomputed."""
+        """Preempt all running requests, which frees their rows and blocks."""
         for request in reversed(tuple(self._requests.running)):  # so that their order survives
             self._requests.preempt(request)
         self._transfers.withdraw(idle=not len(self._flights))
 
     def set_weights_version(self, version: int) -> None:
-        """Steps planned from now on use other weights."""
+        """Steps planned from now on run other weights, so cached blocks of the old ones are never
+        hit."""
         self.cache.set_weights_version(version)
 
     def counts(self, programs: ProgramTotals) -> Counts:
-        """Numbers of requests, steps and the cache, beside those of the compiled programs."""
+        """Counts of requests, steps and the cache, with those of compiled programs."""
         recorder, prefixes, waiting = self.recorder, self.cache.stats, self.num_waiting
         external = self._transfers.hits
         return Counts(
@@ -284,5 +289,5 @@ class Scheduler:
         )
 
     def empty_plan(self) -> Plan:
-        """A step without entries, to see whether one runs at all. It is not committed."""
+        """A plan without entries, to probe that steps run. Must not be committed."""
         return Plan(self._flights.number(), NO_ENTRIES, 0)

@@ -1,9 +1,8 @@
-"""Results of requests besides tokens: log-probabilities of their prompts, captured values, and what
-pooling models make of them.
+"""Per-request results besides tokens: prompt log-probabilities, captured activations, pooled
+vectors and routed experts.
 
-In: each step's output, entry by entry. Out: complete prompt scores, new captured values and the
-experts of new tokens, added to the deltas of the requests' tokens. Values that no request wants
-cost nothing.
+In: each step's output, entry by entry. Out: the same, added to the deltas of the requests. Results
+that no request asked for cost nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from jengine.request import FINISHED, Request
 
 
 class Captures:
-    """Captured values of one request, in the order of its tokens, each token once.
+    """Captured activations of one request in token order.
 
-    Tokens that run again after a preemption repeat what was kept before and are left out.
+    Tokens recomputed after a preemption are skipped, so each token is captured once.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,7 @@ class Captures:
         self._waiting: list[dict[str, np.ndarray]] = []
 
     def add(self, start: int, values: dict[str, np.ndarray]) -> None:
-        """Keep the values of the tokens from position `start` on."""
+        """Add captures of the tokens from position `start` on."""
         assert start <= self._kept, f"values of tokens {self._kept} to {start} are missing"
         fresh = {name: array[self._kept - start :] for name, array in values.items()}
         count = len(next(iter(fresh.values())))
@@ -38,7 +37,7 @@ class Captures:
             self._waiting.append(fresh)
 
     def take(self) -> dict[str, np.ndarray] | None:
-        """Values gathered since the last call; None if there are none."""
+        """Captures since the last call; None if there are none."""
         parts, self._waiting = self._waiting, []
         if not parts:
             return None
@@ -54,14 +53,14 @@ class Pooled:
         self._rows: list[np.ndarray] = []
 
     def add_tokens(self, start: int, rows: np.ndarray) -> None:
-        """Keep the rows of a chunk's tokens, the first of which is at position `start`."""
+        """Add the per-token outputs of a chunk that begins at position `start`."""
         if start == 0:
             self._rows = []
         if self._by_token:
             self._rows.append(rows)
 
     def result(self, vector: np.ndarray) -> np.ndarray:
-        """The request's result. `vector` came with its last chunk."""
+        """The pooled result. `vector` came with the last chunk."""
         return np.concatenate(self._rows) if self._by_token else vector
 
 
@@ -77,7 +76,7 @@ class SideResults:
         self._vectors: dict[str, np.ndarray] = {}  # of requests whose last chunk has run
 
     def expect(self, request: Request) -> None:
-        """Begin to gather what a new request asks for."""
+        """Start collecting what a new request asks for."""
         wanted = request.wire.sampling.prompt_logprobs
         if wanted is not None:
             self._scores[request.request_id] = PromptScores(request.prompt_length, wanted)
@@ -128,7 +127,8 @@ class SideResults:
                 item += 1
 
     def deliver(self, request: Request, delta: TokenDelta) -> None:
-        """Put into a delta what is ready: prompt scores once and complete, values as they come."""
+        """Move what is ready into a delta: prompt log-probabilities once complete, other results as
+        they arrive."""
         if self._records is not None and request.num_known > request.prompt_length:
             # The last token was only sampled.
             delta.routed_experts = self._records.take(request, request.num_known - 1)
@@ -148,14 +148,14 @@ class SideResults:
             delta.captured = captures.take()
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop what was collected for a request that has ended."""
         self._scores.pop(request.request_id, None)
         self._captures.pop(request.request_id, None)
         self._pooled.pop(request.request_id, None)
         self._vectors.pop(request.request_id, None)
 
     def forget_steps(self) -> None:
-        """The steps in flight will never be read."""
+        """Forget the steps in flight, whose outputs will never be read."""
         if self._records is not None:
             self._records.forget()
 
@@ -176,9 +176,9 @@ class SideResults:
 
 
 class PromptScores:
-    """Item i of the result scores prompt token i + 1; the first token has no score.
+    """Prompt log-probabilities, collected chunk by chunk: item i is of prompt token i + 1.
 
-    `count` is how many of the likeliest tokens to keep; -1: all.
+    `count`: top tokens kept per position; -1: all.
     """
 
     def __init__(self, prompt_length: int, count: int) -> None:
@@ -189,12 +189,11 @@ class PromptScores:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every prompt token but the first has its score."""
         return bool(self._scored.all())
 
     def add(self, start: int, chunk: StepLogprobs) -> None:
-        """Keep the scores of the tokens that follow those from position `start` on, as far as
-        they are prompt."""
+        """Add a chunk's scores, the first of which is of the token after position `start`. Scores
+        of generated tokens are dropped."""
         end = min(start + len(chunk.rank), self._length)
         if end <= start:
             return
@@ -206,7 +205,7 @@ class PromptScores:
         self._scored[start:end] = True
 
     def result(self) -> StepLogprobs:
-        """The scores of the whole prompt; only once complete."""
+        """Log-probabilities of the whole prompt; call only if `is_complete`."""
         assert self.is_complete, (
             f"prompt tokens without a score: {np.flatnonzero(~self._scored) + 1}"
         )

@@ -1,7 +1,7 @@
-"""Fetches of contents from a connector into slots of the host's memory.
+"""Fetches of blocks from a connector into host-memory slots.
 
-In: slots to fill, outputs of steps. Out: the fetches that begin with a plan, and which contents are
-still on their way. A fetch that fails is a miss. Must not know requests, or blocks of the device.
+In: slots to fill, outputs of steps. Out: fetches that start with a plan, and contents being
+fetched. A failed fetch is a cache miss. Must not know requests, or blocks of the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jengine.scheduler.external_blocks import ExternalBlocks
 
 
 class SlotFetches:
-    """The fetches that have not ended. Each keeps its slot pinned."""
+    """Fetches in progress. Each pins its slot."""
 
     def __init__(self, hosts: Sequence[HostSlots], external: ExternalBlocks) -> None:
         self.fetched = self.failed = 0  # blocks
@@ -28,11 +28,11 @@ class SlotFetches:
 
     @property
     def are_open(self) -> bool:
-        """Whether a fetch has not ended."""
+        """Whether any fetch is in progress."""
         return bool(self._open)
 
     def begin(self, key: bytes, slot: int, source: str) -> None:
-        """Have a content fetched into a slot, from the plan in the making on."""
+        """Start fetching a content into a slot, with the plan being built."""
         group = group_of(key)
         fetch = Fetch(self._next, group, slot, key, source)
         self._next += 1
@@ -42,13 +42,13 @@ class SlotFetches:
         self._new.append(fetch)
 
     def is_coming(self, key: bytes) -> bool:
-        """Whether the fetch of a content into its slot is in progress."""
+        """Whether this content is being fetched."""
         group = group_of(key)
         slot = self._hosts[group].find(key)
         return slot is not None and (group, slot) in self._arriving
 
     def take(self) -> list[Fetch]:
-        """The fetches that begin with the plan in the making."""
+        """Fetches that start with the plan being built."""
         new, self._new = self._new, []
         return new
 
@@ -67,7 +67,7 @@ class SlotFetches:
                 self._external.lost(fetch.key, fetch.source)
 
     def reset(self) -> None:
-        """The plans in flight are forgotten, and their fetches with them."""
+        """Forget all fetches, with the plans in flight that started them."""
         for fetch in self._open.values():
             self._hosts[fetch.group].unpin(fetch.slot)
         self._new.clear()

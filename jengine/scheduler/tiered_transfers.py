@@ -95,27 +95,27 @@ class TieredTransfers:
 
     @property
     def num_loading(self) -> int:
-        """Requests that wait for blocks."""
+        """Requests that wait for blocks to be loaded."""
         return self._loads.num_loading
 
     @property
     def loaded(self) -> int:
-        """Blocks that were loaded."""
+        """Blocks loaded so far."""
         return self._loads.loaded
 
     @property
     def saved(self) -> int:
-        """Blocks that were saved."""
+        """Blocks saved so far."""
         return self._saves.saved
 
     @property
     def fetched(self) -> int:
-        """Blocks that a connector has brought."""
+        """Blocks that a connector has fetched."""
         return self._fetches.fetched
 
     @property
     def failed(self) -> int:
-        """Blocks that a connector could not bring."""
+        """Blocks that a connector failed to fetch."""
         return self._fetches.failed
 
     def awaited(self, request: Request) -> Hashable | None:

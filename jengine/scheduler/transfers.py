@@ -26,21 +26,21 @@ class BlockTransfers(Protocol):
 
     @property
     def counts(self) -> CopyCounts:
-        """The copies so far."""
+        """Counts of copies so far."""
         ...
 
     def use(self, recorder: Recorder, wake: Callable[[Hashable], None], rows: int) -> None:
-        """Set where prompt costs are read, and how requests are woken. `rows`: the most that can
-        run. Called once, before any other method."""
+        """Set the source of prefill costs and the wake-up callback. `rows`: maximum running
+        requests. Called once, before any other method."""
         ...
 
     def awaited(self, request: Request) -> Hashable | None:
-        """Gate: the key a waiting request must be parked under; None if it has all blocks it can
-        get."""
+        """Gate: the key to park a waiting request under; None once every block that can be loaded
+        is."""
         ...
 
     def take(self, step: int, *, idle: bool) -> Transfers | None:
-        """The transfers of the plan of this number; `idle`: it has no entries."""
+        """Transfers of the plan numbered `step`; `idle`: that plan has no entries."""
         ...
 
     def done(self, step: int, output: StepOutput) -> None:
@@ -52,20 +52,20 @@ class BlockTransfers(Protocol):
         ...
 
     def withdraw(self, *, idle: bool) -> None:
-        """Take all blocks back from waiting requests; `idle`: no plan is in flight."""
+        """Take all blocks back from waiting requests. `idle`: no plan is in flight."""
         ...
 
     def forget(self) -> None:
-        """Invalidate everything cached. No request may hold blocks."""
+        """Invalidate all host and connector contents. No request may hold blocks."""
         ...
 
     def reset(self) -> None:
-        """The plans in flight are forgotten."""
+        """Forget the plans in flight."""
         ...
 
 
 class NoTransfers:
-    """`BlockTransfers` of an engine whose blocks stay on the device: does nothing."""
+    """Null object for engines whose blocks stay on the device."""
 
     hits = ExternalHits()
     counts = CopyCounts()
