@@ -1,5 +1,5 @@
-"""Which block: the paged cache's bookkeeping on the host.
+"""Paged KV cache bookkeeping on the host.
 
-In: requests and how many tokens they need. Out: block ids per cache group, and prefix hits.
-Must not know: who runs next, arrays, jax.
+In: requests and how many tokens they need. Out: block ids per cache group, and prefix hits. Must
+not know: who runs next, arrays, jax.
 """

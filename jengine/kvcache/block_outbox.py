@@ -1,6 +1,6 @@
-"""Published blocks of a pool that may be copied to the host, and contents that were invalidated.
+"""Queue of a pool's published blocks, to be saved to host memory.
 
-In: the pool's events. Out: what the plan in the making may save. Must not know the pool.
+In: the pool's events. Out: what the plan being built may save. Must not know the pool.
 """
 
 from __future__ import annotations

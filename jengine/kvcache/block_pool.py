@@ -115,7 +115,7 @@ class BlockPool:
                 self._enter_ring(block)
 
     def pin(self, block: int) -> None:
-        """Keep a block and its content until `unpin`: a copy of it is planned."""
+        """Keep a block and its content until `unpin`, for a planned copy."""
         self.touch((block,))
         self._pins[block] = self._pins.get(block, 0) + 1
 

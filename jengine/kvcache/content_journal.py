@@ -1,4 +1,4 @@
-"""What a cache has begun and ceased to hold, for those who route requests by cached prefix.
+"""Journal of a cache's contents, for routers that route by cached prefix.
 
 In: content keys of one group, as blocks are published and reused. Out: changes in order, each a
 mark and a block hash. Any thread may take them. Must not know who reads them.

@@ -1,7 +1,7 @@
-"""External listeners to a cache's contents: journals of routers, and KV event logs.
+"""Subscribers to a cache's contents: routers' journals, and KV event logs.
 
-In: a log to tell, and whose blocks were published. Out: nothing; the pools tell journals and logs
-themselves. Must not know who reads them, or how.
+In: an event log, and whose blocks were published. Out: nothing; pools write to journals and logs
+directly. Must not know who reads them, or how.
 """
 
 from __future__ import annotations

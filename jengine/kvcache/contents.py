@@ -1,4 +1,4 @@
-"""The contents of requests' blocks, as hashes that are made once and kept with the request.
+"""Block hashes of requests, computed once and kept with the request.
 
 In: requests. Out: their block hashes under the weights in use. Must not know pools or groups.
 """

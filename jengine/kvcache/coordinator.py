@@ -1,8 +1,8 @@
-"""The cache as the scheduler sees it: room for a request's tokens, and prefixes already computed.
+"""The KV cache as the scheduler sees it: allocation and prefix hits over all cache groups.
 
-In: requests and token counts. Out: NewBlocks per cache group, hit lengths. Nothing is changed when
-something does not fit. `prefix_lookup` finds prefixes, `leases` knows who holds what,
-`content_listeners` are told. Must not know: kinds of groups, why a request runs, arrays.
+In: requests and token counts. Out: NewBlocks per cache group, hit lengths. An allocation that does
+not fit changes nothing. `prefix_lookup` finds prefixes, `leases` tracks holders,
+`content_listeners` are informed. Must not know: kinds of groups, why a request runs, arrays.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class CacheCoordinator:
 
     @property
     def weights_version(self) -> int:
-        """The version of the weights whose blocks can be found."""
         return self._prefixes.weights_version
 
     @property

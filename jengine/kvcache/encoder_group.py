@@ -1,6 +1,6 @@
-"""A group of layers that cache nothing: their tokens attend to those of the same step alone.
+"""Cache group of encoder layers: stores no KV, as tokens attend within their own step only.
 
-Prompts run whole, so a request needs no unit, and none of its prefix is ever found.
+Prompts run whole, so a request needs no unit and never has a prefix hit.
 """
 
 from __future__ import annotations

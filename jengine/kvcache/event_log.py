@@ -1,7 +1,7 @@
 """Collects KV cache events for external subscribers until they are published.
 
-In: keys that groups store and remove, and the requests whose blocks they are. Out: batches of
-events. Blocks of recurrent layers, which stand for no run of tokens, are left out.
+In: keys that groups store and remove, and the requests that own them. Out: batches of events.
+States of recurrent layers are left out: they correspond to no run of tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDER = ("mm", "cache_salt", "prompt_embeds", "taps")
 
 
 class EventLog:
-    """The events of all groups, in their order."""
+    """Pending events of all groups, in order."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ def told_key(key: ExtraKey) -> Any:
 
 
 def valid_text(text: str) -> str:
-    """A text that msgpack can hold: a lone surrogate may arrive in JSON."""
+    """Replace lone surrogates, which JSON may contain and msgpack cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,7 @@
-"""The protocol of cache groups, which the coordinator drives; every kind of group implements it.
+"""Protocol of cache groups, one implementation per kind, driven by the coordinator.
 
-A group owns what it holds for each request, in its units: blocks, slots or snapshots.
-In: how far a request is to run. Out: unit ids for the device. Must not know the other groups.
+A group owns the units (blocks, slots or snapshots) of each request. In: how far a request is to
+run. Out: unit ids for the device. Must not know the other groups.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class GroupCache(Protocol):
         """Holder whose planned steps will make `longest_hit` longer, or None."""
 
     def chunk_end(self, start: int, end: int) -> int:
-        """Where a chunk from `start` on may end at the latest: after `start`, at most at `end`."""
+        """Latest allowed end of a chunk that begins at `start`: after `start`, at most `end`."""
 
     def drafts_end(self, start: int, end: int) -> int:
-        """Where a decode from `start` on with drafts, of which some may not count, may end at the
-        latest: after `start`, at most at `end`."""
+        """Latest allowed end of a decode with drafts that begins at `start`: after `start`, at most
+        `end`."""
 
     def demand(self, reach: Reach) -> int:
         """Net units that `reserve` takes; negative if it gives back more."""
@@ -106,14 +106,14 @@ class GroupCache(Protocol):
         """Whether these blocks, followed by this partial block, are cached."""
 
     def publish_partial_block(self, holder: int, contents: Sequence[bytes], partial: bytes) -> None:
-        """Let others find the holder's last block, behind these, which need not be full. No step in
-        flight still writes to it."""
+        """Make the holder's last, possibly partial block findable behind `contents`. No step in
+        flight may still write to it."""
 
     def forget_partial_block(self, partial: bytes) -> None:
-        """Make a partial block unfindable, if it is still there; full blocks of prefixes stay."""
+        """Make a partial block unfindable, if it still is; full blocks stay."""
 
     def step_ended(self) -> None:
-        """Steps planned from now on may read all contents published so far."""
+        """Contents published so far may be read by steps planned from now on."""
 
     def free(self, holder: int) -> None:
         """Free all units of a holder. Published contents stay cached until reuse."""
@@ -125,24 +125,25 @@ class GroupCache(Protocol):
         """Invalidate all contents."""
 
     def resize(self, num_units: int) -> None:
-        """Change the number of units, keeping the contents of those that remain. No request holds
-        any."""
+        """Change the number of units, keeping the contents of those that remain. No request may
+        hold any."""
 
     def record(self, journal: ContentJournal) -> None:
-        """Record in a journal which contents become findable, and which cease to be."""
+        """Journal the contents that become findable or cease to be."""
 
     def measure(self, residency: BlockResidency) -> None:
-        """Have `residency` sample how long contents stay."""
+        """Have `residency` sample how long contents stay cached."""
 
     def table(self, holder: int) -> list[int]:
         """A copy of the holder's unit ids, as the device knows them."""
 
     def check(self) -> None:
-        """Assert that the owners of every unit are the holders that have it."""
+        """Assert that every unit's reference count equals its number of holders."""
 
 
 class KindOfGroup(Protocol):
-    """What a class of cache groups provides before its groups exist, its constructor among it."""
+    """The class of a kind of cache groups: its constructor, and what is known before a group
+    exists."""
 
     def __call__(
         self, index: int, spec: CacheSpec, block_size: int, num_units: int, /
@@ -151,5 +152,6 @@ class KindOfGroup(Protocol):
     def units_needed(
         self, spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int, /
     ) -> int:
-        """The most units that one request of `num_tokens`, run in such chunks, holds at once."""
+        """Maximum units that one request of `num_tokens` holds at once when run in chunks of
+        `max_chunk`."""
         ...

@@ -20,8 +20,8 @@ THIS_PROCESS = urandom(16).hex()
 
 
 def root_hash(weights_version: int, stored_as: str = "") -> bytes:
-    """Parent of a first block. New weights have a new root, so they never meet old blocks, and
-    neither do caches that store keys and values in another type."""
+    """Parent hash of a first block: differs by weights version and by the storage format of keys
+    and values, so that their blocks are never mixed."""
     return sha256(b"root" + _number(weights_version) + stored_as.encode()).digest()
 
 
@@ -45,7 +45,8 @@ def block_hashes(
 
 
 def extra_keys(wire: WireRequest, block_index: int, block_size: int) -> list[ExtraKey]:
-    """Inputs besides tokens that change a block's content; the chain hands them to later blocks."""
+    """What besides tokens determines a block's KV (adapter, images, salt, ...); later blocks
+    inherit it by the chain."""
     keys: list[ExtraKey] = []
     if block_index and wire.embeds is None and not wire.media:
         return keys
@@ -68,7 +69,7 @@ def extra_keys(wire: WireRequest, block_index: int, block_size: int) -> list[Ext
 
 
 def group_suffix(group: int) -> bytes:
-    """Appended to a block hash: the key of that content in one cache group."""
+    """Suffix that turns a block hash into the content key of one cache group."""
     return group.to_bytes(4, "little")
 
 

@@ -1,7 +1,7 @@
-"""Which slot of the host's memory holds which block's content, least recently used first.
+"""LRU of host-memory slots by block content, for one cache group.
 
-In: content keys of one cache group. Out: slot numbers. Decides alone, so that all processes that
-have such memory agree. Must not know blocks, requests or memory.
+In: content keys. Out: slot numbers. Deterministic, so that all processes with host memory agree.
+Must not know blocks, requests or memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The kinds of cache groups. A new kind is one class that is a GroupCache, and a line in KINDS."""
+"""The kinds of cache groups. A new kind is a class that implements GroupCache, and a line in
+KINDS."""
 
 from __future__ import annotations
 
@@ -29,5 +30,5 @@ def group_cache(index: int, group: CacheGroup, block_size: int, num_units: int) 
 
 
 def blocks_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
-    """The most blocks (or other units) of a group that one request of `num_tokens` can hold."""
+    """Maximum units of a group that one request of `num_tokens` holds."""
     return kind_of(spec).units_needed(spec, num_tokens, block_size, max_chunk)

@@ -1,7 +1,7 @@
-"""The last new request that had no room, so that it is not looked up at every step while it waits.
+"""Memo of the last request that did not fit, so that it is not looked up again at every step.
 
-In: a refusal, and what each group has free. Out: whether the same request would be refused again.
-Must not know how demands are found.
+In: a refusal, and the free units of each group. Out: whether the same request would be refused
+again. Must not know how demands are computed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ def any_lacks(groups: Sequence[GroupCache], demands: Sequence[int]) -> bool:
 
 
 class LastRefusal:
-    """Memo of the last request that did not fit, so that it is not looked up at every step."""
-
     def __init__(self, groups: Sequence[GroupCache], prefixes: PrefixLookup) -> None:
         self._groups, self._prefixes = groups, prefixes
         self._last: RefusedRequest | None = None
@@ -42,7 +40,7 @@ class LastRefusal:
         self._last = RefusedRequest(request, request.num_known, version, hit, demands)
 
     def forget(self) -> None:
-        """Free units have changed, so the request may fit."""
+        """Drop the memo: free units have changed, so the request may fit."""
         self._last = None
 
     def still_holds(self, request: Request) -> bool:

@@ -1,7 +1,7 @@
-"""Who holds units of the cache: running requests, and ended ones that a step in flight still uses.
+"""Holders of cache units: running requests, and ended ones that steps in flight still use.
 
-In: requests that begin and end, steps that end. Out: holders' numbers, under which groups keep the
-units. Must not know groups, or what they keep.
+In: requests that begin and end, steps that end. Out: holder numbers, under which groups keep units.
+Must not know groups, or what they keep.
 """
 
 from __future__ import annotations

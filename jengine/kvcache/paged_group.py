@@ -1,6 +1,6 @@
-"""A group with a block table per request: attention to what is cached, by the rules of its kind.
+"""Cache group of attention layers: a block table per request, by the rules of its kind.
 
-Blocks no token will read any more are replaced by the null block; see `specs` for when that is.
+Blocks that no token will read again are replaced by the null block; `specs` says when.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class PagedGroup:
         self.pool.forget_untold(partial + self._suffix)
 
     def step_ended(self) -> None:
-        """Nothing: a step writes what it publishes before any of its rows reads."""
+        """No-op: within a step, blocks are written before any row reads."""
 
     def free(self, holder: int) -> None:
         blocks = self._tables.pop(holder).blocks
@@ -161,7 +161,7 @@ class PagedGroup:
         self.pool.check_owners(held)
 
     def _hit_blocks(self, hit: Sequence[bytes]) -> list[int]:
-        """The table of a prefix hit: null blocks where no token to come reads."""
+        """Block table of a prefix hit: null blocks where no later token reads."""
         skipped = min(self.rules.skippable(len(hit) * self._block_size), len(hit))
         blocks = [NULL_BLOCK] * skipped
         for content in hit[skipped:]:
@@ -181,7 +181,7 @@ class PagedGroup:
         return NewUnits(0, list(table.blocks), copied)
 
     def _skip(self, table: BlockTable, skippable: int) -> None:
-        """Free the blocks before index `skippable`, and put the null block in their places."""
+        """Free the table's first `skippable` blocks, leaving null blocks."""
         skipped = table.skipped
         if skippable > skipped:
             self.pool.free(reversed(table.blocks[skipped:skippable]))

@@ -1,9 +1,9 @@
-"""Finds the partial last blocks of ended requests, so that forks begin with a copy of one.
+"""Partial last blocks of ended requests, from copies of which forks start.
 
-In: requests that fork, as they end and begin. Out: how far one can begin behind another, and the
-content it begins with a copy of. A fork knows all tokens of another request and one more, so with
-the copy it runs that one alone, where a prefix hit would end at the last full block, or at the last
-state that recurrent layers keep. Must not know blocks, or how they are copied.
+In: requests that fork, as they end and begin. Out: the token at which a fork can start, and the
+contents that it copies. A fork extends another request's tokens by one, so with the copy it runs
+only that one; a prefix hit would end at the last full block, or the last snapshot of recurrent
+layers. Must not know blocks, or how they are copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARE = 1 / 2
 
 
 class PartialBlocks:
-    """The partial blocks that can be found, oldest first. Groups keep them as full blocks."""
+    """Findable partial blocks, oldest first. Groups store them like full blocks."""
 
     def __init__(
         self, groups: Sequence[GroupCache], prefixes: PrefixLookup, block_size: int
@@ -74,7 +74,8 @@ class PartialBlocks:
         return is_whole and self._prefixes.find(request) < hit
 
     def _parts(self, request: Request, tokens: int) -> tuple[list[bytes], bytes]:
-        """Contents of the blocks of the first `tokens` tokens: all but the last, and the last."""
+        """Contents of the blocks of the first `tokens` tokens: the full ones, and the last (full or
+        partial)."""
         partial = self._prefixes.partial_block(request, tokens)
         return self._prefixes.contents_of_hit(request, tokens - 1), partial
 

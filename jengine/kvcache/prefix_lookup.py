@@ -1,7 +1,7 @@
-"""What the cache holds already of a request's tokens: its prefix hit, in whole blocks.
+"""Prefix hits: how many whole blocks of a request's tokens are cached.
 
-In: requests that hold nothing yet. Out: hit lengths, and what a hit reads. All groups must agree to
-a hit. Changes nothing; must not know room, or what requests hold.
+In: requests that hold nothing yet. Out: hit lengths, and what a hit reads. A hit is a prefix that
+all groups have. Changes nothing; must not know free units, or what requests hold.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ class PrefixLookup:
 
     @property
     def weights_version(self) -> int:
-        """The version of the weights whose blocks can be found."""
         return self._contents.weights_version
 
     def set_weights_version(self, version: int) -> None:
-        """Find only blocks of these weights from now on."""
+        """Find only blocks computed with these weights from now on."""
         self._contents = Contents(self._block_size, version, self._stored_as)
 
     def contents(self, request: Request, num_blocks: int) -> list[bytes]:
-        """The hashes of a request's known blocks, at least the first `num_blocks`."""
+        """Hashes of the request's full known blocks, at least the first `num_blocks`."""
         return self._contents.of(request, num_blocks)
 
     def read(self, wire: WireRequest) -> ReadPrompt:
@@ -50,10 +49,10 @@ class PrefixLookup:
         return self._contents.read(wire, hashes=self._enabled)
 
     def find(self, request: Request, is_external: IsExternal = never_external) -> int:
-        """Tokens of a request without blocks that are cached already, in whole blocks.
+        """Length in tokens of the cached prefix of a request without blocks, in whole blocks.
 
-        The last known token is never among them: it must run again to give logits. `is_external`
-        says what could be brought here from outside of the device.
+        Less than all known tokens: the last must run again to give logits. `is_external` tells
+        which contents could be loaded from outside the device.
         """
         if not self.may_read(request):
             return 0
@@ -71,7 +70,7 @@ class PrefixLookup:
         return blocks * self._block_size
 
     def contents_of_hit(self, request: Request, hit: int) -> list[bytes]:
-        """The hashes of the blocks in so many cached tokens."""
+        """Hashes of the blocks of a hit."""
         blocks = hit // self._block_size
         return self.contents(request, blocks)[:blocks]
 
@@ -80,7 +79,7 @@ class PrefixLookup:
         return self._contents.of_partial_block(request, tokens)
 
     def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
-        """Per group the keys of what a request reads that begins after so many cached tokens."""
+        """Per group, keys of the blocks that a request reads after a prefix hit of `hit` tokens."""
         contents = self.contents_of_hit(request, hit)
         return [group.read_by_hit(contents) for group in self._groups]
 

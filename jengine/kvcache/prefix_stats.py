@@ -1,6 +1,6 @@
-"""How much of the requests' prefixes the device had, counted when a request is admitted.
+"""Prefix cache hits on the device, counted at admission.
 
-What was loaded for a request from outside of the device counts there alone, as vLLM does it.
+Tokens loaded from outside the device count as external hits only, as in vLLM.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jengine.request import Request
 
 @dataclass
 class PrefixStats:
-    """Tokens looked up and tokens found; requests that were preempted count apart."""
+    """Tokens queried and hit; preempted requests are counted separately."""
 
     queries: int = 0
     hits: int = 0
@@ -20,7 +20,7 @@ class PrefixStats:
     preempted_hits: int = 0
 
     def count(self, request: Request, hit: int) -> None:
-        """Count a request that was looked up, and the tokens found."""
+        """Count an admitted request's known tokens and its hit."""
         if request.wire.skip_reading_prefix_cache:
             return
         if request.num_preemptions:

@@ -1,9 +1,9 @@
-"""A group of recurrent layers: the states of requests, and copies that stay for equal prefixes.
+"""Cache group of recurrent layers: states of requests, and snapshots for prefix hits.
 
-A unit holds one state. A request's block table names, for each block, the unit with the state after
-the block's tokens: a step reads the unit of the token before its first one and writes that of its
-last one, mostly the same. Where a step ends at a multiple of `snapshot_every` tokens, the next one
-writes to a new unit, and the old one stays as a snapshot that others find by content.
+A unit holds one state. A request's block table gives, per block, the unit of the state after that
+block's tokens: a step reads the unit of the token before its first one and writes that of its last
+one, usually the same unit. Where a step ends at a multiple of `snapshot_every` tokens, the next one
+writes to a new unit, and the old one stays as a snapshot, found by content.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from jengine.kvcache.residency import BlockResidency
 
 
 class Span(NamedTuple):
-    """Blocks of a table that one unit stands for: from the first one up to the next span's."""
+    """Consecutive blocks of a table that share a unit: from block `first` to the next span's."""
 
     first: int
     unit: int
 
 
 class Unwritten(NamedTuple):
-    """A snapshot that cannot be found yet."""
+    """A snapshot that becomes findable once its step has run."""
 
     holder: int
     unit: int
@@ -37,7 +37,7 @@ class Unwritten(NamedTuple):
 
 
 class StateTable:
-    """The units of one holder."""
+    """One holder's block table."""
 
     __slots__ = ("ahead", "blocks", "kept", "published", "spans")
 
@@ -49,22 +49,22 @@ class StateTable:
         self.published = len(blocks)  # leading blocks for which a snapshot was published, or not
 
     def grow(self, length: int, unit: int) -> None:
-        """Extend the table to `length` blocks, for which `unit` stands."""
+        """Extend the table to `length` blocks, the new ones with `unit`."""
         if not self.spans or self.spans[-1].unit != unit:
             self.spans.append(Span(len(self.blocks), unit))
         self.blocks += [unit] * (length - len(self.blocks))
 
     def unread(self, settled: int, block_size: int) -> list[Span]:
-        """Leading spans that no step will read again, if tokens before `settled` are not computed
-        again."""
+        """Leading spans that no step will read again, given that tokens before `settled` are not
+        recomputed."""
         read_from = max(settled - 1, 0) // block_size
         ends = [span.first for span in self.spans[1:]]
         return [span for span, end in zip(self.spans, ends, strict=False) if end <= read_from]
 
 
 class RecurrentGroup:
-    """One unit for each running request, one more while it goes on from a snapshot, and snapshots
-    that no request holds until the units are needed."""
+    """Allocates one unit per running request, one more while it continues from a snapshot;
+    snapshots without a holder are evicted when units are needed."""
 
     def __init__(self, index: int, spec: CacheSpec, block_size: int, num_units: int) -> None:
         self.pool = BlockPool(num_units)
@@ -132,7 +132,7 @@ class RecurrentGroup:
         return last if last > start else end
 
     def drafts_end(self, start: int, end: int) -> int:
-        """At the next multiple of `snapshot_every`: a token behind it writes to another unit."""
+        """The next multiple of `snapshot_every`: tokens after it write to another unit."""
         if self._every is None:
             return end
         return min(end, (start // self._every + 1) * self._every)
@@ -174,8 +174,8 @@ class RecurrentGroup:
         return len(table.blocks) * self._block_size + table.ahead
 
     def publish(self, holder: int, contents: Sequence[bytes], count: int) -> None:
-        """Publish the snapshots in the first `count` blocks. That of a table's last block is one
-        already, since a step that goes on from there will write to another unit."""
+        """Publish the snapshots among the first `count` blocks. The table's last block counts as
+        one: a step that continues from it writes to another unit."""
         table = self._tables[holder]
         found = {tokens: unit for tokens, unit in table.kept.items() if tokens <= count}
         if count == len(table.blocks) and self._is_due(count):
@@ -202,7 +202,8 @@ class RecurrentGroup:
         self.pool.forget_untold(partial + self._suffix)
 
     def step_ended(self) -> None:
-        """Snapshots are read by later steps only: a step reads all states before it writes any."""
+        """Make pending snapshots findable. Not before: a step reads all states before it writes
+        any."""
         self._let_find(self._unwritten)
 
     def free(self, holder: int) -> None:

@@ -1,7 +1,7 @@
-"""How long blocks stay in the cache, and how often they are used again, for a share of the blocks.
+"""Block residency statistics: lifetime and reuse, for a sample of the blocks.
 
-In: a block pool's events. Out: histograms of seconds. A block's stay begins when it is allocated
-and ends when its content gives way to another. Decides nothing, and must not know requests.
+In: a block pool's events. Out: histograms of seconds. A residency starts at allocation and ends
+when the content is evicted. Decides nothing, and must not know requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BlockResidency:
     def __init__(
         self, share: float, times: BlockTimes, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`share` of the allocations are watched, 0 to 1, chosen at random; times are added."""
+        """`share`: fraction of allocations to sample, at random; `times`: histograms to fill."""
         self._times = times
         self._share = share
         self._clock = clock

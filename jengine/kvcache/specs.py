@@ -1,4 +1,4 @@
-"""The rules of each paged kind: blocks held, blocks no longer read, which prefixes are hits.
+"""Rules of each paged kind: blocks needed, blocks no longer read, which prefixes are hits.
 
 In: a CacheSpec. Out: its rules. Must not know pools, tables or requests.
 """
@@ -13,7 +13,7 @@ from jengine.errors import ConfigError
 
 
 class CacheRules(Protocol):
-    """The rules of a paged kind. All counts are blocks unless they are called tokens."""
+    """Rules of a paged kind. Units are blocks unless a name says tokens."""
 
     def skippable(self, tokens: int) -> int:
         """Leading blocks that no token at position `tokens` or later reads."""
@@ -49,7 +49,7 @@ class FullRules:
 
 
 class SlidingRules:
-    """A token reads itself and the `window` - 1 tokens before it."""
+    """Sliding window: a token reads itself and the `window` - 1 tokens before it."""
 
     def __init__(self, spec: CacheSpec, block_size: int) -> None:
         if spec.window is None or spec.window < 1:
@@ -61,7 +61,8 @@ class SlidingRules:
         return max(0, tokens - self.window + 1) // self.block_size
 
     def longest_hit(self, present: Callable[[int], bool], most: int) -> int:
-        """From the right: the first run long enough for a window, or one that reaches the start."""
+        """Search from the right for the first run of present blocks that fills a window, or that
+        reaches the start."""
         needed = -(-(self.window - 1) // self.block_size)
         run = 0
         for index in range(most - 1, -1, -1):
@@ -82,8 +83,8 @@ class SlidingRules:
 
 
 class ChunkedRules:
-    """A token reads itself and the tokens before it in its chunk of `window` tokens. The tokens
-    that one step runs of a request are of one chunk, so that they read the same blocks."""
+    """Chunked attention: a token reads itself and earlier tokens of its chunk of `window` tokens. A
+    step's tokens of one request are all in one chunk, so that they read the same blocks."""
 
     def __init__(self, spec: CacheSpec, block_size: int) -> None:
         assert spec.window is not None, "a chunk has a length"
@@ -126,6 +127,6 @@ RULES: dict[CacheKind, Callable[[CacheSpec, int], CacheRules]] = {
 
 
 def rules_for(spec: CacheSpec, block_size: int) -> CacheRules:
-    """The rules of a paged kind; latent caches have those of full or of sliding ones."""
+    """Rules of a paged kind; latent caches have those of full or sliding attention."""
     latent: CacheKind = "full" if spec.window is None else "sliding"
     return RULES[latent if spec.shares_heads else spec.kind](spec, block_size)

@@ -1,8 +1,8 @@
-"""Per-token results besides token ids, such as routed experts, kept by content as blocks are.
+"""Per-token results besides token ids, such as routed experts, stored per block by content.
 
-In: rows of tokens as steps are read, and which blocks requests share. Out: the rows of a request,
-those of its cached prefix included. Steps are read in the order of their plans, so the rows of a
-cached block are there before a request takes them. Must not know what a row means.
+In: rows (one per token) as steps are read, and which blocks requests share. Out: a request's rows,
+those of its cached prefix included. Steps are read in plan order, so the rows of a cached block are
+there before a request takes them. Must not know what a row means.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jengine.request import Request
 
 
 class BlockRecord:
-    """The rows of one block's tokens. None until the step that computes them has been read."""
+    """Rows of one block's tokens; None until its step has been read."""
 
     __slots__ = ("rows",)
 
@@ -64,9 +64,9 @@ class RequestRecords:
 
 
 class TokenRecords:
-    """The rows of all requests, and of up to `most` blocks that can be found in the cache.
+    """Per-token rows of all requests, and of up to `most` findable blocks.
 
-    A prefix hit ends before the first block whose rows are not here.
+    A prefix hit ends before the first block without rows.
     """
 
     def __init__(self, block_size: int, most: int) -> None:
@@ -75,13 +75,13 @@ class TokenRecords:
         self._blocks: OrderedDict[bytes, BlockRecord] = OrderedDict()  # least recently used first
 
     def longest_hit(self, contents: Sequence[bytes], most: int) -> int:
-        """Number of leading contents, at most `most`, whose rows are known or will be once steps
-        are read."""
+        """Number of leading contents, at most `most`, whose rows are known or arrive with steps in
+        flight."""
         known = self._blocks
         return next((i for i, one in enumerate(contents[:most]) if one not in known), most)
 
     def begin(self, request: Request, hit: Sequence[bytes]) -> None:
-        """Begin the records of an admitted request, whose first blocks have these contents."""
+        """Start an admitted request's records with the shared blocks of its prefix hit."""
         own = request.records
         if own is None:
             own = request.records = RequestRecords(request.wire.routed_experts_start)
@@ -125,7 +125,7 @@ class TokenRecords:
         return own.rows[first:end].copy()
 
     def forget(self) -> None:
-        """Drop the blocks of steps that will never be read."""
+        """Drop the blocks whose rows were to come from steps that will never be read."""
         for content in [one for one, block in self._blocks.items() if block.rows is None]:
             del self._blocks[content]
 
