@@ -1,12 +1,11 @@
-"""The flight recorder: an executor around another one, which keeps the last plans and their tokens.
+"""Flight recorder: wraps an executor and keeps its last plans and outputs.
 
-In: plans. Out: what the executor behind it returns. It writes a recording when a step fails, or
-when it is asked to. A bound on steps and one on memory limit what it keeps.
+In: plans. Out: the wrapped executor's results. Writes a recording when a step fails or on demand;
+bounded in steps and memory.
 
-Steps can be run again. With `flight_recorder=FOLDER` an executor around the executor keeps the last
-plans and their tokens, and writes them when a step fails or on demand. A plan is complete, so
-`jengine replay` runs them on any engine with the same cache and compares token by token
-(`executor/replay.py`). Off by default: a recording holds prompts and answers.
+With `flight_recorder=FOLDER` recorded steps can be rerun: a plan is complete, so `jengine replay`
+runs them on any engine with the same cache and compares token by token (`executor/replay.py`). Off
+by default: a recording holds prompts and answers.
 """
 
 from __future__ import annotations

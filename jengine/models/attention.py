@@ -171,8 +171,9 @@ class Attention(nnx.Module):
 
 
 def norm_first(rope: RopeConfig, eps: float) -> tuple[RopeConfig, float]:
-    """Rotation and epsilon of a norm before it that equal this rotation and a norm behind it: that
-    norm undoes the rotation's factor, except that its epsilon was smaller beside it."""
+    """For a norm after rotation: the (rotation, epsilon) with which norming first gives the same
+    result. The norm cancels the rotation's attention factor f, except that its epsilon becomes eps
+    / f**2."""
     assert rope.rotated is None or rope.attention_factor == 1.0, "no family reads with both"
     return replace(rope, attention_factor=1.0), eps / rope.attention_factor**2
 

@@ -1,4 +1,4 @@
-"""What comes before the output head of decoders in BERT's form: norm(act(dense(x)))."""
+"""Transform before the output head of BERT-style decoders: norm(act(dense(x)))."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Block of a vision tower that norms queries, keys, values and what it adds (Gemma 4).
+"""Vision block of Gemma 4, with norms on queries, keys and values, and before and after each block.
 
-In: packed patches. Out: the residual stream behind attention and a gated MLP. What enters and
-leaves a matmul may be clamped, each by bounds of its own, so that matmuls of one input stand apart.
+In: packed patches. Out: the residual stream after attention and a gated MLP. Inputs and outputs of
+each matmul may be clamped, with its own bounds, so Q, K and V (and gate and up) are not fused.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization | None:
 
 
 def is_rounded(path: str) -> bool:
-    """Whether a `Linear` is quantized at load: all but routers and heads."""
+    """Whether quantization at load applies to this `Linear`: not to routers and heads."""
     return path.rpartition(".")[2] not in (ROUTER, HEAD)
 
 

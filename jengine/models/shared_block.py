@@ -1,8 +1,8 @@
-"""Blocks of attention and MLP that several state space layers share (Zamba 2).
+"""Shared attention and MLP blocks of Zamba 2, used by several Mamba-2 layers.
 
-In: the residual stream, and the token's embedding, which a block reads beside it. Out: what a layer
-adds to the residual stream. Weights are the block's; matrices of low rank, which are added to its
-first matmuls, and a last matmul are each layer's own.
+In: the residual stream and the token embeddings. Out: what a layer adds to the residual stream.
+Layers share a block's weights; each has its own low-rank additions to the block's first matmuls,
+and its own output matmul.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class SharedBlock(nnx.Module):
-    """Attention over [residual stream, embedding], then a gated MLP of what it makes alone."""
+    """Attention over [residual stream, embedding], then a gated MLP on its output alone: no
+    residual connection between them."""
 
     def __init__(self, factory: Factory, config: SharedBlockConfig):
         self.activation = config.activation
@@ -52,7 +53,7 @@ class SharedBlock(nnx.Module):
 
 
 class Added(nnx.Module):
-    """What one layer adds to the first matmuls of a block, by matrices of low rank."""
+    """A layer's low-rank additions to a block's QKV and gate/up matmuls."""
 
     def __init__(self, factory: Factory, config: SharedBlockConfig):
         hidden, heads = factory.config.hidden_size, config.attention.num_heads
@@ -71,7 +72,8 @@ class Added(nnx.Module):
     def to_heads(
         self, x: Float[Array, "*tokens inputs"], live: Array | None
     ) -> Float32[Array, "*tokens kv_heads members dim"] | None:
-        """Of queries, keys and values; as many heads have keys as queries."""
+        """Addition to queries, keys and values (as many KV heads as query heads); None without
+        one."""
         if not self.has_heads:
             return None
         low = self.qkv_down(x, live=live)
@@ -81,12 +83,12 @@ class Added(nnx.Module):
     def to_mlp(
         self, x: Float[Array, "*tokens hidden"], live: Array | None
     ) -> Float32[Array, "*tokens 2 inner"]:
-        """Of gates and ups."""
+        """Addition to the gate and up projections."""
         return self.mlp_up(self.mlp_down(x, live=live), live=live)
 
 
 class SharedThenRecurrent(nnx.Module):
-    """Mamba-2 on the sum of the residual stream and what a shared block makes of it."""
+    """Mamba-2 on x + linear(shared block(x))."""
 
     def __init__(self, factory: Factory, config: SharedBlockConfig, layer: int):
         self.layer, self.block = layer, config.block

@@ -41,8 +41,8 @@ class StageLayout:
         return all(map(all, self.runs))
 
     def path_in(self, stage: int, path: str) -> str | None:
-        """The path in a stage's layer of what has this path in the layer of its slot; None if the
-        stage skips the slot."""
+        """Translate a parameter path from the slot's layer to this stage's layer in that slot; None
+        if the stage skips the slot."""
         match = LAYER_PATH.fullmatch(path)
         assert match is not None, f"{path} is not in a layer"
         layer = self.stages[stage][int(match[1])]

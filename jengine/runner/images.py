@@ -1,5 +1,5 @@
-"""Images in prompts: encodes a plan's images before its step, and tells the step which tokens take
-which embeddings, and their rotary positions.
+"""Encodes a plan's images before its step, and maps tokens to their embeddings and rotary
+positions.
 
 A step whose prefill chunks belong to no prompt with images runs the variant without them.
 """

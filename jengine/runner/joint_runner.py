@@ -48,7 +48,7 @@ class JointStep:
 
     @property
     def has_left(self) -> bool:
-        """Whether the round is queued."""
+        """Whether the round of all replicas has been queued."""
         return self.pending is not None
 
     def result(self) -> StepOutput:

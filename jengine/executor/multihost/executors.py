@@ -108,7 +108,8 @@ class LeadingExecutor:
     def join_call(
         self, method: str, arguments: bytes, meanwhile: Callable[[], None] = lambda: None
     ) -> list[bytes]:
-        """Run a call that the other processes make by themselves, which is compared."""
+        """Run a worker call that every process makes by itself, and compare the calls across
+        processes."""
         verdict = self._channel.agree(call_report(self._local, method, arguments), meanwhile)
         if verdict.problem is not None:
             raise RequestError(verdict.problem)

@@ -120,8 +120,8 @@ def _find(
 
 
 def warn_of_strangers(address: str) -> None:
-    """Warn where the address is not loopback: a secret that the leader made can be read by whoever
-    reaches JAX's coordination service."""
+    """Warn unless the address is loopback: anyone who reaches JAX's coordination service can read a
+    secret that the leader generated."""
     if not ipaddress.ip_address(address.split("%")[0]).is_loopback:
         logger.warning(
             "The secret of the processes of this engine is told through JAX's coordination "

@@ -1,4 +1,4 @@
-"""A.X K1: DeepSeek-V3 with a norm of what experts make together."""
+"""A.X K1: DeepSeek-V3 with a norm on the combined output of the experts."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class GroupedExperts(NamedTuple):
 
 
 def behind_first(default: int) -> SparseLayers:
-    """Behind the dense layers that `first_k_dense_replace` counts."""
+    """The first `first_k_dense_replace` layers are dense; all others have experts."""
     counted = behind_dense("first_k_dense_replace", default)
     return SparseLayers(
         lambda fields, layers: range(read_dense_layers(fields, default, layers), layers),

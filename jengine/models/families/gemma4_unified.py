@@ -1,5 +1,5 @@
-"""Gemma 4 12B, whose images and sound have no towers: the text model, which is Gemma 4's without
-inputs of each layer."""
+"""Gemma 4 12B, text only: Gemma 4's text model without per-layer inputs. Its images and audio have
+no towers."""
 
 from __future__ import annotations
 

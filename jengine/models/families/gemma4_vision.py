@@ -51,7 +51,7 @@ SOFT_TOKENS = "vision_soft_tokens_per_image"
 
 
 class Gemma4Decoder(VisionDecoder):
-    """A decoder that is given another token where an image, a video or audio stands."""
+    """A decoder that gets a substitute token id where an image, a video or audio is."""
 
     def __call__(
         self, tokens: Int[Array, "*tokens"], context: StepContext
@@ -88,7 +88,7 @@ def _attention(config: ModelConfig, layer: int) -> AttentionConfig:
 
 
 def _seeing(config: ModelConfig) -> ModelConfig:
-    """Only layers with a window see the later tokens of an image."""
+    """Let tokens attend to later tokens of their image in sliding-window layers only."""
     layers = []
     for number, layer in enumerate(config.layers):
         mixer = _attention(config, number)

@@ -76,7 +76,7 @@ def _read_mamba(fields: Fields) -> MambaConfig:
 
 
 def _layers_of(fields: Fields, kind: str, layers: int, *, period: int, offset: int) -> set[int]:
-    """Every so many layers, beginning with the one at the offset."""
+    """Every `period`-th layer, from layer `offset` on."""
     every = fields.integer(f"{kind}_period", period)
     first = fields.integer(f"{kind}_offset", offset, minimum=0)
     return {layer for layer in range(layers) if layer % every == first}

@@ -1,4 +1,4 @@
-"""ModernBERT as a decoder: causal, with windows half as wide, and a matmul and a norm before the
+"""ModernBERT as a decoder: causal, with half-sized windows, and a matmul and a norm before the
 head."""
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def names_of(config: ModelConfig, last: int) -> Names:
 
 
 def cross_pieces(layer: LayerConfig, hidden: int, ours: str, theirs: str) -> Pieces:
-    """Tensors of a layer's cross attention."""
+    """Checkpoint tensors of a layer's cross attention."""
     cross = layer.cross
     assert cross is not None, "every layer of the decoder has one"
     width, part = cross.num_heads * cross.head_dim, f"{theirs}{CROSS}"

@@ -1,4 +1,4 @@
-"""Zamba 2: Mamba-2, before which some layers run one of few transformer blocks that they share."""
+"""Zamba 2: Mamba-2 layers, some of them preceded by one of a few shared transformer blocks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ GATED_NORM_EPS = 1e-5  # whatever that of other norms
 
 
 class Zamba2Decoder(Decoder):
-    """Keeps the blocks beside the layers, and gives them and the embeddings to each."""
+    """Holds the shared blocks beside the layers, and passes them and the embeddings to each
+    layer."""
 
     def add_parts(self, factory: Factory) -> None:
         self.shared = nnx.List([SharedBlock(factory, one) for _, one in blocks(self.config)])
@@ -78,7 +79,8 @@ def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> Zamba2De
 
 
 def blocks(config: ModelConfig) -> list[tuple[int, SharedBlockConfig]]:
-    """The first layer of each block, whose name its tensors have."""
+    """The shared blocks, each with the first layer that uses it, after which checkpoints name
+    it."""
     found: dict[int, tuple[int, SharedBlockConfig]] = {}
     for layer, own in enumerate(config.layers):
         if isinstance(own.mixer, SharedBlockConfig):
@@ -190,8 +192,8 @@ def _written_shared(shared: SharedBlockConfig, count: int) -> dict[str, object]:
 
 
 def pieces(config: ModelConfig) -> Pieces:
-    """Tensors: a block's have the name of its first layer, a layer's own the number that it has
-    among those with blocks."""
+    """Checkpoint tensors. A block's are named after its first layer, a layer's own after its number
+    among the layers with blocks."""
     found, number = decoder_pieces(replace(config, layers=()), NAMES), 0
     starts = {one.block: layer for layer, one in blocks(config)}
     for layer, own in enumerate(config.layers):

@@ -225,8 +225,8 @@ def _expect_alike(number: int, first: Mapping[str, Shape], other: Mapping[str, S
 
 
 class _Attention:
-    """Attention of a layer: `names` of its tensors for Names, and the modules `used`, so that
-    others can be refused."""
+    """Attention of a layer: `names` of its tensors for Names, and the modules `used`, so that any
+    other can be refused."""
 
     def __init__(self, layer: Mapping[str, Shape], module: str, meaning: Meaning):
         fused = [(joined(module, name),) for name in _fused(meaning)]

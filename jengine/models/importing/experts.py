@@ -26,8 +26,6 @@ SHARED_GATE = "shared_expert_gate"
 
 @dataclass(frozen=True)
 class ExpertsLayout:
-    """Structure of a layer's experts."""
-
     names: Mapping[str, Any]  # of `Names`
     count: int
     size: int  # of one expert
@@ -74,7 +72,7 @@ def experts_of(layer: Mapping[str, Shape], module: str) -> ExpertsLayout:
 def _apart(
     own: Mapping[str, Shape], module: str, count: int, _: tuple[str, ...]
 ) -> tuple[dict[str, Any], int, set[str]]:
-    """Experts in tensors of their own: names, size, and the tensors."""
+    """Experts in separate tensors: (names, size, tensors used)."""
     experts = joined(module, "experts")
     firsts = [tuple(f"{experts}.0.{name}" for name in names) for names in APART]
     found = found_names(own, firsts, "the first expert")
@@ -90,7 +88,8 @@ def _apart(
 def _stacked(
     own: Mapping[str, Shape], module: str, count: int, two: tuple[str, ...]
 ) -> tuple[dict[str, Any], int, set[str]]:
-    """Experts in one tensor of each kind. Both shapes together say which axis is which."""
+    """Experts stacked in one tensor per projection; the two shapes together tell which axis is
+    which."""
     up, down = (joined(module, name) for name in two)
     (_, one, other), (_, first, second) = own[up], own[down]
     outputs_first = (one, other) == (2 * second, first)

@@ -1,6 +1,6 @@
-"""Properties that neither tensors nor config.json of an architecture show, by architecture.
+"""Properties of an architecture that neither its tensors nor its config.json show.
 
-Each row is proved against transformers by `python -m jengine.bench.coverage`.
+Each row is proven against transformers by `python -m jengine.bench.coverage`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ GRANITE = (
 
 @dataclass(frozen=True)
 class Meaning:
-    """Properties of an architecture that its tensors do not show."""
-
     norm: NormKind | None = None  # None: layer norms if they have biases, else RMS norms
     norm_eps: float | None = None  # where config.json does not say it
     # Names of a layer's norms, where their places do not follow from them.

@@ -1,4 +1,4 @@
-"""Where a decoder's layers have norms, by the names that families give them."""
+"""Naming schemes of a decoder layer's norms."""
 
 from __future__ import annotations
 

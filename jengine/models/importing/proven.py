@@ -1,7 +1,7 @@
-"""The architectures that the generic reader reads as transformers does.
+"""Architectures for which the generic reader is proven equal to transformers.
 
-`proven.json` is made of a run of `python -m jengine.bench.coverage`: per class the keys that its
-config.json must have, because what the reader assumes without them is not what the class does.
+`proven.json` comes from `python -m jengine.bench.coverage`: per class, the keys that config.json
+must have because the reader's default differs from the class's.
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ def _read_kind(part: Fields, kind: str, theta: float, max_position: int) -> Rope
 
 
 def expect_no_factor(fields: Fields, rope: RopeConfig | None) -> None:
-    """Raise CheckpointError for a rotation that scales what norms behind it scale back."""
+    """Raise CheckpointError if the rotation has an attention factor, which a norm after it would
+    cancel."""
     if rope is not None and rope.attention_factor != 1.0:
         key = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
         fields.refuse(key, "one without a factor, which norms behind it would undo")

@@ -1,4 +1,4 @@
-"""Keys of config.json that hold fields of configs: one description is read and written.
+"""Two-way descriptions of config.json keys: one table both reads and writes a config's fields.
 
 In: fields of a config.json, or a config. Out: the config's arguments; the keys. Must not know
 families.
@@ -34,7 +34,7 @@ def integer(name: str, usual: int | None = None, **limits: int) -> Key:
 
 
 def flag(name: str, usual: bool, *, true: Any = True, false: Any = False) -> Key:
-    """A flag that stands for one of two values of its field."""
+    """A boolean key for a field with two values."""
     return Key(
         name, Fields.flag, usual, {}, lambda on: true if on else false, lambda value: value == true
     )
@@ -67,7 +67,7 @@ def write_fields(config: object, keys: Keys) -> dict[str, object]:
 
 
 class SparseLayers(NamedTuple):
-    """How config.json says which layers have experts, by whether each one has."""
+    """How config.json tells which layers have experts; `write` takes whether each layer has."""
 
     read: Callable[[Fields, int], Iterable[int]]
     write: Callable[[list[bool]], dict[str, object]]
@@ -77,7 +77,7 @@ EVERY_LAYER = SparseLayers(lambda _, num_layers: range(num_layers), lambda _: {}
 
 
 def behind_dense(key: str, default: int) -> SparseLayers:
-    """Behind as many dense layers as `key` says."""
+    """`key` is the number of leading dense layers; all others have experts."""
 
     def read(fields: Fields, num_layers: int) -> Iterable[int]:
         return range(fields.integer(key, default, minimum=0), num_layers)
@@ -86,7 +86,7 @@ def behind_dense(key: str, default: int) -> SparseLayers:
 
 
 class Experts(Protocol):
-    """How a family describes its experts, and which layers have them."""
+    """A family's experts: reads and writes which layers have them and their sizes."""
 
     def read_blocks(self, fields: Fields, mlp: MlpConfig, num_layers: int) -> list[FfnConfig]: ...
 
@@ -94,7 +94,7 @@ class Experts(Protocol):
 
 
 class ExpertKeys(NamedTuple):
-    """A family's keys of experts, with transformers' defaults."""
+    """config.json keys of a family's experts, with transformers' defaults."""
 
     experts: int
     per_token: int

@@ -1,6 +1,6 @@
-"""Reads and writes decoders whose layers differ by windows at most, by one description.
+"""Declarative reading and writing of decoders whose layers differ at most in their windows.
 
-In: what of a family's config.json is not as in Llama's. Out: `read_config` and `write_config`.
+In: a family's differences from Llama's config.json. Out: `read_config` and `write_config`.
 """
 
 from __future__ import annotations

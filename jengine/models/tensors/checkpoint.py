@@ -48,13 +48,13 @@ class Piece:
         ]
 
     def groups(self, count: int) -> Sequence[int]:
-        """The groups, of so many, whose matrices the piece fills, in a parameter with groups."""
+        """Which of a parameter's `count` groups (such as experts) the piece fills."""
         first = self.index[0] if self.index else EVERY
         return [first] if isinstance(first, int) else range(*first.indices(count))
 
     def of_group(self, group: int) -> Piece:
-        """The piece's part of one of these matrices, as a module of its own. That of a tensor of
-        all groups is named as files name it that have a tensor per group."""
+        """The piece of a single group, as if it were a separate module. A stacked tensor is renamed
+        as in checkpoints with a tensor per group."""
         index, own = self.index[1:], self.source
         if len(self.shape) == 2:
             return replace(self, index=index)

@@ -74,8 +74,8 @@ def _experts_mlp(hidden: int, config: ExpertsConfig, names: Names, layer: str) -
 
 
 def _apart(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
-    """Experts stored as separate tensors, each a slice of [experts, hidden, inner, 2] and the
-    like."""
+    """Experts in separate tensors, each a slice of [experts, hidden, inner, 2] or [experts, inner,
+    hidden]."""
     inner = config.intermediate_size
     gate_up: list[Piece] = []
     down: list[Piece] = []
@@ -89,7 +89,7 @@ def _apart(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Piec
 
 
 def _in_rows(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
-    """Experts' gates, ups and downs, each one below the other in one tensor."""
+    """Experts concatenated by rows: one tensor each for all gates, ups and downs."""
     inner, count = config.intermediate_size, config.num_experts
     shape, view = (count * inner, hidden), (count, inner)
     return {
@@ -103,7 +103,7 @@ def _in_rows(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pi
 
 
 def _stacked(hidden: int, config: ExpertsConfig, names: Names, layer: str) -> Pieces:
-    """Experts stored stacked, one tensor of each kind."""
+    """Experts stacked: one tensor per projection."""
     inner, count = config.intermediate_size, config.num_experts
     [name] = names.expert_gate_up
     up, down = layer + name, layer + names.expert_down

@@ -115,7 +115,7 @@ def available_piece(device: jax.Device, share: float) -> int:
 
 
 def free_bytes(device: jax.Device) -> int:
-    """Bytes free in one piece on this device; sys.maxsize where it does not report them."""
+    """Size of the largest free block on this device; sys.maxsize if unknown."""
     if device.platform == "cpu":
         return psutil.virtual_memory().available
     stats = pool_stats(device)
@@ -123,8 +123,8 @@ def free_bytes(device: jax.Device) -> int:
 
 
 def pool_stats(device: jax.Device) -> Mapping[str, int] | None:
-    """What the device's allocator reports, or the driver where that is another than JAX's own: in
-    use is then what all processes hold. None if neither says anything."""
+    """Memory statistics of the device's allocator, or of the driver if the allocator is not JAX's
+    own (bytes in use are then those of all processes). None if neither reports any."""
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return stats
@@ -136,7 +136,7 @@ def pool_stats(device: jax.Device) -> Mapping[str, int] | None:
 
 
 def largest_piece(stats: Mapping[str, int]) -> int:
-    """The largest array that a pool with these statistics has room for, as it may be fragmented."""
+    """The largest free block of a pool, which may be fragmented: the largest array that fits."""
     limit = stats["bytes_limit"]
     free = limit - stats.get("bytes_in_use", 0)
     largest = stats.get("largest_free_block_bytes", 0)

@@ -61,7 +61,7 @@ def latent_mixer(
 
 
 def merge(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
-    """Results [T, heads, value] of attention to two sets of keys, given their log-sum-exps."""
+    """Merge attention outputs over two sets of keys by log-sum-exp, [T, heads, value]."""
     total = jnp.logaddexp(one[1], other[1])
     first, second = (
         part * jnp.broadcast_to(jnp.exp(lse - total)[..., None], part.shape)
@@ -71,7 +71,7 @@ def merge(one: tuple[Array, Array], other: tuple[Array, Array]) -> Array:
 
 
 class _Reader:
-    """Attention of one layer, each device with its own heads."""
+    """Latent attention of one layer; heads are sharded over devices."""
 
     def __init__(
         self, cache: Array, layer: int, inputs: LatentInputs, implementation: str | None,
@@ -85,8 +85,9 @@ class _Reader:
     def entries(
         self, q: Array, tables: Array, starts: Array, positions: Array, rows: int
     ) -> tuple[Array, Array]:
-        """Sums of vectors [T, heads, rank], and log-sum-exps [T, heads]. Of a device's tokens the
-        first `rows` have a table each, the others one for each tile."""
+        """Absorbed attention to the cache: latent outputs [T, heads, rank] and log-sum-exps [T,
+        heads]. The first `rows` tokens of a device have a block table each, the rest one per
+        tile."""
         absorbed = self.inputs.absorbed(q, held_dtype(self.cache))
         return self._absorbed(absorbed, tables, starts, positions, positions + 1, rows)
 
@@ -94,8 +95,8 @@ class _Reader:
         self, chunks: tuple[Array, Array], q: Array, tables: Array, starts: Array,
         positions: Array, ends: Array,
     ) -> Array:  # fmt: skip
-        """Results of `chunks`, merged with attention to the cached tokens before each chunk, which
-        begins at `ends`. Skips the matmuls if no chunk has such a prefix."""
+        """Merge the attention of prefill chunks with attention to the cached prefix before each
+        chunk, which begins at `ends`. Skips the matmuls if no chunk has a prefix."""
         held, is_needed = held_dtype(self.cache), jnp.any(ends > 0)
         # The cache stays outside of conditions: XLA would copy it for them.
         shape = (*q.shape[:2], self.config.kv_rank + self.config.rope_dim)
@@ -167,7 +168,8 @@ class _Reader:
     def chunks(
         self, q: Array, entries: Array, positions: Array, firsts: Array
     ) -> tuple[Array, Array]:
-        """Expanded: attention of new tokens to those of their own chunk, [T, heads, value]."""
+        """Expanded attention of prefill tokens within their own chunk: outputs [T, heads, value]
+        and log-sum-exps."""
         config, held = self.config, held_dtype(self.cache)
 
         def own_heads(*given: Array) -> tuple[Array, Array]:
@@ -188,7 +190,7 @@ def _write(
     cache: Array, layer: int, entries: Array, view: GroupView, axes: Axes, share: BlockShare,
     placement: Placement,
 ) -> Array:  # fmt: skip
-    """Store entries, on every device that has their place: all heads share them."""
+    """Write entries to the cache on every device that stores their slot; heads share them."""
 
     is_sharded = placement.ways(TOKENS) > 1
 

@@ -89,12 +89,12 @@ def read_fields(features: Features) -> tuple[str, ...]:
 
 
 def fields_of(state: StepState, *names: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Groups of fields of the state."""
+    """Values of state fields, by group of names."""
     return tuple(tuple(getattr(state, name) for name in group) for group in names)
 
 
 def with_fields(names: tuple[str, ...], values: tuple[Any, ...], state: StepState) -> StepState:
-    """The state with these fields."""
+    """The state with these fields replaced."""
     return state._replace(**dict(zip(names, values, strict=True)))
 
 

@@ -103,7 +103,8 @@ class Program:
     num_leaves: int = 0
 
     def models(self, leaves: Leaves, inputs: StepInput) -> Models:
-        """The models of a step with these leaves and inputs."""
+        """Rebuild the model from leaves, with LoRA installed; also tap leaves and adapter slots per
+        token."""
         end = len(leaves) - (0 if self.adapters is None else len(self.adapters.leaves))
         of_taps = leaves[end - sum(len(taps.shapes) for taps in self.features.taps) : end]
         own = leaves[: end - len(of_taps)]
