@@ -1,7 +1,7 @@
-"""Changes of values at tap points whose arrays are operands of the step: Patch, Steer.
+"""Interventions at tap points whose arrays are operands of the step: Patch, Steer.
 
-In: arrays and positions as users give them. Out: a function and its arrays. A change of the same
-kind at the same point, of other arrays, runs in the program that was compiled for the first one.
+In: arrays and positions as users give them. Out: a function and its arrays. The same kind of
+intervention at the same point reuses the compiled program with other arrays.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ class Steer:
 
 @dataclass(frozen=True)
 class PatchOfGrid:
-    """The change at one of the points of a grid, of tokens with an array each: the number of the
-    point that their request patches, the position, and the values."""
+    """One tap point of a patch grid: replaces the value of each token whose request patches this
+    point at the token's position. Arrays per token: the request's point, its position, and the
+    value."""
 
     point: int
 

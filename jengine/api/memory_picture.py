@@ -29,8 +29,6 @@ NARROWEST = 0.4
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One use of memory, its bytes and an explanation."""
-
     name: str
     bytes: int
     detail: str

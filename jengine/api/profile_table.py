@@ -1,7 +1,7 @@
-"""A recorded profile as a table: which operations took how long, without TensorBoard.
+"""A recorded profile as a table of operations by self time, without TensorBoard.
 
-In: the folder of a trace of JAX's profiler. Out: operations by the time that they themselves took,
-on the devices, or on a CPU's threads.
+In: the folder of a JAX profiler trace. Out: operations by self time on the devices, or on a CPU's
+threads.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def lines_of(data: ProfileData) -> Iterator[Any]:
 
 
 def own_times(events: Iterable[Any]) -> Iterator[tuple[str, float]]:
-    """Each event of a line with its seconds, without those of the events inside it."""
+    """Yield each event of a line with its self time in seconds (nested events excluded)."""
     ordered = sorted(events, key=lambda event: (event.start_ns, -event.duration_ns))
     open_events: list[list[Any]] = []  # [name, end, own nanoseconds], the innermost last
     for event in ordered:

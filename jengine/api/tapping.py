@@ -64,8 +64,8 @@ def check_functions(loaded: LoadedModel, config: ModelConfig, changes: Changes) 
 
 
 def refuse_divided(loaded: LoadedModel, given: Sequence[str]) -> None:
-    """Refuse taps on a pipeline, whose stages run different tokens at the same time, and where the
-    tokens of a step are in the order of devices."""
+    """Refuse taps on pipelines, whose stages run different tokens at a time, and with prefill
+    context parallelism, which reorders a step's tokens."""
     sizes = {
         "prefill_context_parallel_size": loaded.placement.ways("tokens"),
         "pipeline_parallel_size": loaded.order.places.layout.num_stages,
@@ -164,7 +164,7 @@ def changes_of(applied: Mapping[str, Applied], variants: int = 1) -> Changes:
 
 
 def own_array(leaf: Any) -> jax.Array:
-    """A leaf as an array of a type that programs are compiled for; a numpy array is copied, as it
+    """Convert a leaf to an array of a dtype that programs take. Numpy arrays are copied, as they
     may change while steps run."""
     try:
         array = jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)

@@ -1,5 +1,4 @@
-"""For each endpoint a request that it can answer, and what no request may leave out, as
-/openapi.json shows."""
+"""An example request per endpoint for /openapi.json, and its required fields."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""/v1/audio/transcriptions and /v1/audio/translations: forms with audio in, what is said out."""
+"""/v1/audio/transcriptions and /v1/audio/translations: multipart forms with audio in, transcripts
+out."""

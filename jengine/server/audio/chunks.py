@@ -1,4 +1,4 @@
-"""A stream of what is said: parts of the audio one after the other, though they run together."""
+"""Streams a transcript: parts of the audio in order, although they run concurrently."""
 
 from __future__ import annotations
 

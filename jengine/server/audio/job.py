@@ -1,7 +1,8 @@
-"""One request for a transcription or a translation: audio in parts in, prompts and answers out.
+"""A transcription or translation request: audio split into parts in, decoder prompts and
+transcripts out.
 
-The model is told by the beginning of its answer which language is spoken, what to do, and whether
-to write times. Where no language is given, the first part is asked for it.
+The decoder prompt states the spoken language, the task, and whether to write timestamps. If the
+request names no language, it is detected from the first part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Times in what a model writes: tokens to segments, and segments to subtitles.
+"""Timestamp tokens to segments, and segments to subtitles.
 
-A token that says a time stands before and after each segment; it counts steps of 20 ms. Must not
-know requests.
+A timestamp token precedes and follows each segment, in steps of 20 ms. Must not know requests.
 """
 
 from __future__ import annotations

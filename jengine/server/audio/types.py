@@ -1,4 +1,4 @@
-"""The bodies of responses and chunks of /v1/audio/transcriptions and /v1/audio/translations."""
+"""Response bodies and chunks of /v1/audio/transcriptions and /v1/audio/translations."""
 
 from __future__ import annotations
 

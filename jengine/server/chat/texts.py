@@ -1,4 +1,4 @@
-"""How one request wants its answers written: role, parsers, log-probabilities, token ids."""
+"""How one request's chat answers are rendered: role, parsers, log-probabilities, token ids."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What the values of fields may be, as /openapi.json tells it, besides those of parameters, whose
-table tells it. Must not know what a field means.
-"""
+"""Ranges of request fields for /openapi.json, except those of sampling parameters, whose table has
+them. Must not know what a field means."""
 
 from __future__ import annotations
 

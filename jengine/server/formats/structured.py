@@ -1,7 +1,8 @@
-"""What requests say about the form of answers, as StructuredOutputsParams.
+"""Constraints on the form of an answer (`response_format`, `structured_outputs`), as
+StructuredOutputsParams.
 
-In: the fields `response_format` and `structured_outputs`. Out: parameters, or an error that names
-the field. Must not know how grammars are compiled.
+In: these fields. Out: parameters, or an error that names the field. Must not know how grammars are
+compiled.
 """
 
 from __future__ import annotations

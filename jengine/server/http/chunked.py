@@ -1,9 +1,9 @@
-"""The parts of a stream, written to the connection without the layers in between.
+"""Writes stream chunks straight to the connection.
 
 In: the scope and the `send` of a request. Out: a function that sends a part of the body and waits
-for a client that reads slowly, so that nothing piles up for it. Its head and its end go through
-`send`. Our protocol has the short way: h11 keeps no account of chunks, but takes longer for one
-than everything else does. Other servers and tests have `send` alone.
+while the client's buffer is full. Head and end of the response go through ASGI `send`. Our protocol
+offers the transport: h11 keeps no state of body chunks, but costs more per chunk than everything
+else together. Other servers, and tests, have `send` only.
 """
 
 from __future__ import annotations

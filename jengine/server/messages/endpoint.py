@@ -1,6 +1,6 @@
 """/v1/messages and /v1/messages/count_tokens, in the form of Anthropic's API.
 
-A message is answered as the chat that it amounts to; errors have the form that its clients read.
+A message runs as the equivalent chat completion; errors have Anthropic's form.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The output items of a response while its answer comes, and the events that tell of them.
+"""Output items of a response under construction, and their stream events.
 
-In: the parts of an answer in their order. Out: items, and events without their numbers. A whole
+In: the parts of an answer in order. Out: items, and events without their numbers. A complete
 response uses the same code and drops the events, so that a stream adds up to it. Must not know
 engines or HTTP.
 """

@@ -1,5 +1,4 @@
-"""The built-in pages: a chat at /, and the API at /docs. Each is one file, which loads nothing from
-elsewhere.
+"""The built-in pages: a chat at /, and the API at /docs. Each is one self-contained file.
 
 In: page.html and docs.html beside this file. Out: responses whose policy lets the browser run the
 page's script and talk with this server, and nothing else.

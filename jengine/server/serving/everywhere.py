@@ -1,4 +1,4 @@
-"""What concerns every API process of a server, whichever of them a request has reached.
+"""Operations on all API processes of a server, from whichever one a request has reached.
 
 In: a service. Out: the same for this process and all others. A server of one process sends no
 questions.
