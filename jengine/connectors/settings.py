@@ -1,6 +1,5 @@
-"""What users say of blocks outside of the device: vLLM's `kv_offloading_size` and
-`kv_transfer_config`, checked. No jax.
-"""
+"""Settings of KV offloading and transfer: vLLM's `kv_offloading_size` and `kv_transfer_config`,
+checked. No jax."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Weights from an engine that serves to one that starts, over ZMQ: a list of parameters, then
-pieces of their bytes, by any number of connections at a time. Must not know arrays, or what
-parameters mean.
+"""Weight transfer between engines over ZMQ: a list of parameters, then byte ranges of them, over
+any number of connections. Must not know arrays, or what parameters mean.
 
-Parameters are the declared ones, as they are now; connections read ahead of what is put on devices.
-The folder of the engine that starts needs no weights. The one that serves copies weights of which
-steps take another form.
+Parameters are the declared ones at this moment; connections read ahead of placement on devices. The
+starting engine's folder needs no weights. The serving engine copies weights that its steps take in
+another layout.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What users say of weights that engines take from each other: `model_loader_extra_config`.
+"""Settings of weight transfer between engines: `model_loader_extra_config`.
 
-In: the setting and the load format. Out: where this engine serves its weights, and where it takes
+In: the setting and the load format. Out: where this engine serves its weights, and where it fetches
 them from. No jax.
 """
 

@@ -97,8 +97,8 @@ class LeadingCore:
         return []
 
     def _told(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        """A step's deltas, once the followers are told of them; who has its last may leave, so the
-        step must have ended here."""
+        """Broadcast a step's deltas to the followers and return them. Called after the step has
+        ended here: a process that gets its last delta may leave."""
         self.channel.broadcast(StepDone(deltas, self.counts()))
         return deltas
 

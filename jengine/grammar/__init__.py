@@ -5,9 +5,9 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
 - `SamplingParams.structured_outputs` becomes a `GrammarSpec` (plain data) in the request's
   `RowSampling`, so it travels where temperature does: over the wire, into the plan's `NewRow`.
 - **Compiling** (`compiler.py`): threads of a small pool run llguidance, which releases the GIL and
-  bounds its own work ("fuel"). Size and nesting are checked before, a deadline of 5 seconds is kept
-  by whoever waits, and compiled grammars are kept up to a number of bytes. A front compiles without
-  a tokenizer, only to refuse bad grammars with the request's own error; a core compiles with one.
+  bounds its own work ("fuel"). Size and nesting are checked before, the waiting thread enforces a
+  deadline of 5 seconds, and compiled grammars are cached up to a number of bytes. A front compiles
+  without a tokenizer, only to refuse bad grammars with the request's own error; a core with one.
 - **Admission**: `scheduler.gates.GrammarReady` keeps a request back until its grammar is compiled,
   and requests behind it pass. A grammar that fails opens the gate: the request's first step ends
   it with the reason, so that no one but the executor below must know of failures.

@@ -120,7 +120,7 @@ TRIED = ((15, 0.0), (16, -0.5), (14, 0.0))
 
 
 class Steps(NamedTuple):
-    """Scale and zero per group: weight = (code - zero) * scale."""
+    """Quantization grid per group: weight = (code - zero) * scale."""
 
     scale: Array
     zero: Array

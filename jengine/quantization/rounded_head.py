@@ -1,5 +1,5 @@
-"""The output head in int8 with a scale per token, quantized at load; also the embedding table if
-tied.
+"""Output head in int8 with a scale per vocabulary entry, quantized at load; also the embedding
+table if tied.
 
 In decode steps of small models the head is a large part of the bytes read. Declared is the plain
 weight.

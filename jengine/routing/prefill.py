@@ -1,6 +1,7 @@
-"""What a server that computes prompts for another is asked, and what it tells that other one.
+"""Request bodies for disaggregated prefill: for the prefill server, and for the server that
+decodes.
 
-In: the body of a request. Out: the body for a prefill server; the body with which decode goes on.
+In: a client's body. Out: these two.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def fields_of(data: bytes) -> dict[str, Any] | None:
 
 
 def prompt_only(body: dict[str, Any]) -> bytes:
-    """The body for the prefill server: the same prompt, and one token."""
+    """The body for the prefill server: the same prompt, one output token."""
     short = {name: value for name, value in body.items() if name not in ONLY_WHOLE}
     short |= {"stream": False, "max_tokens": 1, "n": 1}
     if "max_completion_tokens" in short:
@@ -37,11 +38,11 @@ def prompt_only(body: dict[str, Any]) -> bytes:
 
 
 def told_in(answer: bytes) -> dict[str, Any] | None:
-    """The `kv_transfer_params` of a prefill server's answer: where the blocks are."""
+    """The prefill server's `kv_transfer_params`, which locate its blocks."""
     said = json.loads(answer).get("kv_transfer_params")
     return said if isinstance(said, dict) else None
 
 
 def gone_on(body: dict[str, Any], told: dict[str, Any]) -> bytes:
-    """The body for the server that goes on from these blocks."""
+    """The body for the decode server, with the location of the blocks."""
     return json.dumps({**body, "kv_transfer_params": told}).encode()

@@ -1,7 +1,7 @@
-"""The servers of one kind: which of them are up, what they have to do, what they have read lately.
+"""Interchangeable servers: health, load, and recently read prompts.
 
-In: the texts of prompts. Out: the server that should read the next one, by `distributed.router`'s
-rule: the longest beginning in common with what it has read, unless its queue is longer by more.
+In: prompt texts. Out: the server for the next prompt by `distributed.router`'s rule: the longest
+recently read prefix, unless that server's queue is longer by more than the prefix saves.
 """
 
 from __future__ import annotations

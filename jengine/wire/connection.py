@@ -64,8 +64,8 @@ class Connection:
 
 
 class Listener:
-    """Accepts processes that know the secret. Each caller proves it in a separate thread, so that
-    one who says nothing holds up nobody."""
+    """Accepts processes that know the secret. Each caller authenticates in a separate thread, so a
+    silent one delays no other."""
 
     def __init__(self, door: Door, silence: float) -> None:
         """Raises OSError if the address cannot be listened at."""
@@ -109,7 +109,7 @@ class Listener:
         return self._known.get()
 
     def _turn_away_first(self) -> None:
-        """End the call of who has been proving for longest, which ends its thread."""
+        """Drop the caller that has been authenticating the longest, which ends its thread."""
         sock = next(iter(self._proving))
         del self._proving[sock]
         with contextlib.suppress(OSError):  # the caller has gone
@@ -129,7 +129,7 @@ class Listener:
 
 
 def greeted(sock: socket.socket, secret: bytes, seconds: float) -> int:
-    """The rank of a caller who knows the secret, after telling it that this side does."""
+    """Authenticate both sides. Returns the caller's rank."""
     wait = frames.until(time.monotonic() + seconds)
     challenge = secrets.token_bytes(NONCE)
     sock.settimeout(wait())
@@ -160,5 +160,5 @@ def connect(door: Door, rank: int, silence: float) -> Connection:
 
 
 def prove(secret: bytes, role: bytes, first: bytes, second: bytes, rank: int) -> bytes:
-    """The answer to a challenge that proves knowledge of the secret."""
+    """The response to an authentication challenge."""
     return proof(secret, role, first + second + RANK.pack(rank))

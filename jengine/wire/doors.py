@@ -1,21 +1,23 @@
-"""Doors: where processes find each other, and the secrets that open them.
+"""Doors: addresses where processes find each other, and the secrets that open them.
 
-In: hosts as users name them, secrets. Out: addresses, and sockets that let in only who knows the
-secret. Must not know what is sent.
+In: hosts as users name them, secrets. Out: addresses, and sockets that authenticate by the secret.
+Must not know what is sent.
 
-Messages travel in one of three ways. Between cores and fronts, and for blocks and weights, that is
-ZMQ: any number of peers, encrypted (CURVE), and nobody waits for one that does not read. A client
-must know the server's public key, which never travels in the clear; a server that does not know the
-secret cannot answer. The processes of one mesh have a TCP connection each (`wire/connection.py`),
-where both sides prove that they know the secret: the thread that plans sends as well, as another
-one would have to wait for it, and the end of a process is seen at once. Within a host, sockets are
-in a folder of this user alone, or pairs. Streams are cut into frames in one way (`wire/frames.py`).
+There are three transports. Between cores and fronts, and for blocks and weights: ZMQ, with any
+number of peers, encrypted (CURVE); a peer that does not read delays no other. A client must know
+the server's public key, which is derived from the secret and never sent in the clear; a server that
+does not know the secret cannot answer. Between the processes of one mesh: one TCP connection each
+(`wire/connection.py`) with mutual authentication; the planning thread sends directly, since it
+would have to wait for a sending thread, and the end of a process is seen at once. Within a host:
+sockets in a folder of this user, or socket pairs. All byte streams use the same frames
+(`wire/frames.py`).
 
 A rank on another host is a core with a door: beside its local socket it listens on one TCP address.
-Hosts join at the front's address (`distributed/joining.py`) and end when the front has gone. Ranks
-on Ray are such hosts of one rank, in actors that a process beside the front starts
-(`assembly/processes/other_ranks.py`): Ray takes over the signals of the process that joins it. One
-that comes back takes its former place, in every API process (`assembly/processes/core_return.py`).
+Hosts join at the front's address (`distributed/joining.py`) and end when the front is gone. Ranks
+on Ray are hosts of one rank, in actors started by a separate process
+(`assembly/processes/other_ranks.py`), as Ray takes over the signals of the process that joins it. A
+rank that comes back takes its former place, in every API process
+(`assembly/processes/core_return.py`).
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ class Door(msgspec.Struct, frozen=True):
         return host.strip("[]"), 0 if port == "*" else int(port)
 
     def bind(self, socket: zmq.Socket[bytes]) -> str:
-        """Have a socket listen here, and let in only those who know the secret here and wherever it
-        is bound from now on. Returns the address, with the port that it got."""
+        """Bind a socket to this address, with authentication by the secret. Returns the address
+        with its actual port."""
         if self.secret is not None:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, _keys(self.secret, b"server")[1])
@@ -71,7 +73,7 @@ class Door(msgspec.Struct, frozen=True):
         return socket.get_string(zmq.LAST_ENDPOINT)
 
     def connect(self, socket: zmq.Socket[bytes]) -> None:
-        """Connect a socket, with a secret only to one who knows it."""
+        """Connect a socket; with a secret, only to a server that knows it."""
         if self.secret is not None:
             public, private = _keys(self.secret, b"client")
             socket.setsockopt(zmq.CURVE_SERVERKEY, _keys(self.secret, b"server")[0])
@@ -123,7 +125,7 @@ def checked_secret(name: str, secret: Any) -> bytes:
 
 
 def proof(secret: bytes, role: bytes, said: bytes) -> bytes:
-    """What only one who knows the secret can make of what both sides have said."""
+    """Authentication code of a handshake's messages under the shared secret."""
     return hmac.digest(secret, role + said, "sha256")
 
 

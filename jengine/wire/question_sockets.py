@@ -1,8 +1,8 @@
-"""Questions between processes that share a secret, over ZMQ: a struct out, raw bytes back.
+"""Request and reply between processes that share a secret, over ZMQ: a struct out, raw bytes back.
 
-In: questions, from any thread; a function that answers them. Out: the bytes of an answer. Who does
-not know the secret is not let in, sizes are limited before anything is decoded, and a checksum ties
-an answer to its question. Must not know what is asked.
+In: questions, from any thread; a function that answers them. Out: the bytes of an answer. Peers
+without the secret are rejected, sizes are limited before decoding, and a checksum binds an answer
+to its question. Must not know what is asked.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Answerer(Generic[Q]):
         return found
 
     def _answered(self, until: float, sender: bytes, question: Envelope, asked: Q) -> bool:
-        """Answer, unless the content may still come."""
+        """Reply, or return False while the data may still arrive."""
         problem = ABSENT
         try:
             data = self._answer(asked)

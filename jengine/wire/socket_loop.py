@@ -1,7 +1,7 @@
-"""One thread that owns a ZeroMQ socket: it reads messages as they come and sends what others queue.
+"""One thread that owns a ZeroMQ socket: receives messages, and sends what other threads queue.
 
-In: messages as lists of parts, from any thread. Out: received messages, to a function. Nobody else
-touches the socket, so no step and no event loop ever waits for it. Must not know what is in them.
+In: messages as lists of parts, from any thread. Out: received messages, to a function. Only this
+thread uses the socket, so no step and no event loop waits for it. Must not know what is in them.
 """
 
 from __future__ import annotations
