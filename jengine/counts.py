@@ -82,7 +82,7 @@ class RequestTimes(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProgramTotals(msgspec.Struct, frozen=True):
-    """Compiled programs, and how full the steps were that ran in them."""
+    """Counts of compiled programs, and of real and padded tokens in their steps."""
 
     compiles: dict[str, int] = {}  # by bucket
     seconds: float = 0.0  # spent on compiling, or on loading compiled programs
@@ -138,7 +138,7 @@ class DraftCounts(msgspec.Struct, frozen=True):
 
 
 def added(one: list[int], other: list[int]) -> list[int]:
-    """Add two lists item by item; the shorter one is continued by zeros."""
+    """Add two lists item by item, padding the shorter one with zeros."""
     return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
 
 
@@ -146,7 +146,7 @@ NO_DRAFT_COUNTS = DraftCounts()
 
 
 class CopyCounts(msgspec.Struct, frozen=True):
-    """Copies of KV cache blocks between the device, the host's memory and a connector."""
+    """Counts of KV block copies between the device, host memory and a connector."""
 
     loaded_bytes: int = 0  # from the host's memory to the device
     stored_bytes: int = 0  # from the device to the host's memory
@@ -173,7 +173,7 @@ def block_histogram() -> Histogram:
 
 
 class BlockTimes(msgspec.Struct):
-    """Seconds of blocks of the KV cache that were watched from allocation to eviction."""
+    """Residency times, in seconds, of sampled KV cache blocks."""
 
     lifetime: Histogram = msgspec.field(default_factory=block_histogram)
     idle_before_evict: Histogram = msgspec.field(default_factory=block_histogram)  # since last use
@@ -251,7 +251,7 @@ MERGED = (
 
 
 def together(each: Sequence[Counts]) -> Counts:
-    """The counts of several replicas as one."""
+    """Merge the counts of several replicas."""
     values: dict[str, object] = {"replicas": tuple(each)}
     for name in Counts.__struct_fields__:
         if name not in MERGED:

@@ -1,5 +1,5 @@
-"""Where images and videos stand in a prompt, and what the encoder needs to know of each. Audio and
-text that a decoder attends to stand beside the prompt: every token of the request reads them.
+"""Spans of images and videos in a prompt, and what the encoder needs of each. Audio, and text for
+an encoder, are beside the prompt: every token of the request attends to them.
 
 Integers and bytes only, so that spans travel in requests and plans.
 """
@@ -18,8 +18,8 @@ FOREVER = 2**31 - 1
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of a prompt that stand for embeddings of one image or video; or audio or text beside
-    the prompt."""
+    """Prompt tokens that stand for an image's or video's embeddings; or audio, or encoder text,
+    beside the prompt."""
 
     offset: int  # of the first token
     length: int  # tokens; beside a prompt, positions of the encoder's output
@@ -62,10 +62,9 @@ def end_beside_images(spans: Sequence[MediaSpan], start: int, end: int, most: in
 
 
 def mrope_positions(spans: Sequence[MediaSpan], length: int) -> np.ndarray:
-    """i32[3, length]: positions of a row's tokens by frame, row and column of an image.
+    """MRoPE positions i32[3, length]: frame, row and column of each token.
 
-    Outside of images all three are the same and grow by one. Behind an image they go on after the
-    largest number within it.
+    For text all three are equal and increase by one; after an image they continue from its largest.
     """
     positions = np.empty((3, max(length, spans[-1].end if spans else 0)), np.int32)
     end = position = 0

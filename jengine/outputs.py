@@ -142,11 +142,11 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """When what happened to a request, in seconds.
+    """Times of a request, in seconds.
 
-    Fields that end with `_ts` are on the monotonic clock of the process that reads the outputs, and
-    0 until they are known. Their differences are what the core measured. With n > 1 they are of the
-    completion whose first token came first.
+    `*_ts` fields are on the monotonic clock of the process that reads the outputs, 0 until known;
+    their differences are as measured by the core. With n > 1 they are those of the completion whose
+    first token came first.
     """
 
     time_to_first_token: float | None = None  # since the request arrived

@@ -128,7 +128,8 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KnownTokens(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of a running row that the host has appended, and the device has not sampled."""
+    """Tokens appended to a running row by the host (forced by a grammar), which the device has not
+    sampled."""
 
     row: int
     start: int  # position of the first
@@ -256,7 +257,7 @@ class Drafts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockCopies(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks of one cache group, each copied to or from a slot in the memory of the host."""
+    """Copies between blocks of one cache group and host-memory slots."""
 
     group: int
     blocks: list[int]
@@ -266,8 +267,8 @@ class BlockCopies(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forks(msgspec.Struct, frozen=True, array_like=True):
-    """Units of one cache group (blocks, or states), each copied to another one before anything else
-    of the plan writes: a request goes on from what another one has written of a block."""
+    """Copy-on-write of one cache group's units (blocks or states), before anything else of the plan
+    writes: a forked request continues another one's last block."""
 
     group: int
     sources: list[int]
@@ -275,7 +276,7 @@ class Forks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """A content that a connector brings from further away into a slot of the host's memory."""
+    """A block that a connector fetches into a host-memory slot."""
 
     number: int  # by which `StepOutput.transfers_done` reports it
     group: int
@@ -285,9 +286,9 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transfers(msgspec.Struct, frozen=True, array_like=True):
-    """The copies of blocks that go with a plan: loads run before its step, saves after it.
+    """Block copies of a plan: loads run before its step, saves after it.
 
-    Fetches only begin. A plan without entries runs no step, only these.
+    Fetches are only started. A plan without entries runs no step, only these.
     """
 
     loads: list[BlockCopies] = []

@@ -1,7 +1,7 @@
-"""Ends answers that repeat themselves: the setting, and how a repetition is found.
+"""Ends answers that repeat themselves: settings and detection.
 
-In: an answer's tokens. Out: whether they end in a pattern that came often enough in a row. Plain
-data, which travels with requests.
+In: an answer's tokens. Out: whether they end in a pattern repeated often enough. Plain data, which
+travels with requests.
 """
 
 from __future__ import annotations

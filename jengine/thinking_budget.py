@@ -1,7 +1,7 @@
-"""Budgets of reasoning: the most tokens that an answer may think, and the marks around thinking.
+"""Thinking budgets: the maximum number of reasoning tokens, and the marks around reasoning.
 
 In: an engine's marks as token ids, a request's budget. Out: plain data that travels in the plan.
-Must not know tokenizers, or how a budget is kept (`grammar/thinking.py`).
+Must not know tokenizers, or how a budget is enforced (`grammar/thinking.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MOST = 2**31 - 1  # of a budget: beyond every context
 
 
 class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
-    """The token ids around reasoning. `forced_end` is what the end of a budget brings: it holds
-    `natural_end`, by which the model ends its reasoning itself, and maybe words before it, and
-    never `start`. So forced tokens always lead out of reasoning."""
+    """Token ids around reasoning. `forced_end` is emitted once the budget is spent: it contains
+    `natural_end`, the model's own end mark, possibly after other text, and never `start`, so it
+    always ends reasoning."""
 
     start: tuple[int, ...]
     natural_end: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""How quantized weights are stored, as data: read from a checkpoint's config, or asked for.
+"""Formats of quantized weights as data: read from a checkpoint's config, or requested.
 
 Names of modules are those of the checkpoint. No jax, no files.
 """
@@ -25,7 +25,7 @@ BITS: dict[Values, int] = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
 
 @dataclass(frozen=True)
 class Integers:
-    """Integers of few bits: around 0 if signed, else from 0 on."""
+    """Small integers: centred on 0 if signed, else from 0."""
 
     bits: int
     signed: bool = True
@@ -47,12 +47,12 @@ class StoredBlocks:
     is_table: bool = False
 
     def integers(self, name: str) -> Integers | None:
-        """Of "scale" or "least"; None if they are float16, as units are."""
+        """Integer type of "scale" or "least"; None: float16, as for units."""
         return {"scale": self.scales, "least": self.leasts}.get(name)
 
     @property
     def shared_dtypes(self) -> dict[str, str]:
-        """Dtypes of what groups share, by tensor."""
+        """Dtypes of the per-group tensors, by name."""
         names = ("scale", "least") if self.least else ("scale",)
         if self.unit is None:
             return dict.fromkeys(names, "float16")
@@ -102,7 +102,7 @@ class WeightFormat:
         return WeightFormat(self.values, self.group, least, real_zeros=least)
 
     def shared_dtypes(self, dtype: str) -> dict[str, str]:
-        """Dtypes of what a group's values share, by tensor; `dtype` is the model's."""
+        """Dtypes of the per-group tensors (scales, zeros, ...), by name; `dtype` is the model's."""
         if self.blocks is not None:
             return self.blocks.shared_dtypes
         kind = "float32" if self.real_zeros else "float16" if self.fine_zeros else "uint8"
@@ -110,12 +110,12 @@ class WeightFormat:
         return {"scale": dtype if self.fine_zeros else "float32", **zero}
 
     def groups(self, inputs: int, name: str = "scale") -> int:
-        """Numbers per output of such a tensor, which groups share."""
+        """Number of groups per output of a per-group tensor."""
         size = self.shared_by(name)
         return 1 if size is None else -(-inputs // size)
 
     def shared_by(self, name: str) -> int | None:
-        """Inputs that share a number of such a tensor; None: all."""
+        """Group size in inputs of a per-group tensor; None: one group."""
         if self.blocks is not None and name.endswith("_unit"):
             return self.blocks.unit
         return self.group

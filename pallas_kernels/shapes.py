@@ -9,7 +9,7 @@ USUAL_MULTIPROCESSORS = 132
 
 
 def as_scalar(value: int | Array) -> Array:
-    """As i32[1]: kernels take no scalar arguments."""
+    """An i32[1] array: kernels take no scalar arguments."""
     return jnp.asarray(value, jnp.int32).reshape(1)
 
 
@@ -18,10 +18,10 @@ def next_power_of_two(size: int) -> int:
 
 
 def multiprocessors() -> int:
-    """Of each device of this process."""
+    """Multiprocessors of this process's first device."""
     return getattr(jax.local_devices()[0], "core_count", None) or USUAL_MULTIPROCESSORS
 
 
 def filling(waves: int) -> int:
-    """Programs of a kernel that fill a device this many times over."""
+    """Number of programs that fill a device `waves` times."""
     return waves * multiprocessors()

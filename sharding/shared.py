@@ -23,10 +23,9 @@ _KEPT: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
 def shared(key: Hashable | None, make: Callable[[], Any]) -> Any:
-    """What is kept by this key, made if there is nothing. None, or a key with values that have no
-    hash: it is not shared.
+    """Get or create the value cached under `key`. Not cached if the key is None or not hashable.
 
-    Of two threads that miss the same key both make it, and the later one takes the earlier's.
+    Threads that miss the same key concurrently each call `make`; all get the first one stored.
     """
     if key is None:
         return make()

@@ -1,7 +1,7 @@
 """Structured output on both sides of an engine: checks at the front, masks in the core. No jax.
 
-In: settings and the model's source. Out: for a core, its admission gate and what is put around its
-executor; for a front, the compiler that checks grammars.
+In: settings and the model's source. Out: for a core, its admission gate and executor wrapper; for a
+front, the compiler that validates grammars.
 """
 
 from __future__ import annotations

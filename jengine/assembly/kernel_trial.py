@@ -1,7 +1,7 @@
-"""Compares kernels that no interpreter can check with XLA's, at the first start on a device.
+"""Checks GPU kernels against XLA at the first start on a device: those that have no interpreter.
 
-In: the runner's settings and the model's config. Out: the settings, without kernels that were
-wrong.
+In: the runner's settings and the model's config. Out: the settings, without kernels that gave wrong
+results.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def with_right_kernels(
     steps: RunnerConfig, config: ModelConfig, placement: Placement,
     drafter: nnx.Module | None = None, compare: Callable[[Trial], str | None] = difference,
 ) -> RunnerConfig:  # fmt: skip
-    """The settings as they are if each kernel for prompts agrees with XLA, else without them.
-    `drafter`: the declarations of what drafts for the model, in the same steps."""
+    """Return the settings unchanged if each prefill kernel agrees with XLA, else without these
+    kernels. `drafter`: declarations of the draft model, which runs in the same steps."""
     prompts = steps.shapes.prompts
     if prompts is None:
         return steps
@@ -62,7 +62,7 @@ def mixers_of(config: ModelConfig, drafter: nnx.Module | None) -> Iterable[Any]:
 
 
 def trials(steps: RunnerConfig, mixers: Iterable[Any], placement: Placement) -> Iterable[Trial]:
-    """The attention that these kernels would run, as one device computes it."""
+    """Attention calls of these kernels to check, with one device's shapes."""
     dtype, parts = jnp.dtype(steps.cache_dtype).name, placement.ways("block_tokens")
     block_size = steps.shapes.block_size // parts
     queries = "queries_of_kv_head" if parts == 1 else "queries_of_block"
@@ -80,7 +80,8 @@ def trials(steps: RunnerConfig, mixers: Iterable[Any], placement: Placement) -> 
 
 
 def kept_problem(trial: Trial, compare: Callable[[Trial], str | None]) -> str | None:
-    """The comparison's result; what agreed once on this kind of device is not compared again."""
+    """Run a comparison unless it has succeeded on this kind of device before. Returns the problem,
+    or None."""
     record = record_of(trial)
     if record is not None and record.exists():
         return None

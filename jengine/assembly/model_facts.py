@@ -1,7 +1,7 @@
-"""What is known of a model without its parameters: config, tokenizer, generation settings. No jax.
+"""Facts about a model besides its parameters: config, tokenizer, generation settings. No jax.
 
 In: EngineArgs, and what was read of the model's folder. Out: the tokens that end an answer, the
-tokenizer, the settings of requests without any. Must not know sizes, caches or requests.
+tokenizer, default sampling settings. Must not know sizes, caches or requests.
 """
 
 from __future__ import annotations

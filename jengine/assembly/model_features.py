@@ -24,7 +24,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 
 
 def model_features(config: ModelConfig) -> dict[str, str]:
-    """Return, by feature, that the model supports it, or the reason why not."""
+    """Per feature: that the model supports it, or why not."""
     return {
         "quantized weights": _quantized(config),
         "adapters": _refused(config, enable_lora=True) or _adapters(config),
@@ -36,7 +36,7 @@ def model_features(config: ModelConfig) -> dict[str, str]:
 
 
 def _refused(config: ModelConfig, **settings: Any) -> str:
-    """Return the error that a start with these settings would raise; empty: none."""
+    """The error that a start with these settings would raise; "" for none."""
     try:
         asked = EngineArgs.checked("jengine", model="model", **settings).groups
         stages = stage_layout(config, asked.parallel.pipeline_parallel_size or 1).num_stages

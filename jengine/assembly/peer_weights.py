@@ -1,7 +1,8 @@
-"""Weights between engines: served by one that runs, taken by one that starts (load_format="peer").
+"""Weight transfer between engines (load_format="peer"): a running engine serves, a starting one
+fetches.
 
-In: the settings, a running model; or a model's declarations. Out: a server that ends with the
-model; or placed parameters, of which as many bytes are on their way at a time as readers can hold.
+In: the settings and a running model; or a model's declarations. Out: a server that ends with the
+model; or placed parameters, with a bounded number of bytes in flight.
 """
 
 from __future__ import annotations

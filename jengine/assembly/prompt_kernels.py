@@ -1,7 +1,7 @@
-"""Lets `attention_backend="auto"` mean kernels that are another backend's but for prompts.
+"""Lets `attention_backend="auto"` choose FlashAttention-4 kernels for prefill.
 
-In: what the user asked for, and the model's config. Out: the same, with the backend named where
-such kernels run some layer on this device. Sizes that suit them follow from the name.
+In: the user's settings and the model's config. Out: the same, with backend "fa4" where its kernels
+run some layer on this device. Bucket sizes that suit them follow from the name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def with_prompt_kernels(asked: Groups, config: ModelConfig) -> Groups:
-    """`auto` as "fa4" where its kernels run some layer here, for all else as it is."""
+    """Replace `auto` by "fa4" if its kernels run some layer here; other settings are unchanged."""
     heads = served_heads(asked, config)
     if not heads or missing() or available_backend("auto", config.groups)[0] != BASES["fa4"]:
         return asked
@@ -33,8 +33,8 @@ def with_prompt_kernels(asked: Groups, config: ModelConfig) -> Groups:
 
 
 def on_paper(asked: Groups, config: ModelConfig, capability: int) -> Groups:
-    """The same on a device that need not be here, of a capability such as 90, with the packages
-    that are installed here."""
+    """As `with_prompt_kernels`, for a device of this compute capability (90 for 9.0) that need not
+    be here, with the packages installed here."""
     runs = served_heads(asked, config) and not too_large(heads_of(config.groups))
     return named(asked) if runs and unchosen(capability) is None else asked
 
@@ -44,8 +44,7 @@ def named(asked: Groups) -> Groups:
 
 
 def served_heads(asked: Groups, config: ModelConfig) -> set[int]:
-    """Head sizes of the layers that no rule gives another kernel; none if `auto` was not asked
-    for."""
+    """Head sizes of the layers that the kernels support; none unless `auto` was asked for."""
     # A deterministic GPU computes prompts in the shape of decodes.
     if asked.steps.attention_backend != "auto" or asked.steps.deterministic:
         return set()
@@ -64,5 +63,5 @@ def served_heads(asked: Groups, config: ModelConfig) -> set[int]:
 
 
 def runs_elsewhere(mixer: AttentionConfig) -> bool:
-    """Whether no call of these kernels is made for a layer, whatever their rules say."""
+    """Whether a layer never calls these kernels."""
     return bool(mixer.alibi or mixer.distance_bias or mixer.bidirectional)

@@ -1,7 +1,7 @@
-"""Recordings of steps: who makes them, and the engine that runs one again.
+"""Recording of steps: the flight recorder of an engine, and the engine that replays a recording.
 
-In: settings and sizes of an engine. Out: what puts a flight recorder around its executor; and from
-a recording the settings of an engine of the same sizes.
+In: settings and sizes of an engine. Out: a wrapper with a flight recorder for its executor; and
+from a recording the settings of an engine of the same sizes.
 """
 
 from __future__ import annotations

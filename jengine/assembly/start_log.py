@@ -1,6 +1,6 @@
-"""What the log says of an engine that starts: its cache, copies of its weights, its stages.
+"""Start-up log lines of an engine: cache, weight copies, stages.
 
-In: sizes that were settled. Out: lines of the log, some of which people search for in vLLM's.
+In: settled sizes. Out: log lines, some of them in vLLM's words, which people search for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_stages(layout: StageLayout, layers: int) -> None:
-    """Say how layers are spread over the stages of a pipeline."""
+    """Log the layers of each pipeline stage."""
     if layout.num_stages > 1:
         slots = layout.num_stages * layout.num_slots
         logger.info("%d layers in %d stages of %d slots, %d of which stay empty",
@@ -33,7 +33,7 @@ def log_copies(count: int, *, live: bool) -> None:
 
 
 def log_long_rotation(config: ModelConfig, schedule: ScheduleConfig) -> None:
-    """Say what long contexts cost short ones where the model rotates them differently."""
+    """Warn if LongRoPE's long factors apply, which degrade answers to short sequences."""
     if config.usual_context < min(config.longest_context, schedule.max_model_len):
         logger.warning(
             "Using LongRoPE's factors for sequences of up to %d tokens, for all sequences. "
@@ -45,7 +45,7 @@ def log_long_rotation(config: ModelConfig, schedule: ScheduleConfig) -> None:
 def log_capacity(
     cache: CacheConfig, schedule: ScheduleConfig, replicas: int, platform: str
 ) -> None:
-    """Say how many tokens the cache holds, in vLLM's words."""
+    """Log the cache's capacity in tokens, in vLLM's words."""
     tokens = (cache.fewest_blocks - 1) * cache.block_size
     if replicas > 1:
         logger.info("%d data-parallel replicas, each with:", replicas)

@@ -30,7 +30,7 @@ PANEL, BLOCK_ROWS = 32, 12  # outputs and rows of the smallest task of a matmul
 
 
 def memory_node(cores: int, gigabytes: float | None) -> Accelerator:
-    """A node whose kernels all its cores run together."""
+    """A memory node whose cores all run each kernel together."""
     if cores < 1:
         raise ConfigError(f"--cores {cores}: expected 1 or more.")
     memory = GB_A_CORE * cores if gigabytes is None else gigabytes
@@ -44,13 +44,14 @@ def memory_node(cores: int, gigabytes: float | None) -> Accelerator:
 
 
 def waiting(cores: int) -> float:
-    """Seconds of each kernel until all threads work, or as many as the memory's rate takes."""
+    """Start-up delay of a kernel, in seconds, until all threads work or enough to saturate the
+    memory."""
     needed = min(cores, math.ceil(NODE_BANDWIDTH / CORE_BANDWIDTH))
     return sorted(work_begins(cores))[needed - 1]
 
 
 def work_begins(threads: int) -> list[float]:
-    """When each thread of a call begins its tasks. They wake each other as a tree before that."""
+    """Time at which each thread of a call starts its tasks; threads wake each other as a tree."""
     awake = [0.0]
     for thread in range(1, threads):
         waker, earlier = divmod(thread - 1, WOKEN_BY_EACH)
@@ -61,14 +62,14 @@ def work_begins(threads: int) -> list[float]:
 
 
 def busy(outputs: int, rows: int, cores: int) -> float:
-    """The share of all cores' time in which they have a task of a matmul: tasks are whole panels of
-    outputs for whole blocks of rows."""
+    """Utilisation of the cores in a matmul, whose tasks are whole panels of outputs by whole blocks
+    of rows."""
     tasks = -(-outputs // PANEL) * -(-rows // BLOCK_ROWS)
     return tasks / (cores * -(-tasks // cores))
 
 
 def assumed_of(cores: int, outputs: int, rows: int) -> dict[str, float]:
-    """What a plan for such nodes assumes; `outputs` are those of a layer's narrowest matmul."""
+    """Assumptions of plans for such nodes; `outputs`: of a layer's narrowest matmul."""
     return {
         "bandwidth_share": 0.9 * busy(outputs, rows, cores),
         "decode_launches": CALLS_A_LAYER,

@@ -1,4 +1,4 @@
-"""What devices send each other in a step: bytes and seconds, of which nothing overlaps with work.
+"""Communication of a step between devices: bytes and seconds, none of it overlapped with compute.
 
 In: Memory and a device. Out: one Exchange for each kind of communication.
 """
@@ -80,8 +80,8 @@ class Exchanges:
         return self._sent("all-gather of logits", 1, sent, ports)
 
     def _sent(self, what: str, count: int, sent: int, ports: int) -> CostedExchange:
-        """Bytes that a device sends, through `ports` network ports; 0 if all devices
-        share a host."""
+        """An exchange in which each device sends `sent` bytes, through `ports` network ports; 0:
+        all devices share a host."""
         assumed, rate, link = self.assumed, self.device.link, self.device.link_name
         latency = assumed.link_latency
         if ports:

@@ -76,7 +76,8 @@ def show_cached(as_json: bool, terminal: Terminal) -> None:
 
 
 def checked(folder: Path) -> dict[str, Any]:
-    """How a folder is read. Raises CheckpointError for what is not understood."""
+    """Report how a folder's config.json and tensors map to the model. Raises CheckpointError for
+    what is not understood."""
     registry = importlib.import_module("jengine.models.registry")
     folders = importlib.import_module("jengine.weights.folder")
     importing = importlib.import_module("jengine.models.importing.imported")

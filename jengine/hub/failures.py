@@ -1,4 +1,4 @@
-"""What went wrong with a repository, as an error that says what to do. Never shows a token."""
+"""Errors of the Hugging Face Hub, with advice. Never shows a token."""
 
 from __future__ import annotations
 

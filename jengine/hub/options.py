@@ -1,4 +1,4 @@
-"""What is wanted of a repository, and how it is asked for."""
+"""Options of downloads from the Hugging Face Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a repository that are wanted: never pickles, code, or the same weights again.
+"""Selects the files of a repository to download: never pickles, code, or the same weights twice.
 
 In: the paths of all files, and a folder with the small ones. Out: paths, or an error that says what
 the repository holds instead.

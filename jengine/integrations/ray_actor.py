@@ -44,9 +44,9 @@ def resources(config: Any) -> dict[str, Any]:
 
 
 def own_blocks_address(given: dict[str, Any], rank: int, ports: int) -> dict[str, Any]:
-    """Return `kv_transfer_config` with an address of this replica alone, as all replicas have one
-    config: its node, and the first of so many free ports from `kv_port` on. `rank`: the replica's
-    on its node, so that those that start together do not look at the same port."""
+    """`kv_transfer_config` with an address of this replica alone, since all replicas share one
+    config: its node, and the first of `ports` consecutive free ports from `kv_port` on. `rank`: the
+    replica's index on its node, so that replicas that start together probe different ports."""
     base = given.get("kv_port", USUAL_PORT)
     if given.get("kv_connector") != PEER or not is_whole(base):  # which the engine refuses
         return given

@@ -189,7 +189,7 @@ def sampling_params(row: Row) -> SamplingParams:
 
 
 def needs_no_text(params: SamplingParams) -> bool:
-    """Whether the tokens of the answer are all that a row's columns need of the engine."""
+    """Whether token ids suffice, so that the engine need not detokenize."""
     scored = params.logprobs is not None or params.prompt_logprobs is not None
     return params.n == 1 and not params.stop and not scored
 
@@ -200,8 +200,8 @@ def pooling_params(row: Row, task: str) -> PoolingParams:
 
 
 def given_in(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that a row has. A column has all that any of its rows has, as None or not a number
-    where a row has not, and whole numbers beside these as floats."""
+    """Non-empty parameters of a row. A Ray Data column has all keys that any row has: missing
+    values are None or NaN, and integers beside them are floats."""
     given = {name: one for name, one in plain(params).items() if one is not None and one == one}
     return {
         name: int(one) if isinstance(one, float) and one.is_integer() else one

@@ -1,7 +1,7 @@
-"""Prefill and decode apart on Ray Serve: replicas that go on with prompts of another deployment.
+"""Disaggregated prefill on Ray Serve: replicas that decode prompts computed by another deployment.
 
-In: requests of clients. Out: their answers. A connector of `kv_transfer_config` carries the blocks
-from engine to engine; what a prefill replica says of its own goes with the request to decode.
+In: requests of clients. Out: their answers. A connector of `kv_transfer_config` transfers the
+blocks; the prefill replica's `kv_transfer_params` travel with the request to decode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PREFILL_SECONDS = 600.0
 
 
 class DecodeServer(JengineServer):
-    """Replicas that have prompts computed by `prefill_server`."""
+    """Replicas that have their prompts computed by `prefill_server`."""
 
     async def __init__(self, llm_config: LLMConfig, prefill_server: DeploymentHandle) -> None:
         await super().__init__(llm_config)
@@ -41,8 +41,8 @@ class DecodeServer(JengineServer):
             yield part
 
     async def _with_prompt(self, asked: ForwardedRequest) -> ForwardedRequest:
-        """The request with the place of its prompt's blocks. Without them, if no prefill replica
-        has computed it: then this one does, and says what is wrong with a request."""
+        """Add the location of the prompt's blocks to a request. Unchanged if no prefill replica has
+        computed it: then this replica does, and reports what is wrong with the request."""
         body = fields_of(asked.body) if asked.path in GENERATE else None
         if body is None or body.get("kv_transfer_params") is not None:
             return asked

@@ -150,8 +150,8 @@ def adapted_weights(
 
 
 def paths_in(layout: StageLayout | None, path: str) -> tuple[str | None, ...]:
-    """The weights that stages have where this one is; () for one that is in no stage's first
-    layers."""
+    """Paths, by stage, of the weights in this path's slot (None: the stage skips the slot); () if
+    the layer is no slot."""
     match = LAYER_PATH.fullmatch(path)
     if layout is None or layout.num_stages == 1 or match is None:
         return (path,)

@@ -1,7 +1,7 @@
-"""Metrics of several processes in front of the same cores, as one text for Prometheus.
+"""Merges the metrics of several API processes over the same cores, for Prometheus.
 
-In: each process's families as plain data. Out: families whose counters and histograms are summed.
-What follows from the cores' counts is the same in every process, so it is taken from one alone.
+In: each process's families as plain data. Out: families with counters and histograms summed.
+Families derived from the cores' counts are equal in every process, so they are taken from one.
 """
 
 from __future__ import annotations

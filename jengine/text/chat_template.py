@@ -231,8 +231,9 @@ def _warn_of_unread_tools(template: str) -> None:
 
 
 def _variables(facts: _TemplateFacts, template: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables that the template reads; others are logged once, as scripts set those of one
-    model for all. Raises RequestError for arguments of the renderer."""
+    """The given variables that the template reads. Others are dropped and logged once, since
+    scripts often set one model's variables for all. Raises RequestError for arguments of the
+    renderer."""
     for name in given:
         if name in _RESERVED:
             raise RequestError(
@@ -272,7 +273,7 @@ def _fit_content(
 
 
 def _as_text_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A refusal, say, as the part of type "text" that templates know; others as they are."""
+    """Convert other text parts, such as refusals, to type "text", which templates know."""
     kind = part["type"]
     if kind == "text" or kind not in TEXT_FIELDS:
         return part
@@ -300,8 +301,8 @@ def _fit_call(call: object, where: str) -> dict[str, Any]:
 
 
 def _arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an earlier call as an object, which is empty if they are none: they stay in
-    the conversation, which an error would end for good."""
+    """Decode an earlier call's arguments; {} if invalid: an error would make the conversation
+    unusable from then on."""
     value = function.get("arguments") or {}
     if isinstance(value, str):
         try:

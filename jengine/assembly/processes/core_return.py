@@ -1,7 +1,8 @@
-"""Cores of other hosts that come back after a restart: they take the places of those that died.
+"""Reconnects data-parallel cores of other hosts that have restarted, in place of the dead ones. No
+jax.
 
-In: a rank and where its core is now. Out: a core that gets requests again, or a line in the log
-that says why not. Waiting for a core is done in a separate thread. No jax.
+In: a rank and its core's address. Out: a core that gets requests again, or a log line that says why
+not. Waiting for a core happens in a separate thread.
 """
 
 from __future__ import annotations

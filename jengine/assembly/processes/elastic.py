@@ -1,11 +1,12 @@
-"""Replicas that are added to a running engine and taken away, without losing a request. No jax.
+"""Elastic data parallelism: adds and removes replicas of a running engine without losing a request.
+No jax.
 
-In: an engine whose replicas are processes of this host, and how many are wanted. Out: new cores
-that serve, or cores that have ended after their last request.
+In: an engine whose replicas are processes of this host, and the wanted number. Out: new cores that
+serve, or cores that ended after their last request.
 
-Only where one API process has started all replicas. One that is to end gets no more requests and
-ends after its last; if that takes too long it stays. A new one is told what the others were told,
-and takes requests once it is ready.
+Only where a single API process has started all replicas. A replica being removed gets no new
+requests and ends after its last; after a timeout it stays. A new one gets the others' settings, and
+requests once it is ready.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class OtherRanks:
         return self._desk.wait(tell, seconds, self._check)
 
     def when_back(self, tell: Callable[[int, str], None]) -> None:
-        """Have a function called with rank and address of a core that has joined again."""
+        """Register a callback (rank, address) for cores that have rejoined."""
         self._desk.when_back(tell)
 
     def close(self) -> None:

@@ -1,13 +1,12 @@
-"""How deterministic=True is kept: by kernels whose results do not depend on the batch, or, where
-there are none, by running every token in one shape.
+"""Deterministic mode: by batch-invariant kernels or, without them, by running every token in one
+shape.
 
-In: what the user asked for, the model's config and the devices. Out: whether one shape is needed.
+In: the user's settings, the model's config and the devices. Out: whether one shape is needed.
 
-Deterministic mode is a property of kernels. With the CPU's kernels a row has the same bits in any
-batch: matmuls, norms and attention sum in one order, and so does what reads whole rows of logits
-(`sampling/row_operations.py`) or of a router; everything else that XLA computes there is
-elementwise. `deterministic=True` then changes nothing but what may be relied on. Elsewhere every
-token runs as a decode row of one shape. `assembly/sizes/determinism.py` decides, and says why.
+The CPU kernels are batch-invariant: matmuls, norms and attention sum in one order, and so do the
+reductions over rows of logits (`sampling/row_operations.py`) and of a router; everything else that
+XLA computes there is elementwise. `deterministic=True` then only makes this a guarantee. On other
+devices every token runs as a decode row of one shape.
 """
 
 from __future__ import annotations

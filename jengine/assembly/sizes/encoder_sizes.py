@@ -1,5 +1,5 @@
-"""Sizes of the encoder of images, audio or text: how much the device keeps of what it makes, and
-how much its programs take. What it cannot be combined with is refused here.
+"""Sizes of the encoder of images, audio or text: its output array on the device, and its programs'
+inputs. Refuses settings that it cannot be combined with.
 
 In: settings and the model's config. Out: numbers for the scheduler and the runner.
 """
@@ -23,8 +23,8 @@ USUAL_SOURCES = 8  # audio or texts whose keys and values the device keeps
 
 
 def encoder_tokens(asked: Groups, config: ModelConfig, max_model_len: int) -> int:
-    """Embeddings of images, or positions of audio or text, that the device keeps; 0: the model has
-    no encoder."""
+    """Rows of the encoder's array on the device: image embeddings, or positions of audio or text; 0
+    without an encoder."""
     cross = config.cross_encoder
     if config.vision is None and cross is None:
         return 0
@@ -50,8 +50,8 @@ def takes_images(asked: MediaSettings, config: ModelConfig) -> bool:
 
 
 def tokens_of_one(config: ModelConfig) -> int:
-    """The fewest tokens for which there must be room: one image or audio, where all have one
-    size, or the longest text."""
+    """Minimum rows of the encoder's array: one image or audio, where all have one size, or the
+    longest text."""
     vision, cross = config.vision, config.cross_encoder
     if cross is not None:
         return cross.positions

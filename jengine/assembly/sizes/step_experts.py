@@ -53,7 +53,7 @@ def chosen_experts(
 def balancer_of(
     asked: Groups, config: ModelConfig, placement: Placement
 ) -> Callable[[Executor], Executor]:
-    """Wrapper that rebalances experts around an executor; the identity if rebalancing is off."""
+    """Wrapper that adds expert rebalancing to an executor; the identity if it is off."""
     balance = asked.parallel.expert_balance
     if balance is None:
         return lambda executor: executor

@@ -88,8 +88,8 @@ def pooling_ladders(ladders: Ladders) -> Ladders:
 
 
 def usual_variants(variants: tuple[str, ...], penalises: bool) -> tuple[str, ...]:
-    """The variants for a model. Where every request has penalties, as the generation settings of
-    some models say, the adjusted variant is the common one."""
+    """The common variants of a model. If its generation config gives every request penalties, they
+    are the adjusted variant and those that cover it."""
     if not penalises:
         return variants
     return tuple(dict.fromkeys(("adjusted", *(one for one in variants if one in CAPABLE))))

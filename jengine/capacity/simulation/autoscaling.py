@@ -1,4 +1,4 @@
-"""Replicas that are started and ended by the requests in progress, as autoscalers of servers do.
+"""Autoscaling by the number of requests in progress.
 
 In: a Fleet of one pool and an Autoscaling. Out: events of the fleet.
 """
@@ -15,7 +15,7 @@ PERIOD = 10.0  # seconds between two looks at the requests in progress
 
 
 class Autoscaling(msgspec.Struct, frozen=True):
-    """How many replicas are wanted, and how fast they come and go."""
+    """Target load, limits and delays of scaling."""
 
     least: int
     target: float = 32.0  # requests in progress for each replica
@@ -25,7 +25,7 @@ class Autoscaling(msgspec.Struct, frozen=True):
 
 @dataclass
 class Autoscaler:
-    """Looks every so often until all requests have been answered."""
+    """Scales a pool at intervals until all requests have been answered."""
 
     fleet: Fleet
     settings: Autoscaling
@@ -41,7 +41,7 @@ class Autoscaler:
         self._look_later()
 
     def look(self) -> None:
-        """Account, decide, and look again while there are requests."""
+        """Account for the interval, scale, and schedule the next look while there are requests."""
         is_over = not (self.fleet.open or self.fleet.due)
         ended = self.fleet.history.ended
         self._account(max(ended, default=0.0) if is_over else self.fleet.clock.now)
@@ -77,7 +77,8 @@ class Autoscaler:
                 self.enough_since = None
 
     def _add(self, now: float) -> None:
-        """One that drains takes requests again; else one starts, with an empty cache."""
+        """Add a replica: a draining one accepts requests again, else one starts with an empty
+        cache."""
         draining = self.pool.closed - self.off - set(self.starting)
         if draining:
             self.pool.closed.discard(min(draining))

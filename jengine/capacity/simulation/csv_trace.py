@@ -1,9 +1,9 @@
-"""A trace of one's own: a CSV file with a line per request.
+"""Traces from a CSV file with a line per request.
 
-In: a file. Out: requests, in the order of their arrival. Columns: `arrival` in seconds,
-`prompt_tokens`, `output_tokens`; and, if wanted, `prefix`, a name, with `prefix_tokens`, with which
-the prompts of one prefix begin; `conversation`, a name: such lines follow each other, and each
-prompt is all that was said before and `prompt_tokens` more.
+In: a file. Out: requests by arrival. Columns: `arrival` in seconds, `prompt_tokens`,
+`output_tokens`; optionally `prefix` (a name) and `prefix_tokens`, for prompts with a common prefix;
+and `conversation` (a name): its lines are turns, each of whose prompts is the conversation so far
+plus `prompt_tokens`.
 """
 
 from __future__ import annotations

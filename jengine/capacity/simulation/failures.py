@@ -1,4 +1,4 @@
-"""Replicas that die at random and are back later, until every request has been answered.
+"""Random replica failures and repairs, until every request has been answered.
 
 In: a Fleet and a rate. Out: events of the fleet.
 """
@@ -14,8 +14,8 @@ from jengine.capacity.simulation.fleet import Fleet
 
 
 def fail_at_random(fleet: Fleet, mean: float, repair: float, seed: Sequence[int]) -> None:
-    """Each replica lives for `mean` seconds on average, by an exponential distribution of its own,
-    and is away for `repair` seconds."""
+    """Fail each replica at random: lifetimes are exponential with this `mean`, followed by `repair`
+    seconds of downtime."""
     for stage, pool in enumerate(fleet.pools):
         for index in range(len(pool.replicas)):
             rng = np.random.default_rng([*seed, stage, index])

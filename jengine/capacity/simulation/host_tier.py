@@ -1,7 +1,7 @@
-"""The tier in host memory: blocks that left the devices' cache, by content, least recent first.
+"""Host-memory KV tier: an LRU of evicted blocks by content.
 
-In: the journal of a cache. Out: how far a prompt can be fetched. It holds what was evicted from the
-first cache group, as if every such block were copied. Must not know how long a copy takes.
+In: the journal of a cache. Out: how much of a prompt can be fetched. It receives every block
+evicted from the first cache group. Must not know how long a copy takes.
 """
 
 from __future__ import annotations

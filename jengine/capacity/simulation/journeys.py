@@ -1,7 +1,7 @@
-"""A request in progress: what it has of its answer, where it is, and when it got its tokens.
+"""A request in progress: tokens so far, current replica, and token times.
 
-In: deltas of a step, and when its runs ended. Out: the requests that have all that they wanted of
-this replica. Must not know where they go next.
+In: deltas of a step, and the end times of its runs. Out: requests that are done at this replica.
+Must not know where they go next.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def parts_of(settings: TraceSettings, parts: int) -> list[TraceSettings]:
 
 
 def proof(llm: LLM, settings: TraceSettings, parts: int) -> dict[str, Any]:
-    """Measure, simulate, compare."""
+    """Run a trace on the engine and in the simulation, and compare latencies and throughput."""
     core = llm.engine.in_process.core
     assert isinstance(core, EngineCore), "one engine in this process, without replicas"
     rounds, traces = Rounds(llm), parts_of(settings, parts)

@@ -93,7 +93,7 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """A split of so many GPUs."""
+    """A split of a number of GPUs into pools."""
 
     question: FleetStudy
     split: FleetSplit
@@ -119,7 +119,7 @@ class FleetPlan:
 
     @property
     def groups(self) -> int:
-        """As many as leave each at least GROUP GPUs, and whole replicas of each pool."""
+        """Number of router groups: each of at least GROUP GPUs and whole replicas of each pool."""
         most = math.gcd(*(pool.replicas for pool in self.pools()))
         return max(n for n in range(1, most + 1) if most % n == 0 and self.gpus // n >= GROUP)
 
@@ -191,7 +191,8 @@ def highest(
 
 
 def answered(fleet: FleetPlan) -> dict[str, Any]:
-    """Tokens per second of a batch, by a sample of it; its hours at that rate."""
+    """Throughput on a batch, measured on a sample of it, and the hours that the whole batch
+    takes."""
     question = fleet.question
     sample = fleet.given.sample * fleet.gpus
     found = fleet.figures(MILLION, sample, {})
@@ -231,7 +232,7 @@ def shared_figures(fleet: FleetPlan, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def step_shares(paper: Paper, rows: float) -> dict[str, float]:
-    """Parts of a step's time: of a decode of so many rows, or without any of a prefill."""
+    """Shares of a step's time: of a decode with `rows` rows, or of a prefill without rows."""
     context, chunk = paper.work.context, paper.memory.schedule.largest_chunk
     work = StepWork(max(round(rows * paper.memory.layout.pp), 1), context, chunk)
     step = paper.timing.decode(work) if rows >= 1 else paper.timing.prefill(work)
@@ -290,7 +291,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def scaled(found: Mapping[str, Any], times: float) -> dict[str, Any]:
-    """The figures of so many times as many groups."""
+    """Scale figures of one group to `times` as many groups."""
     grows = {"rate": times, "goodput": times, "output_tokens_per_second": times, "hours": 1 / times}
     return {name: value * grows.get(name, 1) if name in grows else value
             for name, value in found.items()}  # fmt: skip

@@ -1,4 +1,4 @@
-"""`jengine run-batch` once its flags are known: files opened, an engine started, results sent.
+"""`jengine run-batch` after flag parsing: opens files, starts an engine, delivers results.
 
 In: flags, settings of server and engine. Out: how many lines have results.
 """
@@ -68,8 +68,8 @@ class TransferFailed(JengineError):
 
 
 def opened(name: str, folder: str | None) -> BinaryIO:
-    """A file to read. That of an address is fetched to a nameless file in `folder` first, as a
-    server would not wait while its lines are answered."""
+    """Open an input file. A URL is first downloaded to an unnamed file in `folder`: a server would
+    time out while its lines are answered."""
     if not is_url(name):
         try:
             return Path(name).open("rb")
@@ -88,8 +88,8 @@ def opened(name: str, folder: str | None) -> BinaryIO:
 
 
 def local_output(name: str, folder: str | None) -> Path:
-    """Where results are written: `name` itself, or for an address a file in `folder`, by which a
-    batch that was interrupted goes on. Without a folder it is a new one each time."""
+    """Path to write results to: `name`, or for a URL a file in `folder` from which an interrupted
+    batch resumes. Without a folder, a new temporary file."""
     if not is_url(name):
         return Path(name)
     if folder is None:
@@ -100,7 +100,7 @@ def local_output(name: str, folder: str | None) -> Path:
 
 
 def send(file: Path, url: str) -> None:
-    """PUT a file, several times if need be. Raises TransferFailed, and leaves the file."""
+    """PUT a file, with retries. Raises TransferFailed and keeps the file."""
     for left in reversed(range(TRIES)):
         try:
             put(file, url)

@@ -25,14 +25,14 @@ PLAIN = {
 
 
 class Counted(NamedTuple):
-    """A number of each group: `counts` [blocks, groups] times their block's `unit` [blocks, 1], or,
-    without one, `counts` as they are."""
+    """Scales or minimums per group: `counts` [blocks, groups] times their block's `unit` [blocks,
+    1]; without a unit, `counts` are the values."""
 
     counts: np.ndarray
     unit: np.ndarray | None = None
 
     def numbers(self) -> np.ndarray:
-        """float32 [blocks, groups, 1]."""
+        """Values, float32 [blocks, groups, 1]."""
         found = self.counts.astype(np.float32)
         return (found if self.unit is None else self.unit.astype(np.float32) * found)[..., None]
 
@@ -45,13 +45,12 @@ class Coded(NamedTuple):
     least: Counted | None = None
 
     def dequantized(self) -> np.ndarray:
-        """float32 values."""
         values = self.scale.numbers() * self.codes
         return values if self.least is None else values - self.least.numbers()
 
 
 class BlockFormat(NamedTuple):
-    """How a type's blocks are decoded, and the format that holds exactly what they do."""
+    """Decoder of a block type, and the weight format that represents it exactly."""
 
     decode: Callable[[np.ndarray], Coded]
     weights: WeightFormat
@@ -66,8 +65,7 @@ def plain_array(tensor: PackedTensor) -> np.ndarray:
 
 
 def common_format(kinds: set[str]) -> WeightFormat | None:
-    """The format that holds blocks of all these types exactly; None if some have none, or none in
-    common."""
+    """Weight format that represents blocks of all these types exactly; None if there is none."""
     if not kinds or not kinds <= FORMATS.keys():
         return None
     formats = list({FORMATS[kind].weights for kind in kinds})
@@ -89,7 +87,8 @@ CODE_BITS, SCALE_BITS = (2, 3, 4, 5, 6, 8), (4, 6, 8)
 
 
 def holding(given: Sequence[Integers | None], known: tuple[int, ...]) -> Integers:
-    """The integers that hold all of these. None: only 1 and 0."""
+    """Smallest of the `known` integers that can represent all given ones; None stands for 0 and
+    1."""
     every = [Integers(1, signed=False) if one is None else one for one in given]
     signed = any(one.signed for one in every)
     least = max(one.bits + (signed and not one.signed) for one in every)
@@ -106,7 +105,7 @@ def values_in(tensor: PackedTensor, format: WeightFormat) -> np.ndarray:
 
 
 def shared_in(name: str, tensor: PackedTensor, format: WeightFormat) -> np.ndarray:
-    """What groups share, [rows, groups of the format]: "scale", "least" or their units."""
+    """A per-group tensor ("scale", "least" or a unit of these), [rows, groups of the format]."""
     what, _, is_unit = name.partition("_")
     coded, dtype = _coded(tensor), np.dtype(format.shared_dtypes("float32")[name])
     found: Counted | None = getattr(coded, what)

@@ -1,5 +1,5 @@
-"""Order of the value heads of gated delta nets: in files the first of every key head, then the
-second of every, and so on; in checkpoints those of a key head together.
+"""Order of the value heads of gated delta nets. GGUF files interleave them: the first of each key
+head, then the second, ...; in checkpoints those of a key head are contiguous.
 
 In: a ModelConfig. Out: the function that restores a tensor. Must not know files.
 """
@@ -19,7 +19,7 @@ SINGLE = ("ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")
 
 
 def grouped_values(config: ModelConfig, module: str) -> Turn | None:
-    """Function that puts the value heads of a key head together, or None."""
+    """Function that makes the value heads of each key head contiguous, or None."""
     delta = delta_of(config, split=True)
     if delta is None or module not in (*OF_VALUES, *BEHIND_KEYS, *SINGLE):
         return None
