@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from jengine.quantization.cpu_codes import CpuCodes
 from jengine.quantization.quantized import QuantizedWeights
@@ -56,49 +60,66 @@ def declared(packed: PackedTensor, format: WeightFormat) -> Tensors:
     return {name: jnp.asarray(array.T) for name, array in parts.items()}
 
 
-def check_table(format: WeightFormat, tensors: Tensors, plain: np.ndarray, steps: Any) -> None:
-    """Rows are looked up, and multiplied as an output head."""
-    shape = WeightShape((INPUTS,), (ROWS,), (None, None), outputs_first=True)
-    table = {name: array.T for name, array in tensors.items()}
-    rows = jnp.asarray([[0, ROWS - 1], [33, 7]])
+TABLE = replace(WEIGHT, outputs_first=True)
+LOOKED_UP = np.asarray([[0, ROWS - 1], [33, 7]])
+DTYPES = ("float32", "bfloat16")
+
+
+@partial(jax.jit, static_argnums=0)
+def made_of(format: WeightFormat, tensors: Tensors) -> dict[str, Any]:
+    """What the schemes make of declared tensors, as one program."""
     given = QuantizedWeights(format, "float32")
-    for matrix in (given, *([] if problem else [CpuCodes(given)])):
-        scheme = QuantizedTable(matrix)
-        made = scheme.prepare(shape, table)
-        found = scheme.lookup(shape, rows, made)
-        np.testing.assert_allclose(found, plain[rows], rtol=1e-6, atol=2e-5 * steps)
-        expected = X.astype(np.float64) @ plain.T
-        most = np.abs(X) @ np.abs(plain.T)
-        assert (np.abs(scheme.multiply(shape, jnp.asarray(X), made) - expected) / most).max() < 2e-6
+    flat, flat_tensors = QuantizedWeights(format.flat, "float32"), given.flat(WEIGHT, tensors)
+    tables = [QuantizedTable(one) for one in (given, *([] if problem else [CpuCodes(given)]))]
+    return {
+        "steps": abs(flat_tensors["scale"]).max(),
+        "dequantized": [given.dequantized(WEIGHT, tensors), flat.dequantized(WEIGHT, flat_tensors)],
+        "tables": [of_table(scheme, tensors) for scheme in tables],
+        "products": {}
+        if problem
+        else {dtype: products(format, tensors, dtype) for dtype in DTYPES},
+    }
+
+
+def of_table(scheme: QuantizedTable, tensors: Tensors) -> tuple[Array, Array]:
+    """Rows that are looked up, and a product as an output head."""
+    made = scheme.prepare(TABLE, {name: array.T for name, array in tensors.items()})
+    return scheme.lookup(TABLE, LOOKED_UP, made), scheme.multiply(TABLE, jnp.asarray(X), made)
+
+
+def products(format: WeightFormat, tensors: Tensors, dtype: str) -> tuple[Tensors, list[Array]]:
+    """The tensors unpacked again, and products of all rows of X and of the first few: kernels of
+    one row, of two panels, and of several rows."""
+    scheme = CpuCodes(QuantizedWeights(format, dtype))
+    packed, x = scheme.prepare(WEIGHT, tensors), jnp.asarray(X).astype(dtype)
+    rows = (len(X), 1, 3, 5)
+    return scheme.unpack(WEIGHT, packed), [scheme.multiply(WEIGHT, x[:n], packed) for n in rows]
+
+
+def error_of(found: Any, x: Any, plain: np.ndarray) -> float:
+    """By what rounding is measured: the sum of products without their signs."""
+    x = np.asarray(x, np.float64)
+    return float((np.abs(found - x @ plain.T) / (np.abs(x) @ np.abs(plain.T))).max())
 
 
 def check(packed: PackedTensor, format: WeightFormat) -> None:
     """Against float64 sums of the dequantized weight."""
-    given, plain = QuantizedWeights(format, "float32"), plain_array(packed).astype(np.float64)
+    plain = plain_array(packed).astype(np.float64)
     tensors = declared(packed, format)
-    flat = QuantizedWeights(format.flat, "float32")
-    flat_tensors = given.flat(WEIGHT, tensors)
-    steps = np.abs(flat_tensors["scale"]).max()
-    for scheme, own in ((given, tensors), (flat, flat_tensors)):
-        values = np.asarray(scheme.dequantized(WEIGHT, own))
+    made = jax.tree.map(np.asarray, made_of(format, tensors))
+    steps = made["steps"]
+    for values in made["dequantized"]:
         np.testing.assert_allclose(values, plain.T, rtol=1e-6, atol=1e-5 * steps)
-    check_table(format, tensors, plain, steps)
-    if problem:
-        return
-    for dtype in ("float32", "bfloat16"):
-        scheme = CpuCodes(QuantizedWeights(format, dtype))
-        assert scheme.fits(WEIGHT)
-        packed_tensors = scheme.prepare(WEIGHT, tensors)
-        for name, array in scheme.unpack(WEIGHT, packed_tensors).items():
+    for rows, product in made["tables"]:
+        np.testing.assert_allclose(rows, plain[LOOKED_UP], rtol=1e-6, atol=2e-5 * steps)
+        assert error_of(product, X, plain) < 2e-6
+    for dtype, (unpacked, (found, *few)) in made["products"].items():
+        assert CpuCodes(QuantizedWeights(format, dtype)).fits(WEIGHT)
+        for name, array in unpacked.items():
             np.testing.assert_array_equal(array, tensors[name], err_msg=name)
-        x = jnp.asarray(X).astype(dtype)
-        found = scheme.multiply(WEIGHT, x, packed_tensors)
-        expected = np.asarray(x, np.float64) @ plain.T
-        most = np.abs(np.asarray(x, np.float64)) @ np.abs(plain.T)  # what rounding is measured by
-        assert (np.abs(found - expected) / most).max() < 2e-6
-        for rows in (x[:1], x[:3], x[:5]):  # kernels of one row, of two panels, and of several rows
-            own = scheme.multiply(WEIGHT, rows, packed_tensors)
-            np.testing.assert_array_equal(own, found[: len(rows)])
+        assert error_of(found, X.astype(dtype), plain) < 2e-6
+        for own in few:
+            np.testing.assert_array_equal(own, found[: len(own)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
