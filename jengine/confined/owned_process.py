@@ -108,11 +108,9 @@ class OwnedProcess:
                 os.kill(self.process, number)
 
     def dump_stacks(self) -> None:
-        """Have it write its threads' stacks to stderr, whatever it is doing."""
         self.signal(signal.SIGUSR1)
 
     def end(self) -> None:
-        """Wait for its exit, killing it after a timeout, and clean up."""
         if self.process and not self._ended.wait(END_SECONDS):
             self.kill_group()
             self._ended.wait()

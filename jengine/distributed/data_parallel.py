@@ -59,7 +59,6 @@ class DataParallelCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is unfinished or has an undelivered delta."""
         return bool(self.undelivered) or any(replica.has_work for replica in self.replicas)
 
     @property
@@ -68,23 +67,19 @@ class DataParallelCore:
 
     @property
     def patience(self) -> float:
-        """Seconds until a replica may have a step to run; 0 if one has."""
         if self.undelivered:
             return 0.0
         return min((one.patience for one in self.replicas if one.has_work), default=0.0)
 
     def when_woken(self, tell: Callable[[], object]) -> None:
-        """Register a callback for when a waiting request of any replica becomes runnable."""
         for replica in self.replicas:
             replica.when_woken(tell)
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a replica's step is blocked on compilation."""
         return any(replica.is_compiling for replica in self.replicas)
 
     def check(self, wire: WireRequest) -> None:
-        """Raise RequestError if no schedule can ever serve the request."""
         self.replicas[0].check(wire)
 
     def read(self, wire: WireRequest) -> ReadPrompt:
@@ -106,7 +101,6 @@ class DataParallelCore:
         self.router.enter(wire.request_id, Placed(chosen, length, request.block_hashes))
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """Abort a request. Returns its last delta, or None if it has already finished."""
         replica = self.router.replica_of(request_id)
         if replica is None:
             return None
@@ -209,7 +203,6 @@ class DataParallelCore:
         return self._delivered()
 
     def drain(self) -> list[TokenDelta]:
-        """Read all steps in flight."""
         self.check_alive()
         for index, replica in enumerate(self.replicas):
             with self._naming(index):
@@ -221,7 +214,6 @@ class DataParallelCore:
         return self.replicas[0].health()
 
     def probe(self) -> None:
-        """Run an empty step in every replica, as a health check. Only while no request runs."""
         self.check_alive()
         for index, replica in enumerate(self.replicas):
             with self._naming(index):
@@ -233,7 +225,6 @@ class DataParallelCore:
             raise EngineDead("this engine has stopped; create a new one.") from self.failure
 
     def shutdown(self) -> None:
-        """Abort all requests and free device memory."""
         self.undelivered.clear()
         self.router.clear()
         for replica in self.replicas:

@@ -63,7 +63,6 @@ class FollowingCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request of this process is unfinished."""
         return bool(self._open or self._unchecked)
 
     @property
@@ -84,7 +83,6 @@ class FollowingCore:
         return False
 
     def check(self, wire: WireRequest) -> None:
-        """Raise RequestError if no schedule can ever serve the request."""
         self._check(wire)
 
     def read(self, wire: WireRequest) -> None:
@@ -181,7 +179,6 @@ class FollowingCore:
         self.step()
 
     def check_alive(self) -> None:
-        """Raise EngineDead if the engine has stopped."""
         if self.failure is not None:
             raise EngineDead("this engine has stopped; create a new one.") from self.failure
 

@@ -41,7 +41,6 @@ class LeadingCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is unfinished or has an undelivered delta."""
         return self.core.has_work
 
     @property
@@ -55,7 +54,6 @@ class LeadingCore:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step is blocked on compilation in this process."""
         return self.core.is_compiling
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
@@ -85,7 +83,6 @@ class LeadingCore:
         refuse_resize()
 
     def drain(self) -> list[TokenDelta]:
-        """Read all steps in flight, in every process."""
         with self.channel.inside_step():
             deltas = self.core.drain()
         self._told(deltas)

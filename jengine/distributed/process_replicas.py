@@ -65,11 +65,9 @@ class ProcessReplicas:
 
     @property
     def has_work(self) -> bool:
-        """Whether `outputs` has something to wait for."""
         return self.mailbox.has_work
 
     def add(self, wire: WireRequest) -> None:
-        """Queue a request in a living core."""
         length = len(wire.prompt_token_ids)
         hashes = self._placement.hashes(wire, self.weights_version)
         while True:
@@ -97,7 +95,6 @@ class ProcessReplicas:
             self.cores[chosen].abort(request_id)
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
-        """Wait for deltas of any core."""
         self.cores[0].check_process()
         deltas = self.mailbox.take(wait)
         with self._roster.lock:
@@ -169,11 +166,9 @@ class ProcessReplicas:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a core's step is blocked on compilation."""
         return self.state().compiling
 
     def dump_stacks(self) -> None:
-        """Have every core write its threads' stacks to stderr."""
         for core in self.cores:
             core.dump_stacks()
 

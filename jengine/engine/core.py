@@ -50,38 +50,30 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has work to do or deltas to return."""
         return self.scheduler.has_unfinished or bool(self.undelivered)
 
     @property
     def patience(self) -> float:
-        """Seconds until a step could find work, barring calls and wake-ups; 0 if it may now."""
         return 0.0 if self.in_flight or self.undelivered else self.scheduler.patience
 
     def when_woken(self, tell: Callable[[], object]) -> None:
-        """Register a callback for wake-ups of parked requests, called in any thread."""
         self.scheduler.when_woken(tell)
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step waits for compilation."""
         return self.programs().awaited > 0
 
     def check(self, wire: WireRequest) -> None:
-        """Raise RequestError if a request could never be scheduled."""
         refuse_impossible(wire, self.scheduler.config, self.scheduler.cache)
 
     def read(self, wire: WireRequest) -> ReadPrompt:
-        """Prefix hashes and the like of a prompt, computed outside `add`. Thread-safe."""
         return self.scheduler.cache.read(wire)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
-        """Queue a request; `prompt` is the result of `read`, if already computed."""
         self.check_alive()
         self.scheduler.add(wire, prompt)
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """Abort a request. Returns its last delta, or None if it is unknown or has ended."""
         return self.scheduler.abort(request_id)
 
     def step(self, read: bool = True) -> list[TokenDelta]:
@@ -105,7 +97,6 @@ class EngineCore:
         return [] if self.in_flight or not self.depth else self.step(read=False)
 
     def drain(self) -> list[TokenDelta]:
-        """Read all steps in flight."""
         self.check_alive()
         with self._failing():
             while self.in_flight:
@@ -172,24 +163,20 @@ class EngineCore:
         return deltas
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Clear the prefix cache. Returns False if requests are using the cache."""
         return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def counts(self) -> Counts:
         return self.scheduler.counts(self.programs())
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """Call a method in every worker process. Returns encoded results by rank."""
         self.check_alive()
         return self.executor.call_workers(method, arguments)
 
     def health(self) -> list[WorkerHealth]:
-        """Health of every worker process, as far as known."""
         self.check_alive()
         return self.executor.health()
 
     def probe(self) -> None:
-        """Run an empty step to completion; only while no request runs."""
         self.check_alive()
         with self._failing():
             self.executor.submit(self.scheduler.empty_plan()).result()
@@ -200,7 +187,6 @@ class EngineCore:
             raise EngineDead("this engine has stopped; create a new one.") from self.failure
 
     def shutdown(self) -> None:
-        """Abort everything and free device memory."""
         self.in_flight.clear()
         self.undelivered.clear()
         self.scheduler.reset()

@@ -125,7 +125,6 @@ class InProcessClient:
         return self.core.weights_version
 
     def update_weights(self, values: Any) -> int:
-        """Swap parameters before the next step. Returns the new weights version."""
         with self._between_steps():
             version = self.core.update_weights(values)
             self.sleeping.note_weights()
@@ -178,7 +177,6 @@ class InProcessClient:
                 self.core.shutdown()
 
     def wait_for_step(self, seconds: float) -> None:
-        """Return when the current step has ended, or after `seconds`."""
         if self._own.is_here and self._stepping.acquire(timeout=seconds):
             self._stepping.release()
 

@@ -49,8 +49,7 @@ class AdapterTurns:
         return SlotOf(adapter) if adapter == self._leaving and self._is_behind(request) else None
 
     def take_turns(self) -> None:
-        """Unpark adapters that can get a slot; start an eviction for the first that has waited too
-        long."""
+        """Unpark adapters that can get a slot; maybe evict for the first that cannot."""
         for adapter in self._slots.take_entered():
             self._waiting.open(SlotOf(adapter))
         self._opened = [key for key in self._opened if self._waiting.is_open(key)]

@@ -96,7 +96,7 @@ class Planner:
             self._publish(request, request.num_computed + length)
 
     def schedule_waiting(self, builder: PlanBuilder) -> None:
-        """Admit waiting requests in order. Stops at the first that does not fit, so that none
+        """Admit waiting requests in order, up to the first that does not fit, so that none
         starves."""
         requests, num_parked = self._requests, 0
         while builder.prompt_budget >= builder.tile and num_parked < MOST_PARKED:
@@ -125,7 +125,7 @@ class Planner:
                 )
 
     def _admit(self, request: Request, builder: PlanBuilder) -> bool:
-        """Admit the next waiting request with its first chunk, if a row, blocks and budget
+        """Admit the next waiting request with its first chunk, if row, blocks and budget
         suffice."""
         if self._still_too_long(request, builder):
             return False
@@ -169,9 +169,9 @@ class Planner:
         return True
 
     def _still_too_long(self, request: Request, builder: PlanBuilder) -> bool:
-        """Memo: whether a prompt that must run unchunked still exceeds the budget, judged by its
-        last prefix hit. Saves a lookup per step: the answer changes only with the budget or a
-        longer hit."""
+        """Memo of `_too_long`, which saves a lookup per step: whether a prompt that must run
+        unchunked still exceeds the budget. That changes only with the budget or a longer prefix
+        hit."""
         last = self._too_long
         if last is None or last.request is not request:
             return False
@@ -181,8 +181,7 @@ class Planner:
         return not fits and not self._cache.hit_has_grown(request, last.hit)
 
     def _chunk_length(self, request: Request, start: int, builder: PlanBuilder) -> int:
-        """Length of the chunk at `start`, within the budget and the cache's limits; 0: none can run
-        now."""
+        """Length of the chunk at `start`, by budget and cache; 0: none can run now."""
         budget = builder.prompt_budget // builder.tile * builder.tile
         length = self._wanted_length(request, start, builder.prompt_budget)
         if not length:
@@ -192,8 +191,7 @@ class Planner:
         return (end_beside_images(media, start, end, start + budget) if media else end) - start
 
     def _wanted_length(self, request: Request, start: int, budget: int) -> int:
-        """Chunk length by budget alone: whole tiles, or all known tokens that remain; 0: does not
-        fit."""
+        """Chunk length by budget alone: whole tiles, or all that remains; 0: does not fit."""
         tile = self._config.prefill_tile
         needed = request.num_known - start
         limit = budget // tile * tile

@@ -123,8 +123,7 @@ class Recorder:
         return answered
 
     def end_commit(self, flight: Flight, ends: list[int], deltas: list[TokenDelta]) -> None:
-        """Record that a step's tokens were appended. `ends`: position after the last token of each
-        entry."""
+        """Record a step whose tokens were appended. `ends`: position after each entry."""
         plan, runs = flight.plan, flight.plan.repeats
         tokens, loaded = plan.num_decode_rows * runs, sum(ends) * runs
         attended = loaded
@@ -151,8 +150,7 @@ class Recorder:
             self._fill_histograms()
 
     def _stamp(self, deltas: list[TokenDelta]) -> None:
-        """Add times to the deltas of requests that completed prefill in this step; these come
-        last."""
+        """Add times to the last deltas, of requests that completed prefill in this step."""
         answered, self._answered = self._answered, []
         for request, delta in zip(answered, deltas[len(deltas) - len(answered) :], strict=True):
             if delta.times is None:

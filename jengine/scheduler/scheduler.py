@@ -148,8 +148,7 @@ class Scheduler:
 
     @timed
     def schedule(self) -> Plan | None:
-        """Plan the next step: running requests first, then waiting ones. None if nothing can run
-        now."""
+        """Plan the next step: running requests, then waiting ones. None if nothing can run now."""
         if len(self._flights) > self.depth:
             return None
         config = self.config
@@ -163,8 +162,7 @@ class Scheduler:
         return self._seal(builder)
 
     def _seal(self, builder: PlanBuilder) -> Plan | None:
-        """Build the plan and count its tokens as computed, so that the next can be planned at
-        once."""
+        """Build the plan and count its tokens as computed, so that the next can be planned."""
         idle = not builder.decodes and not builder.chunks
         builder.transfers = self._transfers.take(self._flights.next_step, idle=idle)
         if idle and builder.transfers is None:
@@ -175,8 +173,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: Plan, output: StepOutput) -> list[TokenDelta]:
-        """Append a plan's sampled tokens to its requests. Plans are committed in the order they
-        were made."""
+        """Append a plan's sampled tokens to its requests; in the order of planning."""
         flight = self._flights.end(plan)
         if flight is None:
             return []  # forgotten by reset

@@ -127,8 +127,8 @@ class SideResults:
                 item += 1
 
     def deliver(self, request: Request, delta: TokenDelta) -> None:
-        """Move what is ready into a delta: prompt log-probabilities once complete, other results as
-        they arrive."""
+        """Move results into a delta: prompt log-probabilities once complete, others as they
+        come."""
         if self._records is not None and request.num_known > request.prompt_length:
             # The last token was only sampled.
             delta.routed_experts = self._records.take(request, request.num_known - 1)

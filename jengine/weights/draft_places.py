@@ -36,7 +36,6 @@ class DraftPlaces:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
         return self.offsets.size
 
     def read(self) -> np.ndarray:

@@ -37,7 +37,6 @@ class DecodedTensor:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
         return self.source.size
 
     def read(self) -> np.ndarray:

@@ -68,7 +68,6 @@ class ResponseProgress:
         self._keep(self.begin())
 
     def begin(self) -> ResponseObject:
-        """The response object before its first item."""
         return ResponseObject(**self._head, status="in_progress", output=[])
 
     def advance(self, output: RequestOutput) -> list[Event]:
@@ -88,14 +87,12 @@ class ResponseProgress:
         self._reasoning = await self._texts.counted([self._answer])
 
     def end(self) -> tuple[list[Event], ResponseObject]:
-        """Return the closing events, and the completed response."""
         reason = self._last.finish_reason or "abort"
         status = _STATUSES.get(reason, "completed")
         response, events = self._closed(status)
         return events, response
 
     def fail(self, message: str) -> ResponseObject:
-        """Return the failed response."""
         error = {"code": "server_error", "message": message}
         return self._closed("failed", error=error)[0]
 
