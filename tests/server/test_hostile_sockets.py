@@ -77,6 +77,30 @@ def test_bodies_that_are_too_large_are_refused_unread(server: Listening) -> None
     assert resident() - before < 10 and still_serves(server)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_who_sends_a_body_that_is_too_large_to_its_end_reads_the_refusal(chunked: bool) -> None:
+    with listening(max_body_bytes=4 * MIB) as server:
+        before = resident()
+        for _ in range(5):
+            client = Client(server.port)
+            if chunked:
+                client.sock.sendall(REQUEST + b"Transfer-Encoding: chunked\r\n\r\n")
+                for _ in range(12):
+                    client.sock.sendall(b"100000\r\n" + b"a" * MIB + b"\r\n")
+                client.sock.sendall(b"0\r\n\r\n")
+            else:
+                client.sock.sendall(REQUEST + b"Content-Length: %d\r\n\r\n" % (12 * MIB))
+                client.sock.sendall(b"a" * (12 * MIB))
+            assert client.status == 413
+            client.leave()
+        assert resident() - before < 40 and still_serves(server)
+
+
+def test_who_waits_before_it_sends_its_body_is_refused_at_once(server: Listening) -> None:
+    head = REQUEST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (33 * MIB)
+    assert sent(server, head) == 413
+
+
 def test_an_endless_body_ends_at_the_limit() -> None:
     with listening(max_body_bytes=4 * MIB) as server:
         before = resident()

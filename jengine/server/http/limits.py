@@ -2,10 +2,15 @@
 
 In: every request. Out: the same request with a body that ends in an error once it is too long, or
 431, 413. uvicorn's h11 bounds the bytes of a head while it arrives; it does not count headers.
+
+A client that still sends when the connection closes sees a broken pipe instead of its 413, and sends
+all of it again. So some of what follows is read and dropped first, as HTTP servers do ("lingering
+close").
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +21,9 @@ from jengine.server.settings import ServerSettings
 
 # The route whose bodies go to a file.
 UPLOADS = "/v1/files"
+# What is dropped of a body that is too large: so many times the limit, for so long, and no more once
+# nothing has come for a moment.
+DROPPED_TIMES, DROPPING_S, SILENCE_S = 4, 5.0, 0.3
 
 
 class RequestLimits:
@@ -34,6 +42,8 @@ class RequestLimits:
         most = settings.max_batch_file_bytes if uploads else settings.max_body_bytes
         refusal = self._refusal(scope["headers"], most)
         if refusal is not None:
+            if refusal.status == 413 and not expects_leave(scope):
+                await drop_rest(receive, DROPPED_TIMES * most)
             await refusal.response(scope, receive, send)
             return
         await self.app(scope, bounded(receive, most), send)
@@ -67,10 +77,29 @@ def bounded(receive: Receive, most: int) -> Receive:
         message: Any = await receive()
         size += len(message.get("body", b""))
         if size > most:
+            await drop_rest(receive, DROPPED_TIMES * most)
             raise too_large(most)
         return message
 
     return counted
+
+
+def expects_leave(scope: Scope) -> bool:
+    """Whether the client sends its body only after "100 Continue", which reading would answer."""
+    return any(name == b"expect" for name, _ in scope["headers"])
+
+
+async def drop_rest(receive: Receive, most: int) -> None:
+    """Read a body on and forget it, within the limits above and `most` bytes."""
+    try:
+        async with asyncio.timeout(DROPPING_S):
+            while most > 0:
+                message = await asyncio.wait_for(receive(), SILENCE_S)
+                most -= len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+    except TimeoutError:
+        pass  # it sends slowly, or nothing: it can read the refusal while it does
 
 
 def too_large(most: int) -> ApiError:
