@@ -3,9 +3,9 @@
 In: every request. Out: the same request with a body that ends in an error once it is too long, or
 431, 413. uvicorn's h11 bounds the bytes of a head while it arrives; it does not count headers.
 
-A client that still sends when the connection closes sees a broken pipe instead of its 413, and sends
-all of it again. So some of what follows is read and dropped first, as HTTP servers do ("lingering
-close").
+A client that still sends when the connection closes sees a broken pipe instead of its 413, and
+sends all of it again. So some of what follows is read and dropped first, as HTTP servers do
+("lingering close").
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jengine.server.settings import ServerSettings
 
 # The route whose bodies go to a file.
 UPLOADS = "/v1/files"
-# What is dropped of a body that is too large: so many times the limit, for so long, and no more once
-# nothing has come for a moment.
+# What is dropped of a body that is too large: so many times the limit, for so long, and no more
+# once nothing has come for a moment.
 DROPPED_TIMES, DROPPING_S, SILENCE_S = 4, 5.0, 0.3
 
 
