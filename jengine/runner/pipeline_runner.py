@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import jax
 
 from jengine.outputs import StepOutput
-from jengine.plan import Plan
+from jengine.plan import NO_ENTRIES, Plan
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.plans.needed_features import needed
 from jengine.runner.plans.packing import PackedStep, bucket_for, pack
 from jengine.runner.plans.pipeline_inputs import common_bucket, joined, moved
 from jengine.runner.plans.rows import Rows
 from jengine.runner.plans.step_results import PendingStep
 from jengine.runner.profiler import PROFILER
-from jengine.runner.runner import score_nothing, with_prompts
+from jengine.runner.programs.programs import Found
+from jengine.runner.runner import Companion, given_with, needed_with, score_nothing, with_prompts
 from jengine.runner.step.beside import StepGiven
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.variants.buckets import Bucket
@@ -30,6 +30,8 @@ from sharding.placement import put
 
 # The features of a step in which no plan leaves the last stage, so that nothing is sampled.
 NOTHING = Features()
+# What enters the first stage when a step only brings others on.
+NO_PLAN = Plan(0, NO_ENTRIES, 0)
 
 
 @dataclass
@@ -64,10 +66,13 @@ class PipelineRunner:
     """Runs the plans of one replica with one plan in flight per stage.
 
     A plan is packed when it is submitted, since its rows may serve other requests when it leaves.
+    `companions` supply inputs beside the plan that enters; what later stages need of them travels
+    with its activations.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, companions: Sequence[Companion] = ()) -> None:
         self.loaded = loaded
+        self._companions = companions
         self._rows = Rows(loaded.shapes)
         # The plans that the second and later stages run next.
         self._held: tuple[PipelinedStep | None, ...] = (None,) * (loaded.placement.num_stages - 1)
@@ -76,7 +81,7 @@ class PipelineRunner:
         """Queue a step in which the plan enters the first stage. Waits for no results."""
         loaded, rows = self.loaded, self._rows
         rows.apply(plan)
-        features = needed(plan, rows, loaded.vocab_size, loaded.taps)
+        features = needed_with(self._companions, plan, rows, loaded)
         bucket = bucket_for(plan, rows, loaded.ladders)
         loaded.programs.expect(bucket, features)
         # Plans in the stages may still run with the adapters that were in these slots.
@@ -91,8 +96,8 @@ class PipelineRunner:
         chain = loaded.programs.chain(bucket, features)
         if chain.has_run(wanted):
             return
-        nothing = [None] * loaded.placement.num_stages
-        forwarded = loaded.run(chain.parts[Part.FORWARD], self._input(nothing, chain.bucket))
+        nothing, forward = [None] * loaded.placement.num_stages, chain.parts[Part.FORWARD]
+        forwarded = loaded.run(forward, self._input(NO_PLAN, nothing, chain.bucket, forward))
         loaded.run(chain.parts[Part.SAMPLE], forwarded.slots)
         score_nothing(loaded, chain.parts)
 
@@ -114,6 +119,7 @@ class PipelineRunner:
         features = replace(
             NOTHING if leaving is None else leaving.features,
             adapters=any(one.features.adapters for one in running if one is not None),
+            embeds=any(one.features.embeds for one in running if one is not None),
         )
         bucket, parts = loaded.programs.chain(common_bucket(packed, loaded.ladders), features)
         packed = [None if one is None else moved(one, bucket, loaded.shapes) for one in packed]
@@ -124,7 +130,8 @@ class PipelineRunner:
             loaded.mask(leaving.plan.masks)
         plans = [one.plan for one in running if one is not None]
         with PROFILER.step(plans[0].step if plans else -1, bucket):
-            forwarded = loaded.run(parts[Part.FORWARD], self._input(packed, bucket))
+            plan, forward = NO_PLAN if entering is None else entering.plan, parts[Part.FORWARD]
+            forwarded = loaded.run(forward, self._input(plan, packed, bucket, forward))
             if leaving is not None and packed[-1] is not None:
                 output = forwarded.completing(loaded.run(parts[Part.SAMPLE], forwarded.slots))
                 output = with_prompts(loaded, packed[-1], parts, output)
@@ -136,7 +143,12 @@ class PipelineRunner:
                     prompt_tokens=sum(plan.num_prompt_tokens for plan in plans) // len(running),
                 )
 
-    def _input(self, packed: Sequence[PackedStep | None], bucket: Bucket) -> StepGiven:
-        """The packed input of all stages, on the devices."""
-        rows = joined(packed, bucket, self.loaded.shapes)
-        return StepGiven(put(rows, self.loaded.placement.sharding(PACKED_AXES, rows.shape)))
+    def _input(
+        self, plan: Plan, packed: Sequence[PackedStep | None], bucket: Bucket, found: Found
+    ) -> StepGiven:
+        """The packed input of all stages, on the devices, and what is beside the entering plan."""
+        loaded = self.loaded
+        rows = joined(packed, bucket, loaded.shapes)
+        first = packed[0] or pack(plan, self._rows, bucket, loaded.shapes)
+        given = given_with(self._companions, plan, first, found)
+        return given._replace(packed=put(rows, loaded.placement.sharding(PACKED_AXES, rows.shape)))

@@ -88,7 +88,7 @@ def runner_config(
         choices=CompilerChoices(*compiler_settings(asked.steps.compilation)),
         host_processors=splitting,
         adapters=adapters,
-        given_embeds=embeds_width(asked, config, stages),
+        given_embeds=embeds_width(asked, config),
         encoder_tokens=schedule.encoder_tokens,
         patch_sizes=patch_sizes(asked.steps, config, schedule.encoder_tokens),
         takes_images=takes_images(asked.media, config),
@@ -129,12 +129,11 @@ def refuse_several_steps(schedule: ScheduleConfig, stages: int) -> None:
         )
 
 
-def embeds_width(asked: Groups, config: ModelConfig, stages: int) -> int:
+def embeds_width(asked: Groups, config: ModelConfig) -> int:
     """Width of prompt embeddings; 0 if prompts may not be given as embeddings."""
     if not asked.steps.enable_prompt_embeds:
         return 0
     others = {
-        f"pipeline_parallel_size={stages}": stages > 1,
         f"{config.architecture}, whose layers look tokens up,": config.layer_inputs is not None,
         **asked.in_use("executor"),
     }

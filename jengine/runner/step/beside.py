@@ -26,8 +26,10 @@ class Beside(NamedTuple):
 class BesideInput(Protocol):
     """One input beside a plan: a NamedTuple of arrays."""
 
-    def added(self, found: Beside, inputs: StepInput, program: Program, model: Any) -> Beside:
-        """What the model reads, with this input's part."""
+    def added(
+        self, found: Beside, inputs: StepInput | None, program: Program, model: Any
+    ) -> Beside:
+        """What the model reads, with this input's part. `inputs` is None in a pipeline."""
         ...
 
 
@@ -37,8 +39,9 @@ class StepGiven(NamedTuple):
     packed: Any  # i32[...] the packed plan
     inputs: tuple[BesideInput, ...] = ()
 
-    def beside(self, inputs: StepInput, program: Program, model: Any) -> Beside:
-        """What this model reads beside the plan, whose sections are `inputs`."""
+    def beside(self, inputs: StepInput | None, program: Program, model: Any) -> Beside:
+        """What this model reads beside the plan, whose sections are `inputs`; None in a pipeline,
+        whose stages have those of different plans."""
         found = Beside()
         for one in self.inputs:
             found = one.added(found, inputs, program, model)
@@ -51,7 +54,9 @@ class EmbedsInput(NamedTuple):
     rows: Any  # f32[tokens, hidden] as the embedding would give them
     mask: Any  # bool[tokens] which tokens have one
 
-    def added(self, found: Beside, inputs: StepInput, program: Program, model: Any) -> Beside:
+    def added(
+        self, found: Beside, inputs: StepInput | None, program: Program, model: Any
+    ) -> Beside:
         given = GivenEmbeddings(self.rows, self.mask)
         return found._replace(given=(*found.given, given))
 
@@ -65,7 +70,9 @@ class ImagesInput(NamedTuple):
     mrope_positions: Any
     ahead: Any  # i32[tokens] to how many later tokens of its image a token attends
 
-    def added(self, found: Beside, inputs: StepInput, program: Program, model: Any) -> Beside:
+    def added(
+        self, found: Beside, inputs: StepInput | None, program: Program, model: Any
+    ) -> Beside:
         kept = self.kept.at[self.index].get(mode="fill", fill_value=0)
         images = GivenEmbeddings(kept, self.index >= 0, is_final=True)
         return found._replace(

@@ -30,7 +30,10 @@ class CrossInput(NamedTuple):
     kept: Any  # f32[capacity, layers * (keys + values)] the encoder's array
     places: Any  # i32[rows, positions] which of its rows each row of the step reads, -1: none
 
-    def added(self, found: Beside, inputs: StepInput, program: Program, model: Any) -> Beside:
+    def added(
+        self, found: Beside, inputs: StepInput | None, program: Program, model: Any
+    ) -> Beside:
+        assert inputs is not None, "pipelines of models with cross attention are refused"
         config = model.config
         width = config.cross_width // config.cross_index(len(config.layers))
         cross = cross_reader(self, inputs, program.bucket, program.shapes, width)

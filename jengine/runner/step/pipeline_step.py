@@ -55,7 +55,8 @@ def pipeline_forward(
         program.adapters.install(model, program.adapters.arrays(adapters), shared.entering)
     with jax.named_scope("embed"):
         tokens = input_tokens(shared.tokens, state)
-        entering = model.embedded(tokens, jnp.maximum(shared.positions, 0))
+        positions = jnp.maximum(shared.positions, 0)
+        entering = model.embedded(tokens, positions, given.beside(None, program, model).given)
     run = program.placement.on_each_stage(
         lambda *parts: _stage(*parts, program=program),
         (BY_STAGE, BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
