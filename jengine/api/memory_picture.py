@@ -122,9 +122,9 @@ def _state_parts(loaded: LoadedModel, cache: CacheConfig) -> Iterator[MemoryPart
     detail = f"last tokens of {rows} rows, penalties and masks of {adjusted}"
     yield MemoryPart("row state", on_one_device(jax.tree.leaves(rest)), detail)
     if loaded.state.held is not None:
-        stages, tokens, _ = loaded.state.held.shape
+        stages, tokens, _ = loaded.state.held.x.shape
         detail = f"{tokens:,} tokens on their way to the next of {stages} stages"
-        yield MemoryPart("hand-over", on_one_device([loaded.state.held]), detail)
+        yield MemoryPart("hand-over", on_one_device(jax.tree.leaves(loaded.state.held)), detail)
 
 
 def group_kind(spec: CacheSpec) -> str:

@@ -1,7 +1,9 @@
 """Encodes a plan's images before its step, and maps tokens to their embeddings and rotary
 positions.
 
-A step whose prefill chunks belong to no prompt with images runs the variant without them.
+A step whose prefill chunks belong to no prompt with images runs the variant without them. In a
+pipeline only the plan that enters takes embeddings, and its rotary positions go with it from stage
+to stage, so images of later plans may take the place of these at once.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder
 from jengine.runner.step.program import AdapterProgram, Stages
 from jengine.runner.step.state import (
-    Held,
+    HeldShape,
     StepState,
     empty_state,
     placed_state,
@@ -229,7 +229,12 @@ class Sizing:
             shapes.max_rows,
             self.model.vocab_size,
             shapes.max_model_len,
-            held_by(self.placement, self.config.ladders, self.model.hidden_size),
+            held_by(
+                self.placement,
+                self.config.ladders,
+                self.model.hidden_size,
+                ahead=shapes.most_ahead > 0,
+            ),
             shapes.max_adjusted,
             None if self.placement.is_split else shapes.attention,
             shapes.most_drafts if shapes.makes_drafts else 0,
@@ -267,9 +272,11 @@ def stages_of(order: LeafOrder, ladders: Ladders) -> Stages | None:
     return None if layout.num_stages == 1 else Stages(layout, order.staged, ladders.largest)
 
 
-def held_by(placement: Placement, ladders: Ladders, hidden: int) -> Held | None:
-    """Shape of activations in flight between pipeline stages, for the largest bucket; None without
-    a pipeline."""
+def held_by(
+    placement: Placement, ladders: Ladders, hidden: int, *, ahead: bool = False
+) -> HeldShape | None:
+    """Shape of what is in flight between pipeline stages, for the largest bucket; None without a
+    pipeline. `ahead`: whether tokens of images attend to later ones."""
     if placement.num_stages == 1:
         return None
-    return Held(placement.num_stages, ladders.largest.num_tokens, hidden)
+    return HeldShape(placement.num_stages, ladders.largest.num_tokens, hidden, ahead)

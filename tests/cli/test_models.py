@@ -10,7 +10,7 @@ import pytest
 
 from jengine.assembly.model_features import model_features
 from jengine.cli.main import main
-from tests.array_shapes.steps import tiny_vision
+from tests.array_shapes.steps import tiny_speech, tiny_vision
 from tests.models.tiny_models import write_tiny_native
 
 
@@ -66,11 +66,18 @@ def test_features_of_a_model(
 
 def test_a_feature_that_a_start_would_refuse() -> None:
     """The words are those of the start."""
-    found = model_features(tiny_vision("llava"))
+    found = model_features(tiny_speech())
     refused = found["pipeline stages"]
-    assert refused.startswith("no: LlavaForConditionalGeneration, which takes images, with pi")
+    assert refused.startswith("no: WhisperForConditionalGeneration, which takes audio, with pi")
     assert refused.endswith("pipeline_parallel_size=2 is not built yet; leave it out.")
     assert found["drafts"].startswith("by n-grams")
+
+
+def test_stages_that_images_are_added_behind() -> None:
+    """Images enter the first stage only, which must have the layers that read them."""
+    assert model_features(tiny_vision("llava"))["pipeline stages"] == "yes"
+    refused = model_features(tiny_vision("qwen3_vl"))["pipeline stages"]
+    assert "pipeline_parallel_size=2, whose first stage has 1 of the 2 layers that i" in refused
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,8 +250,17 @@ def adapting(folder: Path, rank: int) -> None:
 
 def encoding(folder: Path, rank: int) -> None:
     """What encoders read, images or a text: every process runs them, and the decoder over all."""
+    encoded(folder)
+
+
+def encoding_stages(folder: Path, rank: int) -> None:
+    """As above, for a decoder in two stages of layers."""
+    encoded(folder, pipeline_parallel_size=2)
+
+
+def encoded(folder: Path, **settings: Any) -> None:
     prompts = encoder_prompts.of(folder.name)
-    with tiny_engine(folder, max_model_len=48, multihost=MULTIHOST) as llm:
+    with tiny_engine(folder, max_model_len=48, multihost=MULTIHOST, **settings) as llm:
         say(found=answers(llm.generate(prompts, SamplingParams(**GREEDY))))
 
 

@@ -76,13 +76,21 @@ def test_same_tokens_as_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen2_vl", "bart"])
-def test_encoders_of_every_process(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "family"),
+    [
+        ("encoding", "qwen2_vl"),
+        ("encoding", "bart"),
+        ("encoding_stages", "qwen2_vl"),
+        ("encoding_stages", "gemma3"),
+    ],
+)
+def test_encoders_of_every_process(scenario: str, family: str, tmp_path: Path) -> None:
     folder = encoder_prompts.write(tmp_path, family)
     greedy = SamplingParams(**GREEDY)
     with tiny_engine(folder, max_model_len=48) as llm:
         expected = answers(llm.generate(encoder_prompts.of(family), greedy))
-    assert said("encoding", folder)["found"] == expected
+    assert said(scenario, folder)["found"] == expected
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from jengine.assembly.sizes.ladders import rungs
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.media.options import kinds_of
+from jengine.models.stages import stage_layout
 
 USUAL_TOKENS = 8192
 SMALLEST_RUN = 256  # patches
@@ -115,7 +116,7 @@ def refuse_beside_images(
     ahead = config.vision is not None and config.vision.sees_ahead
     apart = asked.media.mm_encoder_tp_mode == "data"
     others = {
-        f"pipeline_parallel_size={stages}": stages > 1,
+        **refused_stages(config, stages),
         "deterministic=True where XLA multiplies": schedule.one_segment and ahead,
         "decode_context_parallel_size": asked.parallel.decode_context_parallel_size > 1 and ahead,
         "cpu_offload_gb and mm_encoder_tp_mode='data'": bool(asked.cache.cpu_offload_gb) and apart,
@@ -128,6 +129,19 @@ def refuse_beside_images(
                 f"{config.architecture}, which takes {what}, with {name} is not built yet; leave "
                 "it out."
             )
+
+
+def refused_stages(config: ModelConfig, stages: int) -> dict[str, bool]:
+    """What pipeline stages do not support beside an encoder, by display name -> whether it is
+    asked for."""
+    name, first = f"pipeline_parallel_size={stages}", stage_layout(config, stages).stages[0]
+    deep = 0 if config.vision is None else len(config.vision.deep_layers)
+    has = sum(layer is not None for layer in first)
+    added = f"{name}, whose first stage has {has} of the {deep} layers that images are added to,"
+    return {
+        name: stages > 1 and config.cross_encoder is not None,
+        added: stages > 1 and has < deep,
+    }
 
 
 def refused_across(asked: Groups, config: ModelConfig) -> dict[str, bool]:

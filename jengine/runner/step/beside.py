@@ -13,6 +13,9 @@ from jengine.models.context import CrossReader, GivenEmbeddings
 from jengine.runner.step.program import Program
 from jengine.runner.step.step_input import StepInput
 
+# Sections of the plan; None in a pipeline, whose stages have those of different plans.
+Sections = StepInput | None
+
 
 class Beside(NamedTuple):
     """What the model reads of the inputs beside a plan."""
@@ -26,10 +29,8 @@ class Beside(NamedTuple):
 class BesideInput(Protocol):
     """One input beside a plan: a NamedTuple of arrays."""
 
-    def added(
-        self, found: Beside, inputs: StepInput | None, program: Program, model: Any
-    ) -> Beside:
-        """What the model reads, with this input's part. `inputs` is None in a pipeline."""
+    def added(self, found: Beside, inputs: Sections, program: Program, model: Any) -> Beside:
+        """What the model reads, with this input's part."""
         ...
 
 
@@ -39,9 +40,8 @@ class StepGiven(NamedTuple):
     packed: Any  # i32[...] the packed plan
     inputs: tuple[BesideInput, ...] = ()
 
-    def beside(self, inputs: StepInput | None, program: Program, model: Any) -> Beside:
-        """What this model reads beside the plan, whose sections are `inputs`; None in a pipeline,
-        whose stages have those of different plans."""
+    def beside(self, inputs: Sections, program: Program, model: Any) -> Beside:
+        """What this model reads beside the plan, whose sections are `inputs`."""
         found = Beside()
         for one in self.inputs:
             found = one.added(found, inputs, program, model)
@@ -54,9 +54,7 @@ class EmbedsInput(NamedTuple):
     rows: Any  # f32[tokens, hidden] as the embedding would give them
     mask: Any  # bool[tokens] which tokens have one
 
-    def added(
-        self, found: Beside, inputs: StepInput | None, program: Program, model: Any
-    ) -> Beside:
+    def added(self, found: Beside, inputs: Sections, program: Program, model: Any) -> Beside:
         given = GivenEmbeddings(self.rows, self.mask)
         return found._replace(given=(*found.given, given))
 
@@ -70,9 +68,7 @@ class ImagesInput(NamedTuple):
     mrope_positions: Any
     ahead: Any  # i32[tokens] to how many later tokens of its image a token attends
 
-    def added(
-        self, found: Beside, inputs: StepInput | None, program: Program, model: Any
-    ) -> Beside:
+    def added(self, found: Beside, inputs: Sections, program: Program, model: Any) -> Beside:
         kept = self.kept.at[self.index].get(mode="fill", fill_value=0)
         images = GivenEmbeddings(kept, self.index >= 0, is_final=True)
         return found._replace(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jengine.models.context import CrossReader
-from jengine.runner.step.beside import Beside
+from jengine.runner.step.beside import Beside, Sections
 from jengine.runner.step.program import Program
 from jengine.runner.step.step_input import StepInput
 from jengine.runner.variants.buckets import Bucket, StepShapes
@@ -30,9 +30,7 @@ class CrossInput(NamedTuple):
     kept: Any  # f32[capacity, layers * (keys + values)] the encoder's array
     places: Any  # i32[rows, positions] which of its rows each row of the step reads, -1: none
 
-    def added(
-        self, found: Beside, inputs: StepInput | None, program: Program, model: Any
-    ) -> Beside:
+    def added(self, found: Beside, inputs: Sections, program: Program, model: Any) -> Beside:
         assert inputs is not None, "pipelines of models with cross attention are refused"
         config = model.config
         width = config.cross_width // config.cross_index(len(config.layers))

@@ -1,6 +1,8 @@
 """The forward of a pipeline: one program in which every stage runs its layers on its own plan.
 
-Each stage passes its activations on with a `ppermute`. A plan enters the first stage, and
+Each stage passes its activations on with a `ppermute`, and with them what later stages need of the
+inputs beside the plan, which the plan that enters has alone: rotary positions by places in images,
+and which tokens attend to later ones. A plan enters the first stage, and
 `num_stages - 1` steps later it leaves the last one and is sampled, on all devices together. All
 stages have the same layer slots; a stage skips those that its layers do not fill
 (`models/stages.py`). The scheduler knows only that a sampled row may run again some plans later,
@@ -16,17 +18,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jengine.models.context import StepContext
+from jengine.models.context import GivenEmbeddings, StepContext
 from jengine.models.taps import Tap
 from jengine.runner.step.adapters import token_slots
 from jengine.runner.step.batch import stage_batch
-from jengine.runner.step.beside import StepGiven
-from jengine.runner.step.forward import input_tokens
+from jengine.runner.step.beside import Beside, StepGiven
+from jengine.runner.step.forward import input_tokens, rotary_positions, row_of_token
 from jengine.runner.step.hidden import Forwarded, SlotInput, with_prompts
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.paged import paged_attention
 from jengine.runner.step.program import Program, Stages
-from jengine.runner.step.state import StepState
+from jengine.runner.step.state import Held, StepState
 from jengine.runner.step.step_input import (
     StepInput,
     TokenInput,
@@ -47,23 +49,25 @@ def pipeline_forward(
 ) -> tuple[StepState, Forwarded]:
     """Run every stage on its plan; the packed plans have one row per stage."""
     assert program.stages is not None, "a step of one stage is forward.forward"
-    shared, packed = _shared_inputs(given.packed, program), given.packed
+    shared, packed = _shared_inputs(given.packed, program, state), given.packed
     own, adapters = leaves[: program.num_leaves], leaves[program.num_leaves :]
     model, by_stage = program.rebuild(own), {}
     if program.adapters is not None:
         by_stage = program.adapters.arrays(adapters, staged=True)
         program.adapters.install(model, program.adapters.arrays(adapters), shared.entering)
     with jax.named_scope("embed"):
-        tokens = input_tokens(shared.tokens, state)
-        positions = jnp.maximum(shared.positions, 0)
-        entering = model.embedded(tokens, positions, given.beside(None, program, model).given)
+        beside = given.beside(None, program, model)
+        entering = _entering(model, shared, beside, state)
+    later = tuple((one.rows, one.mask) for one in beside.given)
     run = program.placement.on_each_stage(
         lambda *parts: _stage(*parts, program=program),
-        (BY_STAGE, BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
+        (BY_STAGE, BY_STAGE, BY_STAGE, BY_STAGE, EVERYWHERE, EVERYWHERE, BY_STAGE),
         (BY_STAGE, BY_STAGE, EVERYWHERE, BY_STAGE),
     )
     own = tuple(x for x, staged in zip(own, program.stages.staged, strict=True) if staged)
-    caches, held, ends, prompts = run(own, by_stage, state.caches, state.held, entering, packed)
+    caches, held, ends, prompts = run(
+        own, by_stage, state.caches, state.held, entering, later, packed
+    )
     # Each stage keeps its own, so that only what is scored travels: that of the last one.
     state = with_prompts(state._replace(caches=caches, held=held), prompts)
     ends = model.norm(ends)
@@ -78,19 +82,22 @@ class SharedInputs(NamedTuple):
 
     tokens: TokenInput  # of the entering plan
     positions: Array  # i32[D + T] of these
+    rows: Any  # i32[D + T] their rows, as in `row_of_token`; None: nothing reads them
     entering: Any  # i32[D + T] their adapter slots; None: no row has one
     section: Array  # the sampler's section of the leaving plan
     leaving: Any  # i32[S] adapter slots of its sampling slots; None: the engine has none
 
 
-def _shared_inputs(packed: Array, program: Program) -> SharedInputs:
+def _shared_inputs(packed: Array, program: Program, state: StepState) -> SharedInputs:
     """The shared inputs, on all devices."""
 
     def own(packed: Array) -> SharedInputs:
         inputs = StepInput.over(packed[0], program.bucket, program.shapes)
         section = packed[0, sampling_section(program.bucket, program.shapes)]
         positions = stage_batch(inputs, program.shapes).positions
-        entering, leaving = None, None
+        rows, entering, leaving = None, None, None
+        if state.offsets is not None:
+            rows = _of_stage(0, packed, row_of_token(inputs, program.bucket, program.shapes))
         if program.shapes.adapter_slots:
             leaving = jnp.zeros_like(inputs.heads.logit_index)
         if program.adapters is not None:
@@ -98,10 +105,21 @@ def _shared_inputs(packed: Array, program: Program) -> SharedInputs:
             entering, last = _of_stage(0, packed, slots), program.placement.num_stages - 1
             leaving = _of_stage(last, packed, slots[inputs.heads.logit_index])
         return SharedInputs(
-            inputs.tokens, _of_stage(0, packed, positions), entering, section, leaving
+            inputs.tokens, _of_stage(0, packed, positions), rows, entering, section, leaving
         )
 
     return program.placement.on_each_stage(own, (BY_STAGE,), EVERYWHERE)(packed)
+
+
+def _entering(model: Any, shared: SharedInputs, beside: Beside, state: StepState) -> Held:
+    """What the first stage runs, and then passes on."""
+    assert state.held is not None, "a step of one stage is forward.forward"
+    tokens, positions = input_tokens(shared.tokens, state), jnp.maximum(shared.positions, 0)
+    turns = rotary_positions(positions, shared.rows, state.offsets, beside.mrope_positions)
+    turns, ahead = None if turns is None else turns.T, None
+    if state.held.ahead is not None:
+        ahead = jnp.zeros_like(tokens) if beside.ahead is None else beside.ahead
+    return Held(model.embedded(tokens, positions, beside.given), turns, ahead)
 
 
 def _of_stage(stage: int, packed: Array, values: Array) -> Array:
@@ -113,37 +131,55 @@ def _stage(
     leaves: Leaves,
     adapters: dict[str, Leaves],
     caches: tuple[Array, ...],
-    held: Array,
-    entering: Array,
+    held: Held,
+    entering: Held,
+    given: tuple[tuple[Array, Array], ...],
     packed: Array,
     *,
     program: Program,
-) -> tuple[tuple[Array, ...], Array, Array, Array]:
-    """The layers of one stage, on its shards of the arrays; held and packed are [1, ...]."""
+) -> tuple[tuple[Array, ...], Held, Array, Array]:
+    """The layers of one stage, on its shards of the arrays; held and packed are [1, ...]. `given`:
+    rows and masks of the embeddings given to the entering plan."""
     stages, placement, bucket = program.stages, program.placement.in_stage(), program.bucket
     assert stages is not None, "a step of one stage is forward.forward"
     stage, count = _number(packed), placement.num_stages
     inputs = StepInput.over(packed[0], bucket, program.shapes)
-    x = jnp.where(stage == 0, entering, _taken(held[0], bucket, stages.largest))
-    batch = stage_batch(inputs, program.shapes)
+    own = jax.tree.map(
+        lambda new, old: jnp.where(stage == 0, new, _taken(old[0], bucket, stages.largest)),
+        entering,
+        held,
+    )
+    # Without given embeddings no plan in the stages has tokens of images.
+    ahead = own.ahead if program.features.embeds else None
+    batch = stage_batch(inputs, program.shapes)._replace(ahead=ahead)
     positions = jnp.maximum(batch.positions, 0)
     attention = paged_attention(batch, bucket, program.shapes, placement)
     rows = tile_of_token(bucket, program.shapes)
     longest = program.shapes.max_model_len
-    context = StepContext(positions, rows, attention, longest, caches, _left_out(stages, stage))
+    context = StepContext(
+        positions, rows, attention, longest, caches, _left_out(stages, stage),
+        # The layers that they are added to are in the first stage.
+        given=[GivenEmbeddings(embeds, mask & (stage == 0)) for embeds, mask in given],
+        mrope_positions=None if own.mrope_positions is None else own.mrope_positions.T,
+    )  # fmt: skip
     model = program.rebuild(_with_gaps(leaves, stages.staged))
     if program.adapters is not None:
         slots = token_slots(inputs.adapters.slots, bucket, program.shapes)
         program.adapters.install(model, adapters, slots)
-    x = model.through_layers(x, context)
+    x = model.through_layers(own.x, context)
     last = stage == count - 1
     ends = lax.psum(jnp.where(last, x[inputs.heads.logit_index], 0.0), STAGES)
     prompts = jnp.where(last, x[None, bucket.decode_rows :], 0.0)
-    x = lax.ppermute(x, STAGES, [(one, one + 1) for one in range(count - 1)])
-    # The first stage receives zeros already; but XLA keeps a bare copy of what a ppermute received
-    # out of the CUDA graph, and a copy with arithmetic in it.
-    x = jnp.where(stage == 0, 0.0, x)
-    return context.caches, _kept(held, x, bucket, stages.largest), ends, prompts
+    onward = [(one, one + 1) for one in range(count - 1)]
+
+    def passed(old: Array, new: Array) -> Array:
+        received = lax.ppermute(new, STAGES, onward)
+        # The first stage receives zeros already; but XLA keeps a bare copy of what a ppermute
+        # received out of the CUDA graph, and a copy with arithmetic in it.
+        return _kept(old, jnp.where(stage == 0, 0, received), bucket, stages.largest)
+
+    held = jax.tree.map(passed, held, own._replace(x=x))
+    return context.caches, held, ends, prompts
 
 
 def _number(packed: Array) -> Array:

@@ -25,6 +25,17 @@ from sharding.placement import Placement
 HELD_AXES = ("stage", None, None)
 
 
+class Held(NamedTuple):
+    """What goes from stage to stage of the tokens of a plan: [stages, tokens, ...]; of one stage
+    without the first axis."""
+
+    x: Array  # f32[..., hidden] activations
+    # i32[..., 3] frame, row and column by which a token is rotated. None: its position.
+    mrope_positions: Array | None
+    # i32[...] to how many later tokens of its image a token attends. None: to none.
+    ahead: Array | None
+
+
 class StepState(NamedTuple):
     """The cache, and per row its length, last token and tables."""
 
@@ -35,8 +46,8 @@ class StepState(NamedTuple):
     rows: RowState  # the sampler's
     # i32[groups, rows, pages] block tables. None: they are packed with each plan, in a pipeline.
     tables: Array | None
-    # f32[stages, tokens, hidden] activations between stages. None: there is one stage.
-    held: Array | None = None
+    # What the stages run next. None: there is one stage.
+    held: Held | None = None
     # i32[rows, drafts] drafts of the tokens after each row's last one, -1: none. None: steps make
     # no drafts.
     next_drafts: Array | None = None
@@ -50,17 +61,27 @@ class StepState(NamedTuple):
     prompts: Array | None = None
 
 
-class Held(NamedTuple):
-    """The shape of the activations that pipeline stages hold between steps."""
+class HeldShape(NamedTuple):
+    """The shape of what pipeline stages hold between steps."""
 
     stages: int
     tokens: int
     hidden: int
+    ahead: bool  # whether tokens of images attend to later ones
+
+    def empty(self, *, offsets: bool) -> Held:
+        """Zeros. `offsets`: whether images shift positions."""
+        tokens = self.stages, self.tokens
+        return Held(
+            x=jnp.zeros((*tokens, self.hidden), jnp.float32),
+            mrope_positions=jnp.zeros((*tokens, 3), jnp.int32) if offsets else None,
+            ahead=jnp.zeros(tokens, jnp.int32) if self.ahead else None,
+        )
 
 
 def empty_state(
     cache: CacheConfig, cache_dtype: Any, max_rows: int, vocab_size: int, max_model_len: int,
-    held: Held | None = None, max_adjusted: int | None = None, kernels: str | None = None,
+    held: HeldShape | None = None, max_adjusted: int | None = None, kernels: str | None = None,
     next_drafts: int = 0, masked_drafts: int = 0, offsets: bool = False, summed: int = 0,
     prompts: tuple[int, int] | None = None,
 ) -> StepState:  # fmt: skip
@@ -85,7 +106,7 @@ def empty_state(
         lengths=jnp.zeros(max_rows, jnp.int32),
         rows=empty_row_state(max_adjusted or max_rows, vocab_size, max_model_len, masked_drafts),
         tables=jnp.zeros((len(cache.groups), max_rows, pages), jnp.int32) if held is None else None,
-        held=None if held is None else jnp.zeros(held, jnp.float32),
+        held=None if held is None else held.empty(offsets=offsets),
         next_drafts=jnp.full((max_rows, next_drafts), -1, jnp.int32) if next_drafts else None,
         offsets=jnp.zeros(max_rows, jnp.int32) if offsets else None,
         sums=jnp.zeros((max_rows, summed), jnp.float32) if summed else None,
@@ -108,7 +129,7 @@ def placed_state(
             jax.tree.map(placed, cache, group_axes(group))
             for cache, group in zip(state.caches, groups, strict=True)
         ),
-        held=None if state.held is None else placed(state.held, HELD_AXES),
+        held=jax.tree.map(lambda x: placed(x, HELD_AXES[: x.ndim]), state.held),
         prompts=whole.prompts
         if state.held is None or state.prompts is None
         else placed(state.prompts, HELD_AXES),
