@@ -40,7 +40,8 @@ class PoolingInput:
         params = replace(params, task=task)
         self._check_names(params, task)
         if task in ("embed", "token_embed"):
-            params.dimensions = params.dimensions or self.config.dimensions
+            if params.dimensions is None:
+                params.dimensions = self.config.dimensions
             self._check_dimensions(params.dimensions)
         if params.use_activation is None:
             own = self.config.use_activation

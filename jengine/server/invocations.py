@@ -1,9 +1,12 @@
 """POST /invocations: the one route by which SageMaker calls a model.
 
-In: a body of either endpoint. Out: the response of the endpoint that it is for.
+In: a body of any endpoint that runs the model. Out: the response of the endpoint that it is for,
+told by the body's fields and by what the model does.
 """
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.requests import Request
@@ -13,24 +16,35 @@ from jengine.server.chat.endpoint import chat_completions
 from jengine.server.completions.endpoint import completions
 from jengine.server.errors import ApiError
 from jengine.server.http.body import whole_body
+from jengine.server.pooling.endpoints import classify, embeddings, pooling
+from jengine.server.pooling.scoring import rerank, score
 from jengine.server.serving.service import Service
 
 _Fields = dict[str, msgspec.Raw]
+Handlers = dict[str, Callable[[Service, Request], Awaitable[Response]]]
+
+GENERATING: Handlers = {"messages": chat_completions, "prompt": completions}
+SCORING: Handlers = {"query": rerank, "queries": score, "data_1": score, "text_1": score}
+BY_TASK: Handlers = {"embed": embeddings, "classify": classify}
 
 
 async def invocations(service: Service, http: Request) -> Response:
-    """SageMaker's route: a chat completion or a completion, by the body's fields."""
-    service.check_serving()
+    """SageMaker's route: the endpoint that a body with these fields is for."""
+    handlers = handlers_of(service)
     try:
         given = msgspec.json.decode(await whole_body(http), type=_Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return await completions(service, http)  # which says what is wrong with the body
-    if "messages" in given:
-        return await chat_completions(service, http)
-    if "prompt" in given:
-        return await completions(service, http)
-    raise ApiError(
-        400,
-        "Expected messages, as for /v1/chat/completions, or prompt, as for /v1/completions.",
-        param="prompt",
-    )
+        given = dict.fromkeys(handlers, msgspec.Raw())  # any endpoint says what is wrong with it
+    for field, handler in handlers.items():
+        if field in given:
+            return await handler(service, http)
+    raise ApiError(400, f"Expected one of the fields {', '.join(handlers)}.", param=[*handlers][-1])
+
+
+def handlers_of(service: Service) -> Handlers:
+    """By field: the endpoint of a body that has it."""
+    found = service.check_serving().front.session.input_processor.pooling
+    if found is None:
+        return GENERATING
+    own = BY_TASK.get(found.config.task, pooling)
+    return {**SCORING, "messages": own, "input": own}

@@ -21,6 +21,8 @@ from transformers import (
 import jengine
 from jengine import LLM, PoolingParams
 from jengine.errors import CheckpointError, ConfigError, RequestError, UnsupportedFeature
+from jengine.models.reading.fields import Fields
+from jengine.models.reading.pooling import label_names
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -239,3 +241,14 @@ def test_rewards_of_steps(tmp_path: Path) -> None:
     with torch.no_grad():
         scores = head(torch.from_numpy(hidden_states(model, prompt))).softmax(-1)
     np.testing.assert_allclose(found.outputs.data, scores[[2, 6]], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [(2, ("no", "yes")), (None, ("no", "yes")), (3, ("LABEL_0", "LABEL_1", "LABEL_2"))],
+)
+def test_classes_keep_their_names_beside_their_number(
+    count: int | None, names: tuple[str, ...]
+) -> None:
+    fields = Fields({"id2label": {"1": "yes", "0": "no"}, "num_labels": count})
+    assert label_names(fields, "LlamaForSequenceClassification") == names

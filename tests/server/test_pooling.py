@@ -87,6 +87,7 @@ def test_encodings_of_numbers(embedder: TestClient) -> None:
     told = json.loads(raw.headers["metadata"])
     assert raw.headers["content-type"] == "application/octet-stream"
     assert [one["end"] for one in told["data"]] == [128, 256]
+    assert told["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
     assert np.array_equal(np.frombuffer(raw.content[:128], np.float32), plain)
     bare = embedder.post(
         "/pooling", json={"input": IDS, "encoding_format": "bytes_only", "embed_dtype": "bfloat16"}
@@ -161,7 +162,7 @@ def test_cohere_prompts_are_what_the_system_says(tmp_path: Path) -> None:
 
 def test_pooling_and_scores_by_embeddings(embedder: TestClient) -> None:
     answer = embedder.post("/pooling", json={"input": IDS}).json()
-    assert answer["id"].startswith("pool-") and answer["data"][0]["object"] == "pooling"
+    assert answer["id"].startswith("pooling-") and answer["data"][0]["object"] == "pooling"
     assert answer["data"][0]["data"] == embedding_of(embedder, input=IDS)
     scores = embedder.post("/v1/score", json={"text_1": QUERY, "text_2": DOCUMENTS}).json()
     assert scores["data"][3]["score"] == pytest.approx(1, abs=1e-5)  # the query itself
@@ -179,6 +180,9 @@ def test_pooling_and_scores_by_embeddings(embedder: TestClient) -> None:
         ("/v1/embeddings", {"input": [5000]}, 400, "token ids of this model"),
         ("/v1/embeddings", {"input": [5] * 300}, 400, "context length"),
         ("/v1/embeddings", {"input": "1", "dimensions": 99}, 400, "range"),
+        ("/v1/embeddings", {"input": "1", "dimensions": 0}, 400, "range"),
+        ("/v1/embeddings", {"input": "1", "padding": "longest"}, 400, "max_length, do_not_pad"),
+        ("/v1/embeddings", {"input": "1", "padding": "max_length"}, 501, "never padded"),
         ("/v1/embeddings", {"input": "1", "encoding_format": "hex"}, 400, "encoding_format"),
         ("/v1/embeddings", {"input": "1", "normalize": True}, 400, "use_activation"),
         ("/v1/embeddings", {"input": "1", "model": "x"}, 404, "does not exist"),
@@ -190,7 +194,11 @@ def test_pooling_and_scores_by_embeddings(embedder: TestClient) -> None:
         ("/v2/embed", {"texts": ["1"], "input_type": "x"}, 400, "Supported values: query"),
         ("/v2/embed", {"texts": ["1"], "embedding_types": ["int4"]}, 400, "embedding_types"),
         ("/v2/embed", {"texts": ["1"], "truncate": "MIDDLE"}, 400, "NONE, START, END"),
+        ("/v2/embed", {"texts": ["1"], "truncate": ""}, 400, "NONE, START, END"),
+        ("/v2/embed", {"texts": ["1"], "max_tokens": 0}, 400, "at least 1"),
+        ("/v2/embed", {"texts": ["1"], "output_dimension": 0}, 400, "range"),
         ("/v2/embed", {"texts": ["1"] * 5000}, 400, "at most"),
+        ("/pooling", {"input": "1", "task": ""}, 400, "expected one of embed"),
         ("/pooling", {"input": "1", "task": "score"}, 400, "was removed"),
         ("/pooling", {"input": "1", "task": "classify"}, 400, "--convert classify"),
         ("/classify", {"input": "1"}, 404, "--convert classify"),
@@ -206,12 +214,35 @@ def test_what_is_refused(
     assert words in error_of(embedder.post(path, json=body), status)["message"]
 
 
+def test_a_refused_task_is_named(embedder: TestClient) -> None:
+    refused = embedder.post("/pooling", json={"input": "1", "task": "token_embed"})
+    assert error_of(refused, 400)["param"] == "task"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "1"}),
+        ("/rerank", {"query": QUERY, "documents": DOCUMENTS}),
+        ("/score", {"queries": QUERY, "documents": DOCUMENTS}),
+        ("/score", {"text_1": QUERY, "text_2": DOCUMENTS}),
+    ],
+)
+def test_invocations_pool_by_the_fields(
+    embedder: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    numbers = [embedder.post(one, json=body).json() for one in (path, "/invocations")]
+    assert len({json.dumps(one.get("data") or one["results"]) for one in numbers}) == 1
+
+
 def test_truncation(embedder: TestClient) -> None:
     body = {"input": [5] * 300, "truncate_prompt_tokens": 10}
     assert embedder.post("/v1/embeddings", json=body).json()["usage"]["prompt_tokens"] == 10
 
 
 def test_classes(scorer: TestClient) -> None:
+    invoked = scorer.post("/invocations", json={"input": ["1 2", "3"]}).json()
+    assert [one["label"] for one in invoked["data"]] == ["fits", "fits"]
     answer = scorer.post("/classify", json={"input": ["1 2", "3"]}).json()
     assert answer["id"].startswith("classify-")
     first = answer["data"][0]

@@ -155,7 +155,7 @@ def label_names(fields: Fields, architecture: str) -> tuple[str, ...]:
     named = fields.part("id2label")
     if architecture.endswith("RewardModel"):
         return tuple(f"LABEL_{i}" for i in range(2 if "Process" in architecture else 1))
-    if named is not None and named.values and "num_labels" not in fields.values:
+    if named is not None and fields.values.get("num_labels") in (None, len(named.values)):
         try:
             pairs = sorted((int(index), str(name)) for index, name in named.values.items())
         except (TypeError, ValueError):

@@ -55,11 +55,13 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
             )
         if self.images is not None:
             raise ApiError(400, "images: this model embeds texts only.", param="images")
-        if (self.truncate or "END") not in TRUNCATIONS:
+        if self.truncate not in (None, *TRUNCATIONS):
             expected = ", ".join(TRUNCATIONS)
             raise ApiError(
                 400, f"truncate={self.truncate!r}: expected one of {expected}.", param="truncate"
             )
+        if self.max_tokens == 0:
+            raise ApiError(400, "max_tokens=0: expected at least 1.", param="max_tokens")
         for name in self.embedding_types or ():
             if name not in TYPES:
                 raise ApiError(

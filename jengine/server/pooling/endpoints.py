@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from jengine.config import PoolingTask
 from jengine.engine.pooling_input import VALID
+from jengine.errors import RequestError
 from jengine.pooling_params import REMOVED_TASKS
 from jengine.server.errors import ApiError
 from jengine.server.http.body import read_body
@@ -23,8 +24,8 @@ from jengine.server.pooling.fields import (
     EncodedFields,
     PoolingRequest,
 )
-from jengine.server.pooling.jobs import InputJob, Pooled, require
-from jengine.server.pooling.types import ClassData, EmbeddingData, PoolingData
+from jengine.server.pooling.jobs import InputJob, Pooled, pooling_input, require
+from jengine.server.pooling.types import ClassData, EmbeddingData, PoolingData, PromptUsage
 from jengine.server.serving.generation import answer
 from jengine.server.serving.service import Service
 
@@ -46,9 +47,14 @@ async def pooling(service: Service, http: Request) -> Response:
         raise ApiError(400, "dimensions is currently not supported", param="dimensions")
     if request.task in REMOVED_TASKS:
         raise ApiError(400, REMOVED_TASKS[request.task], param="task")
-    task = request.task or own_task(service)
+    own = pooling_input(service)
+    task = own.config.task if request.task is None else request.task
     if task not in VALID:
         raise ApiError(400, f"task={task!r}: expected one of {', '.join(VALID)}.", param="task")
+    try:
+        own.check_task(cast(PoolingTask, task))
+    except RequestError as error:
+        raise ApiError(400, str(error), param="task") from error
     job = PoolJob(service, http, request, cast(PoolingTask, task))
     return await encoded_answer(service, http, job)
 
@@ -58,13 +64,6 @@ async def classify(service: Service, http: Request) -> Response:
     request = await read_body(http, ClassifyRequest, strict=service.settings.strict_requests)
     require(service, "classify", "/classify")
     return await answer(service, http, ClassifyJob(service, http, request, "classify"))
-
-
-def own_task(service: Service) -> str:
-    """The model's pooling task."""
-    found = service.check_serving().front.session.input_processor.pooling
-    assert found is not None, "the route is for pooling models"
-    return found.config.task
 
 
 class EncodedJob(InputJob):
@@ -92,7 +91,7 @@ class EncodedJob(InputJob):
             "created": self.created,
             "model": self.model,
             "data": items,
-            "usage": self.usage(pooled),
+            "usage": PromptUsage.of(self.usage(pooled)),
         }
         headers = {"metadata": msgspec.json.encode(told).decode()}
         return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
@@ -109,7 +108,7 @@ class EmbeddingJob(EncodedJob):
 class PoolJob(EncodedJob):
     """A /pooling request."""
 
-    prefix = "pool"
+    prefix = "pooling"
 
     def item(self, index: int, data: np.ndarray) -> PoolingData:
         """One vector, or one per token."""

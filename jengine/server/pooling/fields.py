@@ -41,6 +41,7 @@ Texts = str | dict[str, Any] | list[str | dict[str, Any]]
 ENCODINGS = ("float", "base64", "bytes", "bytes_only")
 DTYPES = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 ENDIANNESS = ("native", "big", "little")
+PADDINGS = ("max_length", "do_not_pad")
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
@@ -173,6 +174,12 @@ def check_common(request: PoolingFields) -> None:
             400,
             "Parameter `normalize` was removed; use `use_activation` instead.",
             param="normalize",
+        )
+    if request.padding not in (None, *PADDINGS):
+        raise ApiError(
+            400,
+            f"padding={request.padding!r}: expected one of {', '.join(PADDINGS)}.",
+            param="padding",
         )
 
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from jengine.api.pooling.front import Pooling
 from jengine.config import PoolingTask
+from jengine.engine.pooling_input import PoolingInput
 from jengine.errors import RequestError
 from jengine.outputs import RequestOutput
 from jengine.pooling_outputs import PoolingOutput, PoolingRequestOutput
@@ -34,8 +35,7 @@ Pooled = Sequence[PoolingRequestOutput[PoolingOutput]]
 
 def require(service: Service, task: PoolingTask, path: str) -> None:
     """Raise ApiError 404 if the model's task is another one."""
-    found = service.check_serving().front.session.input_processor.pooling
-    assert found is not None, "the route is for pooling models"
+    found = pooling_input(service)
     try:
         found.check_task(task)
     except RequestError as error:
@@ -44,12 +44,19 @@ def require(service: Service, task: PoolingTask, path: str) -> None:
         raise ApiError(404, f"{path}: {error}") from error
 
 
+def pooling_input(service: Service) -> PoolingInput:
+    """The model's checker of pooling parameters."""
+    found = service.check_serving().front.session.input_processor.pooling
+    assert found is not None, "the route is for pooling models"
+    return found
+
+
 class PoolingJob:
     """A validated pooling request. Subclasses define prompts and response body."""
 
     stream = False
     stream_end = DONE
-    prefix = "pool"
+    prefix = "pooling"
 
     def __init__(
         self, service: Service, http: Request, request: PoolingFields, task: PoolingTask

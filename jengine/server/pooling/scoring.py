@@ -17,10 +17,10 @@ from jengine.server.pooling.fields import RerankRequest, ScoreRequest, ScoringFi
 from jengine.server.pooling.jobs import Pooled, PoolingJob
 from jengine.server.pooling.types import (
     ListResponse,
+    PromptUsage,
     RankedDocument,
     RankedItem,
     RankResponse,
-    RankUsage,
     ScoreData,
 )
 from jengine.server.serving.generation import answer
@@ -117,8 +117,7 @@ class RerankJob(PairsJob):
         ]
         results.sort(key=lambda item: item.relevance_score, reverse=True)
         top = cast(RerankRequest, self.request).top_n or len(results)
-        tokens = self.usage(pooled).prompt_tokens
         return RankResponse(
-            id=self.request_id, model=self.model, usage=RankUsage(tokens, tokens),
+            id=self.request_id, model=self.model, usage=PromptUsage.of(self.usage(pooled)),
             results=results[:top],
         )  # fmt: skip

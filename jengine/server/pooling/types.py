@@ -68,9 +68,16 @@ class RankedItem(msgspec.Struct, kw_only=True):
     relevance_score: float
 
 
-class RankUsage(msgspec.Struct):
+class PromptUsage(msgspec.Struct):
+    """Token counts where no text is generated."""
+
     prompt_tokens: int
     total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> PromptUsage:
+        """Without what is told of generated tokens."""
+        return cls(usage.prompt_tokens, usage.total_tokens)
 
 
 class RankResponse(msgspec.Struct, kw_only=True):
@@ -78,5 +85,5 @@ class RankResponse(msgspec.Struct, kw_only=True):
 
     id: str
     model: str
-    usage: RankUsage
+    usage: PromptUsage
     results: list[RankedItem]
