@@ -10,13 +10,13 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from jengine.assembly.settings.args import ENGINE_HELP, SETTINGS, EngineArgs
-from jengine.assembly.settings.flags import add_field_flags, flag_of
-from jengine.assembly.settings.values import template_text
+from jengine.assembly.settings.args import ENGINE_HELP, RENAMED, SETTINGS, EngineArgs
+from jengine.assembly.settings.flags import add_field_flags, flag_of, flag_settings
+from jengine.assembly.settings.values import field_types, template_text
 from jengine.assembly.settings.vllm_args import PARTS, VLLM_SETTINGS
-from jengine.assembly.settings.vllm_tuning import SERVERS, WITHOUT_EFFECT
+from jengine.assembly.settings.vllm_tuning import CONVERTED, SERVERS, WITHOUT_EFFECT
 from jengine.cli.parser import Parser
 from jengine.errors import ConfigError
 from jengine.sampling_params import PARAMETERS, SamplingParams
@@ -55,6 +55,17 @@ def add_engine_flags(
         for name, default in IDLE.items():
             group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
                                help=argparse.SUPPRESS, **form_of(default))  # fmt: skip
+        for name, ours in RENAMED.items():
+            group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
+                               help=argparse.SUPPRESS, **renamed_form(name, ours))  # fmt: skip
+
+
+def renamed_form(name: str, ours: str) -> dict[str, Any]:
+    """argparse options for vLLM's flag of a setting that has another name here."""
+    kind = field_types(EngineArgs)[ours]
+    if bool in (kind, *get_args(kind)) or name in CONVERTED:  # which is a switch in vLLM
+        return form_of(True)
+    return flag_settings(ours, kind)
 
 
 def form_of(default: Any) -> dict[str, Any]:
@@ -91,7 +102,7 @@ def engine_arguments(
 
 def given_engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Given engine settings, unvalidated."""
-    names = {*ENGINE_HELP, BACKEND, *PARTS, *IDLE}
+    names = {*ENGINE_HELP, BACKEND, *PARTS, *IDLE, *RENAMED}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 

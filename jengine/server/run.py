@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -92,6 +93,9 @@ def run_server(
 
 def uvicorn_config(app: Starlette, settings: ServerSettings) -> uvicorn.Config:
     """Configure uvicorn with h11, whose parser bounds the size of a request's head."""
+    if settings.disable_access_log_for_endpoints:
+        quiet = frozenset(settings.disable_access_log_for_endpoints.split(","))
+        logging.getLogger("uvicorn.access").addFilter(partial(is_shown, quiet))
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -110,7 +114,15 @@ def uvicorn_config(app: Starlette, settings: ServerSettings) -> uvicorn.Config:
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,
         ssl_ca_certs=settings.ssl_ca_certs,
+        ssl_cert_reqs=settings.ssl_cert_reqs,
+        ssl_ciphers=settings.ssl_ciphers,
     )
+
+
+def is_shown(quiet: frozenset[str], record: logging.LogRecord) -> bool:
+    """Whether a line of the access log is of none of the `quiet` paths."""
+    assert isinstance(record.args, tuple), "uvicorn logs client, method, path, version, status"
+    return str(record.args[2]).split("?")[0] not in quiet
 
 
 class DrainingServer(uvicorn.Server):

@@ -25,6 +25,8 @@ class ServerSettings:
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0  # as in the module ssl: 1 and 2 ask for a client's certificate
+    ssl_ciphers: str = "TLSv1"  # of OpenSSL; uvicorn's default
 
     # --- who may call it -------------------------------------------------------------------
     api_key: tuple[str, ...] = field(default=(), repr=False)
@@ -89,6 +91,7 @@ class ServerSettings:
     enable_log_requests: bool = False
     uvicorn_log_level: str = "info"
     disable_uvicorn_access_log: bool = False
+    disable_access_log_for_endpoints: str = ""  # paths with commas between
 
     def queue_limit(self, max_num_seqs: int) -> int:
         """Maximum number of running and waiting completions."""

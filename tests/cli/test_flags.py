@@ -40,8 +40,7 @@ def test_every_engine_setting_has_a_flag_or_is_left_out_on_purpose() -> None:
     assert list(SETTINGS) == [field.name for field in fields(EngineArgs)]
     assert set(SETTINGS) - set(ENGINE_HELP) == {
         "model", "params", "mesh", "mesh_axes", "multiprocess", "skip_tokenizer_init",
-        "enable_prompt_embeds", "override_generation_config", "profiler_config",
-        "reasoning_parser", "data_parallel_secret",
+        "enable_prompt_embeds", "profiler_config", "reasoning_parser", "data_parallel_secret",
     }  # fmt: skip
     assert {field.name for field in fields(SamplingParams)} >= set(SAMPLING_HELP)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from urllib.error import HTTPError
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
 
 from jengine.assembly.processes.deployment import Deployment, deployment_of
 from jengine.assembly.processes.engine_process import start_engine_process
@@ -36,6 +38,7 @@ from jengine.cli.serving.several_processes import engine_settings
 from jengine.cli.terminal import Terminal
 from jengine.engine.process.to_front import Progress
 from jengine.errors import ConfigError
+from jengine.server.run import uvicorn_config
 from jengine.server.settings import ServerSettings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -63,8 +66,10 @@ def test_flags_have_vllms_names() -> None:
         "--enable-auto-tool-choice", "--reasoning-parser", "qwen3", "--max-num-queued-reqs", "7",
         "--shutdown_timeout", "2", "--default-chat-template-kwargs", '{"enable_thinking": false}',
         "--disable-log-requests", "--h11-max-header-count", "50", "--return-tokens-as-token-ids",
-        "--root-path", "/x",
+        "--root-path", "/x", "--max-log-len", "9", "--no-enable-log-deltas", "--ssl-cert-reqs", "2",
+        "--disable-access-log-for-endpoints", "/health,/metrics", "--enable-flash-late-interaction",
     )  # fmt: skip
+    assert settings.ssl_cert_reqs == 2
     assert settings.host == "0.0.0.0" and settings.port == 0
     assert settings.api_key == ("a", "b") and settings.served_model_name == ("one", "two")
     assert settings.allowed_origins == ("*",) and settings.queue_limit(8) == 7
@@ -72,6 +77,20 @@ def test_flags_have_vllms_names() -> None:
     assert settings.max_header_count == 50
     assert settings.shutdown_timeout == 2.0 and settings.return_tokens_as_token_ids
     assert settings.default_chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_paths_are_left_out_of_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("uvicorn.access")
+    uvicorn_config(Starlette(), settings_of("--disable-access-log-for-endpoints", "/health,/load"))
+    try:
+        with caplog.at_level(logging.INFO, "uvicorn.access"):
+            for path in ("/health", "/health?a=1", "/healthy", "/v1/models"):
+                log.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", path, "1.1", 200)
+    finally:
+        log.filters.clear()
+    assert [one.args[2] for one in caplog.records if isinstance(one.args, tuple)] == [
+        "/healthy", "/v1/models",
+    ]  # fmt: skip
 
 
 def arguments_of(*words: str) -> argparse.Namespace:
@@ -85,6 +104,15 @@ def test_flags_of_vllm_that_change_no_answer_are_taken() -> None:
         "--attention-backend", "FLASH_ATTN", "--no-enable-mfu-metrics",
     )  # fmt: skip
     assert serve.engine_args(arguments) == serve.engine_args(arguments_of())
+    for word, setting in (
+        ("--no-async-scheduling", {"overlap": False}),
+        ("--async-scheduling", {"overlap": True}),
+        ("--no-use-tqdm-on-load", {"show_progress": False}),
+        ("--language-model-only", {"limit_mm_per_prompt": {"image": 0, "video": 0}}),
+        ("--override-generation-config.top_k=3", {"override_generation_config": {"top_k": 3}}),
+    ):
+        found = serve.engine_args(arguments_of(word))
+        assert {name: getattr(found, name) for name in setting} == setting
     drafts = serve.engine_args(arguments_of("--spec-method", "ngram", "--spec-tokens", "3"))
     assert drafts.speculative_config == {"method": "ngram", "num_speculative_tokens": 3}
 

@@ -69,8 +69,10 @@ class AnswerArgs:
     generation_config: Annotated[Literal["auto", "default", "vllm"], Setting(
         "whether the model's generation_config.json sets sampling defaults", kept_from=WORKER
     )] = "auto"  # fmt: skip
-    # Replaces single entries of the model's generation_config.json.
-    override_generation_config: Mapping[str, Any] | None = None
+    override_generation_config: Annotated[Mapping[str, Any] | None, Setting(
+        "JSON, or --override-generation-config.KEY VALUE: sampling defaults that go before "
+        "those of generation_config.json"
+    )] = None  # fmt: skip
     # How the model marks its reasoning: grammars of answers begin after it.
     reasoning_parser: Annotated[str | None, Setting(kept_from=CORE | WORKER)] = None
     structured_outputs_config: Annotated[Mapping[str, Any] | None, Setting(

@@ -38,6 +38,8 @@ SERVER_HELP = {
     "ssl_keyfile": "file of the TLS key",
     "ssl_certfile": "file of the TLS certificate",
     "ssl_ca_certs": "file of the CA certificates",
+    "ssl_cert_reqs": "whether clients need a certificate: 0 no, 1 if they have one, 2 yes",
+    "ssl_ciphers": "TLS ciphers, as OpenSSL names them",
     "allow_credentials": "CORS: browsers may send credentials",
     "trust_request_chat_template": "requests may bring a chat template",
     "chat_template_content_format": "how templates get the content of messages: as they seem "
@@ -76,13 +78,18 @@ SERVER_HELP = {
     "enable_log_requests": "log the parameters of every request",
     "uvicorn_log_level": "critical, error, warning, info, debug or trace",
     "disable_uvicorn_access_log": "do not log every request's path and status",
+    "disable_access_log_for_endpoints": "nor those of these paths, with commas between",
 }
-# vLLM's flags for what always holds here, with the values that they may have.
-ALWAYS = {
-    "--disable-log-requests": None,  # unless --enable-log-requests is given
-    "--enable-request-id-headers": None,
-    "--enable-server-load-tracking": None,
-    "--disable-fastapi-docs": None,
+# vLLM's flags for what always holds here, with the form of their values.
+ONLY_ON, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
+ALWAYS: dict[str, dict[str, Any]] = {
+    "--disable-log-requests": ONLY_ON,  # unless --enable-log-requests is given
+    "--enable-request-id-headers": SWITCH,
+    "--enable-server-load-tracking": SWITCH,
+    "--disable-fastapi-docs": ONLY_ON,
+    "--enable-flash-late-interaction": SWITCH,  # MaxSim is one product in either case
+    "--enable-log-deltas": SWITCH,  # texts of prompts and answers are never logged
+    "--max-log-len": {"type": int},
 }
 # vLLM's name -> the setting's.
 RENAMED = {
@@ -119,8 +126,7 @@ def add_server_flags(parser: Parser, only: Sequence[str] | None = None) -> None:
 
 def add_names_of_vllm(group: argparse._ArgumentGroup) -> None:
     """Add hidden flags: vLLM's other names, and its flags for what is always on here."""
-    for name, choices in ALWAYS.items():
-        how: dict[str, Any] = {"choices": choices} if choices else {"action": "store_true"}
+    for name, how in ALWAYS.items():
         group.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
     for name, setting in RENAMED.items():
         group.add_argument(
